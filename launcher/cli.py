@@ -5,6 +5,7 @@ Command modules import their dependencies inside the command's function to keep 
 
 import enum
 import functools
+import logging
 import os
 import resource
 import tempfile
@@ -98,6 +99,8 @@ def exiting(function: Callable[..., int | Outcome]) -> Callable[..., None]:
         except Exception as error:
             Console().error(internal_error(error))
             code = Exit.INTERNAL
+        finally:
+            logging.getLogger("ddpctl").handlers.clear()  # of the command's console
         raise typer.Exit(code)
 
     return command

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launcher.terminal.console import table  # noqa: E402
+from launcher.terminal.table import table  # noqa: E402
 
 PAGE = ROOT / "docs" / "tour.md"
 HOSTS = """\

@@ -25,8 +25,8 @@ from ..runs.record import RunRecord, run_folder
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from ..terminal.console import LoggingConsole
 from .handle import JobOptions, launch
+from .logging_console import LoggingConsole
 from .parcel import CALLER, MAX_RESULTS, pack
 
 READ = load_script(__file__, "read_results.sh")

@@ -12,7 +12,8 @@ from ..errors import CommandFailed, DdpctlError, StopUnconfirmed
 from ..failure import FirstFailure
 from ..follow.detach import has_recorder, start_recorder
 from ..hosts import Hosts, cluster_of, load
-from ..logs.query import Wanted, merged
+from ..logs.log_record import render
+from ..logs.query import LogFilter, merged
 from ..logs.store import Mark, known_marks
 from ..look.fetch import fetch
 from ..look.logs import chosen
@@ -26,8 +27,8 @@ from ..ssh.node import connected
 from ..start.launch import launch as start_launch
 from ..start.launch import new_run
 from ..stop.kill import kill_run
-from ..terminal.console import LoggingConsole
 from ..terminal.sanitize import Sanitizer
+from .logging_console import LoggingConsole
 
 POLL = 0.2  # seconds
 
@@ -97,8 +98,8 @@ class Run:
         NodesFailed at the end if a host did not answer.
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
-        lines = Wanted(tail=tail, grep=re.compile(grep.encode()) if grep else None)
-        wanted = chosen(lines, nodes, ranks, self._folder.load())
+        unchecked = LogFilter(tail=tail, grep=re.compile(grep.encode()) if grep else None)
+        log_filter = chosen(unchecked, nodes, ranks, self._folder.load())
         failures: Mapping[str, DdpctlError] = {}
         if not has_recorder(self._folder):
             with (
@@ -106,21 +107,21 @@ class Run:
                 log_store(self._folder, self._console) as store,
             ):
                 failures = sync_logs(attempt, store, self._console)
-        return self._lines(wanted, follow, failures)
+        return self._lines(log_filter, follow, failures)
 
     def _lines(
-        self, wanted: Wanted, follow: bool, failures: Mapping[str, DdpctlError]
+        self, log_filter: LogFilter, follow: bool, failures: Mapping[str, DdpctlError]
     ) -> Iterator[str]:
         sanitizer = Sanitizer()
         shown: Mapping[int, Mark] = {}
         while True:
             last = not (follow and has_recorder(self._folder))  # asked before the lines are read
             known = known_marks(self._folder.logs)
-            for _, text in merged(self._folder.logs, wanted, known, shown):
-                yield from sanitizer.feed(text).split("\n")[:-1]
+            for records in merged(self._folder.logs, log_filter, known, shown):
+                yield from sanitizer.feed(render(records)).split("\n")[:-1]
             if last:
                 break
-            shown, wanted = known, dataclasses.replace(wanted, tail=None)
+            shown, log_filter = known, dataclasses.replace(log_filter, tail=None)
             time.sleep(POLL)
         if failures:
             raise nodes_failed(failures)

@@ -28,14 +28,14 @@ def logs(
     ddpctl logs 20261121 --rank 0-3,8 --tail 100
     ddpctl logs --fold --grep loss
     """
-    from ..logs.query import Wanted
+    from ..logs.query import LogFilter
     from ..look.logs import chosen, pattern, show_logs, since_time
     from ..runs.find import find
 
-    lines = Wanted(
+    unchecked = LogFilter(
         hosts=host or None, attempt=attempt, tail=tail, since=since_time(since), grep=pattern(grep)
     )
     console = options.console(quiet, verbose, fold=fold)
     folder = find(run, hosts, console)
-    wanted = chosen(lines, node, rank, folder.load_if_readable(console))
-    return show_logs(folder, wanted, console, follow=follow)
+    log_filter = chosen(unchecked, node, rank, folder.load_if_readable(console))
+    return show_logs(folder, log_filter, console, follow=follow)

@@ -1,5 +1,6 @@
 """Arguments and flags that several commands share."""
 
+import logging
 import re
 import shlex
 import sys
@@ -11,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import UsageError
-from ..terminal.console import Console
+from ..terminal.console import Console, WarningHandler
 from . import complete
 
 
@@ -100,11 +101,8 @@ VERBOSE = flag("--verbose", "Print each step on stderr.", "-v")
 
 
 def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
-    made = Console(quiet=quiet, verbose=verbose, plain=plain)
-    if fold:
-        from ..logs.fold_lines import Fold
-
-        made.fold = Fold()
+    made = Console(quiet=quiet, verbose=verbose, plain=plain, fold=fold)
+    logging.getLogger("ddpctl").handlers = [WarningHandler(made)]
     return made
 
 

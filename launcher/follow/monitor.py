@@ -19,7 +19,7 @@ from ..logs.event_reader import Unreadable
 from ..logs.store import LogStore, Mark, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, Event, Usage
-from .node_watcher import PROBE_TIMEOUT, Batch, Contact, Item, NodeWatcher
+from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Item, NodeWatcher
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
@@ -32,14 +32,6 @@ TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Whole lines of a node as `[host:rank] text`, each with its newline."""
-
-    node_rank: int
-    text: bytes
-
-
-@dataclass(frozen=True)
 class ContactChange:
     """Contact with a host was lost or restored. text: the notice about this host."""
 
@@ -49,7 +41,7 @@ class ContactChange:
     text: str
 
 
-class Line(NamedTuple):
+class TailLine(NamedTuple):
     time: float  # unix seconds, the host's clock
     rank: int | None
     text: bytes
@@ -60,7 +52,7 @@ class NodeOutcome(NodeEvidence):
     """The evidence about one node so far, and whether the node has ended."""
 
     events: list[tuple[float, Event]] = field(default_factory=list)
-    tail: deque[Line] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    tail: deque[TailLine] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and were skipped
     consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
@@ -94,7 +86,7 @@ class NodeOutcome(NodeEvidence):
         return NodeState.CANCELLED if self.cancelled else NodeState.FAILED
 
 
-Seen = Lines | NodeOutcome | list[ContactChange] | str | None
+Seen = Batch | NodeOutcome | list[ContactChange] | str | None
 
 
 class Monitor:
@@ -123,7 +115,8 @@ class Monitor:
     def events(self) -> Iterator[Seen]:
         """Yield what the user should see.
 
-        Yields Lines; each node once when it has ended; contact changes (a list); notices (str).
+        Yields a Batch for new lines; each node once when it has ended; contact changes (a list);
+        notices (str).
         Yields None at least every POLL seconds, however much the ranks print, so that the caller
         can handle signals.
         """
@@ -165,7 +158,7 @@ class Monitor:
             outcome.reported_at = time.monotonic()
             if isinstance(item, Batch):
                 yield from self._take_batch(outcome, item)
-            elif isinstance(item, Contact):
+            elif isinstance(item, ContactReport):
                 yield from self._take_contact(outcome, item)
             else:
                 outcome.exited, outcome.size = True, item.size
@@ -173,13 +166,13 @@ class Monitor:
                 if outcome.end is None:
                     outcome.exit_code = item.status.exit_code
 
-    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Lines | str]:
+    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Batch | str]:
         outcome.consumed = batch.consumed
         for record in batch.records:
             event = record.event
             if event is None:
                 newest = record.lines[-TAIL_LINES:]
-                outcome.tail.extend(Line(record.time, record.rank, text) for text in newest)
+                outcome.tail.extend(TailLine(record.time, record.rank, text) for text in newest)
             elif isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
                 outcome.usage = event
             elif not isinstance(event, Unreadable):
@@ -189,21 +182,19 @@ class Monitor:
             elif event.known and not outcome.unreadable:
                 outcome.unreadable = True
                 yield f"{outcome.host}: skipping unreadable events in its journal"
-        text = None
         if self.store and batch.records:
             try:
-                text = self.store.node(batch.node_rank).record(
-                    batch.records, host=outcome.host, attempt=self._attempt, offset=batch.offset
-                )
+                log = self.store.node(batch.node_rank)
+                log.record(batch.records, attempt=self._attempt, offset=batch.offset)
             except OSError as error:
                 self.store = None
                 yield f"not recorded: {error.filename or 'the logs'}: {error.strerror}"
-        if text is None:
-            text = b"".join(r.render(outcome.host) for r in batch.records if r.event is None)
-        if text:
-            yield Lines(batch.node_rank, text)
+        if any(record.lines for record in batch.records):
+            yield batch
 
-    def _take_contact(self, outcome: NodeOutcome, item: Contact) -> Iterator[list[ContactChange]]:
+    def _take_contact(
+        self, outcome: NodeOutcome, item: ContactReport
+    ) -> Iterator[list[ContactChange]]:
         was_lost = outcome.lost_since is not None
         if item.lost is None:
             outcome.lost_since = outcome.unseen = None

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from ..engines.running import RunningNode
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
-from ..logs.journal_reader import Reader, Record
+from ..logs.journal_reader import Reader
+from ..logs.log_record import Record
 from ..ssh.limits import LONG_OUTPUT
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -43,7 +44,7 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Contact:
+class ContactReport:
     """lost: why contact with the host was lost; None: restored. gone: a probe got no answer."""
 
     node_rank: int
@@ -51,7 +52,7 @@ class Contact:
     gone: bool = False
 
 
-Item = Batch | Exited | Contact
+Item = Batch | Exited | ContactReport
 
 
 @dataclass
@@ -89,13 +90,13 @@ class NodeWatcher:
         try:
             node.connect()
         except HostUnreachable as error:
-            self.put(Contact(self.rank, str(error), gone=True))
+            self.put(ContactReport(self.rank, str(error), gone=True))
         finally:
             node.close()
 
     def _read_journal(self) -> None:
         node, journal = self.member.node, self.member.place.journal
-        reader, offset, tries = Reader(), self.offset, 0
+        reader, offset, tries = Reader(node.name, self.rank), self.offset, 0
         known_events = offset > 0
         while not self.closed.is_set():
             reason = f"{node.name} (its log stream ended)"
@@ -105,7 +106,7 @@ class NodeWatcher:
                     self.put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
                     known_events = False
                 stream = self.stream = node.open_script(TAIL, str(offset + 1), journal, stdin=False)
-                self.put(Contact(self.rank, None))
+                self.put(ContactReport(self.rank, None))
                 while data := stream.read():
                     tries = 0
                     offset += len(data)
@@ -141,5 +142,5 @@ class NodeWatcher:
         if self.closed.is_set():
             return
         if tries:
-            self.put(Contact(self.rank, reason))
+            self.put(ContactReport(self.rank, reason))
         self.closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])

@@ -1,27 +1,51 @@
-"""Print the lines of a run on the console."""
+"""Show the lines of a run's ranks on the console."""
 
-from ..logs.torchrun_traceback import TorchrunTracebacks
+import time
+from collections.abc import Sequence
+
+from ..logs.fold_lines import Fold
+from ..logs.log_record import Record
+from ..logs.torchrun_report import TorchrunReports
 from ..terminal.console import Console
+from ..text import counted
 
 
 class RunLines:
-    """Prints a run's lines. fold: on a terminal, shorten torchrun's tracebacks, unless --verbose."""
+    """Filters, folds and prints a run's lines, as the user asked for.
 
-    def __init__(self, console: Console, *, fold: bool = True) -> None:
+    brief: on a terminal, and unless --verbose, hide what torchrun reports about failed ranks.
+    """
+
+    def __init__(self, console: Console, *, brief: bool = True) -> None:
         self._console = console
-        self._folds = fold and console.on_terminal and not console.verbose
-        self._tracebacks = TorchrunTracebacks()
+        self._brief = brief and console.on_terminal and not console.verbose
+        self._reports = TorchrunReports()
+        self._fold = Fold() if console.fold else None
 
-    def show(self, node_rank: int, text: bytes) -> None:
-        self._console.lines(self._tracebacks.feed(node_rank, text) if self._folds else text)
+    def show(self, records: Sequence[Record]) -> None:
+        self._print(self._reports.feed(records) if self._brief else records)
+
+    def flush(self) -> None:
+        """Print the lines that waited long enough for folding, and all that was printed before."""
+        if self._fold:
+            self._console.write(self._fold.take_older(time.monotonic()))
+        self._console.flush()
 
     def settle(self) -> None:
-        """Print all lines that were held back, and a note about those left out."""
-        self._console.lines(self._tracebacks.take_held())
-        self._console.settle()
-        if count := len(self._tracebacks.left_out):
-            nodes = "1 node" if count == 1 else f"{count} nodes"
+        """Print all lines that were held back, and a note about those that were hidden."""
+        self._print(self._reports.take_held())
+        if self._fold:
+            self._console.write(self._fold.take_all())
+        self._console.flush()
+        if count := len(self._reports.hidden_on):
             self._console.say(
-                f"torchrun: {nodes} ended with ChildFailedError; full text: ddpctl logs"
+                f"torchrun's own report from {counted(count, 'node')} is hidden; "
+                "`ddpctl logs` shows it"
             )
-        self._tracebacks.left_out.clear()
+        self._reports.hidden_on.clear()
+
+    def _print(self, records: Sequence[Record]) -> None:
+        if self._fold:
+            self._console.write(self._fold.feed(records, time.monotonic()))
+        else:
+            self._console.show(records)

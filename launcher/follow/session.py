@@ -26,7 +26,8 @@ from ..terminal.live import Live, wanted
 from . import detach
 from .hooks import EventHook
 from .interrupts import Interrupts
-from .monitor import ContactChange, Lines, Monitor, NodeOutcome
+from .monitor import ContactChange, Monitor, NodeOutcome
+from .node_watcher import Batch
 from .panel import Panel
 from .run_lines import RunLines
 
@@ -112,10 +113,10 @@ class Session:
 
     def to_the_end(self) -> Outcome:
         for event in self.monitor.events():
-            if isinstance(event, Lines):
-                self._lines.show(event.node_rank, event.text)
+            if isinstance(event, Batch):
+                self._lines.show(event.records)
                 continue
-            self.console.flush()
+            self._lines.flush()
             if isinstance(event, NodeOutcome):
                 self._node_ended(event)
             elif isinstance(event, list):

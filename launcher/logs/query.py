@@ -2,21 +2,24 @@
 
 import contextlib
 import datetime
+import itertools
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..text import seconds_in
+from .log_record import Record, parse
 from .store import Mark, known_marks, read_index
-
-PREFIX = re.compile(rb"\[([^\]]*?)(?::(\d+))?\] ")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A filter for lines. A field that is None selects all. since: unix seconds."""
+class LogFilter:
+    """Selects lines. A field that is None selects all. since: unix seconds.
+
+    grep: is searched for in the whole line, `[host:rank] text`.
+    """
 
     nodes: Collection[int] | None = None
     ranks: Collection[int] | None = None
@@ -26,24 +29,24 @@ class Wanted:
     since: float | None = None
     tail: int | None = None
 
-    def choose(self, node_rank: int, text: bytes) -> bytes:
-        """Return the lines of a node's `text` that match by node, rank, host and `grep`.
+    def choose(self, records: Iterable[Record]) -> list[Record]:
+        """Return the lines that match by node, rank, host and `grep`."""
+        chosen = [record for record in records if self._takes(record)]
+        if self.grep is None:
+            return chosen
+        matching = []
+        for record in chosen:
+            label = record.label
+            lines = [line for line in record.lines if self.grep.search(label + line)]
+            if lines:
+                matching.append(record._replace(lines=lines))
+        return matching
 
-        `text` consists of whole lines.
-        """
-        if self.nodes is not None and node_rank not in self.nodes:
-            return b""
-        if self.ranks is None and self.hosts is None and self.grep is None:
-            return text
-        # splitlines would also split at a carriage return
-        return b"".join(line + b"\n" for line in text.split(b"\n")[:-1] if self._takes(line))
-
-    def _takes(self, line: bytes) -> bool:
-        host, rank = match.groups() if (match := PREFIX.match(line)) else (b"", None)
+    def _takes(self, record: Record) -> bool:
         return (
-            (self.ranks is None or (rank is not None and int(rank) in self.ranks))
-            and (self.hosts is None or host.decode(errors="replace") in self.hosts)
-            and (self.grep is None or self.grep.search(line) is not None)
+            (self.nodes is None or record.node_rank in self.nodes)
+            and (self.ranks is None or record.rank in self.ranks)
+            and (self.hosts is None or record.host in self.hosts)
         )
 
 
@@ -64,22 +67,34 @@ def parse_numbers(text: str, count: int) -> frozenset[int]:
 
 def merged(
     folder: Path,
-    wanted: Wanted,
+    log_filter: LogFilter,
     known: Mapping[int, Mark] | None = None,
     shown: Mapping[int, Mark] | None = None,
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (node rank, recorded lines), in batches ordered by time.
+) -> Iterator[list[Record]]:
+    """Yield the recorded lines that the filter selects, in batches ordered by time.
 
     known: the marks to end at; by default the last. shown: the marks to begin after; by default the
     first line.
     """
     marks = known_marks(folder) if known is None else known
-    batches = _batches(folder, wanted, marks, shown or {})
-    chosen = ((rank, text) for rank, batch in batches if (text := wanted.choose(rank, batch)))
-    if wanted.tail is None:
-        return chosen
-    lines = ((rank, line + b"\n") for rank, text in chosen for line in text.split(b"\n")[:-1])
-    return iter(deque(lines, maxlen=wanted.tail))
+    batches = map(log_filter.choose, _batches(folder, log_filter, marks, shown or {}))
+    if log_filter.tail is None:
+        return batches
+    return iter([last_lines(itertools.chain.from_iterable(batches), log_filter.tail)])
+
+
+def last_lines(records: Iterable[Record], count: int) -> list[Record]:
+    """Return the last `count` lines."""
+    last: deque[Record] = deque()
+    extra = -count  # lines in `last` beyond `count`
+    for record in records:
+        last.append(record)
+        extra += len(record.lines)
+        while last and len(last[0].lines) <= extra:
+            extra -= len(last.popleft().lines)
+    if extra > 0:
+        last[0] = last[0]._replace(lines=last[0].lines[extra:])
+    return list(last)
 
 
 def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
@@ -87,15 +102,16 @@ def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
 
 
 def _batches(
-    folder: Path, wanted: Wanted, known: Mapping[int, Mark], shown: Mapping[int, Mark]
-) -> Iterator[tuple[int, bytes]]:
+    folder: Path, log_filter: LogFilter, known: Mapping[int, Mark], shown: Mapping[int, Mark]
+) -> Iterator[list[Record]]:
+    """Yield the recorded lines that the filter selects by time and attempt."""
     spans = []
     for node_rank, last in known.items():
         start = shown[node_rank].size if node_rank in shown else 0
         for mark in read_index(folder, node_rank).marks:
             if start < mark.size <= last.size:
-                late = wanted.since is None or mark.time >= wanted.since
-                if late and wanted.attempt in (None, mark.attempt):
+                late = log_filter.since is None or mark.time >= log_filter.since
+                if late and log_filter.attempt in (None, mark.attempt):
                     spans.append((mark.time, node_rank, start, mark.size))
                 start = mark.size
     with contextlib.ExitStack() as opened:
@@ -103,9 +119,9 @@ def _batches(
             node_rank: opened.enter_context((folder / f"node-{node_rank}.log").open("rb"))
             for node_rank in {node_rank for _, node_rank, _, _ in spans}
         }
-        for _, node_rank, start, end in sorted(spans):
+        for time, node_rank, start, end in sorted(spans):
             files[node_rank].seek(start)
-            yield node_rank, files[node_rank].read(end - start)
+            yield parse(files[node_rank].read(end - start), node_rank, time)
 
 
 def parse_since(text: str, now: float) -> float:

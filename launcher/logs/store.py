@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from ..plan.plan import Place
 from ..state import make_folder
-from .journal_reader import Record
+from .log_record import Record, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
@@ -52,22 +52,19 @@ class NodeLog:
         self._index = (folder / f".node-{node_rank}.index").open("a")
         self._index.truncate(known.size)
 
-    def record(self, records: Sequence[Record], *, host: str, attempt: int, offset: int) -> bytes:
-        """Append the records' lines and return them. offset: where they end in the journal.
+    def record(self, records: Sequence[Record], *, attempt: int, offset: int) -> None:
+        """Append the records' lines. offset: where they end in the journal.
 
         One read may return hours of a quiet run. Each second with output gets its own mark, because
         nodes are merged and lines found by time.
         """
         at = offset - sum(record.size for record in records)
-        texts = []
         for _, second in itertools.groupby(records, lambda record: int(record.time)):
             group = list(second)
             at += sum(record.size for record in group)
-            text = b"".join(r.render(host) for r in group if r.event is None)
+            text = render(group)
             if text or at == offset:  # a second with only events needs a mark only at the end
                 self.write(text, time=group[-1].time, attempt=attempt, offset=at)
-                texts.append(text)
-        return b"".join(texts)
 
     def write(self, text: bytes, *, time: float, attempt: int, offset: int) -> None:
         """Append `text`, which consists of whole lines."""

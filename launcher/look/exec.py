@@ -57,7 +57,7 @@ def _print_output(running: Exec, console: Console, *, unchanged: bool) -> None:
     errors = Sanitizer()
     for number, data in running.output():
         if number == 1 and not unchanged:
-            console.lines(data)
+            console.write(data)
             console.flush()
             continue
         if number == 2 and sys.stderr.isatty():
@@ -129,14 +129,14 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
         for number, data in running.output():
             *lines, partial[number] = (partial[number] + data).split(b"\n")
             if lines:
-                console.lines(b"".join(prefix + line + b"\n" for line in lines))
+                console.write(b"".join(prefix + line + b"\n" for line in lines))
                 console.flush()
         for rest in filter(None, partial.values()):
-            console.lines(prefix + rest + b"\n")
+            console.write(prefix + rest + b"\n")
         return running.wait()
 
     codes, failures = try_each(attempt.nodes, run)
-    console.settle()
+    console.flush()
     report_errors(by_name(attempt.nodes, failures), console)
     codes |= {node: failure.exit_code for node, failure in failures.items()}
     return next((codes[node] for node in attempt.nodes if codes[node] != 0), 0)

@@ -6,9 +6,10 @@ import time
 
 from ..errors import UsageError
 from ..follow.interrupts import Interrupts
-from ..follow.monitor import Lines, Monitor
+from ..follow.monitor import Monitor
+from ..follow.node_watcher import Batch
 from ..follow.run_lines import RunLines
-from ..logs.query import Wanted, attempts_in, merged, parse_numbers, parse_since
+from ..logs.query import LogFilter, attempts_in, merged, parse_numbers, parse_since
 from ..logs.store import Mark, known_marks
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
@@ -20,9 +21,9 @@ UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot b
 
 
 def chosen(
-    wanted: Wanted, nodes: str | None, ranks: str | None, record: RunRecord | None
-) -> Wanted:
-    """Return `wanted` with the nodes and ranks that the user typed.
+    log_filter: LogFilter, nodes: str | None, ranks: str | None, record: RunRecord | None
+) -> LogFilter:
+    """Return the filter with the nodes and ranks that the user typed.
 
     record: None if it cannot be read. Raises UsageError if the run has no such host, attempt, node
     or rank.
@@ -30,58 +31,60 @@ def chosen(
     attempts = record.attempts if record else []
     if attempts:
         known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
-        if strangers := set(wanted.hosts or ()) - known_hosts:
+        if strangers := set(log_filter.hosts or ()) - known_hosts:
             listed = ", ".join(sorted(known_hosts))
             raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
         numbers = [attempt.attempt for attempt in attempts]
-        if wanted.attempt is not None and wanted.attempt not in numbers:
-            raise UsageError(f"--attempt {wanted.attempt}: the run has attempts 1 to {numbers[-1]}")
+        attempt = log_filter.attempt
+        if attempt is not None and attempt not in numbers:
+            raise UsageError(f"--attempt {attempt}: the run has attempts 1 to {numbers[-1]}")
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
     return dataclasses.replace(
-        wanted,
+        log_filter,
         nodes=_numbers("--node", nodes, node_count),
         ranks=_numbers("--rank", ranks, world_size),
     )
 
 
-def show_logs(folder: RunFolder, wanted: Wanted, console: Console, *, follow: bool) -> int:
+def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, follow: bool) -> int:
     """Print the logs. Return 0, or 4 if lines are missing because a host did not answer."""
+    lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store, console)
-        known = print_recorded(folder, wanted, console, fold=False)
+        known = print_recorded(folder, log_filter, lines, console)
         report_errors(failures, console)
-        if follow and wanted.attempt in (None, attempt.members[0].place.attempt):
+        if follow and log_filter.attempt in (None, attempt.members[0].place.attempt):
             with Interrupts() as interrupts, interrupts.held():
                 for event in Monitor(attempt, known, store).events():
-                    if isinstance(event, Lines):
-                        console.lines(wanted.choose(event.node_rank, event.text))
+                    if isinstance(event, Batch):
+                        lines.show(log_filter.choose(event.records))
                         continue
-                    console.flush()
+                    lines.flush()
                     if isinstance(event, str):
                         console.say(event)
                     if interrupts.take() is not None:
                         break  # closes the monitor
-            console.settle()
+            lines.settle()
     return 4 if failures else 0
 
 
 def print_recorded(
-    folder: RunFolder, wanted: Wanted, console: Console, *, fold: bool
+    folder: RunFolder, log_filter: LogFilter, lines: RunLines, console: Console
 ) -> dict[int, Mark]:
-    """Print this machine's copy of the logs. Return where it ends, by node rank.
+    """Show this machine's copy of the logs. Return where it ends, by node rank.
 
     Several attempts are printed in order, each below its number (on stderr), unless for a tail.
     """
     known = known_marks(folder.logs)
-    lines = RunLines(console, fold=fold)
     numbers = attempts_in(folder.logs, known)
-    all_at_once = wanted.attempt is not None or wanted.tail is not None or len(numbers) < 2
-    for number in [wanted.attempt] if all_at_once else numbers:
+    attempt, tail = log_filter.attempt, log_filter.tail
+    all_at_once = attempt is not None or tail is not None or len(numbers) < 2
+    for number in [attempt] if all_at_once else numbers:
         if not all_at_once:
             console.say(f"attempt {number}:")
-        for recorded in merged(folder.logs, dataclasses.replace(wanted, attempt=number), known):
-            lines.show(*recorded)
+        for records in merged(folder.logs, dataclasses.replace(log_filter, attempt=number), known):
+            lines.show(records)
         lines.settle()
     return known
 

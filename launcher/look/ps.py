@@ -23,8 +23,9 @@ from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..stop.kill import finish_pending
 from ..terminal import live
-from ..terminal.console import Console, table
+from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
+from ..terminal.table import table
 from ..text import names
 from .gpu_use import GPU_HEAD, GpuRow, document, folded, joined, summary
 

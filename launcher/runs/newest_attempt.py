@@ -70,13 +70,13 @@ def sync_logs(
             log = store.node(place.node_rank)
             consumed = offset_in({place.node_rank: log.mark}, place)
             argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
-            reader = Reader()
+            reader = Reader(node.name, place.node_rank)
             with node.open(argv, stdin=False) as stream:
                 while data := stream.read():
                     consumed += len(data)
                     if records := reader.feed(data):
                         offset = consumed - reader.pending
-                        log.record(records, host=node.name, attempt=place.attempt, offset=offset)
+                        log.record(records, attempt=place.attempt, offset=offset)
         except OSError as error:
             name = error.filename or store.folder
             raise StateError(f"{name}: cannot be written: {error.strerror or error}") from None

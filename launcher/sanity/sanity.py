@@ -5,12 +5,14 @@ import dataclasses
 import hashlib
 import json
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
 from ..hosts import Cluster, override_job
+from ..logs.log_record import Record
 from ..outcomes import Exit
 from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids
@@ -51,14 +53,14 @@ class RecordingConsole(Console):
         super().__init__(quiet=quiet, verbose=verbose)
         self.report = report
 
-    def lines(self, text: bytes) -> None:
-        for line in text.split(b"\n")[:-1]:
-            _, _, record = line.partition(b"] ")
-            if not self.report.take(record):
-                self.detail(line.decode(errors="replace"))
+    def show(self, records: Iterable[Record]) -> None:
+        for record in records:
+            for line in record.lines:
+                if not self.report.take(line):
+                    self.detail((record.label + line).decode(errors="replace"))
 
     def flush(self) -> None:
-        pass
+        pass  # show no panel
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> Exit:

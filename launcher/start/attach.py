@@ -5,8 +5,9 @@ import time
 from ..follow import detach
 from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
+from ..follow.run_lines import RunLines
 from ..follow.session import StartedRun, follow, report_end
-from ..logs.query import Wanted
+from ..logs.query import LogFilter
 from ..look.logs import print_recorded
 from ..outcomes import Outcome, RunState
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
@@ -34,7 +35,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
     ):
         with log_store(folder, console) as store:
             report_errors(sync_logs(attempt, store, console), console)
-        shown = print_recorded(folder, Wanted(), console, fold=True)
+        shown = print_recorded(folder, LogFilter(), RunLines(console), console)
         if not record.state.is_final:
             run = StartedRun(attempt, folder, record, shown=shown)
             return follow(run, events, interrupts, console, owned=False)

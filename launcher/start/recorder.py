@@ -24,8 +24,7 @@ from .run_attempt import run_attempt
 
 def main() -> int:
     folder = RunFolder(Path(sys.argv[1]))
-    console = Console()
-    console.stdout_closed = True  # it only records
+    console = Console(results=False)
     try:
         folder.load()
         with recording(folder):

@@ -9,7 +9,9 @@ import pytest
 from local_attempt import local_attempt
 from local_machine import Machine
 
-from launcher.follow.monitor import Lines, Monitor
+from launcher.follow.monitor import Monitor
+from launcher.follow.node_watcher import Batch
+from launcher.logs.log_record import render
 from launcher.logs.store import LogStore
 
 
@@ -60,6 +62,7 @@ def test_lines_are_shown_when_they_cannot_be_recorded(tmp_path: Path) -> None:
     store = LogStore.acquire(tmp_path / "logs", print)
     (tmp_path / "logs" / "node-0.log").mkdir()  # in the way
     events = list(Monitor(attempt, {}, store).events())
-    assert [event.text for event in events if isinstance(event, Lines)] == [b"[local:0] hello\n"]
+    shown = b"".join(render(event.records) for event in events if isinstance(event, Batch))
+    assert shown == b"[local:0] hello\n"
     [notice] = [event for event in events if isinstance(event, str)]
     assert notice.startswith("not recorded: ") and notice.endswith(": Is a directory")

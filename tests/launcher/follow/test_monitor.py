@@ -15,7 +15,7 @@ from local_attempt import local_attempt
 from launcher.engines.status import NodeStatus
 from launcher.follow import monitor as module
 from launcher.follow.monitor import Monitor, NodeOutcome
-from launcher.follow.node_watcher import EVENTS, Batch, Contact, Exited
+from launcher.follow.node_watcher import EVENTS, Batch, ContactReport, Exited
 from launcher.hosts import Host
 from launcher.logs.journal_reader import Reader
 from launcher.logs.store import Mark
@@ -77,7 +77,7 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
     monitor._put(Exited(0, NodeStatus(1, 0, "local", "", "exited", 1), len(JOURNAL)))
     for _ in range(40):
-        monitor._put(Contact(1, None))
+        monitor._put(ContactReport(1, None))
     monitor._put(Batch(0, Reader().feed(JOURNAL), 0, len(JOURNAL)))
     clock = itertools.count(0.0, module.POLL / 1.5)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))

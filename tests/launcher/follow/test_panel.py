@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.follow.monitor import Line, NodeOutcome
+from launcher.follow.monitor import NodeOutcome, TailLine
 from launcher.follow.panel import Panel, gpu_words
 from launcher.follow.trainer_progress import parse_progress
 from launcher.supervisor.events import Gpu, Usage
@@ -58,7 +58,7 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
 )
 def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words: str) -> None:
     outcome = NodeOutcome(0, "a")
-    outcome.tail.extend(Line(100.0 + n, 0, text) for n, text in enumerate(texts))
+    outcome.tail.extend(TailLine(100.0 + n, 0, text) for n, text in enumerate(texts))
     last = 99.0 + len(texts)
     panel = Panel("r", 1, 0, {0: outcome})
     assert panel.below(last + 9) == words
@@ -79,15 +79,15 @@ def test_gpus_of_a_host_are_told_together() -> None:
 
 def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cursor() -> None:
     outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
-    outcomes[0].tail.append(Line(1.0, 0, b"older"))
-    outcomes[1].tail.append(Line(2.0, 3, b"10%\r20% \x1b[2Jdone"))
+    outcomes[0].tail.append(TailLine(1.0, 0, b"older"))
+    outcomes[1].tail.append(TailLine(2.0, 3, b"10%\r20% \x1b[2Jdone"))
     outcomes[0].lost_since = 5.0
     panel = Panel("r", 1, time.time() - 3600.1, outcomes)
     assert "r  up 1:00:00" in panel.lines(80, 9)[1]
     assert panel.below(3.0) == "[h1:3] 20% done"
     assert [state for _, state, _ in panel.rows()] == ["contact lost", "running"]
     # starts of escape sequences; to search them all for an end would take an hour
-    outcomes[1].tail.append(Line(3.0, 3, "\x90".encode() * 1_000_000))
+    outcomes[1].tail.append(TailLine(3.0, 3, "\x90".encode() * 1_000_000))
     assert panel.below(3.0) == "[h1:3] "
 
 
@@ -111,7 +111,7 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
 ) -> None:
     outcomes = {rank: NodeOutcome(rank, f"gpu{rank + 1:02}") for rank in range(64)}
     for outcome in outcomes.values():
-        outcome.tail.append(Line(1.0, 0, b"x"))
+        outcome.tail.append(TailLine(1.0, 0, b"x"))
         outcome.usage = Usage(1.0, (Gpu(97, 61000, 81920),) * 8)
     outcomes[7].lost_since = 1.0
     outcomes[20].usage = Usage(1.0, (Gpu(1, 61000, 81920),) * 8)

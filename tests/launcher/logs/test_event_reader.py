@@ -16,7 +16,8 @@ from launcher.diagnosis.first_failure import first_failure
 from launcher.diagnosis.stack_groups import grouped, located, verdict
 from launcher.logs import journal_reader as journal
 from launcher.logs.event_reader import KINDS, Unreadable, parsed_event
-from launcher.logs.journal_reader import Reader, Record
+from launcher.logs.journal_reader import Reader
+from launcher.logs.log_record import Record
 from launcher.supervisor.events import (
     Clock,
     End,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.logs.journal_reader import Reader
-from launcher.logs.query import Wanted, merged
+from launcher.logs.log_record import render
+from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, known_marks
 from launcher.supervisor.events import RankPids
 
@@ -63,11 +64,16 @@ def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
     assert store
     for node, minute in ((0, 0.0), (1, 30.0)):
         written: list[Line] = [(minute + 60 * i, node, b"minute %d" % i) for i in range(100)]
-        records = Reader().feed(journal(written))
-        store.node(node).record(records, host="h", attempt=1, offset=len(journal(written)))
+        records = Reader("h", node).feed(journal(written))
+        store.node(node).record(records, attempt=1, offset=len(journal(written)))
     store.close()
-    lines = b"".join(text for _, text in merged(tmp_path, Wanted())).split(b"\n")[:-1]
-    assert lines == [b"[h:%d] minute %d" % (node, i) for i in range(100) for node in (0, 1)]
-    late = b"".join(text for _, text in merged(tmp_path, Wanted(since=5910.0))).split(b"\n")[:-1]
-    assert late == [b"[h:1] minute 98", b"[h:0] minute 99", b"[h:1] minute 99"]
+
+    def lines(log_filter: LogFilter) -> list[bytes]:
+        return b"".join(map(render, merged(tmp_path, log_filter))).split(b"\n")[:-1]
+
+    assert lines(LogFilter()) == [
+        b"[h:%d] minute %d" % (node, i) for i in range(100) for node in (0, 1)
+    ]
+    late = [b"[h:1] minute 98", b"[h:0] minute 99", b"[h:1] minute 99"]
+    assert lines(LogFilter(since=5910.0)) == late
     assert known_marks(tmp_path)[1].offset == len(journal(written))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.query import Wanted, merged, parse_numbers, parse_since
+from launcher.logs.log_record import parse, render
+from launcher.logs.query import LogFilter, merged, parse_numbers, parse_since
 from launcher.logs.store import LogStore, Mark, known_marks, offset_in
 from launcher.plan.plan import place_in
 
@@ -74,15 +75,13 @@ def two_nodes(folder: Path) -> Path:
     return folder
 
 
-def shown(folder: Path, wanted: Wanted) -> list[bytes]:
-    return [
-        line + b"\n"
-        for line in b"".join(text for _, text in merged(folder, wanted)).split(b"\n")[:-1]
-    ]
+def shown(folder: Path, log_filter: LogFilter, known: dict[int, Mark] | None = None) -> list[bytes]:
+    text = b"".join(map(render, merged(folder, log_filter, known)))
+    return [line + b"\n" for line in text.split(b"\n")[:-1]]
 
 
 def test_nodes_are_merged_by_time(tmp_path: Path) -> None:
-    assert shown(two_nodes(tmp_path), Wanted()) == [
+    assert shown(two_nodes(tmp_path), LogFilter()) == [
         b"[a:0] first\n",
         b"[b:1] second\n",
         b"[b] torchrun's own\n",
@@ -92,12 +91,15 @@ def test_nodes_are_merged_by_time(tmp_path: Path) -> None:
 
 def test_lines_are_chosen_by_node_rank_time_words_and_number(tmp_path: Path) -> None:
     folder = two_nodes(tmp_path)
-    assert len(shown(folder, Wanted(nodes={1}))) == 2
-    assert shown(folder, Wanted(ranks={1})) == [b"[b:1] second\n"]
-    assert len(shown(folder, Wanted(since=11.5))) == 1
-    [last] = shown(folder, Wanted(grep=re.compile(b"fir|thi"), tail=1))
+    assert len(shown(folder, LogFilter(nodes={1}))) == 2
+    assert shown(folder, LogFilter(ranks={1})) == [b"[b:1] second\n"]
+    assert len(shown(folder, LogFilter(since=11.5))) == 1
+    [last] = shown(folder, LogFilter(grep=re.compile(b"fir|thi"), tail=1))
     assert last.startswith(b"[a:0] thi")
-    assert shown(folder, Wanted(tail=2)) == shown(folder, Wanted())[-2:]
+    assert shown(folder, LogFilter(grep=re.compile(rb"^\[b\] ")))[0].startswith(b"[b] ")
+    for count in range(6):
+        last_lines = shown(folder, LogFilter())[-count:] if count else []
+        assert shown(folder, LogFilter(tail=count)) == last_lines
 
 
 def test_lines_are_shown_up_to_the_known_marks(tmp_path: Path) -> None:
@@ -105,14 +107,15 @@ def test_lines_are_shown_up_to_the_known_marks(tmp_path: Path) -> None:
     store = acquired(tmp_path)
     write(store, 1, "[b:1] later", time=13.0, offset=2)
     store.close()
-    assert b"[b:1] later\n" not in b"".join(text for _, text in merged(tmp_path, Wanted(), known))
-    assert b"[b:1] later\n" in b"".join(text for _, text in merged(tmp_path, Wanted()))
+    assert b"[b:1] later\n" not in shown(tmp_path, LogFilter(), known)
+    assert b"[b:1] later\n" in shown(tmp_path, LogFilter())
 
 
-def test_ranks_in_prefixes() -> None:
+def test_lines_are_chosen_by_their_labels_only() -> None:
     lines = b"[gpu1.lab:12] text\n[gpu1.lab] text [x:12] y\n12\n"
-    assert Wanted(ranks={12}).choose(0, lines) == b"[gpu1.lab:12] text\n"
-    assert Wanted(hosts={"gpu1.lab"}).choose(0, lines) == lines[:-3]
+    records = parse(lines, 0, 1.0)
+    assert render(LogFilter(ranks={12}).choose(records)) == b"[gpu1.lab:12] text\n"
+    assert render(LogFilter(hosts={"gpu1.lab"}).choose(records)) == lines[:-3]
 
 
 def test_times_ago_and_absolute() -> None:
@@ -142,7 +145,7 @@ def test_a_damaged_index_is_ignored_from_there_on_and_repaired_with_one_warning(
         index.write(garbage + b"12.000000 1 70 20\n")
     with (tmp_path / "node-0.log").open("ab") as log:
         log.write(b"[a:0] two\n")
-    assert shown(tmp_path, Wanted()) == [b"[a:0] one\n"]
+    assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n"]
     warnings: list[str] = []
     store = LogStore.acquire(tmp_path, warnings.append)
     assert store and store.node(0).mark == Mark(10.0, 1, 50, 10)
@@ -152,7 +155,7 @@ def test_a_damaged_index_is_ignored_from_there_on_and_repaired_with_one_warning(
     assert "node-0.log: its index was damaged" in warning
     assert (tmp_path / "node-0.log.damaged").read_text() == "[a:0] one\n[a:0] two\n"
     acquired(tmp_path).close()  # no second warning
-    assert shown(tmp_path, Wanted()) == [b"[a:0] one\n", b"[a:0] two\n"]
+    assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n", b"[a:0] two\n"]
 
 
 def test_a_file_that_is_no_index_of_a_node_is_no_node(tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_no_index_and_no_log_is_an_exception(tmp_path: Path, index: bytes, log: 
     assert store
     write(store, 0, "[a:0] one", time=10.0, offset=50)
     store.close()
-    assert shown(tmp_path, Wanted())[-1:] == [b"[a:0] one\n"]
+    assert shown(tmp_path, LogFilter())[-1:] == [b"[a:0] one\n"]
 
 
 def test_ranks_are_lists_and_ranges_of_what_exists() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.terminal.console import table
+from launcher.terminal.console import Console, WarningHandler
+from launcher.terminal.table import table
 
 EVIL = b"[gpu1:0] \x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b2J\x1b[31mred\x1b[0m\n"
 
@@ -19,13 +21,13 @@ PROGRAM = f"""
 import sys
 from launcher.terminal.console import Console
 console = Console()
-console.lines({EVIL!r})
+console.write({EVIL!r})
 console.print("a title \\x1b]0;owned\\x07")
 console.say("saying \\x1b[2J\\x1b[31mred")
 console.error("one\\x1b[31m\\ntwo \\u202e")
 console.table([["\\x1b[2Jgpu1", "ok"]], ["HOST", "SSH"], {{"ok": "32"}})
 for _ in range(20000):
-    console.lines(b"a line of a rank\\n")
+    console.write(b"a line of a rank\\n")
 console.flush()
 print("the end", file=sys.stderr)
 sys.exit(7)
@@ -134,6 +136,18 @@ def test_a_run_is_followed_and_recorded_without_a_usable_stdout(
     logs = machine.ddpctl("logs").stdout
     assert all(f"up {rank} " in logs for rank in range(4))
     assert "boom on purpose" in logs
+
+
+def test_warnings_of_code_without_a_console_are_messages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.Logger("ddpctl")
+    log.handlers = [WarningHandler(Console())]
+    log.warning("%s: accepted host key \x1b[2J%s", "gpu1", "abc")
+    assert capsys.readouterr() == ("", "ddpctl: warning: gpu1: accepted host key abc\n")
+    log.handlers = [WarningHandler(Console(quiet=True))]
+    log.warning("not shown")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_cell_is_one_line_of_printable_text() -> None:

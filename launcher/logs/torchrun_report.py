@@ -1,0 +1,77 @@
+"""Hide what torchrun itself reports when ranks fail or a node is stopped. Pure.
+
+That is up to 40 lines on each node, and repeats what ddpctl says: a traceback of torchrun that ends
+with ChildFailedError, with a box below it, or with SignalException, and one line for each rank that
+torchrun ends. The ranks' own lines show the cause and stay. The log file keeps every line.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .log_record import Record
+
+MOST_LINES = 200  # of one traceback; bounds memory
+START = b"Traceback (most recent call last):"
+CHILD_FAILED = b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+STOPPED = b"torch.distributed.elastic.multiprocessing.api.SignalException"
+BORDER = b"====="  # of the box below ChildFailedError, above and below its text
+NOTICE = re.compile(
+    rb"[\]:] ?(?:Received \w+(?:\.\w+)? death signal, shutting down workers"
+    rb"|Sending process \d+ closing signal \w+|Closing process \d+ via signal \w+"
+    rb"|failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\) of binary: .*)\s*$"
+)
+
+
+@dataclass
+class Agent:
+    """The state of one node's torchrun."""
+
+    newest: Record
+    held: list[bytes] = field(default_factory=list)  # an unfinished traceback
+    borders: int = 0  # still expected, once a report has begun
+
+
+class TorchrunReports:
+    """Filters records. hidden_on: the node ranks whose reports were hidden."""
+
+    def __init__(self) -> None:
+        self.hidden_on: set[int] = set()
+        self._agents: dict[int, Agent] = {}  # by node rank
+
+    def feed(self, records: Iterable[Record]) -> list[Record]:
+        """Return the records without the reports."""
+        shown = []
+        for record in records:
+            if record.rank is not None:
+                shown.append(record)
+            elif lines := self._shown(record):
+                shown.append(record._replace(lines=lines))
+        return shown
+
+    def take_held(self) -> list[Record]:
+        """Return lines held back for a traceback that never ended."""
+        agents = [agent for agent in self._agents.values() if agent.held]
+        self._agents.clear()
+        return [agent.newest._replace(lines=agent.held) for agent in agents]
+
+    def _shown(self, record: Record) -> list[bytes]:
+        agent = self._agents.setdefault(record.node_rank, Agent(record))
+        agent.newest = record
+        shown: list[bytes] = []
+        for line in record.lines:
+            if agent.borders:
+                agent.borders -= line.startswith(BORDER)
+            elif line.startswith((CHILD_FAILED, STOPPED)):
+                agent.held.clear()
+                agent.borders = 2 if line.startswith(CHILD_FAILED) else 0
+                self.hidden_on.add(record.node_rank)
+            elif NOTICE.search(line):
+                self.hidden_on.add(record.node_rank)
+            elif agent.held and line.startswith((b" ", b"\t")) and len(agent.held) < MOST_LINES:
+                agent.held.append(line)
+            else:
+                shown += agent.held
+                agent.held.clear()
+                (agent.held if line.startswith(START) else shown).append(line)
+        return shown

@@ -1,0 +1,76 @@
+"""stdout and stderr, safe to write: a stream that is closed or fails never ends the command."""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from ..text import printable
+from .sanitize import Sanitizer
+
+
+class Stdout:
+    """Files and pipes get all bytes unchanged. A terminal gets no escape sequences but colors."""
+
+    def __init__(self, on_failure: Callable[[str], None]) -> None:
+        """on_failure: is called once, with the reason, when stdout can no longer be written."""
+        self.closed = _reserve("stdout")
+        self._on_failure = on_failure
+        self._sanitizer = Sanitizer()
+
+    @property
+    def on_terminal(self) -> bool:
+        return not self.closed and sys.stdout.isatty()
+
+    def write(self, data: bytes) -> None:
+        if self.on_terminal:
+            text = self._sanitizer.feed(data)
+            data = text.encode(sys.stdout.encoding or "utf-8", errors="replace")
+        self._try(lambda: sys.stdout.buffer.write(data))
+
+    def flush(self) -> None:
+        self._try(lambda: sys.stdout.flush())
+
+    def _try(self, act: Callable[[], object]) -> None:
+        if self.closed:
+            return
+        try:
+            act()
+        except OSError as error:  # the reader has left, or the disk is full
+            self.closed = True
+            _abandon(sys.stdout)
+            reason = "the reader closed it" if error.errno == errno.EPIPE else error.strerror
+            self._on_failure(f"nothing more is printed to stdout: {reason}")
+
+
+class Stderr:
+    """Lines of plain text: without escape sequences, wherever they go."""
+
+    def __init__(self) -> None:
+        _reserve("stderr")
+
+    def write(self, text: str) -> None:
+        try:
+            sys.stderr.write(printable(text) + "\n")
+            sys.stderr.flush()
+        except OSError:
+            _abandon(sys.stderr)
+
+
+def _abandon(stream: TextIO) -> None:
+    """Redirect the stream to /dev/null, because Python flushes it at exit and must not fail there."""
+    with open(os.devnull, "w") as null, contextlib.suppress(OSError):  # noqa: PTH123
+        os.dup2(null.fileno(), stream.fileno())
+
+
+def _reserve(name: str) -> bool:
+    """Replace a standard stream by /dev/null if it was closed before ddpctl started (`>&-`).
+
+    Otherwise the next file or connection would get its descriptor. Return whether it was closed.
+    """
+    closed = getattr(sys, name) is None
+    if closed:
+        setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    return closed

@@ -86,7 +86,7 @@ class NodeOutcome(NodeEvidence):
         return NodeState.CANCELLED if self.cancelled else NodeState.FAILED
 
 
-Seen = Batch | NodeOutcome | list[ContactChange] | str | None
+Observation = Batch | NodeOutcome | list[ContactChange] | str | None
 
 
 class Monitor:
@@ -112,7 +112,7 @@ class Monitor:
         self._changes: dict[str, ContactChange] = {}  # not yet reported, by host
         self._changed = 0.0  # time.monotonic() of the first unreported change
 
-    def events(self) -> Iterator[Seen]:
+    def events(self) -> Iterator[Observation]:
         """Yield what the user should see.
 
         Yields a Batch for new lines; each node once when it has ended; contact changes (a list);
@@ -143,7 +143,7 @@ class Monitor:
 
     # --- messages from the watchers ------------------------------------------------------------
 
-    def _take_reports(self) -> Iterator[Seen]:
+    def _take_reports(self) -> Iterator[Observation]:
         """Handle queued reports for at most POLL seconds. Yield what the user should see."""
         until, wait = time.monotonic() + POLL, POLL
         self._caught_up = False

@@ -24,7 +24,7 @@ NOTICE = re.compile(
 
 
 @dataclass
-class Agent:
+class AgentOutput:
     """The state of one node's torchrun."""
 
     newest: Record
@@ -37,7 +37,7 @@ class TorchrunReports:
 
     def __init__(self) -> None:
         self.hidden_on: set[int] = set()
-        self._agents: dict[int, Agent] = {}  # by node rank
+        self._agents: dict[int, AgentOutput] = {}  # by node rank
 
     def feed(self, records: Iterable[Record]) -> list[Record]:
         """Return the records without the reports."""
@@ -56,7 +56,7 @@ class TorchrunReports:
         return [agent.newest._replace(lines=agent.held) for agent in agents]
 
     def _shown(self, record: Record) -> list[bytes]:
-        agent = self._agents.setdefault(record.node_rank, Agent(record))
+        agent = self._agents.setdefault(record.node_rank, AgentOutput(record))
         agent.newest = record
         shown: list[bytes] = []
         for line in record.lines:

@@ -45,7 +45,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Line:
+class KnownHostsLine:
     """One line of a known_hosts file."""
 
     place: str  # FILE:NUMBER
@@ -69,9 +69,9 @@ class Line:
         return found
 
 
-def read(files: Iterable[str]) -> list[Line]:
+def read(files: Iterable[str]) -> list[KnownHostsLine]:
     """Return all lines of the readable files. Skips devices such as /dev/null."""
-    lines: list[Line] = []
+    lines: list[KnownHostsLine] = []
     for path in map(Path, files):
         with contextlib.suppress(OSError):
             if path.is_file():
@@ -79,7 +79,7 @@ def read(files: Iterable[str]) -> list[Line]:
     return lines
 
 
-def parse(text: str, file: str) -> list[Line]:
+def parse(text: str, file: str) -> list[KnownHostsLine]:
     """Return the key lines of one file. Like `ssh`, skips all other lines. PURE."""
     lines = []
     for number, row in enumerate(text.split("\n"), 1):
@@ -89,11 +89,13 @@ def parse(text: str, file: str) -> list[Line]:
             continue
         with contextlib.suppress(ValueError):  # not base64
             blob = base64.b64decode(words[2], validate=True)
-            lines.append(Line(f"{file}:{number}", marker, words[0], Key(words[1], blob)))
+            lines.append(KnownHostsLine(f"{file}:{number}", marker, words[0], Key(words[1], blob)))
     return lines
 
 
-def judge(lines: Sequence[Line], key: Key, names: Sequence[str]) -> tuple[Verdict, list[Line]]:
+def judge(
+    lines: Sequence[KnownHostsLine], key: Key, names: Sequence[str]
+) -> tuple[Verdict, list[KnownHostsLine]]:
     """Judge whether `key` belongs to the host with these names. PURE.
 
     Also return the lines that the verdict is based on. As in `ssh`, the key is unknown, not
@@ -127,7 +129,7 @@ def preferred_algorithms(route: Route, possible: Sequence[str]) -> tuple[str, ..
     return tuple(dict.fromkeys((*known, *possible)))
 
 
-def _lines(route: Route) -> list[Line]:
+def _lines(route: Route) -> list[KnownHostsLine]:
     return read((*route.known_hosts, *route.global_known_hosts))
 
 
@@ -194,7 +196,7 @@ def accept(route: Route, key: Key) -> None:
     log.warning("%s: accepted host key %s and wrote it to %s", route.name, key, path)
 
 
-def _unknown(route: Route, key: Key, lines: Sequence[Line]) -> HostUnreachable:
+def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> HostUnreachable:
     note = ""
     if authority := next((line for line in lines if line.marker), None):
         note = (

@@ -15,7 +15,7 @@ RECONNECT = 1.0  # seconds for a broken connection to be restored
 SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
 
 
-class Contact:
+class PeerContact:
     """Contact with a peer that has joined. Times are time.monotonic()."""
 
     def __init__(self, now: float) -> None:
@@ -43,7 +43,7 @@ class Coordinator:
         self.spec = spec
         self.began = now
         self.statuses: dict[int, Status] = {}  # by node rank
-        self.contacts: dict[int, Contact] = {}  # with the other nodes, by node rank
+        self.contacts: dict[int, PeerContact] = {}  # with the other nodes, by node rank
         self.port_error: OSError | None = None  # why no node can connect to this one
         self.decision = Decision()
         self._early_since: float | None = None
@@ -52,7 +52,7 @@ class Coordinator:
     def report(self, status: Status, now: float) -> None:
         self.statuses[status.node_rank] = status
         if status.node_rank != self.spec.node_rank:
-            self.contacts[status.node_rank] = Contact(now)
+            self.contacts[status.node_rank] = PeerContact(now)
 
     def decide(self, now: float) -> None:
         verdict, over = self.decision.verdict or self._verdict(now), self.decision.over

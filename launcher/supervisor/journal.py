@@ -83,7 +83,7 @@ class Journal:
             os.unlink(self._ballast)
 
 
-class Lines:
+class LineSplitter:
     """Splits one stream of bytes into whole lines for the journal."""
 
     def __init__(self, who: bytes, journal: Journal) -> None:

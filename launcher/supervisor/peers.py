@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from .channel import BROKEN, Channel, Decision, Status
-from .coordinator import SETTLE, Contact, Coordinator
+from .coordinator import SETTLE, Coordinator, PeerContact
 from .events import Clock, Reason
 from .journal import Journal
 from .spec import Spec
@@ -32,7 +32,7 @@ class Peers:
         self.spec, self.journal, self.selector = spec, journal, selector
         self.began = self.turned = time.monotonic()
         self.decision = Decision()  # node 0's newest
-        self.contacts: dict[int, Contact] = {}  # by node rank, once they have joined
+        self.contacts: dict[int, PeerContact] = {}  # by node rank, once they have joined
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
 
     def turn(self, status: Status) -> None:
@@ -104,7 +104,7 @@ class NodePeer(Peers):
     def receive(self, channel: Channel) -> None:
         try:
             for decision in channel.receive():
-                self.contacts[0] = Contact(channel.heard)
+                self.contacts[0] = PeerContact(channel.heard)
                 self._set_clock(decision)
                 self.decision = decision
         except BROKEN:

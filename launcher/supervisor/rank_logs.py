@@ -13,7 +13,7 @@ import json
 import os
 import re
 
-from .journal import Journal, Lines
+from .journal import Journal, LineSplitter
 from .proc import read_text
 from .spec import Spec
 
@@ -29,7 +29,7 @@ class Tail:
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
         self._file = os.open(path, os.O_RDWR)  # freeing disk blocks requires write access
         self._taken = self._freed = 0  # offsets in bytes
-        self.lines = Lines(who, journal)
+        self.lines = LineSplitter(who, journal)
 
     def read(self) -> int:
         """Copy at most READ_SIZE new bytes. Return their number."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-from .journal import Journal, Lines
+from .journal import Journal, LineSplitter
 from .proc import PR_SET_PDEATHSIG, prctl
 from .spec import Spec
 
@@ -25,7 +25,7 @@ class Torchrun:
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
-        self._lines = Lines(b"-", journal)
+        self._lines = LineSplitter(b"-", journal)
 
     def start(self, log_folder: str, env: dict[str, str]) -> int:
         """Start torchrun. Return the pipe with its output. Raises OSError if it cannot start."""

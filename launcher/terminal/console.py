@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..logs.log_record import Record, render
-from .streams import Stderr, Stdout
+from .streams import MessageStream, ResultStream
 from .table import table
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Console:
         self.quiet, self.verbose, self.plain, self.fold = quiet, verbose, plain, fold
         self.document_only = False  # stdout gets one JSON document and nothing else
         self.steps: list[tuple[str, float]] = []  # (name, seconds) of each step
-        self._stdout, self._stderr = Stdout(self.say), Stderr()
+        self._stdout, self._stderr = ResultStream(self.say), MessageStream()
         self._stdout.closed |= not results
         self._live: Live | None = None
         self._lock = threading.RLock()

@@ -11,7 +11,7 @@ from ..text import printable
 from .sanitize import Sanitizer
 
 
-class Stdout:
+class ResultStream:
     """Files and pipes get all bytes unchanged. A terminal gets no escape sequences but colors."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ class Stdout:
             self._on_failure(f"nothing more is printed to stdout: {reason}")
 
 
-class Stderr:
+class MessageStream:
     """Lines of plain text: without escape sequences, wherever they go."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from supervisors import spec, until
 
 from launcher.logs.journal_reader import Reader
 from launcher.supervisor import rank_logs
-from launcher.supervisor.journal import Journal, Lines
+from launcher.supervisor.journal import Journal, LineSplitter
 from launcher.supervisor.proc import proc_stat
 from launcher.supervisor.rank_logs import RankLogs, Tail
 from launcher.supervisor.ranks import Rank, Ranks
@@ -164,7 +164,7 @@ def test_a_line_without_end_is_cut_so_that_memory_stays_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Journal
 ) -> None:
     monkeypatch.setattr("launcher.supervisor.journal.LONGEST_LINE", 100)
-    lines = Lines(b"3", journal)
+    lines = LineSplitter(b"3", journal)
     for _ in range(50):
         lines.feed(b"x" * 30)
     lines.feed(b"end\nnext")

@@ -152,6 +152,6 @@ def test_warnings_of_code_without_a_console_are_messages(
 
 def test_a_cell_is_one_line_of_printable_text() -> None:
     assert table([["gpu1\x1b[2J\n", "y"]], ["HOST", "A"]).splitlines() == [
-        "HOST   A",
-        "gpu1   y",
+        "HOST  A",
+        "gpu1  y",
     ]

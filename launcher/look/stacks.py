@@ -24,6 +24,7 @@ from ..errors import CommandFailed, CommandTimeout
 from ..logs.event_reader import parsed
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
+from ..runs.reported import agreed_attempt
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
 from ..supervisor.events import StackAnswer
@@ -53,8 +54,9 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
         found, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
-    newest = max((answer.attempt for answer in found.values()), default=0)
-    answers = [answer for answer in found.values() if answer.attempt in (0, newest)]
+    reported = [answer.attempt for answer in found.values() if answer.attempt]
+    agreed = agreed_attempt(reported) if reported else 0
+    answers = [a for a in found.values() if a.attempt == 0 or a.attempt >= agreed]
     groups = grouped(rank for answer in answers for rank in answer.ranks)
     report_errors(failures, console)
     if as_json:
@@ -62,7 +64,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
             {
                 "version": 1,
                 "run_id": folder.run_id,
-                "attempt": newest or None,
+                "attempt": agreed or None,
                 "verdict": verdict(groups),
                 "elsewhere": sorted(rank for group in stragglers(groups) for rank in group.ranks),
                 "groups": [

@@ -8,7 +8,7 @@ identities, the engine and the command come from the user's own hosts file.
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..engines.status import NodeStatus, host_text
@@ -107,17 +107,27 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
         yield status, run
 
 
-def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
-    """Return the nodes that have ended, for each run only those of one attempt: the newest.
+def agreed_attempt(newest: Iterable[int]) -> int:
+    """Return the newest attempt of a run that two hosts have reached. newest: that of each host.
 
-    Hosts that a run has left still report an older attempt.
+    A host that the run has left still reports an older attempt. But a host cannot hide the others
+    by reporting a later attempt that no other host confirms.
     """
-    found, _ = reported_nodes(nodes)
-    ended = [status for reports in found.values() for status, _ in reports if not status.alive]
-    newest: dict[str, int] = {}
-    for status in ended:
-        newest[status.run_id] = max(newest.get(status.run_id, 0), status.attempt)
-    return [status for status in ended if status.attempt == newest[status.run_id]]
+    first, *others = sorted(newest, reverse=True)
+    return others[0] if others else first
+
+
+def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
+    """Return the nodes that have ended, without those of attempts before the agreed one."""
+    by_host, _ = reported_nodes(nodes)
+    newest: dict[str, dict[Node, int]] = {}  # by run
+    for node, reports in by_host.items():
+        for status, _ in reports:
+            own = newest.setdefault(status.run_id, {})
+            own[node] = max(own.get(node, 0), status.attempt)
+    agreed = {run_id: agreed_attempt(own.values()) for run_id, own in newest.items()}
+    statuses = [status for reports in by_host.values() for status, _ in reports]
+    return [s for s in statuses if not s.alive and s.attempt >= agreed[s.run_id]]
 
 
 # --- a record of a run that another machine started -----------------------------------------------
@@ -141,16 +151,23 @@ def ask_for_record(
 ) -> tuple[RunRecord, list[Node]]:
     """Build the record from the hosts' reports. Also return the nodes in rank order."""
     found, failures = reported_nodes(nodes, run_id)
-    rows = [row for reports in found.values() for row in reports]
-    if not rows:
+    newest = {
+        node: max(s.attempt for s, _ in reports) for node, reports in found.items() if reports
+    }
+    if not newest:
         raise UsageError(f"no host has files of {run_id}; only `ddpctl kill` works on such a run")
-    newest, run = max(rows, key=lambda row: row[0].attempt)
-    there = {
-        node: [status.node_rank for status, _ in reports if status.attempt == newest.attempt]
+    agreed = agreed_attempt(newest.values())
+    rows = {
+        node: [(status, run) for status, run in reports if status.attempt == agreed]
         for node, reports in found.items()
     }
-    ranks = by_rank(nodes, there, failures, cluster.source)
-    record = record_of(run_id, cluster, run, newest.attempt)
+    source, run = next(row for reports in rows.values() for row in reports)
+    ahead = [node for node, attempt in newest.items() if attempt > agreed]
+    for node in ahead:
+        console.say(f"{node.name} reports attempt {newest[node]}, which no other host confirms")
+    there = {node: [status.node_rank for status, _ in reports] for node, reports in rows.items()}
+    ranks = by_rank(nodes, there, [*failures, *ahead], cluster.source)
+    record = record_of(run_id, cluster, run, agreed)
     record.hosts = [node.name for node in ranks]
     silent = {node.host.account for node in failures}
     for rank, node in enumerate(ranks):
@@ -158,7 +175,7 @@ def ask_for_record(
         home = "" if node.host.account in silent else f"{node.home()}/"
         record.attempt.nodes.append(NodeRecord(rank, node.name, run_dir_in(home + STORE, run_id)))
     console.say(
-        f"{run_id}: attempt {newest.attempt} on {len(ranks)} nodes, according to {newest.host}; this "
+        f"{run_id}: attempt {agreed} on {len(ranks)} nodes, according to {source.host}; this "
         "machine has no record of it"
     )
     return record, ranks
@@ -167,13 +184,14 @@ def ask_for_record(
 def by_rank(
     nodes: Sequence[Node],
     there: Mapping[Node, Sequence[int]],
-    failures: Collection[Node],
+    others: Collection[Node],
     source: str,
 ) -> list[Node]:
-    """Return the run's nodes in rank order. Silent hosts fill the gaps, in the order of the file.
+    """Return the run's nodes in rank order. Other hosts fill the gaps, in the order of the file.
 
-    there: node ranks of the newest attempt on each host that answered. failures: the silent hosts.
-    source: name of the hosts file, for errors.
+    there: node ranks of the agreed attempt on each host that answered. others: hosts that may have
+    nodes of it too: those that do not answer or report a later attempt. source: name of the hosts
+    file, for errors.
     """
     spare: dict[object, list[Node]] = {}  # by account
     for node in nodes:
@@ -188,12 +206,12 @@ def by_rank(
                     f"{source}: the run has several nodes on {node.name}; list it once for each"
                 )
             found[rank] = spare[node.host.account].pop(0)
-    silent = [node for failed in failures for node in spare[failed.host.account]]
+    fillers = [node for other in others for node in spare[other.host.account]]
     for rank in range(max(found)):
         if rank not in found:
-            if not silent:
+            if not fillers:
                 raise UsageError(f"{source}: node {rank} of the run is on none of these hosts")
-            found[rank] = silent.pop(0)
+            found[rank] = fillers.pop(0)
     return [found[rank] for rank in sorted(found)]
 
 

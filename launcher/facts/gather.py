@@ -16,8 +16,8 @@ def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
 
     Raises NodesFailed for the hosts that do not answer.
     """
-    found = each_node(nodes, lambda node: gather_one(node, ports=node is nodes[0]))
-    return tuple(found[node] for node in nodes)
+    facts = each_node(nodes, lambda node: gather_one(node, ports=node is nodes[0]))
+    return tuple(facts[node] for node in nodes)
 
 
 def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -> Facts:

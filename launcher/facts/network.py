@@ -39,7 +39,7 @@ class Interface:
 
 def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
     """Parse the rows of /proc/net/route; the most specific network comes first."""
-    found = []
+    table = []
     for words in map(str.split, lines):
         if len(words) < 8 or not all(_HEX.fullmatch(words[i]) for i in (1, 2, 7)):
             continue
@@ -49,8 +49,8 @@ def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
             network = IPv4Network(f"{to}/{mask}", strict=False)
         except ValueError:
             continue
-        found.append(IpRoute(network, str(via) if int(via) else "", words[0]))
-    return tuple(sorted(found, key=lambda route: -route.network.prefixlen))
+        table.append(IpRoute(network, str(via) if int(via) else "", words[0]))
+    return tuple(sorted(table, key=lambda route: -route.network.prefixlen))
 
 
 def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
@@ -68,23 +68,23 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
             if not six.is_link_local and int(match[2], 16) <= six.max_prefixlen:
                 network = IPv6Network(f"{six}/{int(match[2], 16)}", strict=False)
                 v6.append(Address(str(six), match[3], str(network)))
-    found = []
+    v4_addresses = []
     for own in dict.fromkeys(v4):
         if own.is_loopback:
-            found.append(Address(str(own), "lo"))
+            v4_addresses.append(Address(str(own), "lo"))
         elif route := next((route for route in attached if own in route.network), None):
-            found.append(Address(str(own), route.interface, str(route.network)))
-    return (*found, *v6)
+            v4_addresses.append(Address(str(own), route.interface, str(route.network)))
+    return (*v4_addresses, *v6)
 
 
 def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
     """Parse rows of name, MTU, state, speed and `bridge` or `plain`."""
-    found = []
+    nics = []
     for line in lines:
         name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
         if re.fullmatch("[0-9]{1,9}", mtu):
             mbits = int(speed) if re.fullmatch("[0-9]{1,9}", speed) else 0
             if mbits == SPEED_OF_TUNNELS:
                 mbits = 0
-            found.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
-    return tuple(found)
+            nics.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
+    return tuple(nics)

@@ -18,7 +18,7 @@ from rich.text import Text
 from ..engines.running import RunningNode
 from ..errors import DdpctlError
 from ..facts.nvidia import BUSY, IDLE
-from ..supervisor.events import Gpu, Stopping
+from ..supervisor.events import GpuLoad, Stopping
 from ..text import counted, names, printable, ranges
 from .monitor import NodeOutcome
 from .trainer_progress import Progress, read_progress
@@ -180,7 +180,7 @@ def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
     return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 
 
-def gpu_words(gpus: Sequence[Gpu]) -> str:
+def gpu_words(gpus: Sequence[GpuLoad]) -> str:
     """Format GPU use: `2 GPUs 97 %, 12.5 of 160 GiB`."""
     if not gpus:
         return ""

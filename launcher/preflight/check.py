@@ -77,16 +77,16 @@ def survey_hosts(
     waits: GPUs in use by other runs are no problem, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster.job)) as probe:
-        here = in_background(lambda: local_image(cluster.job))
+        image_here = in_background(lambda: local_image(cluster.job))
         machines = examine_all(nodes, cluster.job, probe)
         answered = [machine for machine in machines if isinstance(machine, Machine)]
         reach = probe.run(answered)
-    inventory = Inventory(cluster, answered, here.result(), reach, waits)
+    inventory = Inventory(cluster, answered, image_here.result(), reach, waits)
     findings = [
         *(m.problem.at(m.name, "ssh") for m in machines if isinstance(m, UnreachableMachine)),
         *judge(inventory),
     ]
-    reports = test_containers(inventory, nodes, findings) if with_containers else {}
+    reports = try_containers(inventory, nodes, findings) if with_containers else {}
     findings += container_test.judge(inventory, reports)
     names = [machine.name for machine in machines]
     return Survey(in_order(findings, names), machines, inventory, reports)
@@ -99,7 +99,7 @@ def judge(inventory: Inventory) -> Iterator[Finding]:
                 yield problem.at(machine.name, name)
 
 
-def test_containers(
+def try_containers(
     inventory: Inventory, nodes: Sequence[Node], findings: Sequence[Finding]
 ) -> Mapping[int, ContainerReport]:
     """Test a container on each machine that has not failed; others would fail for the same reason."""
@@ -144,8 +144,8 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
     check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
     engine, engine_error = None, None
     node.connect()
-    started = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
-    asked = in_background(lambda: gather_one(node, ports=first == 0, check=[USUAL_ROOT, *check]))
+    agent = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
+    answer = in_background(lambda: gather_one(node, ports=first == 0, check=[USUAL_ROOT, *check]))
     try:
         if container := container_engine(node, job.engine):
             engine = container.engine_info(job.image)
@@ -153,10 +153,10 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
         raise
     except DdpctlError as error:
         engine_error = str(error)
-    facts = asked.result()
+    facts = answer.result()
     if engine and engine.root != USUAL_ROOT:
         facts = gather_one(node, ports=first == 0, check=[engine.root, *check])
-    started.result()
+    agent.result()
     hosts = tuple(node.host for node in nodes.values())
     return Machine(name, tuple(nodes), hosts, facts, engine, engine_error)
 

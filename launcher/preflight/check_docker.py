@@ -41,21 +41,21 @@ def check_image(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
     """
     name, image = inventory.cluster.job.image, machine.engine.image if machine.engine else None
     engines = [m.engine for m in inventory.machines if m.engine]
-    there = [engine.image for engine in engines if engine.image]
-    if not there and inventory.here is None and engines and machine.engine is engines[0]:
+    images = [engine.image for engine in engines if engine.image]
+    if not images and inventory.image_here is None and engines and machine.engine is engines[0]:
         what = f"image {name} is neither on any host nor on this machine"
         yield failure(what, f"run docker build or docker pull {name} on this machine")
     cpu = machine.facts.kernel.rpartition(" ")[2]
-    kind, built = _ARCHITECTURES.get(cpu, cpu), image or inventory.here
+    kind, built = _ARCHITECTURES.get(cpu, cpu), image or inventory.image_here
     if built and built.architecture and kind and built.architecture != kind:
         what = f"the image is built for {built.architecture}, but the host is {kind}"
         yield failure(what, f"build the image for linux/{kind}")
     if image is None or image.layers == common(
-        [(inventory.here or other).layers for other in there]
+        [(inventory.image_here or other).layers for other in images]
     ):
         return
     what = f"{name} is a different image there ({image.id.removeprefix('sha256:')[:12]})"
-    if inventory.here:
+    if inventory.image_here:
         yield warning(what, "replace it with `ddpctl push HOSTS --image`")
     else:
         remedy = f"remove it there, or get the right {name} on this machine and run `ddpctl push`"

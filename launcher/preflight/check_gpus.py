@@ -96,24 +96,24 @@ def check_requested(machine: Machine, inventory: Inventory) -> Iterator[Problem]
     """Check that the requested GPUs exist and suffice, and that `all` finds as many as elsewhere."""
     if machine.facts.gpu_error:
         return
-    there = {gpu.index for gpu in machine.facts.gpus}
+    existing = {gpu.index for gpu in machine.facts.gpus}
     most = max(len(gpu_ids(host, m.facts)) for m in inventory.machines for host in m.hosts)
     for host in machine.hosts:
         nproc = host.nproc_per_node or inventory.cluster.job.nproc_per_node or 0
         ids = gpu_ids(host, machine.facts)
-        count, missing = len(ids), set(ids) - there
-        if missing and not there:
+        count, missing = len(ids), set(ids) - existing
+        if missing and not existing:
             what = f"the hosts file asks for gpus: {host.written_gpus}, but the host has none"
             yield failure(what, "install the NVIDIA driver there, or set gpus: 0")
         elif missing:
-            what = f"GPU {ranges(missing)} does not exist; the host has GPU {ranges(there)}"
+            what = f"GPU {ranges(missing)} does not exist; the host has GPU {ranges(existing)}"
             yield failure(what, "correct gpus: in the hosts file")
-        elif there and count < nproc and host.gpus:
+        elif existing and count < nproc and host.gpus:
             remedy = f"set nproc_per_node: {count}, or give the host more GPUs"
             yield failure(f"{count} GPUs for nproc_per_node {nproc}", remedy)
         if host.gpus != "all" or count == most > 0:
             continue
-        if most == 0 and there:
+        if most == 0 and existing:
             what = "no GPU found except the integrated one: it is a CPU node"
             yield warning(what, "set gpus: 0 if that is intended, or gpus: [0] to use that one")
         elif most == 0:
@@ -175,8 +175,8 @@ def check_health(machine: Machine, _: Inventory) -> Iterator[Problem]:
         what = f"MIG is enabled on GPU {ranges(sliced)}, and NCCL does not work across MIG slices"
         yield failure(what, "run `nvidia-smi -mig 0` there, or choose other GPUs")
     for field, (what, remedy) in HEALTH.items():
-        if found := [gpu.index for gpu in machine.gpu_states if getattr(gpu, field)]:
-            yield warning(f"GPU {ranges(found)} {what}", remedy)
+        if gpus := [gpu.index for gpu in machine.gpu_states if getattr(gpu, field)]:
+            yield warning(f"GPU {ranges(gpus)} {what}", remedy)
     nvidia = machine.details.nvidia
     index = {gpu.pci: gpu.index for gpu in nvidia.gpus}
     for pci, number in dict.fromkeys(nvidia.xids):

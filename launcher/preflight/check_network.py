@@ -25,14 +25,14 @@ def check_interfaces(machine: Machine, inventory: Inventory) -> Iterator[Problem
     Large messages can hang between hosts with different MTUs.
     """
     details, facts = machine.details, machine.facts
-    there = ", ".join(i.name for i in facts.interfaces if i.name != "lo")
+    others = ", ".join(i.name for i in facts.interfaces if i.name != "lo")
     for name in dict.fromkeys(host.interface for host in machine.hosts if host.interface):
         nic = facts.interface(name)
         if nic is None and facts.interfaces:
-            what = f"interface {name} does not exist; the host has {there}"
+            what = f"interface {name} does not exist; the host has {others}"
             yield failure(what, "correct interface: in the hosts file")
         elif nic is not None and nic.state == "down":
-            remedy = f"run `ip link set {name} up` there, or choose another of {there}"
+            remedy = f"run `ip link set {name} up` there, or choose another of {others}"
             yield failure(f"interface {name} is down", remedy)
     if (details.resolved or "").startswith("127.") and len(inventory.machines) > 1:
         what = f"its own name {facts.hostname} resolves to {details.resolved} there"

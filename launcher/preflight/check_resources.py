@@ -51,14 +51,16 @@ def _room(disk: Disk, use: str, needed: int) -> Iterator[Problem]:
 
 def check_memory(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
     """Check free RAM, shared memory, and the limit on memory that InfiniBand locks."""
-    details, wanted = machine.details, inventory.cluster.job.shm_size
-    shm, chosen = details.disk("/dev/shm"), wanted != Job().shm_size
+    details, shm_size = machine.details, inventory.cluster.job.shm_size
+    shm, chosen = details.disk("/dev/shm"), shm_size != Job().shm_size
     if not machine.in_containers and shm and shm.kib < GIB:
         what = f"/dev/shm is only {_size(shm.kib)}, and data loader workers need more"
         remedy = "run `mount -o remount,size=16g /dev/shm` there, or set num_workers to 0"
         yield warning(what, remedy)
-    if machine.in_containers and chosen and wanted // 1024 > details.memory_kib > 0:
-        what = f"shm_size {_size(wanted // 1024)} exceeds its {_size(details.memory_kib)} of memory"
+    if machine.in_containers and chosen and shm_size // 1024 > details.memory_kib > 0:
+        what = (
+            f"shm_size {_size(shm_size // 1024)} exceeds its {_size(details.memory_kib)} of memory"
+        )
         yield warning(what, "set a smaller job.shm_size")
     if 0 < details.memory_available_kib < GIB // 2:
         what = f"only {_size(details.memory_available_kib)} of memory available"

@@ -29,12 +29,12 @@ def look(hosts: Sequence[Host], console: Console) -> list[HostLine]:
     An entry has the number of GPUs (None without an answer) and a note for the user.
     """
     with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
-        found, failures = ask_each(
+        facts, failures = ask_each(
             nodes, lambda node: gather_one(node, ports=False, check=["", ""])
         )
     for error in failures.values():
         console.say(f"no answer from {error}")
-    return [described(host.name, found.get(host.name)) for host in hosts]
+    return [described(host.name, facts.get(host.name)) for host in hosts]
 
 
 def described(host: str, facts: Facts | None) -> HostLine:

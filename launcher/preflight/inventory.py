@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Inventory:
-    """The machines that answered, in rank order. here: the job's image on the launching machine."""
+    """The machines that answered, in rank order, and what else the checks need."""
 
     cluster: Cluster
     machines: Sequence[Machine]
-    here: ImageInfo | None = None
+    image_here: ImageInfo | None = None  # the job's image on the launching machine
     reach: Reach = field(default_factory=Reach)
     waits: bool = False  # the launch will wait for GPUs of other runs
 

@@ -73,7 +73,7 @@ class Probe:
         return Reach(results, frozenset(unprobed), frozenset(self._unfinished))
 
     def close(self) -> None:
-        for agent in self._agents.values():
+        for agent in [*self._agents.values()]:
             agent.close()
 
     def _dial(self, dials: Sequence[Dial]) -> dict[Dial, DialResult]:

@@ -70,12 +70,12 @@ class Reach:
     @functools.cached_property
     def by_address(self) -> Mapping[tuple[int, str, bool], Mapping[int, DialResult]]:
         """By (target, ip, is_master_port), then by source. Leaves out machines that are cut off."""
-        found: dict[tuple[int, str, bool], dict[int, DialResult]] = {}
+        grouped: dict[tuple[int, str, bool], dict[int, DialResult]] = {}
         for dial, result in self.results.items():
             if dial.source not in self.cut_off:
                 key = (dial.target, dial.ip, dial.is_master_port)
-                found.setdefault(key, {})[dial.source] = result
-        return found
+                grouped.setdefault(key, {})[dial.source] = result
+        return grouped
 
     @functools.cached_property
     def unreached(self) -> frozenset[str]:

@@ -70,7 +70,7 @@ def check(choice: Choice, console: Console) -> HostSurvey:
             for rank in machine.ranks
         }
     unreached = inventory.reach.unreached
-    return HostSurvey(request, nodes, survey.facts, inventory.here, images, unreached)
+    return HostSurvey(request, nodes, survey.facts, inventory.image_here, images, unreached)
 
 
 def push(survey: HostSurvey, console: Console) -> PushResult:

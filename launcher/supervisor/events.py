@@ -82,7 +82,7 @@ class Environment(Event):
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuLoad:
     """use: percent. used, total: MiB of memory. Each is 0 if nvidia-smi does not report it."""
 
     use: int
@@ -96,7 +96,7 @@ class Usage(Event):
 
     kind = "usage"
     cores: float
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuLoad, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from .events import Environment, Gpu, ResourceUsage, Usage
+from .events import Environment, GpuLoad, ResourceUsage, Usage
 from .proc import descendants, read_text, usage
 from .spec import Spec
 
@@ -87,13 +87,13 @@ class Sampler:
         return round(spent / past, 2) if past > 0 else 0.0
 
 
-def parse_gpus(text: bytes) -> tuple[Gpu, ...]:
+def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
     """Parse nvidia-smi's rows: utilization, memory used, memory total. () if none is readable."""
     found = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 3 and all(c == "[N/A]" or _NUMBER.fullmatch(c) for c in cells[1:]):
-            found.append(Gpu(*(int(c) if _NUMBER.fullmatch(c) else 0 for c in cells)))
+            found.append(GpuLoad(*(int(c) if _NUMBER.fullmatch(c) else 0 for c in cells)))
     return tuple(found)
 
 

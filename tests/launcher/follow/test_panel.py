@@ -22,7 +22,7 @@ from local_machine import Machine
 from launcher.follow.monitor import NodeOutcome, TailLine
 from launcher.follow.panel import Panel, gpu_words
 from launcher.follow.trainer_progress import parse_progress
-from launcher.supervisor.events import Gpu, Usage
+from launcher.supervisor.events import GpuLoad, Usage
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal import live
 
@@ -67,7 +67,7 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
 
 def test_gpus_of_a_host_are_told_together() -> None:
     gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
-    assert gpus == (Gpu(50, 1024, 81920), Gpu(0, 3072, 81920))
+    assert gpus == (GpuLoad(50, 1024, 81920), GpuLoad(0, 3072, 81920))
     assert parse_gpus(b"NVIDIA-SMI has failed\n") == ()
     assert parse_gpus(b"1, 1, " + b"9" * 5000) == ()
     spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
@@ -112,9 +112,9 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     outcomes = {rank: NodeOutcome(rank, f"gpu{rank + 1:02}") for rank in range(64)}
     for outcome in outcomes.values():
         outcome.tail.append(TailLine(1.0, 0, b"x"))
-        outcome.usage = Usage(1.0, (Gpu(97, 61000, 81920),) * 8)
+        outcome.usage = Usage(1.0, (GpuLoad(97, 61000, 81920),) * 8)
     outcomes[7].lost_since = 1.0
-    outcomes[20].usage = Usage(1.0, (Gpu(1, 61000, 81920),) * 8)
+    outcomes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)
     shown = plain_panel(outcomes, *size)[3:]
     assert [" ".join(row.split()) for row in shown] == [
         "7 gpu08 contact lost 8 GPUs 97 %, 477 of 640 GiB",

@@ -24,7 +24,7 @@ from launcher.supervisor.events import (
     Environment,
     Event,
     Frame,
-    Gpu,
+    GpuLoad,
     RankExit,
     RankPids,
     RankStacks,
@@ -50,7 +50,7 @@ EVENTS: list[Event] = [
     Stopping(REASON),
     ResourceUsage(1, 2 << 30, {"shm": 0, "output": None}),
     Environment({"torch": "2.5.1"}, ("HOME",)),
-    Usage(1.5, (Gpu(97, 40960, 81920),)),
+    Usage(1.5, (GpuLoad(97, 40960, 81920),)),
     End("hung", 1, REASON),
 ]
 

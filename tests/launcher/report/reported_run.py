@@ -14,7 +14,7 @@ from launcher.supervisor.events import (
     Environment,
     Event,
     Frame,
-    Gpu,
+    GpuLoad,
     RankPids,
     RankStacks,
     Stack,
@@ -89,7 +89,7 @@ def node_journal(attempt: int, rank: int, evil: str = "plain") -> NodeJournal:
     events: list[tuple[float, Event]] = [
         (BEGAN, Environment(versions, ("HOME", *(["NCCL_DEBUG"] if attempt > 1 else [])))),
         (BEGAN, RankPids({str(r): r for r in ranks})),
-        *((BEGAN + 60 * n, Usage(1.5 + n, (Gpu(90 + n, 40960, 81920),))) for n in range(3)),
+        *((BEGAN + 60 * n, Usage(1.5 + n, (GpuLoad(90 + n, 40960, 81920),))) for n in range(3)),
         (BEGAN + 200, RankStacks(stacks)),
     ]
     host = f"gpu{rank + 1}{evil if rank == 0 else ''}"

@@ -11,12 +11,12 @@ import pytest
 from supervisors import spec
 
 from launcher.supervisor import usage
-from launcher.supervisor.events import Gpu, Usage
+from launcher.supervisor.events import GpuLoad, Usage
 from launcher.supervisor.journal import Journal
 from launcher.supervisor.metrics_file import STALE, MetricsFile
 from launcher.supervisor.usage import Sampler, environment
 
-GPUS = (Gpu(97, 40960, 81920),)
+GPUS = (GpuLoad(97, 40960, 81920),)
 
 
 def test_the_environment_has_versions_and_the_names_of_variables(

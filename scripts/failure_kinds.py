@@ -22,10 +22,8 @@ def table() -> str:
     rows = []
     for kind in FailureKind:
         remedy = (kind.remedy or "see the excerpt") + "."
-        restart = "yes" if kind.restartable else "no"
-        rows.append(
-            f"| `{kind.value}` | {kind.meaning} | {remedy[0].upper()}{remedy[1:]} | {restart} |\n"
-        )
+        remedy = f"{remedy[0].upper()}{remedy[1:]}"
+        rows.append(f"| `{kind.value}` | {kind.meaning} | {remedy} | {kind.restart.value} |\n")
     return HEADER + "".join(rows)
 
 

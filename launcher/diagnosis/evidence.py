@@ -1,16 +1,14 @@
 """Evidence about an attempt that has ended, and the candidates for its first failure. Pure."""
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
+from ..supervisor.classify import Weight
 from ..supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
 from ..text import printable
 from .failure_kinds import FailureKind
-
-FULL = 65536  # free bytes at or below which a disk counts as full
 
 E = TypeVar("E", bound=Event)
 
@@ -56,14 +54,8 @@ class NodeEvidence:
         return max(times, default=0.0)
 
     @property
-    def oom_kills(self) -> bool:
-        return self.oom_killed or any(event.oom_kills for _, event in self.of(ResourceUsage))
-
-    @property
-    def full_disks(self) -> list[str]:
-        """The disks that were full at the time of the failure."""
-        usage = next((event for _, event in self.of(ResourceUsage)), ResourceUsage())
-        return [name for name, left in usage.free.items() if left is not None and left < FULL]
+    def resources(self) -> list[ResourceUsage]:
+        return [usage for _, usage in self.of(ResourceUsage)]
 
 
 @dataclass(frozen=True)
@@ -80,15 +72,6 @@ def on_one_clock(evidence: Evidence) -> Evidence:
         best = min((clock for _, clock in node.of(Clock)), key=lambda c: c.error, default=None)
         nodes.append(replace(node, clock_skew=base - best.offset) if best else node)
     return replace(evidence, nodes=nodes)
-
-
-class Weight(enum.IntEnum):
-    """Rank of an observation as the first failure: the lowest wins, among equals the earliest."""
-
-    CAUSE = 0
-    WITNESS = 1  # reports another node's failure, or may be its effect
-    UNREACHABLE = 2  # the host does not answer, and other nodes lost a connection
-    EFFECT = 3
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
 """All kinds of first failure: meaning, remedy, whether a restart can help, log pattern.
 
-This is the only table of kinds. In run.json, `first_failure.kind` is the value of a member.
-Only a `restartable` failure leads to a restart. docs/troubleshooting.md shows the table;
+This is the only table of kinds, for the launcher and (in spec.json) for the supervisors. In run.json,
+`first_failure.kind` is the value of a member. docs/troubleshooting.md shows the table;
 scripts/failure_kinds.py writes it there.
 """
 
 from __future__ import annotations
 
 import enum
-import re
-from collections.abc import Sequence
 from typing import Any
 
-RESTARTABLE = True  # the failure may not happen again; those of other kinds would
+from ..supervisor.classify import KindTable, Restart
+
+RESTARTABLE = Restart.ALWAYS  # the failure may not happen again; those of other kinds would
 
 
 class FailureKind(enum.StrEnum):
@@ -23,16 +23,16 @@ class FailureKind(enum.StrEnum):
 
     meaning: str
     remedy: str
-    restartable: bool
-    pattern: re.Pattern[str] | None
+    restart: Restart
+    pattern: str | None
 
-    def __new__(cls, value: str, meaning: str, remedy: str, *more: bool | str) -> FailureKind:
+    def __new__(
+        cls, value: str, meaning: str = "", remedy: str = "", *more: Restart | str
+    ) -> FailureKind:
         kind = str.__new__(cls, value)
         kind._value_, kind.meaning, kind.remedy = value, meaning, remedy
-        kind.restartable = RESTARTABLE in more
-        patterns = [each for each in more if isinstance(each, str)]
-        flags = re.IGNORECASE | re.MULTILINE
-        kind.pattern = re.compile(patterns[0], flags) if patterns else None
+        kind.restart = next((each for each in more if isinstance(each, Restart)), Restart.NEVER)
+        kind.pattern = next((each for each in more if isinstance(each, str)), None)
         return kind
 
     # --- recognised by what the process printed ---
@@ -216,6 +216,4 @@ class FailureKind(enum.StrEnum):
         return next((kind for kind in cls if kind == value), None)
 
 
-def pattern_in(lines: Sequence[str]) -> FailureKind | None:
-    text = "\n".join(lines)
-    return next((kind for kind in FailureKind if kind.pattern and kind.pattern.search(text)), None)
+TABLE = KindTable([(kind.value, kind.restart.value, kind.pattern) for kind in FailureKind])

@@ -7,12 +7,13 @@ clock wins.
 """
 
 from ..failure import FirstFailure
+from ..supervisor import log_patterns
+from ..supervisor.classify import Weight, oom_message, torchrun_ending
 from ..supervisor.events import RankExit, Stopping
 from ..text import rfc3339
-from . import log_patterns
-from .evidence import Candidate, Evidence, NodeEvidence, Weight, on_one_clock
-from .failure_kinds import FailureKind
-from .rank_exit import classify_exit, oom_message, rank_exit
+from .evidence import Candidate, Evidence, NodeEvidence, on_one_clock
+from .failure_kinds import TABLE, FailureKind
+from .rank_exit import rank_exit
 from .stop_reason import stop_reason
 
 
@@ -52,15 +53,13 @@ def _torchrun(node: NodeEvidence) -> Candidate | None:
     if not node.end or not reason or reason.kind != "torchrun":
         return None
     lines = reason.last_lines or node.lines(None)
-    kind, message = classify_exit(node.end.exit_code, reason.signal, lines)
-    effect = log_patterns.is_effect(lines) and kind != FailureKind.PORT_IN_USE
-    unknown = kind in (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
+    ending = torchrun_ending(node.end.exit_code, reason.signal, lines, TABLE)
     return Candidate(
-        Weight.EFFECT if effect else Weight.CAUSE,
+        ending.weight,
         (reason.time or node.last_seen) - node.clock_skew,
         node,
-        FailureKind.TORCHRUN if unknown else kind,
-        f"torchrun {message}",
+        FailureKind(ending.kind),
+        ending.message,
         exit_code=node.end.exit_code,
         lines=lines,
     )
@@ -76,7 +75,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
     weight, kind = Weight.CAUSE, FailureKind.HOST_LOST
     if node.oom_killed:
-        kind, message = FailureKind.OOM_KILLED, oom_message(node)
+        kind, message = FailureKind.OOM_KILLED, oom_message(node.resources)
     elif node.exit_code is not None:
         kind = FailureKind.CONTAINER_KILLED
         message = f"its container was killed (exit code {node.exit_code})"

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from ..supervisor.classify import Weight
 from ..supervisor.events import Reason
-from .evidence import Candidate, Evidence, NodeEvidence, Weight
+from .evidence import Candidate, Evidence, NodeEvidence
 from .failure_kinds import FailureKind
 from .stack_groups import newest_groups, stragglers
 

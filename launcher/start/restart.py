@@ -17,6 +17,7 @@ from ..runs.record import AttemptRecord, RunFolder, RunRecord
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
+from ..supervisor.classify import Restart
 from ..terminal.console import Console
 from .request import Request
 from .run_attempt import run_attempt
@@ -39,7 +40,7 @@ def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> RestartDecis
     kind = FailureKind.named(name)
     # automatic attempts since the user last launched or resumed the run
     restarts = _in_a_row(attempts, lambda attempt: attempt.by == "restart")
-    if kind is None or not kind.restartable:
+    if kind is None or kind.restart is Restart.NEVER:
         return RestartDecision(False, f"a failure of kind `{name}` would happen again")
     if restarts >= max_restarts:
         return RestartDecision(False, f"{restarts} of {max_restarts} restarts are used up")

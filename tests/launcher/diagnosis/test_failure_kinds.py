@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from failure_kinds import PAGE, table
 
-from launcher.diagnosis.failure_kinds import FailureKind, pattern_in
+from launcher.diagnosis.failure_kinds import TABLE, FailureKind
 
 
 def test_the_page_shows_the_table() -> None:
@@ -25,6 +25,10 @@ def test_a_kind_of_another_version_is_none() -> None:
 
 
 def test_the_specific_pattern_comes_before_the_general_one() -> None:
-    assert pattern_in(["RuntimeError: CUDA error: out of memory"]) == FailureKind.CUDA_OOM
-    assert pattern_in(["OSError: [Errno 28] No space left on device"]) == FailureKind.DISK_FULL
-    assert pattern_in(["all is well"]) is None
+    def kind(line: str) -> str | None:
+        match = TABLE.match([line])
+        return match and match[0]
+
+    assert kind("RuntimeError: CUDA error: out of memory") == FailureKind.CUDA_OOM
+    assert kind("OSError: [Errno 28] No space left on device") == FailureKind.DISK_FULL
+    assert kind("all is well") is None

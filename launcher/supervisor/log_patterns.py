@@ -1,9 +1,9 @@
 """Read a failed process's last lines: its exception, an excerpt, and whether it failed first. Pure."""
 
-import re
-from collections.abc import Sequence
+from __future__ import annotations
 
-from .failure_kinds import FailureKind, pattern_in
+import re
+from typing import Sequence
 
 EXCERPT_LINES = 20
 
@@ -29,12 +29,12 @@ EFFECT = re.compile(
 
 def is_effect(lines: Sequence[str]) -> bool:
     """Return whether the process failed only because another one had already ended."""
-    return bool(EFFECT.search("\n".join(exception_lines(lines) or _last_lines(lines))))
+    return bool(EFFECT.search("\n".join(telling_lines(lines))))
 
 
-def known_kind(lines: Sequence[str]) -> FailureKind | None:
-    """Return the kind that matches the exception's message or, without one, any of the last lines."""
-    return pattern_in(exception_lines(lines) or _last_lines(lines))
+def telling_lines(lines: Sequence[str]) -> list[str]:
+    """Return the lines that tell the cause: the exception's message or, without one, the last lines."""
+    return exception_lines(lines) or _last_lines(lines)
 
 
 def exception_line(lines: Sequence[str]) -> str:

@@ -14,17 +14,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import CommandFailed
-from .status import NodeStatus, read_status
+from .status import ContainerState, NodeStatus, read_status
 
 FOLDER = Path("/tmp/ddpctl-claims")
-STATES = ("waiting", "created", "running")  # a claim's file is named NAME.STATE
+# A claim's file is named NAME.STATE.
+STATES = (ContainerState.WAITING, ContainerState.CREATED, ContainerState.RUNNING)
 LARGEST = 65536  # bytes of one file
 
 
 held: dict[str, int] = {}  # file descriptors that keep this process's claims alive, by name
 
 
-def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> None:
+def publish(host: str, name: str, state: ContainerState, labels: Mapping[str, str]) -> None:
     """Create a claim and hold its lock until `started` or `remove` is called."""
     scratch = FOLDER / f".{name}.{os.getpid()}"
     try:
@@ -50,7 +51,8 @@ def publish(host: str, name: str, state: str, labels: Mapping[str, str]) -> None
 
 def started(name: str) -> None:
     """Leave the claim to the supervisor, which has inherited its lock."""
-    (FOLDER / f"{name}.created").rename(FOLDER / f"{name}.running")
+    _, created, running = (FOLDER / f"{name}.{state}" for state in STATES)
+    created.rename(running)
     os.close(held.pop(name))
 
 
@@ -69,7 +71,7 @@ def claims(host: str) -> Iterator[NodeStatus]:
         with contextlib.suppress(OSError, ValueError):
             if state in STATES and (found := _read(path)):
                 labels, created = found
-                seen = NodeStatus(state=state, created=created, started=created)
+                seen = NodeStatus(state=ContainerState(state), created=created, started=created)
                 if status := read_status(host, path.stem, labels, seen):
                     yield status
 

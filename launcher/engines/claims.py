@@ -17,7 +17,7 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping
 
 from ..text import ranges
-from .status import UNSTARTED, NodeStatus
+from .status import UNSTARTED, ContainerState, NodeStatus
 
 
 def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -> list[NodeStatus]:
@@ -33,14 +33,16 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
 
 def goes_first(rival: NodeStatus, key: tuple[float, str]) -> bool:
     """Return whether the rival goes before our run. key: when our run asked, and its id."""
-    if rival.state == "removing" or rival.expired:
+    if rival.state is ContainerState.REMOVING or rival.expired:
         return False
     return rival.alive or (rival.since, rival.run_id) < key
 
 
 def undecided(rival: NodeStatus) -> bool:
     """Return whether a later rival may still start, give up or be removed."""
-    return rival.state == "removing" or (rival.state == "created" and not rival.expired)
+    if rival.state is ContainerState.CREATED:
+        return not rival.expired
+    return rival.state is ContainerState.REMOVING
 
 
 def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus) -> str:
@@ -49,7 +51,7 @@ def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus
     gpus = [gpu_ids[uuid] for uuid in shared if uuid in gpu_ids]
     what = [f"GPU {ranges(gpus)}"] if gpus else []
     what += sorted(resource for resource in shared if resource not in gpu_ids)
-    has = "has" if rival.alive else "waits for" if rival.state == "waiting" else "is about to use"
+    has = "has" if rival.alive else "waits for" if rival.is_ticket else "is about to use"
     when = ""
     if since := rival.since or rival.started:
         moment = datetime.datetime.fromtimestamp(since, datetime.UTC)

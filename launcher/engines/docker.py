@@ -18,7 +18,16 @@ from .command import ENGINE_NAME, engine_command
 from .docker_client import Api, docker_of
 from .docker_exec import DockerExec
 from .engine_info import Capabilities, EngineInfo, parse_engine
-from .status import NodeStatus, array, inspected, mapping, read_status, seen_in_list, unix
+from .status import (
+    ContainerState,
+    NodeStatus,
+    array,
+    inspected,
+    mapping,
+    read_status,
+    seen_in_list,
+    unix,
+)
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
@@ -57,7 +66,7 @@ class Docker:
                 self._api.wait(place.container, timeout=None)
                 return inspected(self._api.inspect_container(place.container))
             except docker.errors.NotFound:
-                return NodeStatus(state="dead", error="the container was removed")
+                return NodeStatus(state=ContainerState.DEAD, error="the container was removed")
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
@@ -76,13 +85,13 @@ class Docker:
         """Yield the tickets: volumes, which have labels and a time but need no image."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
-            seen = NodeStatus(state="waiting", created=unix(row.get("CreatedAt")))
+            seen = NodeStatus(state=ContainerState.WAITING, created=unix(row.get("CreatedAt")))
             if status := self._read(str(row.get("Name")), row, seen):
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
         try:  # no `force`: if a start and a removal coincide, the engine fails one of them
-            if status.state == "waiting":
+            if status.is_ticket:
                 self._api.remove_volume(status.handle)
             else:
                 self._api.remove_container(status.handle, v=True)
@@ -104,18 +113,18 @@ class Docker:
         return DockerExec(self._api, status.handle, command, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        if status.state == "waiting":
+        if status.is_ticket:
             return
         with (
             self._api.explained("stop the container"),
             contextlib.suppress(docker.errors.NotFound),
         ):
-            if status.state == "paused":
+            if status.state is ContainerState.PAUSED:
                 self._api.unpause(status.handle)  # a paused process cannot handle SIGTERM
             self._api.stop(status.handle, timeout=int(timeout))
 
     def remove(self, status: NodeStatus) -> None:
-        if status.state == "waiting":
+        if status.is_ticket:
             self.withdraw(status)
             return
         with self._api.explained("remove the container"):

@@ -30,7 +30,7 @@ from ..supervisor.proc import proc_environ, proc_stat
 from . import claim_files
 from .base import Exec
 from .process_exec import LocalExec
-from .status import NodeStatus, read_status
+from .status import ContainerState, NodeStatus, read_status
 
 POLL = 0.1  # seconds between checks of a process that is not our child
 KILL_TIMEOUT = 10.0  # seconds for a process to disappear after SIGKILL
@@ -50,7 +50,7 @@ class LocalProcesses:
         labels = dict(node.container.labels)
         (Path(node.place.control_dir) / "labels.json").write_text(json.dumps(labels))
         self._environment = {**os.environ, **node.container.env, **secrets}
-        claim_files.publish(self.host, node.container.name, "created", labels)
+        claim_files.publish(self.host, node.container.name, ContainerState.CREATED, labels)
 
     def start(self, node: NodePlan) -> None:
         control, name = Path(node.place.control_dir), node.container.name
@@ -71,7 +71,7 @@ class LocalProcesses:
 
     def wait(self, place: Place) -> NodeStatus:
         control = Path(place.control_dir)
-        while (seen := _seen(control)).state == "running":
+        while (seen := _seen(control)).alive:
             time.sleep(POLL)
         return seen
 
@@ -80,14 +80,14 @@ class LocalProcesses:
             read_status(self.host, str(control), _labels(control), _seen(control))
             for control in self._newest_attempts(run_id)
         ]
-        tickets = [s for s in self.claims() if s.state == "waiting" and run_id in (None, s.run_id)]
+        tickets = [s for s in self.claims() if s.is_ticket and run_id in (None, s.run_id)]
         return [*(status for status in found if status), *tickets]
 
     def claims(self) -> Sequence[NodeStatus]:
         return list(claim_files.claims(self.host))
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        claim_files.publish(self.host, name, "waiting", labels)
+        claim_files.publish(self.host, name, ContainerState.WAITING, labels)
 
     def withdraw(self, status: NodeStatus) -> bool:
         claim_files.remove(status.handle)
@@ -125,7 +125,7 @@ class LocalProcesses:
         _kill_orphans(status.run_id, status.node_rank)
 
     def remove(self, status: NodeStatus) -> None:
-        if status.state == "waiting":
+        if status.is_ticket:
             claim_files.remove(status.handle)
             return
         (Path(status.handle) / "labels.json").unlink(missing_ok=True)
@@ -159,13 +159,16 @@ def _text(path: Path) -> str:
 def _seen(control: Path) -> NodeStatus:
     pid, started = _recorded(control)
     if pid is None:
-        return NodeStatus(state="created")
+        return NodeStatus(state=ContainerState.CREATED)
     began = _modified(control / "pid")
     if _running(pid, started):
-        return NodeStatus(state="running", started=began)
+        return NodeStatus(state=ContainerState.RUNNING, started=began)
     journal = control / "journal"
     return NodeStatus(
-        state="exited", exit_code=_exit_code(journal), started=began, ended=_modified(journal)
+        state=ContainerState.EXITED,
+        exit_code=_exit_code(journal),
+        started=began,
+        ended=_modified(journal),
     )
 
 

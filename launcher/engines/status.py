@@ -4,6 +4,7 @@ Hosts are outside the trust boundary. A node with malformed labels is skipped wi
 """
 
 import datetime
+import enum
 import functools
 import logging
 import re
@@ -16,12 +17,9 @@ from ..plan.plan import LABEL
 from ..run_id import RUN_ID
 from ..text import one_line
 
-GONE = ("exited", "cancelled", "dead", "created", "waiting")  # no process runs
-UNSTARTED = ("created", "waiting")
 LEASE = 60.0  # seconds; a launch starts or renews what it has created within this time
 LATEST = 1e11  # unix seconds
 TEXT_LIMIT = 300  # characters kept of a text from a host
-STATES = frozenset(("created", "running", "paused", "restarting", "removing", "exited", "dead"))
 NEVER = "0001"  # the year of a time that means "never"
 POSITIVE = re.compile("[1-9][0-9]{0,5}")
 LABELS = {  # a node is skipped unless these labels match
@@ -35,6 +33,27 @@ LABELS = {  # a node is skipped unless these labels match
 warn_once = functools.cache(logging.getLogger("ddpctl").warning)
 
 
+class ContainerState(enum.StrEnum):
+    """The state of what stands for a node on its host: a container, a process, or a ticket."""
+
+    WAITING = "waiting"  # a ticket: the run's place in line
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    REMOVING = "removing"
+    EXITED = "exited"
+    DEAD = "dead"
+    CANCELLED = "cancelled"  # `kill` ended it; engines only report that it exited
+    UNKNOWN = "unknown"
+
+
+UNSTARTED = (ContainerState.WAITING, ContainerState.CREATED)
+ENDED = (ContainerState.EXITED, ContainerState.DEAD)
+NOT_OF_ENGINES = (ContainerState.WAITING, ContainerState.CANCELLED, ContainerState.UNKNOWN)
+REPORTED = frozenset(state for state in ContainerState if state not in NOT_OF_ENGINES)
+
+
 @dataclass(frozen=True)
 class NodeStatus:
     """One node of one attempt, as its host's engine reports it."""
@@ -43,7 +62,7 @@ class NodeStatus:
     node_rank: int = 0
     host: str = ""
     handle: str = ""  # container name or control folder; the argument for stop and remove
-    state: str = "unknown"  # or one of STATES, waiting, cancelled
+    state: ContainerState = ContainerState.UNKNOWN
     exit_code: int | None = None  # None while it runs, or if unknown
     run_id: str = ""  # this and the next three are "" and 0 after the node was removed
     name: str = ""  # of the run; "" if it has none
@@ -68,7 +87,17 @@ class NodeStatus:
 
     @property
     def alive(self) -> bool:
-        return self.state not in GONE
+        """Whether a process of it may run."""
+        return self.state not in (*UNSTARTED, *ENDED, ContainerState.CANCELLED)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ran, and its engine still has it."""
+        return self.state in ENDED
+
+    @property
+    def is_ticket(self) -> bool:
+        return self.state is ContainerState.WAITING
 
     @property
     def node_state(self) -> NodeState:
@@ -76,9 +105,9 @@ class NodeStatus:
             return NodeState.WAITING
         if self.alive:
             return NodeState.RUNNING
-        if self.state == "created":
+        if self.state is ContainerState.CREATED:
             return NodeState.PENDING
-        if self.state == "cancelled":
+        if self.state is ContainerState.CANCELLED:
             return NodeState.CANCELLED
         if self.exit_code is None:
             return NodeState.UNKNOWN
@@ -87,7 +116,7 @@ class NodeStatus:
     @property
     def waits(self) -> bool:
         """Whether this is a run's place in line whose launch is still waiting."""
-        return self.state == "waiting" and not self.expired
+        return self.is_ticket and not self.expired
 
     @property
     def resources(self) -> frozenset[str]:
@@ -143,7 +172,7 @@ def inspected(answer: Mapping[str, Any]) -> NodeStatus:
     """Return a container's state from the Engine API's `inspect`. Checks all types."""
     state = mapping(answer.get("State"))
     status = _state(state.get("Status"))
-    ended = status in ("exited", "dead")
+    ended = status in ENDED
     # After a reboot, Podman reports exit code 0 and no end time for containers that were running.
     code = None if str(state.get("FinishedAt")).startswith(NEVER) else state.get("ExitCode")
     return NodeStatus(
@@ -181,9 +210,12 @@ def host_text(value: object) -> str:
     return one_line(value, TEXT_LIMIT) if isinstance(value, str) else ""
 
 
-def _state(text: object) -> str:
-    text = "exited" if text == "stopped" else text  # Podman's state before it has cleaned up
-    return text if isinstance(text, str) and text in STATES else "unknown"
+def _state(text: object) -> ContainerState:
+    if text == "stopped":  # Podman's state before it has cleaned up
+        return ContainerState.EXITED
+    if isinstance(text, str) and text in REPORTED:
+        return ContainerState(text)
+    return ContainerState.UNKNOWN
 
 
 def unix(text: object) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines.status import NodeStatus
+from ..engines.status import ContainerState, NodeStatus
 from ..facts.nvidia import BUSY, BUSY_MIB, IDLE, GpuUse, Process
 from ..text import counted, names, ranges
 
@@ -28,7 +28,7 @@ class GpuRow:
 
 def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
     """Return a row per GPU, in the hosts' order, once if two hosts report the same one. gpus: by host."""
-    live = [status for status in statuses if status.alive or status.state == "created"]
+    live = [status for status in statuses if status.alive or status.state is ContainerState.CREATED]
     rows: dict[str, GpuRow] = {}
     for host, found in gpus.items():
         here = [status for status in live if status.host == host]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.claims import goes_first, rivals
-from ..engines.status import NodeStatus
+from ..engines.status import ContainerState, NodeStatus
 from ..errors import DdpctlError, HostsFileError
 from ..facts.nvidia import USE, GpuUse, parse_use
 from ..follow.trainer_progress import Progress, read_progress
@@ -191,9 +191,9 @@ def look(clusters: Connected, selection: Selection, console: Console) -> Seen:
             container = known.get((status.run_id, status.node_rank, status.attempt))
             if container is None:
                 found.setdefault((status.host, status.handle), status)
-            elif status.state == "cancelled" and not container.alive:
+            elif status.state is ContainerState.CANCELLED and not container.alive:
                 # the container only shows that it was stopped
-                found[container.host, container.handle] = replace(container, state="cancelled")
+                found[container.host, container.handle] = replace(container, state=status.state)
     machines = one_per_account(node for _, nodes in clusters for node in nodes)
     progress: dict[str, Progress] = {}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ..engines.status import ContainerState
 from .findings import Problem, failure, split, warning
 from .inventory import Inventory, common
 from .machine import Machine
@@ -65,9 +66,9 @@ def check_image(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
 def check_leftovers(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
     """Find nodes that are paused, or that run although another node of their run has ended."""
     nodes = [node for m in inventory.machines for node in m.run_nodes]
-    ended = {(n.run_id, n.attempt) for n in nodes if n.state in ("exited", "dead")}
+    ended = {(n.run_id, n.attempt) for n in nodes if n.has_ended}
     for node in machine.run_nodes:
-        paused = node.state == "paused"
+        paused = node.state is ContainerState.PAUSED
         if paused or (node.alive and (node.run_id, node.attempt) in ended):
             state = "is paused" if paused else "is still running, but other nodes have ended"
             what = f"node {node.node_rank} of run {node.run_id} ({node.owner}) {state}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..engines.status import NodeStatus, host_text
+from ..engines.status import ContainerState, NodeStatus, host_text
 from ..errors import DdpctlError, UsageError
 from ..hosts import Cluster
 from ..logs.event_reader import parsed
@@ -90,13 +90,15 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
             run = ReportedRun()
         events = [each.event for each in Reader().feed(record.encode() + b"\n")]
         end = next((event for event in events if isinstance(event, End)), None)
-        cancelled = end.state == "cancelled" if end else marked
+        state = ContainerState.EXITED if end else ContainerState.UNKNOWN
+        if end.state == "cancelled" if end else marked:
+            state = ContainerState.CANCELLED
         status = NodeStatus(
             attempt=attempt,
             node_rank=rank,
             host=host,
             handle=place_in(run_dir_in(STORE, run_id), run_id, rank, attempt).control_dir,
-            state="cancelled" if cancelled else "exited" if end else "unknown",
+            state=state,
             exit_code=end.exit_code if end else None,
             run_id=run_id,
             name=host_text(run.name),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..engines.choose import engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.running import RunningAttempt
-from ..engines.status import LEASE, NodeStatus
+from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import PreflightError
 from ..plan.plan import NodePlan, Plan
 from ..ssh.many import each_node
@@ -76,7 +76,7 @@ def _rivals_ahead(attempt: RunningAttempt, plan: Plan) -> list[str]:
                     listed.append(rival)
                 elif not engine.withdraw(rival):
                     # it has just started, or another launch is removing it
-                    listed.append(dataclasses.replace(rival, state="removing"))
+                    listed.append(dataclasses.replace(rival, state=ContainerState.REMOVING))
         return listed
 
     while True:

@@ -92,4 +92,4 @@ def _nodes_of(member: RunningNode, plan: Plan) -> list[NodeStatus]:
     """Return this node of all attempts on its host. Tickets stay: the run may go on waiting."""
     listed = member.engine.list(plan.run_id)
     rank = member.place.node_rank
-    return [status for status in listed if status.node_rank == rank and status.state != "waiting"]
+    return [status for status in listed if status.node_rank == rank and not status.is_ticket]

@@ -143,7 +143,7 @@ class Tickets:
 
     def _own(self, node: Node, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
         mine = (self.plan.run_id, self._plans[node].node_rank)
-        return [s for s in listed if s.state == "waiting" and (s.run_id, s.node_rank) == mine]
+        return [s for s in listed if s.is_ticket and (s.run_id, s.node_rank) == mine]
 
     def _put(self, node: Node) -> None:
         member = self._members[node]

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import text as fold
 from ..engines.choose import engines_on
-from ..engines.status import NodeStatus
+from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import CommandFailed, DdpctlError, UsageError
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
@@ -131,7 +131,7 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     statuses, failures = list_nodes(nodes, cluster)
     mine = [s for s in statuses if s.user == account_name()]
     # the launch of a node that was created but not started may have died
-    alive = [s for s in mine if s.alive or s.state in ("created", "waiting")]
+    alive = [s for s in mine if s.alive or s.state in UNSTARTED]
     run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
         raise nodes_failed(failures)
@@ -150,7 +150,7 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
         for engine in engines_on(node, cluster.job.engine):
             for status in engine.list():
                 mine = status.user == account_name() and engine.traits.in_container
-                if mine and status.state in ("exited", "dead"):
+                if mine and status.has_ended:
                     engine.remove(status)
                     removed.add(status.run_id)
         return removed

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .. import text as fold
 from ..engines.choose import engines_on
-from ..engines.status import NodeStatus
+from ..engines.status import ContainerState, NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster, load
@@ -107,14 +107,14 @@ def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[St
     dead = set()
     for run_id, nodes in runs.items():
         missing = len({status.node_rank for status in nodes}) < nodes[0].nnodes
-        if (complete and missing) or any(status.state in ("exited", "dead") for status in nodes):
+        if (complete and missing) or any(status.has_ended for status in nodes):
             dead.add(run_id)
     others = {s.run_id for nodes in runs.values() for s in nodes if s.user != user}
     found = []
     for name, host in seen.items():
         alive_here = {s.run_id for s in host.statuses if s.alive}
         for status in host.statuses:
-            left = status.alive or status.state == "created"
+            left = status.alive or status.state is ContainerState.CREATED
             if left and status.run_id in dead and status.user == user:
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
                 found.append(Stray(name, status.run_id, "container", status.handle, what))

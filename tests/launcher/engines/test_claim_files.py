@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.engines import claim_files
+from launcher.engines.status import ContainerState
 from launcher.errors import CommandFailed
 
 LABELS = {
@@ -33,7 +34,7 @@ def states() -> list[str]:
 
 
 def test_a_claim_lasts_as_long_as_a_process_has_it(folder: Path) -> None:
-    claim_files.publish("local", "ddpctl-r-0", "created", LABELS)
+    claim_files.publish("local", "ddpctl-r-0", ContainerState.CREATED, LABELS)
     [claim] = claim_files.claims("local")
     assert (claim.state, claim.gpus, claim.expired) == ("created", ("GPU-1",), False)
     inherited = os.dup(claim_files.held["ddpctl-r-0"])  # as a supervisor has it
@@ -45,7 +46,7 @@ def test_a_claim_lasts_as_long_as_a_process_has_it(folder: Path) -> None:
 
 
 def test_every_user_may_read_the_claims_and_only_the_owner_may_remove_one(folder: Path) -> None:
-    claim_files.publish("local", "ddpctl-r-0", "waiting", LABELS)
+    claim_files.publish("local", "ddpctl-r-0", ContainerState.WAITING, LABELS)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert stat.S_IMODE((folder / "ddpctl-r-0.waiting").stat().st_mode) == 0o644
     claim_files.remove("ddpctl-r-0")
@@ -63,4 +64,4 @@ def test_what_others_put_there_is_skipped(folder: Path) -> None:
 def test_a_folder_that_is_a_link_is_refused(folder: Path, tmp_path: Path) -> None:
     folder.symlink_to(tmp_path)
     with pytest.raises(CommandFailed, match="cannot be used: is a link; ask root to remove it"):
-        claim_files.publish("local", "ddpctl-r-0", "created", LABELS)
+        claim_files.publish("local", "ddpctl-r-0", ContainerState.CREATED, LABELS)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.engines.claims import goes_first, rivals, taken, undecided
-from launcher.engines.status import LEASE, NodeStatus, read_status
+from launcher.engines.status import LEASE, ContainerState, NodeStatus, read_status
 
 LABELS = {
     "io.ddpctl.run-id": "b",
@@ -27,7 +27,7 @@ LABELS = {
 
 def status(state: str = "running", age: float = 0.0, **labels: str) -> NodeStatus:
     given = {**LABELS, **{f"io.ddpctl.{key.replace('_', '-')}": v for key, v in labels.items()}}
-    read = read_status("gpu1", "c", given, NodeStatus(state=state))
+    read = read_status("gpu1", "c", given, NodeStatus(state=ContainerState(state)))
     assert read
     return dataclasses.replace(read, age=age)
 
@@ -91,7 +91,7 @@ class World:
 
     def start(self, host: int, run_id: str) -> None:
         mine = self.there[host, run_id] = dataclasses.replace(
-            self.there[host, run_id], state="running"
+            self.there[host, run_id], state=ContainerState.RUNNING
         )
         for rival in rivals(run_id, mine.resources, self.listed(host)):
             assert rival.state != "running", f"{run_id} and {rival.run_id} run on one GPU"

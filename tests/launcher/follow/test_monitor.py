@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from local_attempt import local_attempt
 
-from launcher.engines.status import NodeStatus
+from launcher.engines.status import ContainerState, NodeStatus
 from launcher.follow import monitor as module
 from launcher.follow.monitor import Monitor, NodeOutcome
 from launcher.follow.node_watcher import EVENTS, Batch, ContactReport, Exited
@@ -75,7 +75,7 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monitor = Monitor(local_attempt(tmp_path, JOURNAL, Busy()), {}, None)
     monitor._watchers.clear()
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
-    monitor._put(Exited(0, NodeStatus(1, 0, "local", "", "exited", 1), len(JOURNAL)))
+    monitor._put(Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL)))
     for _ in range(40):
         monitor._put(ContactReport(1, None))
     monitor._put(Batch(0, Reader().feed(JOURNAL), 0, len(JOURNAL)))

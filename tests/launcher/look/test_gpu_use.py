@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster
 
-from launcher.engines.status import NodeStatus
+from launcher.engines.status import ContainerState, NodeStatus
 from launcher.facts.nvidia import GpuUse, Process, parse_use
 from launcher.look.gpu_use import folded, joined, summary
 
@@ -27,7 +27,7 @@ def gpu(
 
 def node(host: str, *gpus: str, run_id: str = "r1", rank: int = 0) -> NodeStatus:
     return NodeStatus(
-        1, rank, host, f"ddpctl-{run_id}-{rank}", "running", None, run_id, nnodes=2, owner="ann@x",
+        1, rank, host, f"ddpctl-{run_id}-{rank}", ContainerState.RUNNING, None, run_id, nnodes=2, owner="ann@x",
         started=100.0, gpus=gpus, container=CONTAINER,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.engines.engine_info import Capabilities, ImageInfo, parse_capabilities
-from launcher.engines.status import NodeStatus
+from launcher.engines.status import ContainerState, NodeStatus
 from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
@@ -357,7 +357,7 @@ def status(run_id: str, rank: int, state: str) -> NodeStatus:
         owner="eve@head",
         host="gpu1",
         handle=f"ddpctl-{run_id}-{rank}",
-        state=state,
+        state=ContainerState(state),
         exit_code=0 if state == "exited" else None,
         master_port="29500",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.status import NodeStatus
+from launcher.engines.status import ContainerState, NodeStatus
 from launcher.hosts import Cluster, Host, Job
 from launcher.ssh.node import Node
 from launcher.stop.kill import carriers
@@ -27,7 +27,7 @@ def node(
         owner=owner,
         host=f"h{rank}",
         handle=f"ddpctl-{run_id}-{rank}",
-        state=state,
+        state=ContainerState(state),
         exit_code=None,
     )
 

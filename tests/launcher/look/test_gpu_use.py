@@ -27,8 +27,8 @@ def gpu(
 
 def node(host: str, *gpus: str, run_id: str = "r1", rank: int = 0) -> NodeStatus:
     return NodeStatus(
-        1, rank, host, f"ddpctl-{run_id}-{rank}", ContainerState.RUNNING, None, run_id, nnodes=2, owner="ann@x",
-        started=100.0, gpus=gpus, container=CONTAINER,
+        1, rank, host, f"ddpctl-{run_id}-{rank}", ContainerState.RUNNING, None, run_id,
+        nnodes=2, owner="ann@x", started=100.0, gpus=gpus, container=CONTAINER,
     )  # fmt: skip
 
 

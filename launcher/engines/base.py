@@ -1,10 +1,16 @@
-"""The interface of an engine, which runs the nodes of runs on one host."""
+"""The interface of an engine, which runs the nodes of runs on one host.
 
-from collections.abc import Iterator, Mapping, Sequence
+Code outside this package knows engines only by this interface. An engine without containers
+inherits the plain answers to the questions about containers and images.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from ..plan.plan import EngineTraits, NodePlan, Place
+from ..hosts import Host
+from ..plan.plan import Container, EngineTraits, NodePlan, Place
 from ..ssh.node import Node
+from .engine_info import EngineInfo, ImageInfo
 from .status import NodeStatus
 
 
@@ -28,12 +34,59 @@ class Exec(Protocol):
         """Return the exit code. Call this once the output has ended."""
 
 
+class ImageStore(Protocol):
+    """The images of one host's engine. Every method may raise a DdpctlError."""
+
+    def inspect(self, name: str) -> ImageInfo | None:
+        """Return the image's facts, or None if it is missing."""
+
+    def pull(self, name: str) -> ImageInfo:
+        """Make the host pull the image with the host's own credentials."""
+
+    def save(self, name: str) -> Iterator[bytes]:
+        """Yield the image archive, as from `docker save`."""
+
+    def load_command(self) -> tuple[str, ...]:
+        """Return a command for the host that loads an image archive from stdin."""
+
+    def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
+        """Check that an image is complete, delete the `scratch` images, and return its facts.
+
+        refs: names or ids of the image; the first that works is used.
+        """
+
+    def layers(self) -> list[list[str]]:
+        """Return the layers (diff ids) of every image."""
+
+    def needs_diff_ids(self) -> bool:
+        """Return whether an image archive must refer to omitted layers by diff id."""
+
+    def push_to(self, name: str, repository: str, tag: str) -> None:
+        """Tag an image as `repository:tag` and push it. `untag` removes the tag."""
+
+    def untag(self, name: str) -> None:
+        """Remove one name of an image, which stays if it has another name. Ignores errors."""
+
+    def tags(self, pattern: str) -> list[str]:
+        """Return the image names that match a `reference` filter; [] if the engine does not answer."""
+
+
 class Engine(Protocol):
     """Runs nodes on one host. Every method may raise a DdpctlError."""
 
     traits: ClassVar[EngineTraits]
 
     def __init__(self, node: Node) -> None: ...
+
+    @classmethod
+    def serves(cls, host: Host) -> bool:
+        """Return whether this engine can run nodes on the host, if it is installed there."""
+        return True
+
+    def is_installed(self) -> bool:
+        return True
+
+    # Nodes of runs
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
         """Create the node without starting it. `secrets` go only into its environment."""
@@ -75,3 +128,29 @@ class Engine(Protocol):
 
     def remove(self, status: NodeStatus) -> None:
         """Delete a stopped node but keep its folders."""
+
+    # Containers and images
+
+    @property
+    def images(self) -> ImageStore | None:
+        """The engine's images; None if it needs none."""
+        return None
+
+    def mounted(self) -> frozenset[str]:
+        """Return the host's folders that containers of runs mount, whether or not they run."""
+        return frozenset()
+
+    def engine_info(self, image: str) -> EngineInfo | None:
+        """Return facts about the engine and `image`; None if it needs no image."""
+        return None
+
+    def python_in_image(self, image: str) -> Sequence[str]:
+        """Return a command for the host that runs python3 in the image, with the host's network.
+
+        The command fails at once if the image is missing. It is () if the engine needs no image.
+        """
+        return ()
+
+    def run_to_end(self, container: Container, timeout: int) -> str:
+        """Run a container for at most `timeout` seconds, remove it, and return its output."""
+        return ""

@@ -4,13 +4,12 @@ from ..errors import UsageError
 from ..plan.plan import EngineTraits
 from ..ssh.node import Node
 from ..text import quoted
-from .base import Engine
+from .base import Engine, ImageStore
 from .docker import Docker
 from .process import LocalProcesses
 
 ENGINES: dict[str, type[Engine]] = {
-    "docker": Docker,
-    "process": LocalProcesses,
+    engine.traits.name: engine for engine in (Docker, LocalProcesses)
 }
 
 
@@ -31,10 +30,12 @@ def engine_of(node: Node, name: str) -> Engine:
     return _engine(name)(node)
 
 
-def container_engine(node: Node, name: str) -> Docker | None:
-    """Return the engine with this name, or None if it uses no containers."""
-    engine = engine_of(node, name)
-    return engine if isinstance(engine, Docker) else None
+def images_of(node: Node, name: str) -> ImageStore:
+    """Return the images of the engine. Raises UsageError if it has none."""
+    images = engine_of(node, name).images
+    if images is None:
+        raise UsageError(f"engine: {name} uses no images")
+    return images
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:
@@ -44,8 +45,4 @@ def engines_on(node: Node, name: str) -> list[Engine]:
 
 def every_engine(node: Node) -> list[Engine]:
     """Return an instance of every engine that can run on this host, installed or not."""
-    return [
-        engine(node)
-        for engine in ENGINES.values()
-        if engine.traits.in_container or node.host.is_local
-    ]
+    return [engine(node) for engine in ENGINES.values() if engine.serves(node.host)]

@@ -12,11 +12,11 @@ from ..plan.plan import LABEL, Container, EngineTraits, NodePlan, Place
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..text import duration
-from . import images
-from .base import Exec
+from .base import Engine, Exec, ImageStore
 from .command import ENGINE_NAME, engine_command
 from .docker_client import Api, docker_of
 from .docker_exec import DockerExec
+from .docker_images import DockerImages
 from .engine_info import Capabilities, EngineInfo, parse_engine
 from .status import (
     ContainerState,
@@ -38,14 +38,16 @@ PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, w
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
-class Docker:
-    """Satisfies launcher.engines.base.Engine."""
-
+class Docker(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("docker", in_container=True)
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.host = node.name
+        self._images = DockerImages(node)
+
+    def is_installed(self) -> bool:
+        return self.node.script(ENGINE_NAME).code == 0
 
     @property
     def _api(self) -> Api:
@@ -149,23 +151,24 @@ class Docker:
     def _read(self, name: str, row: Mapping[str, Any], seen: NodeStatus) -> NodeStatus | None:
         return read_status(self.host, name, row.get("Labels"), seen, self._api.clock)
 
-    # For `check`
+    # Containers and images
+
+    @property
+    def images(self) -> ImageStore:
+        return self._images
+
+    def mounted(self) -> frozenset[str]:
+        return frozenset(path for row in self._labelled(RUN_LABEL) for path in _mounted(row))
 
     def engine_info(self, image: str) -> EngineInfo:
-        """Return facts about the engine and `image`."""
         with self._api.explained("inspect the engine"):
             about, nodes = self._api.about, tuple(self.list())
-        return parse_engine(about, images.inspect(self.node, image), nodes)
+        return parse_engine(about, self._images.inspect(image), nodes)
 
     def python_in_image(self, image: str) -> Sequence[str]:
-        """Return a command for the host that runs python3 in the image, with the host's network.
-
-        The command fails at once if the image is missing.
-        """
         return engine_command(*PYTHON_IN_IMAGE, image)
 
     def run_to_end(self, container: Container, timeout: int) -> str:
-        """Run a container for at most `timeout` seconds, remove it, and return its output."""
         name = container.name
         self._create(container, {}, "run a test container")
         with self._api.explained("run a test container"):
@@ -269,14 +272,3 @@ def _name(row: Mapping[str, Any]) -> str:
 
 def _mounted(row: Mapping[str, Any]) -> list[str]:
     return [str(mapping(mount).get("Source", "")) for mount in array(row.get("Mounts"))]
-
-
-def mounted_by_runs(node: Node, *, engine_required: bool) -> frozenset[str]:
-    """Return the host paths that containers of runs mount, whether or not they run.
-
-    Raises DockerUnavailable if these are unknown. A host without an engine has none, unless
-    `engine_required`.
-    """
-    if not engine_required and node.script(ENGINE_NAME).code != 0:
-        return frozenset()
-    return frozenset(path for row in Docker(node)._labelled(RUN_LABEL) for path in _mounted(row))

@@ -26,12 +26,11 @@ from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
 from .command import DIAL, ENGINE_NAME, NOT_INSTALLED, unavailable
-from .engine_info import Capabilities, parse_capabilities
+from .engine_info import WRITE_CDI_SPEC, Capabilities, parse_capabilities
 
 TIMEOUT = 60  # seconds for one answer of the engine, by default
 END_TIMEOUT = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
-WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
 REMEDIES = {  # text in the engine's refusal -> remedy
     "could not select device driver": "install the NVIDIA container toolkit on that host",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from .status import NodeStatus, array, mapping
 
+WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 PODMAN_WITH_GPUS = (5, 4)  # earlier versions accept a GPU request and ignore it
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..errors import CommandFailed
+from ..hosts import Host
 from ..logs.journal_reader import Reader
 from ..plan.plan import EngineTraits, NodePlan, Place, container_name
 from ..plan.supervisor_spec import BUNDLE, ISOLATED
@@ -28,7 +29,7 @@ from ..state import home_folder
 from ..supervisor.events import End
 from ..supervisor.proc import proc_environ, proc_stat
 from . import claim_files
-from .base import Exec
+from .base import Engine, Exec
 from .process_exec import LocalExec
 from .status import ContainerState, NodeStatus, read_status
 
@@ -37,14 +38,16 @@ KILL_TIMEOUT = 10.0  # seconds for a process to disappear after SIGKILL
 TAIL_BYTES = 65536  # read from the end of a journal, whose last record is the `end` event
 
 
-class LocalProcesses:
-    """Satisfies launcher.engines.base.Engine for `host: local`."""
-
+class LocalProcesses(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
 
     def __init__(self, node: Node) -> None:
         self.host = node.name
         self.runs = home_folder() / ".ddpctl" / "runs"
+
+    @classmethod
+    def serves(cls, host: Host) -> bool:
+        return host.is_local
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
         labels = dict(node.container.labels)

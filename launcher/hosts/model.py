@@ -62,7 +62,7 @@ class Host:
 class Job:
     """What every node runs. Paths are absolute, sizes in bytes, times in seconds."""
 
-    engine: Literal["docker", "process"] = "docker"
+    engine: str = "docker"
     image: str = "ddpctl-trainer:latest"
     workdir: str | None = None
     dataset: str | None = None

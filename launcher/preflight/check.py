@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..engines import images
-from ..engines.choose import container_engine, engine_traits
+from ..engines.choose import engine_of
 from ..engines.engine_info import ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.gather import gather_one
@@ -147,8 +146,7 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
     agent = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
     answer = in_background(lambda: gather_one(node, ports=first == 0, check=[USUAL_ROOT, *check]))
     try:
-        if container := container_engine(node, job.engine):
-            engine = container.engine_info(job.image)
+        engine = engine_of(node, job.engine).engine_info(job.image)
     except HostUnreachable:
         raise
     except DdpctlError as error:
@@ -164,5 +162,6 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
 def local_image(job: Job) -> ImageInfo | None:
     """Return the job's image on this machine's engine; None if it has none."""
     with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
-        return images.inspect(node, job.image) if engine_traits(job.engine).in_container else None
+        images = engine_of(node, job.engine).images
+        return images.inspect(job.image) if images else None
     return None

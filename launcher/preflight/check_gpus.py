@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ..engines.claims import goes_first, rivals, taken
-from ..engines.docker_client import WRITE_CDI_SPEC
+from ..engines.engine_info import WRITE_CDI_SPEC
 from ..facts.nvidia import BUSY_MIB
 from ..plan.topology import gpu_ids
 from ..text import ranges

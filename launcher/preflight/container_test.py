@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ..engines.choose import container_engine
+from ..engines.choose import engine_of
 from ..errors import DdpctlError
 from ..hosts import Job
 from ..plan.container import container_of
@@ -73,14 +73,14 @@ def run_containers(inventory: Inventory, nodes: Mapping[int, Node]) -> dict[int,
 
     def run(machine: Machine) -> ContainerReport:
         node = nodes[machine.rank]
-        engine = container_engine(node, job.engine)
+        engine = engine_of(node, job.engine)
         folder = f"{machine.facts.folder}/check-{token}"
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
         try:
             # like a run's folders, writable by users other than the SSH user
             node.run(["mkdir", "-p", "-m", "0777", folder])
-            return parse_report(engine.run_to_end(container, TIMEOUT) if engine else "")
+            return parse_report(engine.run_to_end(container, TIMEOUT))
         except DdpctlError as error:
             return ContainerReport(error=str(error))
         finally:

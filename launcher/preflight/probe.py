@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..engines.choose import container_engine
+from ..engines.choose import engine_of
 from ..errors import DdpctlError
 from ..hosts import Job
 from ..ssh.many import in_background
@@ -43,8 +43,7 @@ class Probe:
     def start(self, rank: int, node: Node) -> None:
         """Start the agent of the machine with this first node rank, if one can run there."""
         with contextlib.suppress(DdpctlError):  # the facts of the machine show the reason
-            engine = container_engine(node, self._job.engine)
-            in_image = engine.python_in_image(self._job.image) if engine else ()
+            in_image = engine_of(node, self._job.engine).python_in_image(self._job.image)
             agent = node.open_script(START_AGENT, AGENT, str(rank), self._token, *in_image)
             if port := _listen(agent, 0):
                 self._agents[rank], self._ports[rank] = agent, port

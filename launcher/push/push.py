@@ -8,8 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from ..engines import images
-from ..engines.choose import engine_traits
+from ..engines.base import ImageStore
+from ..engines.choose import engine_traits, images_of
 from ..engines.engine_info import ImageInfo
 from ..errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
 from ..hosts import Cluster, Host, Job
@@ -79,7 +79,8 @@ class _Push:
         self, job: Job, parts: Set[Part], needed: Set[Part], local: Node, progress: Progress
     ) -> None:
         """Scan the folders. needed: `parts`, and the parts that hosts must already have."""
-        self.parts, self.local, self.progress = parts, local, progress
+        self.parts, self.progress = parts, progress
+        self.engine, self.local = job.engine, local
         needs_image = "image" in needed and engine_traits(job.engine).in_container
         self.image = job.image if needs_image else ""
         self.trees = scan_job(job, needed)
@@ -107,12 +108,16 @@ class _Push:
                 if there is None:
                     # if this machine has no engine, the hosts may still have the image
                     with contextlib.suppress(DockerUnavailable, CommandFailed):
-                        here = images.inspect(self.local, self.image)
-                    there, failed = try_each(list(states), lambda n: images.inspect(n, self.image))
+                        here = self._images(self.local).inspect(self.image)
+                    there, failed = try_each(
+                        list(states), lambda node: self._images(node).inspect(self.image)
+                    )
                     failures |= failed
                 asked = {node: there[node] for node in states if node in there}
                 if "image" in self.parts:
-                    found, failed = push_image(self.image, here, asked, self.local, fanout)
+                    found, failed = push_image(
+                        self.image, here, asked, self._images, self.local, fanout
+                    )
                 else:
                     found, failed = check_image(self.image, asked)
                 failures |= failed
@@ -123,6 +128,9 @@ class _Push:
         known = next((image.id for image in (here, *found.values()) if image), None)
         self.progress.report.image_digest = known
         return found, failures
+
+    def _images(self, node: Node) -> ImageStore:
+        return images_of(node, self.engine)
 
     def _inspect(self, node: Node) -> tuple[Collection[str], str]:
         """Return which of dataset, workdir and python3 the host has, and its address for other hosts.

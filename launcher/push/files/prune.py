@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.filesize import decimal
 
-from ...engines.choose import engine_traits
-from ...engines.docker import mounted_by_runs
+from ...engines.choose import every_engine
 from ...errors import PushFailed
 from ...facts.shared_homes import find_shared_homes
 from ...hosts import Cluster
@@ -85,8 +84,9 @@ def prune(
 
     def in_use(node: Node) -> set[str]:
         """Return the digests of trees that containers and open attempts use on a host."""
-        required = engine_traits(cluster.job.engine).in_container
-        mounts = mounted_by_runs(node, engine_required=required)
+        name = cluster.job.engine
+        engines = [e for e in every_engine(node) if e.traits.name == name or e.is_installed()]
+        mounts = [path for engine in engines for path in engine.mounted()]
         return set(re.findall(r"\b[0-9a-f]{64}\b", "\n".join([*mounts, run(node, USED)])))
 
     machines = one_per_account(nodes)

@@ -9,10 +9,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from ...engines import images
+from ...engines.base import ImageStore
 from ...engines.engine_info import ImageInfo
 from ...errors import DdpctlError, PushFailed
-from ...ssh.node import Node
 from .archive import Archive, partial_archive, whole_archive
 from .registry import Registry
 
@@ -27,7 +26,7 @@ class Layers:
     """The layers from number `first` on, received by our registry. by_diff_id: see `whole_archive`."""
 
     def __init__(
-        self, local: Node, name: str, image: ImageInfo, first: int, by_diff_id: bool = False
+        self, local: ImageStore, name: str, image: ImageInfo, first: int, by_diff_id: bool = False
     ) -> None:
         self._local, self._name, self._image, self._first = local, name, image, first
         self._by_diff_id = by_diff_id
@@ -61,7 +60,7 @@ class Layers:
     def _push(self) -> None:
         documents, why = None, "the local engine did not push all of it"
         try:
-            images.push_to(self._local, self._name, self._registry.repository, TAG)
+            self._local.push_to(self._name, self._registry.repository, TAG)
             documents = self._registry.finish()
         except DdpctlError as error:
             why = str(error)
@@ -76,17 +75,17 @@ class Layers:
                 self._documents.set_exception(NoLayers(why))
 
     def _untag(self) -> None:
-        images.untag(self._local, f"{self._registry.repository}:{TAG}")
+        self._local.untag(f"{self._registry.repository}:{TAG}")
 
 
-def remove_stale_tags(local: Node) -> None:
+def remove_stale_tags(local: ImageStore) -> None:
     """Remove names that killed pushes have left in the local engine.
 
     A name is in use while a push's registry listens on the port in it.
     """
-    for name in images.tags(local, "localhost:*/ddpctl/*"):
+    for name in local.tags("localhost:*/ddpctl/*"):
         if port := re.fullmatch(rf"localhost:(\d+)/ddpctl/\w+:{TAG}", name):
             try:
                 socket.create_connection(("127.0.0.1", int(port[1])), 1.0).close()
             except OSError:
-                images.untag(local, name)
+                local.untag(name)

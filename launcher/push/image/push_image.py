@@ -1,12 +1,12 @@
 """Send the image to every host that lacks it or has a different one; verify each copy."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import takewhile
 
-from ...engines import images
+from ...engines.base import ImageStore
 from ...engines.engine_info import ImageInfo
 from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...ssh.many import try_each
@@ -21,6 +21,7 @@ ALIASES = "images.json"  # cache file: id on a host -> id on this machine
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
 Found = dict[Node, ImageInfo]
+ImagesOf = Callable[[Node], ImageStore]  # the engine's images on a host
 Outcome = tuple[Found, dict[Node, DdpctlError]]  # the image of each host; failed hosts
 
 
@@ -37,6 +38,7 @@ def push_image(
     name: str,
     here: ImageInfo | None,
     there: Mapping[Node, ImageInfo | None],
+    images_of: ImagesOf,
     local: Node,
     fanout: Fanout,
 ) -> Outcome:
@@ -53,9 +55,9 @@ def push_image(
             progress.say(f"{node.name}: {other}; updating it")
     without = [node for node in there if node not in found]
     if here is None:
-        done, failures = try_each(without, lambda node: _pull(node, name))
+        done, failures = try_each(without, lambda node: _pull(node, images_of, name))
     else:
-        done, failures = _Sending(name, here, local, fanout).run(without)
+        done, failures = _Sending(name, here, images_of, local, fanout).run(without)
     for node in done:
         word = "pulled" if here is None else "updated" if there[node] else "sent"
         progress.hosts[node].image = word
@@ -78,10 +80,10 @@ def _different(name: str, found: Found, remedy: str) -> dict[Node, PushFailed]:
     }
 
 
-def _pull(node: Node, name: str) -> ImageInfo:
+def _pull(node: Node, images_of: ImagesOf, name: str) -> ImageInfo:
     """Let the host pull an image that this machine does not have."""
     try:
-        return images.pull(node, name)
+        return images_of(node).pull(name)
     except CommandFailed as error:
         raise PushFailed(
             f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
@@ -94,8 +96,11 @@ def _pull(node: Node, name: str) -> ImageInfo:
 class _Sending:
     """Sends the image from this machine to hosts that have a different one or none."""
 
-    def __init__(self, name: str, here: ImageInfo, local: Node, fanout: Fanout) -> None:
-        self.name, self.here, self.local = name, here, local
+    def __init__(
+        self, name: str, here: ImageInfo, images_of: ImagesOf, local: Node, fanout: Fanout
+    ) -> None:
+        self.name, self.here = name, here
+        self.images_of, self.local = images_of, images_of(local)
         self.fanout, self.progress = fanout, fanout.progress
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
@@ -118,9 +123,10 @@ class _Sending:
 
         Only the lowest layers can be left out of an archive.
         """
-        pairs = [zip(self.here.layers, row, strict=False) for row in images.layers_of_images(node)]
+        images = self.images_of(node)
+        pairs = [zip(self.here.layers, row, strict=False) for row in images.layers()]
         common = [[*takewhile(lambda pair: pair[0] == pair[1], row)] for row in pairs]
-        return max(map(len, common), default=0), images.needs_diff_ids(node)
+        return max(map(len, common), default=0), images.needs_diff_ids()
 
     def _send_layers(
         self, nodes: Sequence[Node], first: int, by_diff_id: bool
@@ -141,14 +147,15 @@ class _Sending:
                 self.partial.update(archive.image_ids)
             elif not with_tag(self.name):
                 self.refs += archive.image_ids
-            yield Payload("image", images.load_command, archive.size, archive.chunks)
+            yield Payload("image", self._load_command, archive.size, archive.chunks)
 
     def _send_whole(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         """Send all layers in one stream, as the engine saves them."""
-        whole = Payload(
-            "image", images.load_command, 0, partial(images.save, self.local, self.name)
-        )
+        whole = Payload("image", self._load_command, 0, partial(self.local.save, self.name))
         return self._fan_out([whole], nodes, None, 0) if nodes else {}
+
+    def _load_command(self, node: Node) -> tuple[str, ...]:
+        return self.images_of(node).load_command()
 
     def _fan_out(
         self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None, first: int
@@ -162,7 +169,7 @@ class _Sending:
         return failures
 
     def _verify(self, node: Node) -> ImageInfo:
-        image = images.verify(node, self.refs, self.partial)
+        image = self.images_of(node).verify(self.refs, self.partial)
         if not image.layers:
             remember(image, self.here)
         elif not same(image, self.here):

@@ -299,7 +299,7 @@ def test_an_unusual_docker_root_is_asked_for_too(
         def engine_info(self, image: str) -> EngineInfo:
             return engine
 
-    monkeypatch.setattr(run, "container_engine", lambda *_: Engine())
+    monkeypatch.setattr(run, "engine_of", lambda *_: Engine())
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")

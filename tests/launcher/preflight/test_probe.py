@@ -80,7 +80,8 @@ class Network:
         return self.fates.get(rank, lambda *_: "ok")(ip, number)
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> Reach:
-        monkeypatch.setattr(probe_module, "container_engine", lambda *_: None)
+        no_image = SimpleNamespace(python_in_image=lambda image: ())
+        monkeypatch.setattr(probe_module, "engine_of", lambda *_: no_image)
         for rank, agent in self.agents.items():
             node = SimpleNamespace(open_script=lambda *_, agent=agent: agent)
             self.probe.start(rank, node)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import engines
 import pytest
 
-from launcher.engines import images
+from launcher.engines.docker_images import DockerImages
 from launcher.hosts import Host
 from launcher.push.image import layers, registry
 from launcher.ssh.node import Node
@@ -19,6 +19,10 @@ pytestmark = [
     pytest.mark.skipif(bool(engines.missing()), reason=engines.missing()),
     pytest.mark.timeout(120),
 ]
+
+
+def local_images() -> DockerImages:
+    return DockerImages(Node(Host(host="local")))
 
 
 def docker(*words: str, stdin: str = "") -> str:
@@ -51,9 +55,9 @@ def test_tags_of_killed_pushes_are_removed_and_those_of_running_pushes_stay(imag
         other = live.replace("abc:push", "abc:mine")
         for name in (dead, live, other):
             docker("tag", image, name)
-        layers.remove_stale_tags(Node(Host(host="local")))
+        layers.remove_stale_tags(local_images())
         assert names(image) == {f"{image}:latest", live, other}
-    layers.remove_stale_tags(Node(Host(host="local")))
+    layers.remove_stale_tags(local_images())
     assert names(image) == {f"{image}:latest", other}
 
 
@@ -61,9 +65,9 @@ def test_a_push_that_the_engine_refuses_leaves_no_tag(
     image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl/abc")
-    here = images.inspect(Node(Host(host="local")), image)
+    here = local_images().inspect(image)
     assert here is not None
-    pushing = layers.Layers(Node(Host(host="local")), image, here, 0)
+    pushing = layers.Layers(local_images(), image, here, 0)
     try:
         with pytest.raises(layers.NoLayers):
             list(pushing.archives())

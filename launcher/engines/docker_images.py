@@ -1,0 +1,118 @@
+"""The images of one host's Docker or Podman: inspect, save, push, pull, verify."""
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import docker.errors
+from requests.exceptions import RequestException
+
+from ..errors import CommandFailed, DdpctlError
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+from .base import ImageStore
+from .command import engine_command, unavailable
+from .docker_client import LOOK_AT_DOCKER, Api, docker_of
+from .engine_info import ImageInfo, parse_image
+from .status import array
+
+LIST_LAYERS = load_script(__file__, "list_layers.sh")
+TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
+LIST_TIMEOUT = 120.0  # seconds
+
+
+class DockerImages(ImageStore):
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @property
+    def _api(self) -> Api:
+        return docker_of(self.node)
+
+    def inspect(self, name: str) -> ImageInfo | None:
+        api: Any = self._api
+        with api.explained("inspect the image"):
+            try:
+                return parse_image(api.inspect_image(name))
+            except docker.errors.NotFound:
+                return None
+
+    def pull(self, name: str) -> ImageInfo:
+        host = self.node.name
+        done = self.node.run(engine_command("pull", "-q", name), timeout=TRANSFER_TIMEOUT)
+        if done.code != 0:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise CommandFailed(lines[-1] if lines else f"exit {done.code}", host=host)
+        image = self.inspect(name)
+        if image is None:
+            raise CommandFailed(f"{name} is missing although the pull succeeded", host=host)
+        return image
+
+    def save(self, name: str) -> Iterator[bytes]:
+        with self._api.explained():
+            yield from self._api.get_image(name)
+
+    def load_command(self) -> tuple[str, ...]:
+        return (*engine_command("load", "-q"),)
+
+    def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
+        """Create a container from the image and remove it.
+
+        An engine may load an image that lacks layers and fail only when it creates a container.
+        """
+        api = self._api
+        with api.explained():
+            for ref in refs:
+                try:
+                    made = api.create_container(
+                        ref, entrypoint=["/bin/true"], host_config={"NetworkMode": "none"}
+                    )
+                    break
+                except docker.errors.APIError:
+                    if ref == refs[-1]:
+                        raise
+            api.remove_container(made["Id"], force=True)
+            image = self.inspect(ref)
+            if image is None:
+                raise CommandFailed(f"the image {ref} is gone", "push again", host=self.node.name)
+            for partial in set(api.images(all=True, quiet=True)) & set(scratch):
+                with contextlib.suppress(docker.errors.APIError):
+                    api.remove_image(partial)
+        return image
+
+    def layers(self) -> list[list[str]]:
+        done = self.node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
+        if done.code != 0:
+            raise unavailable(self.node.name, done.stderr.decode(errors="replace"))
+        layers = []
+        for line in done.stdout.splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                layers.append([str(layer) for layer in array(json.loads(line))])
+        return layers
+
+    def needs_diff_ids(self) -> bool:
+        with self._api.explained():
+            return not self._api.can.knows_compressed_layers
+
+    def push_to(self, name: str, repository: str, tag: str) -> None:
+        api = self._api
+        api.timeout = TRANSFER_TIMEOUT
+        with api.explained():
+            if not api.can.pushes_without_tls:
+                what = f"{api.can.product} pushes only to registries with TLS"
+                raise CommandFailed(what, host=self.node.name)
+            api.tag(name, repository, tag)
+            for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
+                if "error" in message:
+                    raise CommandFailed(str(message["error"]), LOOK_AT_DOCKER, host=self.node.name)
+
+    def untag(self, name: str) -> None:
+        with contextlib.suppress(DdpctlError, RequestException):
+            self._api.remove_image(name, noprune=True)
+
+    def tags(self, pattern: str) -> list[str]:
+        with contextlib.suppress(DdpctlError, RequestException):
+            images = self._api.images(filters={"reference": pattern})
+            return [tag for image in images for tag in image.get("RepoTags") or ()]
+        return []

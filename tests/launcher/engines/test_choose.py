@@ -1,0 +1,63 @@
+"""Engines are known by name in one place, and those without containers need not know about images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from launcher.engines import choose
+from launcher.engines.base import Engine
+from launcher.engines.choose import engine_of, engines_on, every_engine, images_of
+from launcher.errors import UsageError
+from launcher.hosts import Host
+from launcher.hosts.schema import SCHEMA
+from launcher.plan.plan import EngineTraits
+from launcher.ssh.node import Node
+
+LOCAL = Node(Host("local"))
+REMOTE = Node(Host("gpu1"))
+
+
+class Plain(Engine):
+    """A new engine: one class. It runs anywhere, without containers."""
+
+    traits: ClassVar = EngineTraits("plain", in_container=False)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+
+def names(engines: Sequence[Engine]) -> list[str]:
+    return [engine.traits.name for engine in engines]
+
+
+def test_a_hosts_file_may_name_each_engine() -> None:
+    assert SCHEMA["properties"]["job"]["properties"]["engine"]["enum"] == [*choose.ENGINES]
+
+
+def test_local_processes_are_only_on_this_machine() -> None:
+    assert names(every_engine(LOCAL)) == ["docker", "process"]
+    assert names(every_engine(REMOTE)) == ["docker"]
+
+
+def test_a_run_may_be_in_the_engine_of_the_job_or_in_one_without_containers() -> None:
+    assert names(engines_on(LOCAL, "docker")) == ["docker", "process"]
+    assert names(engines_on(LOCAL, "process")) == ["process"]
+
+
+def test_an_engine_without_containers_inherits_plain_answers_about_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(choose.ENGINES, "plain", Plain)
+    engine = engine_of(REMOTE, "plain")
+    assert engine.images is None and engine.engine_info("any:1") is None
+    assert (engine.python_in_image("any:1"), engine.mounted()) == ((), frozenset())
+    with pytest.raises(UsageError, match="engine: plain uses no images"):
+        images_of(REMOTE, "plain")
+
+
+def test_an_unknown_engine_is_named() -> None:
+    with pytest.raises(UsageError, match="no engine is called podman; use docker or process"):
+        engine_of(LOCAL, "podman")

@@ -21,8 +21,8 @@ from launcher.logs.journal_reader import Reader
 from launcher.start.node_folders import SUPERVISOR, supervisor_file
 from launcher.supervisor.events import End, Environment
 from launcher.supervisor.journal import BALLAST, Journal
-from launcher.supervisor.main import time_to_save
 from launcher.supervisor.proc import children
+from launcher.supervisor.round import time_to_save
 from launcher.supervisor.torchrun import stop_grace
 
 WIDTH = 200

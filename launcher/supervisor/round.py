@@ -1,0 +1,235 @@
+"""One start of torchrun on this node, from the first process to the end of the last."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+from .events import RankExit, RankPids, Reason, Stopping, signal_name
+from .journal import Journal
+from .peers import Peers
+from .proc import descendants, kill_descendants, send
+from .rank_logs import RankLogs
+from .ranks import Liveness, Rank, Ranks
+from .spec import Spec
+from .torchrun import Torchrun, stop_grace
+from .usage import oom_kills, resource_usage
+
+# Seconds between polls, each of which takes half a millisecond. The exit of a rank or a message
+# from a peer ends the wait early.
+LOGS_GROW = 0.02
+RANKS_START = 0.05
+POLL = 0.1
+LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after their end
+ONLY_SOURCE = 5.0  # the same, if only torchrun knows how one of them ended
+NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
+
+
+class Round:
+    """torchrun and its ranks. The loop of the supervisor calls `copy_output`, `look` and `escalate`."""
+
+    def __init__(self, spec: Spec, journal: Journal, selector: Any, peers: Peers) -> None:
+        self.spec, self.journal, self.selector, self.peers = spec, journal, selector, peers
+        self.logs = RankLogs(spec, journal)
+        self.torchrun = Torchrun(spec, journal)
+        self.ranks = Ranks(spec.nproc_per_node)
+        self.liveness = Liveness(spec.output_dir)
+        self.kills_before = oom_kills()  # before the start
+        self.phase = "running"  # then done: torchrun succeeded; or stopped
+        self.early: Reason | None = None  # the first rank that exited with 0
+        self.ended_at = 0.0  # time.monotonic() of torchrun's end
+        self.reason: Reason | None = None  # why this node stops
+        self.kill_at: float | None = None  # time.monotonic() of SIGKILL
+        self.alone_since: float | None = None  # since when no rank is left, or kill_at has passed
+        self.killed_torchrun = False  # if True, its exit code means nothing
+        self.left: list[int] = []  # processes that survived SIGKILL
+
+    def start(self, env: dict[str, str]) -> None:
+        try:
+            pipe = self.torchrun.start(self.logs.folder, env)
+            self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
+        except OSError as error:
+            self.stop(self.why("start", "could not start torchrun: %s" % error))
+            self.phase, self.ended_at = "stopped", time.monotonic()
+
+    def copy_output(self) -> float:
+        """Copy new output of the ranks. Return the seconds until there may be more."""
+        starting = self.phase == "running" and not self.ranks.complete
+        if not self.logs.poll():
+            return RANKS_START if starting else POLL
+        self.liveness.reset(output=True)
+        return LOGS_GROW
+
+    def look(self) -> None:
+        """Find out which processes have started or ended."""
+        self.find_ranks()
+        self.check_ranks()
+        self.check_torchrun()
+
+    @property
+    def exit_code(self) -> int | None:
+        """torchrun's; 1 if we killed it: as if its ranks had failed or it had been told to stop."""
+        return 1 if self.killed_torchrun else self.torchrun.exit_code()
+
+    # --- observations ---
+
+    def on_output(self, pipe: int) -> None:
+        if not self.torchrun.read():
+            self.selector.unregister(pipe)
+
+    def find_ranks(self) -> None:
+        found = self.ranks.find(self.torchrun.pid)
+        for rank in found:
+            if rank.fd is not None:  # wakes the loop up before torchrun reaps the rank
+                self.selector.register(rank.fd, selectors.EVENT_READ, lambda _: self.check_ranks())
+        if found:
+            self.liveness.reset(output=False)
+            known = self.ranks.by_local_rank.values()
+            self.journal.event(RankPids({str(rank.rank): rank.pid for rank in known}))
+
+    def check_ranks(self) -> None:
+        for rank in self.exited_ranks():
+            if rank.exit_code == 0 and self.early is None:
+                message = "exited with code 0 while other ranks were still running"
+                self.early = self.why("early-exit", message, rank)
+        self.stop_if_a_rank_failed()
+        now, timeout = time.monotonic(), self.spec.peer_timeout
+        for rank in self.ranks.alive():
+            if rank.stopped_since is not None and now - rank.stopped_since > timeout:
+                message = "has been stopped (SIGSTOP) for more than %d s" % timeout
+                self.stop(self.why("stopped", message, rank))
+        self.liveness.look(self.ranks.alive())
+
+    def exited_ranks(self) -> list[Rank]:
+        """Return the ranks that have exited since the last check. Record those with a known code."""
+        exited = []
+        for rank in self.ranks.alive():
+            rank.look(time.monotonic())
+            if rank.alive:
+                continue
+            exited.append(rank)
+            rank.was_stopping = self.reason is not None
+            if rank.fd is not None:
+                self.selector.unregister(rank.fd)
+                os.close(rank.fd)
+            self.logs.drain(rank.local_rank)
+            if rank.exit_code is not None:
+                self.record_exit(rank)
+        return exited
+
+    def stop_if_a_rank_failed(self) -> None:
+        if self.reason is None and (first := self.ranks.first_failed()):
+            self.stop(self.why("rank-failed", describe_exit(first.exit_code), first))
+
+    def check_torchrun(self) -> None:
+        """Once torchrun has ended, end everything that it started."""
+        code = self.torchrun.exit_code()
+        if code is None or self.phase != "running":
+            return
+        self.left = kill_descendants(self.torchrun.pid)
+        self.logs.finish()
+        self.torchrun.finish()
+        self.complete_exits(code)
+        self.stop_if_a_rank_failed()
+        if code and self.reason is None:
+            reason = self.why("torchrun", "torchrun %s" % describe_exit(code))
+            lines = tuple(self.torchrun.last_lines()[-60:])
+            self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
+        if self.reason and oom_kills() > self.kills_before:
+            self.journal.event(resource_usage(self.spec, self.kills_before))
+        self.phase = "stopped" if self.reason else "done"
+        self.ended_at = time.monotonic()
+
+    def complete_exits(self, code: int) -> None:
+        """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
+        self.exited_ranks()
+        ranks, codes = self.ranks.by_local_rank, {}
+        for number, local_rank, exit_code, pid in self.torchrun.failures():
+            codes[local_rank] = exit_code
+            if local_rank not in ranks:
+                rank = ranks[local_rank] = Rank(pid, number, local_rank)
+                rank.exited, rank.was_stopping = time.time(), self.reason is not None
+        for rank in ranks.values():
+            if rank.exit_code is None:
+                rank.exit_code = codes.get(rank.local_rank, None if code else 0)
+                self.record_exit(rank)
+
+    def record_exit(self, rank: Rank) -> None:
+        code = rank.exit_code
+        message, call_stack = self.logs.error(rank.local_rank)
+        event = RankExit(
+            rank.rank,
+            rank.local_rank,
+            code,
+            rank.pid,
+            signal_name(code),
+            rank.exited,
+            rank.was_stopping,
+            message,
+            call_stack,
+            tuple(self.logs.last_lines(rank.local_rank) if code != 0 else ()),
+        )
+        self.journal.event(event)
+
+    # --- stopping ---
+
+    def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
+        when = (rank.exited if rank else None) or time.time()
+        when += self.peers.clock_offset
+        reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
+        if rank is None:
+            return reason
+        reason = replace(reason, rank=rank.rank, local_rank=rank.local_rank)
+        return replace(reason, exit_code=rank.exit_code, signal=signal_name(rank.exit_code))
+
+    def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
+        """Send SIGTERM now, and SIGKILL after the timeout for this kind of reason."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        if self.phase == "done":
+            self.phase = "stopped"
+        self.journal.event(Stopping(reason))
+        self.journal.event(resource_usage(self.spec, self.kills_before))
+        self.kill_at = time.monotonic() + time_to_save(self.spec, reason.kind)
+        # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
+        if self.torchrun.pid and not self.ranks.failed():
+            send(self.torchrun.pid, number)
+
+    def escalate(self) -> None:
+        """Send SIGKILL to the ranks after the timeout.
+
+        Send it to torchrun too if it does not end soon afterwards. Until then it can report them.
+        """
+        if self.kill_at is None or self.phase != "running":
+            return
+        now = time.monotonic()
+        if self.ranks.alive() and now < self.kill_at:
+            return
+        self.alone_since = self.alone_since or now
+        failed, reaped = self.ranks.failed(), self.ranks.reaped()
+        timeout = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
+        late = now - self.alone_since > timeout
+        self.killed_torchrun = self.killed_torchrun or late
+        for pid in descendants(os.getpid()):
+            if late or (pid != self.torchrun.pid and now > self.kill_at):
+                send(pid, signal.SIGKILL)
+
+
+def time_to_save(spec: Spec, kind: str) -> float:
+    """Return the seconds between SIGTERM and SIGKILL. Short if something has failed."""
+    grace = stop_grace(spec.stop_timeout)
+    if kind in ("cancelled", "signal", "time-limit"):
+        return grace
+    return min(grace, spec.failure_grace)
+
+
+def describe_exit(code: int | None) -> str:
+    if code is None:
+        return "exited with an unknown code, and torchrun is stopping the other ranks"
+    name = signal_name(code)
+    return "was killed by %s" % name if name else "exited with code %s" % code

@@ -83,7 +83,7 @@ class Node:
         """Each line as a record of its own."""
         with contextlib.suppress(FileNotFoundError):
             found = Reader().feed((self.folder / "journal").read_bytes())
-            alone = ([replace(r, lines=[line]) for line in r.lines] or [r] for r in found)
+            alone = ([r._replace(lines=[line]) for line in r.lines] or [r] for r in found)
             return [record for records in alone for record in records]
         return []
 

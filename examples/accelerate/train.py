@@ -52,7 +52,8 @@ def main() -> None:
         if accelerator.is_main_process:
             print(f"epoch {epoch}: accuracy {accuracy:.3f}", flush=True)
         accelerator.save_state(str(folder / f"epoch-{epoch}"))
-    accelerator.end_training()
+    model, optimizer = accelerator.free_memory(model, optimizer)
+    accelerator.end_training()  # ends the process group, which must outlive DDP
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"epoch {epoch}, step {step}, loss {loss.item():.4f}", flush=True)
     dist.barrier()
+    del model  # DDP must be gone before its process group
     dist.destroy_process_group()
 
 

@@ -92,6 +92,7 @@ def main() -> None:
             args.output_dir.mkdir(parents=True, exist_ok=True)
             torch.save(model.state_dict(), args.output_dir / f"epoch_{epoch + 1}.pth")
     dist.barrier()
+    del net  # DDP must be gone before its process group
     dist.destroy_process_group()
 
 

@@ -30,6 +30,12 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
+    train(args, device)  # a function of its own: DDP must be gone before its process group
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(args.random_seed)
     folder = find(args.data)
     if folder is None:
@@ -64,8 +70,6 @@ def main() -> None:
         if dist.get_rank() == 0:
             save(file, model, optimizer, epoch + 1)
             print(f"epoch {epoch + 1}: accuracy {right / len(images.test_y):.4f}", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

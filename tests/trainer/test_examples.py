@@ -30,6 +30,23 @@ import torchvision_on_cpu
 del sys.path[0], sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+# torch 2.13 hangs now and then if DDP is the last to hold a Gloo group: DDP is destroyed with the
+# interpreter lock, the group waits for its thread, and the thread waits for the lock.
+WITHOUT_DDP_AT_THE_END = """
+import gc, runpy, sys
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+def destroy_process_group(group=None):
+    assert not any(type(each) is DistributedDataParallel for each in gc.get_objects())
+    destroy(group)
+
+destroy = torch.distributed.destroy_process_group
+torch.distributed.destroy_process_group = destroy_process_group
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+assert not torch.distributed.is_initialized()
+"""
 SMALL = ("--model", "resnet8", "--batch_size", "64")
 
 
@@ -41,8 +58,10 @@ def images(tmp_path: Path) -> Path:
 
 def run(ranks: int, folder: Path, example: str, *arguments: object) -> list[str]:
     """What the example prints, started in `folder` as torchrun starts it."""
+    checked = folder / "checked.py"
+    checked.write_text(WITHOUT_DDP_AT_THE_END)
     script = ROOT / "examples" / example
-    done = torchrun(ranks, [script, *arguments], folder, PYTHONPATH=str(ROOT))
+    done = torchrun(ranks, [checked, script, *arguments], folder, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, "\n".join(done.stdout + done.stderr)
     return done.stdout
 
@@ -73,9 +92,7 @@ def test_the_minimal_demo_learns_by_real_torchrun_and_one_rank_prints() -> None:
     command = [*TORCHRUN, "2", str(script), "--epochs", "3", "--dataset-size", "512"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    # pytorch#179291: after all its work, a process whose machine is busy may be aborted by a thread of Gloo
-    aborted_at_exit = "terminate called without an active exception" in done.stderr
-    assert done.returncode == 0 or aborted_at_exit, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     steps = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
     assert len(steps) == 3 * 4  # 512 images, 2 ranks, 64 each, and none printed twice
     assert float(steps[-1].split()[-1]) < 0.5  # below 1.4612, where a second softmax holds it

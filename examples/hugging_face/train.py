@@ -66,6 +66,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=given.resume or None)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
+        del trainer  # DDP must be gone before its process group
         torch.distributed.destroy_process_group()
 
 

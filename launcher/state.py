@@ -18,7 +18,7 @@ def home_folder() -> Path:
     try:
         return Path.home()
     except RuntimeError:  # HOME is not set, and this uid has no entry in the user database
-        raise UsageError("your home folder is unknown: set HOME") from None
+        raise UsageError("your home folder is unknown", "set HOME") from None
 
 
 def expanded(path: str) -> Path:
@@ -33,7 +33,7 @@ def current_folder() -> Path:
     try:
         return Path.cwd()
     except OSError:
-        raise UsageError("the current folder no longer exists: cd to another one") from None
+        raise UsageError("the current folder no longer exists", "cd to another folder") from None
 
 
 def state_home() -> Path:
@@ -58,7 +58,7 @@ def make_folder(path: Path) -> Path:
             home.chmod(0o700)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StateError(_error_message(error, "created", path)) from None
+        raise _state_error(error, "created", path) from None
     return path
 
 
@@ -82,7 +82,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
-        raise StateError(_error_message(error, "written", path)) from None
+        raise _state_error(error, "written", path) from None
 
 
 @contextlib.contextmanager
@@ -119,9 +119,9 @@ def read_cache(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _error_message(error: OSError, action: str, path: Path) -> str:
+def _state_error(error: OSError, action: str, path: Path) -> StateError:
+    what = f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "free space there"
-    else:
-        remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write to"
-    return f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}; {remedy}"
+        return StateError(what, "free space there")
+    remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write to"
+    return StateError(what, remedy)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+from rich.filesize import decimal
+
 from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
@@ -30,6 +32,7 @@ from .logging_console import LoggingConsole
 from .parcel import CALLER, MAX_RESULTS, pack
 
 READ = load_script(__file__, "read_results.sh")
+RUN_AGAIN = "call run() again; a script on that host may have changed the files of its results"
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ def results(record: RunRecord, outcomes: Mapping[int, RankResult], trust: bool) 
         raise RunFailed(record.run_id, why)
     missing = [rank for rank in range(record.attempt.world_size) if rank not in outcomes]
     if missing:
-        raise RunFailed(record.run_id, f"rank {missing[0]} ended without returning a result")
+        what = f"rank {missing[0]} ended without returning a result"
+        raise RunFailed(record.run_id, what, f"see `ddpctl logs {record.run_id}`")
     ordered = [outcomes[rank] for rank in range(record.attempt.world_size)]
     return [unpickled(each) if trust else each.result for each in ordered]
 
@@ -136,7 +140,11 @@ def unpickled(outcome: RankResult) -> Any:
     try:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
-        raise CommandFailed(f"{outcome.host}: cannot unpickle its result: {error}") from None
+        raise CommandFailed(
+            f"cannot unpickle its result: {error}",
+            "return numbers, strings, lists and dicts, or install the same packages here",
+            host=outcome.host,
+        ) from None
 
 
 def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
@@ -149,7 +157,9 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
         for rank, text in found.items():
             host, before = first.setdefault(rank, (node.name, text))
             if before != text:  # equal results come from a home folder that hosts share
-                raise CommandFailed(f"{host} and {node.name}: both have a result for rank {rank}")
+                raise CommandFailed(
+                    f"both {host} and {node.name} have a result for rank {rank}", RUN_AGAIN
+                )
             outcomes[rank] = parsed_outcome(host, text)
     return outcomes
 
@@ -161,7 +171,11 @@ def _read(node: Node, place: Place) -> Mapping[int, bytes]:
         while chunk := stream.read():
             data += chunk
             if len(data) > limit:
-                raise CommandFailed(f"{node.name}: its results exceed {limit} bytes")
+                raise CommandFailed(
+                    f"its results exceed {decimal(limit)}",
+                    "save large results to /output, and return their path",
+                    host=node.name,
+                )
     return split(bytes(data), node.name)
 
 
@@ -171,7 +185,7 @@ def split(data: bytes, host: str) -> dict[int, bytes]:
     for line in data.split(b"\n")[:-1]:
         rank, _, text = line.partition(b" ")
         if not re.fullmatch(rb"\d{1,7}", rank):
-            raise CommandFailed(f"{host}: cannot read its results")
+            raise CommandFailed("cannot read its results", RUN_AGAIN, host=host)
         texts[int(rank)] = text
     return texts
 
@@ -185,4 +199,4 @@ def parsed_outcome(host: str, text: bytes) -> RankResult:
         raised = None if error is None else parsed(Raised, error)
         return RankResult(host, document.get("result"), raised, pickled)
     except (ValueError, AttributeError, RecursionError) as error:
-        raise CommandFailed(f"{host}: cannot read a result: {error}") from None
+        raise CommandFailed(f"cannot read a result: {error}", RUN_AGAIN, host=host) from None

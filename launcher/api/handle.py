@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
-from ..errors import CommandFailed, DdpctlError, StopUnconfirmed
+from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
 from ..failure import FirstFailure
 from ..follow.detach import has_recorder, start_recorder
 from ..hosts import Hosts, cluster_of, load
@@ -22,12 +22,12 @@ from ..plan.plan import LaunchOptions
 from ..runs.find import find
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
-from ..ssh.many import nodes_failed
 from ..ssh.node import connected
 from ..start.launch import launch as start_launch
 from ..start.launch import new_run
 from ..stop.kill import kill_run
 from ..terminal.sanitize import Sanitizer
+from ..text import names
 from .logging_console import LoggingConsole
 
 POLL = 0.2  # seconds
@@ -78,7 +78,8 @@ class Run:
         if not self.state.is_final:
             log = self._folder.path / "recorder.log"
             raise CommandFailed(
-                f"{self.id}: its recorder stopped before the run ended, see {log}; call wait() again"
+                f"{self.id}: its recorder stopped before the run ended, see {log}",
+                "call wait() again",
             )
         return self.state
 
@@ -124,7 +125,7 @@ class Run:
             shown, log_filter = known, dataclasses.replace(log_filter, tail=None)
             time.sleep(POLL)
         if failures:
-            raise nodes_failed(failures)
+            raise NodesFailed(failures)
 
     def kill(self) -> None:
         """Stop the run on all hosts and prove that nothing is left. Safe to repeat.
@@ -136,8 +137,8 @@ class Run:
         with connected(cluster.hosts) as nodes:
             killed = kill_run(nodes, cluster, self.id, self._console)
         if killed.unconfirmed:
-            hosts = ", ".join(killed.unconfirmed)
-            raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}; call kill() again")
+            hosts = names(killed.unconfirmed)
+            raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}", "call kill() again")
 
     def fetch(self, to: str | Path | None = None) -> Path:
         """Copy checkpoints, output and logs here, verified. Return the folder (default: ./ID).
@@ -146,7 +147,7 @@ class Run:
         """
         done = fetch(self._folder, Path(to or self.id), self._console)
         if done.failures:
-            raise nodes_failed(done.failures)
+            raise NodesFailed(done.failures)
         return done.to
 
 

@@ -52,8 +52,8 @@ def pack(
         text = json.dumps(call)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"run(): an argument cannot be sent as JSON ({error}); pass numbers, strings, lists and "
-            "dicts, or call run(..., trust=True)"
+            f"run(): an argument cannot be sent as JSON ({error})",
+            "pass numbers, strings, lists and dicts, or call run(..., trust=True)",
         ) from None
     (to / "ddpctl_call.json").write_text(text)
     shutil.copy(CALLER, to)
@@ -67,8 +67,8 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
         found = None
     if found is not function:
         raise UsageError(
-            f"run(): {name or function!r} cannot be imported by its name; define it with def at the "
-            "top level of its module"
+            f"run(): {name or function!r} cannot be imported by its name",
+            "define it with def at the top level of its module",
         )
 
 

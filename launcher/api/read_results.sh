@@ -3,6 +3,7 @@
 cd "$1/output/results/attempt-$2" 2>/dev/null || exit 0
 for file in rank-*; do
   case $file in *[!0-9a-z-]*) continue ;; esac
+  [ -f "$file" ] || continue # a FIFO would block
   printf '%s ' "${file#rank-}"
   cat "$file"
   echo

@@ -63,8 +63,8 @@ class Source:
 
     def _refusal(self, what: str) -> UsageError:
         return UsageError(
-            f"run(): {self._function} uses {what}, which cannot be sent; pass it as an argument, or "
-            "create it inside the function"
+            f"run(): {self._function} uses {what}, which cannot be sent",
+            "pass it as an argument, or create it inside the function",
         )
 
 
@@ -76,7 +76,8 @@ def source_text(value: type | FunctionType) -> str:
         if isinstance(value, type) and (text := class_of_a_cell(value.__name__)):
             return text
     raise UsageError(
-        f"run(): the source of {value.__name__} cannot be found; define it in a file or a notebook cell"
+        f"run(): the source of {value.__name__} cannot be found",
+        "define it in a file or a notebook cell",
     )
 
 

@@ -6,7 +6,7 @@
 . ../plan/attempts.sh
 cd "$1" 2>/dev/null || exit 3
 cd "$(newest_attempt)" || exit 3
-ended() { tail -n 1 journal | grep -q '^[0-9.]*[[:space:]]![[:space:]]{.*"kind": "end"}$'; }
+ended() { [ -f journal ] && tail -n 1 journal | grep -q '^[0-9.]*[[:space:]]![[:space:]]{.*"kind": "end"}$'; }
 ended && exit 5
 : > "ask-$2-$3" || exit 3
 n=0
@@ -16,5 +16,5 @@ while [ ! -e "stacks-$3.json" ]; do
   [ "$n" -lt "$4" ] || { rm -f "ask-$2-$3"; exit 4; }
   if ended; then rm -f "ask-$2-$3"; exit 5; fi
 done
-cat "stacks-$3.json"
+[ -f "stacks-$3.json" ] && cat "stacks-$3.json"
 rm -f "stacks-$3.json"

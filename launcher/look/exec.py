@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from ..engines.base import Exec
 from ..engines.running import RunningAttempt, RunningNode
-from ..errors import CommandFailed, DdpctlError, UsageError
+from ..errors import CommandFailed, DdpctlError, NodesFailed, UsageError
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
-from ..ssh.many import by_name, each_node, nodes_failed, try_each
+from ..ssh.many import by_name, each_node, try_each
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK
 from ..terminal.console import Console
@@ -72,7 +72,9 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
     if wanted.rank is None:
         number, last = wanted.node or 0, len(attempt.nodes) - 1
         if number > last:
-            raise UsageError(f"--node {number}: {run_id} has nodes 0 to {last}")
+            raise UsageError(
+                f"--node {number}: {run_id} has nodes 0 to {last}", "choose one of them"
+            )
         return attempt.members[number]
 
     def ranks_of(node: Node) -> range:
@@ -83,7 +85,9 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
         found = dict(re.findall(r'"(first_rank|nproc_per_node)": (\d{1,7})', text))
         if len(found) < 2:
             raise CommandFailed(
-                f"{node.name}: {control_dir}/spec.json does not list the node's ranks; use --node instead"
+                f"{control_dir}/spec.json does not list the node's ranks",
+                "use --node instead",
+                host=node.name,
             )
         first = int(found["first_rank"])
         return range(first, first + int(found["nproc_per_node"]))
@@ -93,9 +97,9 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
         if wanted.rank in ranks:
             return attempt.by_node[node]
     if failures:
-        raise nodes_failed(by_name(attempt.nodes, failures))
+        raise NodesFailed(by_name(attempt.nodes, failures))
     last = max((ranks.stop for ranks in found.values()), default=0) - 1
-    raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}")
+    raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}", "choose one of them")
 
 
 def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
@@ -109,7 +113,9 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
                     status, wanted.command, stdin=wanted.stdin, tty=wanted.tty
                 )
     raise UsageError(
-        f"{member.node.name}: node {rank} of {run_id} is not running ({state}); see `ddpctl ps`"
+        f"node {rank} of {run_id} is not running ({state})",
+        "see `ddpctl ps`",
+        host=member.node.name,
     )
 
 

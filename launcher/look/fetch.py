@@ -75,8 +75,8 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
                 shutil.copyfile(path, to / path.relative_to(folder.path))
         except OSError as error:
             raise UsageError(
-                f"{error.filename or to}: cannot be written: {error.strerror}; fix that or pass "
-                "another --to"
+                f"{error.filename or to}: cannot be written: {error.strerror}",
+                "correct its permissions or free space there, or pass another folder as --to",
             ) from None
     return done
 
@@ -148,8 +148,9 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
     if _sha256(part) != file.sha256:
         part.unlink()
         raise CommandFailed(
-            f"{file.node.name}: {file.path} changed while it was being fetched; fetch again "
-            "(a live run changes its files)"
+            f"{file.path} changed while it was being fetched",
+            "fetch again (a live run changes its files)",
+            host=file.node.name,
         )
     part.replace(target)
     done.files += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..engines.claims import goes_first, rivals
 from ..engines.status import ContainerState, NodeStatus
-from ..errors import DdpctlError, HostsFileError
+from ..errors import DdpctlError, HostsFileError, NodesFailed
 from ..facts.nvidia import USE, GpuUse, parse_use
 from ..follow.trainer_progress import Progress, read_progress
 from ..hosts import Cluster, load
@@ -165,15 +165,18 @@ class Seen:
         return found
 
     def nothing(self) -> str:
-        """Return the message to show if there is no run."""
+        """Return what to say if there is no run: only about hosts that answered."""
         if not self.hosts:
             return (
                 "this machine has no record of a live run, and there is no ./hosts.yaml; "
                 "`ddpctl ps HOSTS` asks the hosts in a hosts file"
             )
+        answered = [host for host in self.hosts if host not in self.failures]
+        if not answered:
+            return ""  # nothing is known
         if self.selection.everything:
-            return f"no run on {names(self.hosts)}"
-        return f"no live run on {names(self.hosts)}; --all shows finished runs too"
+            return f"no run on {names(answered)}"
+        return f"no live run on {names(answered)}; --all shows finished runs too"
 
 
 def look(clusters: Connected, selection: Selection, console: Console) -> Seen:
@@ -249,6 +252,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
         console.step(f"asking {sum(len(nodes) for _, nodes in clusters)} hosts"),
     ):
         seen = look(clusters, selection, console)
+    report_errors(seen.failures, console)
     if as_json:
         console.json(
             {
@@ -259,11 +263,10 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
             }
         )
     else:
-        if not seen.runs:
-            console.say(seen.nothing())
+        if not seen.runs and (nothing := seen.nothing()):
+            console.say(nothing)
         if tables := seen.tables():
             console.print("\n\n".join(tables))
-    report_errors(seen.failures, console)
     return Exit.UNREACHABLE if seen.failures else Exit.DONE
 
 
@@ -278,10 +281,10 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
     def shown(columns: float = math.inf) -> str:
         if seen is None:
             return ""
-        parts = [f"no answer from {error}" for error in seen.failures.values()]
+        parts = [str(NodesFailed(seen.failures))] if seen.failures else []
         if not seen.runs:
             parts.append(seen.nothing())
-        return "\n\n".join([*parts, *seen.tables(columns)])
+        return "\n\n".join(filter(None, [*parts, *seen.tables(columns)]))
 
     def render(columns: int, rows: int) -> list[str]:
         return live.fitted(f"{timestamp()[:19]}Z\n{shown(columns)}", columns, rows)

@@ -30,7 +30,7 @@ from ..ssh.script_files import load_script
 from ..supervisor.events import StackAnswer
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
-from ..text import names, ranges
+from ..text import duration, names, ranges
 
 TIMEOUT = 10  # seconds for a supervisor to answer
 ASK = load_script(__file__, "ask_stacks.sh")
@@ -91,16 +91,24 @@ def _ask(member: RunningNode, kind: str) -> Answer:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
         raise CommandTimeout(
-            f"{node.name}: the run's supervisor did not answer within {TIMEOUT} s: its container may be "
-            "gone or paused; see `ddpctl ps`"
+            f"the run's supervisor did not answer within {duration(TIMEOUT)}: its container may be gone "
+            "or paused",
+            "see `ddpctl ps`",
+            host=node.name,
         )
     if done.code != 0:
         why = done.stderr.decode(errors="replace").strip() or "gone"
-        raise CommandFailed(f"{node.name}: {attempts}: {why}; see `ddpctl ps`")
+        raise CommandFailed(
+            f"cannot ask the run's supervisor: {why}", "see `ddpctl ps`", host=node.name
+        )
     try:
         answer = parsed(StackAnswer, json.loads(done.stdout))
     except (ValueError, RecursionError):
-        raise CommandFailed(f"{node.name}: cannot read the supervisor's answer") from None
+        raise CommandFailed(
+            "cannot read the supervisor's answer",
+            "try again; if it stays, use py-spy in the container (`ddpctl exec`)",
+            host=node.name,
+        ) from None
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase != "running" else "starting"
     return Answer(node.name, place.node_rank, answer.attempt, state, ranks)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from ..errors import DdpctlError, StateError, UsageError
+from ..errors import DdpctlError, StateError, UsageError, lines
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.limits import LONG_OUTPUT
@@ -31,7 +31,9 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
         # ASCII with character references is safe in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
     except StateError as error:
-        raise UsageError(f"{error}; or give another -o FILE") from None
+        raise UsageError(
+            error.what, "correct its permissions, or pass another file as -o"
+        ) from None
     console.print(str(out))
     return 4 if any(run.notes for run in shown) else 0
 
@@ -49,7 +51,7 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
         [*drawn, *journals.usage_charts(began(record))],
         journals,
         without_secrets(folder.hosts_file),
-        [f"Curves may be missing: no answer from {e}" for e in failures.values()],
+        [f"Curves may be missing: {line}" for line in lines(failures.values())],
         now=timestamp(),
     )
 

@@ -5,6 +5,7 @@
 cd "$1" 2>/dev/null || exit 0
 event=$(printf '^[0-9.]*\t!')
 for journal in $attempts/journal; do
+  [ -f "$journal" ] || continue
   name=${journal#nodes/}
   printf '== %s\n' "${name%/journal}"
   LC_ALL=C grep -a "$event" "$journal" | tail -c 20000000

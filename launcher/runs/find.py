@@ -5,13 +5,14 @@ from pathlib import Path
 
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
-from ..errors import DdpctlError, UsageError
+from ..errors import DdpctlError, NodesFailed, Several, UsageError
 from ..hosts import Cluster, load
 from ..run_id import is_run_id, is_sanity_run
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
+from ..text import names, quoted
 from .record import RunFolder, run_folder, run_folders
 from .reported import adopt
 
@@ -47,7 +48,8 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
                 if status.waits:
                     raise UsageError(
                         f"{folder.run_id} of {status.owner} is waiting in line for GPUs and has nothing "
-                        "to show yet; `ddpctl ps HOSTS` shows what it is waiting for"
+                        "to show yet",
+                        f"`ddpctl ps {hosts}` shows what it is waiting for",
                     )
             adopt(folder, nodes, cluster, console)
     return folder
@@ -58,15 +60,14 @@ def find_run(text: str | None) -> RunFolder:
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
         found = unique_match(text, folders)
-        missing = (
-            f"this machine has no run {text[:60]!r}; `ddpctl ps` lists its runs, "
-            "`ddpctl ps HOSTS` those on the hosts"
-        )
+        what = f"this machine has no run {quoted(text)}"
+        remedy = "`ddpctl ps` lists its runs, and `ddpctl ps HOSTS` those on the hosts"
     else:
         found = next((run_id for run_id in folders if not is_sanity_run(run_id)), None)
-        missing = "this machine has no record of a run: name a run and its hosts file (--hosts)"
+        what = "this machine has no record of a run"
+        remedy = "name the hosts file of the run"
     if found is None:
-        raise UsageError(missing)
+        raise UsageError(what, remedy)
     return folders[found]
 
 
@@ -80,7 +81,7 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     matching = [run_id for run_id in run_ids if run_id.startswith(text)]
     if len(matching) > 1:
         listed = ", ".join(matching[:5])
-        raise UsageError(f"{text!r} matches several runs ({listed}): type more of the id")
+        raise UsageError(f"{quoted(text)} matches several runs ({listed})", "type more of the id")
     return matching[0] if matching else None
 
 
@@ -88,7 +89,8 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     """Return the id of the run on the hosts that starts with `prefix`.
 
     Without a prefix, return that of the newest live run or, if none is alive, of the newest run.
-    Killed runs are found by their folders.
+    Killed runs are found by their folders. Raises UsageError if there is no such run, together with
+    the errors of the hosts that did not answer.
     """
     statuses, failures = list_nodes(nodes, cluster)
     alive = {status.run_id for status in statuses if status.alive}
@@ -102,9 +104,15 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
         # ids start with the time
         found = max(own, key=lambda run_id: (run_id in alive, run_id), default=None)
     if found is None:
-        unseen = f" ({', '.join(failures)} did not answer)" if failures else ""
-        which = f" {prefix[:60]!r}" if prefix else ""
-        raise UsageError(f"{cluster.source}: its hosts have no run{which}{unseen}")
+        answered = [node.name for node in nodes if node.name not in failures]
+        which = f" {quoted(prefix)}" if prefix else ""
+        remedy = (
+            "`ddpctl ps HOSTS --all` lists their runs" if prefix else "`ddpctl launch` starts one"
+        )
+        missing = UsageError(f"{cluster.source}: no run{which} on {names(answered)}", remedy)
+        if failures:
+            raise Several([NodesFailed(failures), *([missing] if answered else [])])
+        raise missing
     return found
 
 

@@ -79,7 +79,11 @@ def sync_logs(
                         log.record(records, attempt=place.attempt, offset=offset)
         except OSError as error:
             name = error.filename or store.folder
-            raise StateError(f"{name}: cannot be written: {error.strerror or error}") from None
+            raise StateError(
+                f"its log is not recorded here: {name} cannot be written: {error.strerror or error}",
+                "free space there or correct its permissions; the host still has the log",
+                host=node.name,
+            ) from None
 
     with console.step(f"copying new log lines of {len(attempt.members)} nodes"):
         return ask_each(attempt.nodes, copy)[1]

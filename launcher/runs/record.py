@@ -162,7 +162,8 @@ class RunFolder:
             return cluster
         except (OSError, ValueError, AttributeError) as error:
             raise UsageError(
-                f"{self.env_file}: cannot read the values of job.env: {error}"
+                f"{self.env_file}: cannot read the values of job.env: {error}",
+                "make the file readable, or pass a hosts file with these values as --hosts",
             ) from None
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
@@ -199,8 +200,8 @@ class RunFolder:
                     raise ValueError("nodes are not in rank order")
         except (OSError, ValueError, RecursionError) as error:
             raise UnreadableRecord(
-                f"{self.record_file}: cannot be read ({error}); `ddpctl ps HOSTS` asks "
-                "the hosts about the run"
+                f"{self.record_file}: cannot be read ({error})",
+                "`ddpctl ps HOSTS` asks the hosts about the run",
             ) from None
         return record
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..engines.status import ContainerState, NodeStatus, host_text
-from ..errors import DdpctlError, UsageError
+from ..errors import DdpctlError, NodesFailed, UsageError
 from ..hosts import Cluster
 from ..logs.event_reader import parsed
 from ..logs.journal_reader import Reader
@@ -20,7 +20,7 @@ from ..outcomes import RunState
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id
 from ..ssh.limits import LONG_OUTPUT
-from ..ssh.many import one_per_account, try_each
+from ..ssh.many import by_name, one_per_account, try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..supervisor.events import End
@@ -157,7 +157,12 @@ def ask_for_record(
         node: max(s.attempt for s, _ in reports) for node, reports in found.items() if reports
     }
     if not newest:
-        raise UsageError(f"no host has files of {run_id}; only `ddpctl kill` works on such a run")
+        if failures:
+            raise NodesFailed(by_name(nodes, failures))
+        raise UsageError(
+            f"no host has the files of {run_id}",
+            f"`ddpctl kill {run_id}` removes what is left of it",
+        )
     agreed = agreed_attempt(newest.values())
     rows = {
         node: [(status, run) for status, run in reports if status.attempt == agreed]
@@ -202,17 +207,22 @@ def by_rank(
     for node, reported in there.items():
         for rank in sorted(reported):
             if rank in found:
-                raise UsageError(f"{found[rank].name} and {node.name} both claim node {rank}")
+                raise UsageError(
+                    f"both {found[rank].name} and {node.name} report node {rank} of the run",
+                    "list only the host that runs it",
+                )
             if not spare[node.host.account]:
                 raise UsageError(
-                    f"{source}: the run has several nodes on {node.name}; list it once for each"
+                    f"{source}: the run has several nodes on {node.name}", "list it once for each"
                 )
             found[rank] = spare[node.host.account].pop(0)
     fillers = [node for other in others for node in spare[other.host.account]]
     for rank in range(max(found)):
         if rank not in found:
             if not fillers:
-                raise UsageError(f"{source}: node {rank} of the run is on none of these hosts")
+                raise UsageError(
+                    f"{source}: node {rank} of the run is on none of these hosts", "add its host"
+                )
             found[rank] = fillers.pop(0)
     return [found[rank] for rank in sorted(found)]
 

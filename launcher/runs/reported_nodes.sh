@@ -9,6 +9,6 @@ for node in "$runs"/${1:-*}/nodes/*; do
   [ -e cancelled ] && marked=1 || marked=0
   printf '%s %s %s %s %s\n' "${run##*/}" "${node##*/}" "${PWD##*/attempt-}" "$marked" \
     "$(stat -c %Y journal 2>/dev/null || echo 0)"
-  head -c 1048576 run.json 2>/dev/null | tr -d '\n'; echo
-  tail -n 1 journal 2>/dev/null | head -c 65536 | tr -d '\n'; echo
+  read_file run.json 1048576 | tr -d '\n'; echo
+  [ -f journal ] && tail -n 1 journal 2>/dev/null | head -c 65536 | tr -d '\n'; echo
 done

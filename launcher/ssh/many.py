@@ -16,13 +16,8 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
     """Run `do` on all nodes concurrently; raise NodesFailed with every error if any fails."""
     results, failures = try_each(nodes, do)
     if failures:
-        raise nodes_failed(by_name(nodes, failures))
+        raise NodesFailed(by_name(nodes, failures))
     return results
-
-
-def nodes_failed(failures: Mapping[str, DdpctlError]) -> NodesFailed:
-    """Combine errors, given by host name, into one. Hosts with the same error share a line."""
-    return NodesFailed(failures)
 
 
 def ask_each(

@@ -4,12 +4,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import PreflightError
+from ..errors import NodesFailed, PreflightError
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..plan.build import PlanInputs
 from ..plan.topology import gpu_ids, same_subnet_first
-from ..ssh.many import by_name, nodes_failed, try_each
+from ..ssh.many import by_name, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted, names
@@ -45,7 +45,7 @@ def choose_hosts(
     able = with_requested_gpus(facts)
     if len(able) < count:
         if failures:
-            raise nodes_failed(by_name(hosts, failures))
+            raise NodesFailed(by_name(hosts, failures))
         raise PreflightError(
             f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file "
             "names; `ddpctl check` shows what is wrong"

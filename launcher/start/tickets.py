@@ -14,10 +14,10 @@ from ..engines.choose import engines_on
 from ..engines.claims import goes_first, rivals, undecided
 from ..engines.running import RunningAttempt
 from ..engines.status import LEASE, NodeStatus
-from ..errors import DdpctlError, PreflightError, RunKilled
+from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled
 from ..follow.interrupts import Interrupts
 from ..plan.plan import Plan
-from ..ssh.many import ask_each, by_name, nodes_failed, try_each
+from ..ssh.many import ask_each, by_name, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 from .claim_gpus import rival_lines
@@ -49,7 +49,7 @@ class Tickets:
             return
         put, failures = ask_each([*self._members], self._put)
         if not put:
-            raise nodes_failed(failures)
+            raise NodesFailed(failures)
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
         self._keeper.start()
 

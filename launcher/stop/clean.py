@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from rich.filesize import decimal
 
-from .. import text as fold
 from ..engines.choose import every_engine
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
@@ -24,6 +23,7 @@ from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
+from ..text import counted, quoted
 from .kill import carriers, kill_run
 
 TIMEOUT = 600.0  # seconds; measuring or removing a large folder is slow
@@ -79,7 +79,7 @@ def clean(
     """
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
-        with console.step(f"looking for traces on {fold.counted(len(machines), 'host')}"):
+        with console.step(f"looking for traces on {counted(len(machines), 'host')}"):
             leaders = [group[0] for group in find_shared_homes(machines)]
             found, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
         kept = {} if kill else alive(found.values())
@@ -93,7 +93,7 @@ def clean(
         removed = bool(to_remove) and confirm()
         left = found
         if removed:
-            with console.step(f"removing them from {fold.counted(len(to_remove), 'host')}"):
+            with console.step(f"removing them from {counted(len(to_remove), 'host')}"):
                 end(machines, leaders, cluster, to_remove, console)
                 left, failures = ask_each(machines, lambda node: look(node, leaders, cluster))
     report_errors(failures, console)
@@ -115,9 +115,7 @@ def clean(
     elif removed:
         for traces in left.values():
             after = (
-                "clean"
-                if traces.none
-                else f"still there: {fold.counted(len(traces.lines()), 'item')}"
+                "clean" if traces.none else f"still there: {counted(len(traces.lines()), 'item')}"
             )
             console.say(f"{traces.host}: {after}")
     elif not unclean and not failures:
@@ -132,7 +130,11 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
     output = node.script(LOOK, "parts" if node in leaders else "", timeout=TIMEOUT).stdout
     folder, hostname, *rows = [*output.decode(errors="replace").splitlines(), "", ""]
     if not folder.startswith("/"):
-        raise CommandFailed(f"{node.name}: cannot find the home folder: {folder!r}")
+        raise CommandFailed(
+            f"cannot find the home folder: {quoted(folder)}",
+            "give the account a home folder in that host's /etc/passwd",
+            host=node.name,
+        )
     traces = Traces(node.name, hostname, folder)
     for row in rows:
         if part := PART.fullmatch(row):
@@ -177,7 +179,7 @@ def end(
         done = node.script(script, timeout=TIMEOUT)
         if done.code != 0:
             remedy = "only their owner or root can remove another user's files"
-            raise CommandFailed(f"{node.name}: {done.reason}; {remedy}")
+            raise CommandFailed(done.reason, remedy, host=node.name)
 
     def empty(node: Node) -> None:
         for engine in every_engine(node):

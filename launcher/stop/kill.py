@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from .. import text as fold
 from ..engines.choose import engines_on
 from ..engines.status import UNSTARTED, NodeStatus
-from ..errors import CommandFailed, DdpctlError, UsageError
+from ..errors import CommandFailed, DdpctlError, NodesFailed, UsageError
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
 from ..run_id import is_run_id
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
 from ..runs.record import UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.local import account_name
-from ..ssh.many import ask_each, nodes_failed, one_per_account
+from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
-from ..text import names
+from ..text import counted, names
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 MARK_CANCELLED = load_script(__file__, "mark_cancelled.sh")
@@ -47,9 +46,7 @@ class Stopped:
 
     def describe(self) -> str:
         count = len(self.found)
-        stopped = (
-            f"stopped and removed {fold.counted(count, 'node')}" if count else "was not running"
-        )
+        stopped = f"stopped and removed {counted(count, 'node')}" if count else "was not running"
         if self.clean:
             return f"{stopped}, nothing left" if count else stopped
         return f"{stopped}, STILL THERE: {', '.join(self.left)}"
@@ -99,7 +96,7 @@ def kill(
     prefix = None if names_hosts(target) else target
     cluster = load(hosts_for(target, hosts), job_files=False)
     with connected(cluster.hosts) as nodes:
-        with console.step(f"asking {fold.counted(len(nodes), 'host')} for their runs"):
+        with console.step(f"asking {counted(len(nodes), 'host')} for their runs"):
             if everything or (prefix is None and (target or hosts)):
                 run_ids = runs_of_user(nodes, cluster, everything=everything)
             else:
@@ -134,10 +131,10 @@ def runs_of_user(nodes: Sequence[Node], cluster: Cluster, *, everything: bool) -
     alive = [s for s in mine if s.alive or s.state in UNSTARTED]
     run_ids = sorted({s.run_id for s in (alive if everything else alive or mine)})
     if failures and not run_ids:
-        raise nodes_failed(failures)
+        raise NodesFailed(failures)
     if len(run_ids) > 1 and not everything:
         raise UsageError(
-            f"several runs on these hosts: {', '.join(run_ids)}; name one, or pass --all"
+            f"several runs on these hosts: {', '.join(run_ids)}", "name one of them, or pass --all"
         )
     return run_ids
 
@@ -158,7 +155,7 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
     with console.step("removing the containers of finished runs"):
         removed, failures = ask_each(one_per_account(nodes), remove)
     if run_ids := set().union(*removed.values()):
-        count = fold.counted(len(run_ids), "finished run")
+        count = counted(len(run_ids), "finished run")
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
     left = "containers of finished runs may be left"
     report_errors({host: error.prefixed(left) for host, error in failures.items()}, console)
@@ -227,7 +224,11 @@ def stop_run(
 
     def stop(node: Node) -> Stopped:
         if cancel and (done := node.script(MARK_CANCELLED, run_id)).code != 0:
-            raise CommandFailed(f"{node.name}: could not mark {run_id} as cancelled: {done.reason}")
+            raise CommandFailed(
+                f"could not mark {run_id} as cancelled: {done.reason}",
+                "look at `df -h` and the permissions of ~/.ddpctl there",
+                host=node.name,
+            )
         found: list[NodeStatus] = []
         left: list[str] = []
         for each in engines_on(node, engine):

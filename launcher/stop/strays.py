@@ -8,7 +8,6 @@ on a host without a live node of that run. Processes without a run id are never 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .. import text as fold
 from ..engines.choose import engines_on
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import DdpctlError
@@ -20,6 +19,7 @@ from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
+from ..text import counted
 from .kill import carriers
 
 STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
@@ -50,11 +50,11 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
     cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
-        with console.step(f"looking for leftovers on {fold.counted(len(machines), 'host')}"):
+        with console.step(f"looking for leftovers on {counted(len(machines), 'host')}"):
             found, failures = find(machines, cluster)
         left = found
         if yes and found:
-            with console.step(f"ending {fold.counted(len(found), 'leftover')}"):
+            with console.step(f"ending {counted(len(found), 'leftover')}"):
                 end(machines, cluster, found)
                 left, failures = find(machines, cluster)
     report_errors(failures, console)
@@ -76,7 +76,7 @@ def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> in
         if not found:
             console.say("no leftovers of dead runs")
         elif not yes:
-            count = fold.counted(len(found), "leftover")
+            count = counted(len(found), "leftover")
             console.say(f"{count}; to end them, run `ddpctl kill HOSTS --strays -y`")
         else:
             console.say(f"{len(found) - len(left)} ended, {len(left)} still there")

@@ -77,4 +77,4 @@ def test_a_current_folder_that_was_removed(tmp_path: Path, argv: list[str]) -> N
     assert "Traceback" not in done.stderr
     if "launch" in argv:
         assert done.returncode == 2
-        assert "the current folder no longer exists: cd to another one" in done.stderr
+        assert "the current folder no longer exists; cd to another folder" in done.stderr

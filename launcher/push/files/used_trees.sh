@@ -4,6 +4,6 @@
 cd "$HOME/.ddpctl" 2>/dev/null || exit 0
 for attempt in runs/*/$attempts; do
   is_open "$attempt" || continue
-  grep -oE '"(dataset|workdir)_digest": "[0-9a-f]{64}' "$attempt/run.json"
+  read_file "$attempt/run.json" 1048576 | grep -oE '"(dataset|workdir)_digest": "[0-9a-f]{64}'
 done
 exit 0

@@ -132,7 +132,7 @@ def test_no_host_can_speak_for_the_rank_of_another(tmp_path: Path) -> None:
     same = place_with(tmp_path / "shared", 0, '{"result": 1}')
     assert read_outcomes(attempt(honest, same))[0].result == 1
     forged = place_with(tmp_path / "b", 0, '{"result": 2}')
-    with pytest.raises(CommandFailed, match="gpu0 and gpu1: both have a result for rank 0"):
+    with pytest.raises(CommandFailed, match="both gpu0 and gpu1 have a result for rank 0"):
         read_outcomes(attempt(honest, forged))
 
 

@@ -33,6 +33,22 @@ def test_a_host_that_is_down_hides_no_other_and_exits_with_4(fake_cluster: Make)
     assert "gpu1" in err
 
 
+def test_hosts_that_did_not_answer_are_named_first_and_nothing_is_claimed_about_them(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.hosts["gpu1"].reachable = cluster.hosts["gpu2"].reachable = False
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
+    first, second = err.splitlines()
+    assert (code, out) == (4, "")
+    assert first.startswith("ddpctl: error: gpu[1-2]: no answer")
+    assert second.startswith("ddpctl: no live run on gpu0;")
+    cluster.hosts["gpu0"].reachable = False
+    code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert (code, err.count("\n")) == (4, 1)
+    assert "gpu[0-2]: no answer" in err and "no live run" not in err
+
+
 def test_odd_labels_are_skipped_and_the_other_runs_are_shown(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = cluster.launch("--detach")[1].strip()

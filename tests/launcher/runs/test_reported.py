@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +13,8 @@ import pytest
 from local_machine import Machine
 
 from launcher.errors import UsageError
-from launcher.hosts import parse
-from launcher.runs.reported import ReportedRun, by_rank, parse_reports, record_of
+from launcher.hosts import Host, parse
+from launcher.runs.reported import ReportedRun, by_rank, parse_reports, record_of, reported_nodes
 from launcher.ssh.node import Node
 
 EVIL = {
@@ -102,5 +105,23 @@ def test_nodes_take_the_ranks_that_their_hosts_report_and_silent_hosts_the_other
     assert by_rank(nodes, {a: [2], c: [0]}, [b], "h") == [c, b, a]
     with pytest.raises(UsageError, match="node 1 of the run is on none of these hosts"):
         by_rank(nodes, {a: [2], c: [0]}, [], "h")
-    with pytest.raises(UsageError, match="a and c both claim node 0"):
+    with pytest.raises(UsageError, match="both a and c report node 0"):
         by_rank(nodes, {a: [0], c: [0]}, [b], "h")
+
+
+@pytest.mark.parametrize("name", ["host", "run.json", "journal"])
+def test_a_fifo_in_the_folder_of_a_run_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    attempt = tmp_path / ".ddpctl" / "runs" / "20261121-101500-abcd" / "nodes" / "0" / "attempt-1"
+    attempt.mkdir(parents=True)
+    for file, text in {"host": os.uname().nodename, "run.json": "{}", "journal": ""}.items():
+        (attempt / file).write_text(text)
+    (attempt / name).unlink()
+    os.mkfifo(attempt / name)
+    began = time.monotonic()
+    with contextlib.closing(Node(Host("local"))) as node:
+        reports, failures = reported_nodes([node])
+    assert not failures and time.monotonic() - began < 30
+    assert len(reports[node]) == (0 if name == "host" else 1)

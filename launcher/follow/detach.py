@@ -61,8 +61,8 @@ def start_recorder(folder: RunFolder) -> None:
     except OSError as error:
         why = f"{error.filename or log}: {error.strerror}"
     raise CommandFailed(
-        f"{folder.run_id}: the run goes on, but its recorder did not start: {why}; "
-        f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
+        f"{folder.run_id}: the run goes on, but its recorder did not start: {why}",
+        f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit",
     )
 
 

@@ -22,7 +22,7 @@ from ..start.request import Request
 from ..start.run_attempt import run_attempt
 from ..state import make_folder, state_home, write_atomically
 from ..terminal.console import Console
-from ..text import bytes_in, quoted
+from ..text import bytes_in, names, quoted
 from .verdict import Report, document, problems, text
 
 SCRIPT = Path(__file__).with_name("collectives.py")
@@ -106,7 +106,7 @@ def size_of(text: str) -> int:
     """Parse a size such as 64m or 1g into bytes. Raises UsageError."""
     size = bytes_in(text)
     if not size:
-        raise UsageError(f"--max-size {quoted(text)}: not a size; write 64m or 1g, for example")
+        raise UsageError(f"--max-size {quoted(text)}: not a size", "write 64m or 1g, for example")
     return size
 
 
@@ -114,13 +114,16 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
     """Return a cluster of `containers` nodes on one host, which split its GPUs evenly."""
     host = next((host for host in cluster.hosts if host.name == name), None)
     if host is None:
-        listed = ", ".join(dict.fromkeys(host.name for host in cluster.hosts))
-        raise UsageError(f"--host {name}: not in {cluster.source}, which has {listed}")
+        listed = names(host.name for host in cluster.hosts)
+        raise UsageError(
+            f"--host {quoted(name)}: not in {cluster.source}, which has {listed}",
+            "name one of them",
+        )
     with connected([host]) as nodes:
         ids = gpu_ids(host, gather(nodes)[0])
     if len(ids) % containers:
         uneven = f"{len(ids)} GPUs do not split evenly into {containers} containers"
-        raise UsageError(f"{name}: {uneven}")
+        raise UsageError(uneven, "pass another --containers", host=name)
     share = len(ids) // containers
     parts = [ids[n * share : (n + 1) * share] for n in range(containers)]
     hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)
@@ -133,7 +136,7 @@ def plot(report: Report, to: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("--plot needs matplotlib: pip install 'ddpctl[plot]'") from None
+        raise UsageError("--plot needs matplotlib", "run `pip install 'ddpctl[plot]'`") from None
     figure = Figure(figsize=(6, 4), layout="constrained")
     panel = figure.subplots()
     points = [(size["bytes"], size["busbw"]) for size in report.sizes]

@@ -71,7 +71,11 @@ class Checkpoints:
             text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
         )
         if done.code != 0:
-            raise CommandFailed(f"{self.node.name}: {self.run_dir}/checkpoints: {done.reason}")
+            raise CommandFailed(
+                f"{self.run_dir}/checkpoints: {done.reason}",
+                "look at `df -h` and the permissions there",
+                host=self.node.name,
+            )
         return done
 
 
@@ -185,8 +189,9 @@ def send(
     if target.script(HASH, f"checkpoints/{arriving}", stdin=listed).stdout != wanted:
         target.node.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{arriving}"])
         raise CommandFailed(
-            f"{target.node.name}: the checkpoint from {source.node.name} arrived damaged; "
-            "resume again, and check the disks of both hosts"
+            f"the checkpoint from {source.node.name} arrived damaged",
+            "resume again, and check the disks of both hosts",
+            host=target.node.name,
         )
     target.script(PLACE, arriving, aside, "open" if open_to_all else "", stdin=listed)
 
@@ -212,6 +217,7 @@ def _stream(source: Checkpoints, target: Checkpoints, listed: bytes, arriving: s
                     continue
             printed = stream.stderr_tail().splitlines() or ["tar failed or did not finish"]
             raise CommandFailed(
-                f"{folder.node.name}: could not transfer the checkpoint: {printed[-1]}; "
-                "look at `df -h` there"
+                f"could not transfer the checkpoint: {printed[-1]}",
+                "look at `df -h` there",
+                host=folder.node.name,
             )

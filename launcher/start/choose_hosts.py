@@ -47,8 +47,8 @@ def choose_hosts(
         if failures:
             raise NodesFailed(by_name(hosts, failures))
         raise PreflightError(
-            f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file "
-            "names; `ddpctl check` shows what is wrong"
+            f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file names",
+            "`ddpctl check` shows what is wrong",
         )
     since = since or time.time() + facts[able[0]].clock_skew
     plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able), since=since))
@@ -57,7 +57,7 @@ def choose_hosts(
     ahead = tickets.ahead()
     free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
     if len(free) < count:
-        return Refused(plan, attempt, tickets.describe(ahead))
+        return Refused(plan, attempt, tickets.reasons(ahead))
     subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
     picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
     console.say(f"runs on {names(node.name for node in picked)}")

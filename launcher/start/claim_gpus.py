@@ -9,12 +9,12 @@ from ..engines.choose import engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.running import RunningAttempt
 from ..engines.status import LEASE, ContainerState, NodeStatus
-from ..errors import PreflightError
+from ..errors import DdpctlError, PreflightError, Several
 from ..plan.plan import NodePlan, Plan
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..terminal.console import Console
-from ..text import counted, names
+from ..text import counted
 from .start_nodes import NodeInputs, attempt_of, create_nodes, remove_nodes
 
 LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
@@ -34,12 +34,11 @@ class Refused:
 
     plan: Plan
     attempt: RunningAttempt
-    rivals: Sequence[str]  # a line each: which resource is taken where, and by whom
+    reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
     choose_again: bool = False  # other hosts of the file may be free
 
-    def error(self) -> PreflightError:
-        remedy = "launch with --wait to wait in line, or choose other GPUs"
-        return PreflightError("\n".join(f"{line}; {remedy}" for line in self.rivals))
+    def error(self) -> Several:
+        return refusal(self.reasons, "launch with --wait to wait in line, or choose other GPUs")
 
 
 def claim_gpus(
@@ -50,18 +49,18 @@ def claim_gpus(
     with console.step(f"creating {counted(plan.nnodes, 'node')}"):
         try:
             create_nodes(plan, attempt, inputs)
-            lines = _rivals_ahead(attempt, plan)
+            reasons = _rivals_ahead(attempt, plan)
         except BaseException:
             remove_nodes(plan, attempt)
             raise
-        if lines:
+        if reasons:
             remove_nodes(plan, attempt, folders=True)
-            return Refused(plan, attempt, lines)
+            return Refused(plan, attempt, reasons)
     return Claim(plan, attempt)
 
 
-def _rivals_ahead(attempt: RunningAttempt, plan: Plan) -> list[str]:
-    """Return a line per rival that comes first. Wait while it is undecided whether one does."""
+def _rivals_ahead(attempt: RunningAttempt, plan: Plan) -> list[DdpctlError]:
+    """Return what the rivals have that come first. Wait while it is undecided whether one does."""
     plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
     wanted = {node: plan.resources(each) for node, each in plans.items()}
     sharing = [node for node in wanted if wanted[node]]
@@ -87,21 +86,24 @@ def _rivals_ahead(attempt: RunningAttempt, plan: Plan) -> list[str]:
             for node, here in listed.items()
         }
         if any(ahead.values()):
-            return rival_lines(ahead, wanted, plans)
+            return taken_by_rivals(ahead, wanted, plans)
         if not any(undecided(rival) for here in listed.values() for rival in here):
             return []
         time.sleep(LOOK_AGAIN)
 
 
-def rival_lines(
+def taken_by_rivals(
     ahead: Mapping[Node, Sequence[NodeStatus]],
     wanted: Mapping[Node, Collection[str]],
     plans: Mapping[Node, NodePlan],
-) -> list[str]:
-    """Return a line per rival: the hosts, and which of `wanted` it has or waits for there."""
-    hosts: dict[str, list[str]] = {}
-    for node, listed in ahead.items():
-        for rival in listed:
-            what = taken(wanted[node], plans[node].gpu_ids, rival)
-            hosts.setdefault(what, []).append(node.name)
-    return [f"{names(where)}: {what}" for what, where in hosts.items()]
+) -> list[DdpctlError]:
+    """Return, for each host and rival, which of `wanted` the rival has or waits for there."""
+    return [
+        PreflightError(taken(wanted[node], plans[node].gpu_ids, rival), host=node.name)
+        for node, listed in ahead.items()
+        for rival in listed
+    ]
+
+
+def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
+    return Several(PreflightError(each.what, remedy, host=each.host) for each in reasons)

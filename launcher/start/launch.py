@@ -12,7 +12,7 @@ from ..outcomes import Outcome
 from ..plan.plan import LaunchOptions, Plan
 from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
-from ..text import counted
+from ..text import counted, quoted
 from .request import Request
 from .restart import restart_until_done
 from .run_attempt import run_attempt
@@ -22,13 +22,13 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
     """Return the request for a new run. Raises UsageError for a bad name or too many nodes."""
     if options.nodes and options.nodes > cluster.nnodes:
         raise UsageError(
-            f"--nodes {options.nodes}: {cluster.source} has {counted(cluster.nnodes, 'host')}; "
-            "ask for fewer"
+            f"--nodes {options.nodes}: {cluster.source} has {counted(cluster.nnodes, 'host')}",
+            "ask for fewer",
         )
     if options.name and not NAME.fullmatch(options.name):
         raise UsageError(
-            f"--name {options.name!r}: use a-z, 0-9, `_`, `.` and `-`, at most 41 characters, "
-            "a letter or digit first"
+            f"--name {quoted(options.name)}: not a name",
+            "use a-z, 0-9, `_`, `.` and `-`, at most 41 characters, a letter or digit first",
         )
     return Request(cluster, options, new_run_id(options.name))
 
@@ -77,14 +77,14 @@ def check_command(job: Job) -> str | None:
         names = sorted(str(found.relative_to(workdir)) for found in known)
         near = difflib.get_close_matches(str(script), names, 1)
         remedy = f"did you mean {near[0]}?" if near else "correct job.command or job.workdir"
-        raise UsageError(f"{script}, from job.command, is not in workdir {workdir}; {remedy}")
+        raise UsageError(f"{script}, from job.command, is not in workdir {workdir}", remedy)
     try:
         with warnings.catch_warnings(action="ignore"):
             if script.suffix == ".py":
                 compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         text = f": {error.text.strip()}" if error.text else ""
-        raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}; correct it") from None
+        raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}", "correct it") from None
     except (OSError, ValueError, RecursionError, MemoryError):
         pass  # torchrun reports unreadable files
     return None

@@ -51,8 +51,9 @@ def prepare(
 
 def _failed(node: Node, folder: str, reason: str) -> CommandFailed:
     return CommandFailed(
-        f"{node.name}: could not create {folder}: {reason}; "
-        f"look at `df -h` and the permissions of {shlex.quote(folder)} there"
+        f"could not create {folder}: {reason}",
+        f"look at `df -h` and the permissions of {shlex.quote(folder)} there",
+        host=node.name,
     )
 
 

@@ -42,11 +42,13 @@ class Reservation:
         done = node.script(RESERVE, run_id, str(attempt))
         if done.code == TAKEN:
             raise UsageError(
-                f"{node.name}: attempt {attempt} was already started, by another command or "
-                "from another machine; `ddpctl ps HOSTS` shows it"
+                f"attempt {attempt} was already started, by another command or from another machine",
+                "`ddpctl ps HOSTS` shows it",
+                host=node.name,
             )
         if done.code != 0:
             raise CommandFailed(
-                f"{node.name}: could not create ~/.ddpctl/runs/{run_id}: {done.reason}; "
-                "look at `df -h` and the permissions of ~/.ddpctl there"
+                f"could not create ~/.ddpctl/runs/{run_id}: {done.reason}",
+                "look at `df -h` and the permissions of ~/.ddpctl there",
+                host=node.name,
             )

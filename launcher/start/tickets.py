@@ -9,18 +9,17 @@ import threading
 import time
 from collections.abc import Sequence
 
-from .. import text as fold
 from ..engines.choose import engines_on
 from ..engines.claims import goes_first, rivals, undecided
 from ..engines.running import RunningAttempt
 from ..engines.status import LEASE, NodeStatus
-from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled
+from ..errors import DdpctlError, NodesFailed, RunKilled, lines
 from ..follow.interrupts import Interrupts
 from ..plan.plan import Plan
-from ..ssh.many import ask_each, by_name, try_each
+from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
-from .claim_gpus import rival_lines
+from .claim_gpus import refusal, taken_by_rivals
 
 POLL = 5.0  # seconds between checks of the hosts
 RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
@@ -79,10 +78,9 @@ class Tickets:
             for node in listed
         }
 
-    def describe(self, ahead: dict[Node, list[NodeStatus]]) -> list[str]:
-        """Return a line per rival and per silent host."""
-        unseen = fold.errors(by_name([*self._members], self.unseen))
-        return [*rival_lines(ahead, self._wanted, self._plans), *unseen]
+    def reasons(self, ahead: dict[Node, list[NodeStatus]]) -> list[DdpctlError]:
+        """Return what the run waits for: what rivals have, and hosts that do not answer."""
+        return [*taken_by_rivals(ahead, self._wanted, self._plans), *self.unseen.values()]
 
     def wait(
         self,
@@ -94,20 +92,22 @@ class Tickets:
     ) -> int | None:
         """Wait until no rival is ahead on `needed` hosts. Return None, or a signal that arrived.
 
-        deadline: time.time() after which PreflightError is raised. printed: lines already printed.
+        deadline: time.time() after which Several is raised. printed: lines already printed.
         """
         with interrupts.held():
             while True:
                 ahead = self.ahead()
                 if sum(not listed for listed in ahead.values()) >= needed:
                     return None
-                lines = self.describe(ahead)
+                reasons = self.reasons(ahead)
                 if deadline is not None and time.time() >= deadline:
-                    raise PreflightError("\n".join(f"{line}; gave up waiting" for line in lines))
-                for line in lines:
+                    raise refusal(
+                        reasons, "gave up waiting; raise --wait-limit or choose other GPUs"
+                    )
+                for line in lines(reasons):
                     if line not in printed:
                         console.say(f"run {self.plan.run_id} waits: {line}")
-                printed = lines
+                printed = lines(reasons)
                 for _ in range(round(POLL / TICK)):
                     time.sleep(TICK)
                     if (number := interrupts.take()) is not None:

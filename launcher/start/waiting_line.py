@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 
+from ..errors import lines
 from ..follow import detach
 from ..follow.interrupts import Interrupts
 from ..outcomes import Outcome, RunState
@@ -64,7 +65,7 @@ class PlaceInLine:
             return detach.detach(request.folder, RunState.WAITING, self._console)
         needed = request.options.nodes or request.cluster.nnodes
         number = self._tickets.wait(
-            needed, self.until, refused.rivals, self._interrupts, self._console
+            needed, self.until, lines(refused.reasons), self._interrupts, self._console
         )
         if number is None:
             return None
@@ -91,5 +92,5 @@ class PlaceInLine:
         record.attempt.state = RunState.WAITING
         record.attempt.waiting_since, record.attempt.waiting_until = self.since, self.until
         folder.try_save(record, self._console)
-        for line in refused.rivals:
+        for line in lines(refused.reasons):
             self._console.say(f"run {folder.run_id} waits: {line}")

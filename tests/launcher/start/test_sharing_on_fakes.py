@@ -15,7 +15,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.engines.running import RunningAttempt
-from launcher.errors import RunKilled, UsageError
+from launcher.errors import PreflightError, RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
 from launcher.hosts import load
@@ -353,7 +353,11 @@ def test_a_run_that_loses_its_turn_keeps_its_place(
     def beaten_twice(plan: Plan, nodes: Sequence[Node], *more: Any) -> Claim | Refused:
         listed.append(list(cluster.tickets))
         if len(listed) < 3:
-            return Refused(plan, attempt_of(plan, nodes), ["gpu0: another run was faster"])
+            return Refused(
+                plan,
+                attempt_of(plan, nodes),
+                [PreflightError("another run was faster", host="gpu0")],
+            )
         return claim_gpus(plan, nodes, *more)
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
@@ -378,7 +382,11 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         return choice
 
     def lose_first(attempt: RunningAttempt, _: Plan) -> list[str]:
-        return ["gpu0: another run was faster"] if attempt.nodes[0].name == "gpu0" else []
+        return (
+            [PreflightError("another run was faster", host="gpu0")]
+            if attempt.nodes[0].name == "gpu0"
+            else []
+        )
 
     monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
     monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_first)

@@ -1,4 +1,4 @@
-"""Write the table of failure kinds into docs/troubleshooting.md.
+"""Write the tables of failure kinds and of error texts into docs/troubleshooting.md.
 
 Run: python scripts/failure_kinds.py
 """
@@ -13,20 +13,35 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 sys.path.insert(0, str(ROOT))
 
+from launcher.diagnosis.error_texts import ERROR_TEXTS  # noqa: E402
 from launcher.diagnosis.failure_kinds import FailureKind  # noqa: E402
 
-HEADER = "| kind | what happened | what to do | restart |\n|---|---|---|---|\n"
+KINDS = "| kind | what happened | what to do | restart |\n|---|---|---|---|\n"
+TEXTS = "| error text | kind | what to do |\n|---|---|---|\n"
 
 
-def table() -> str:
-    rows = []
-    for kind in FailureKind:
-        remedy = (kind.remedy or "see the excerpt") + "."
-        remedy = f"{remedy[0].upper()}{remedy[1:]}"
-        rows.append(f"| `{kind.value}` | {kind.meaning} | {remedy} | {kind.restart.value} |\n")
-    return HEADER + "".join(rows)
+def tables() -> dict[str, str]:
+    """Return each table by its header."""
+    kinds = [
+        f"| `{kind.value}` | {kind.meaning} | {_sentence(kind.remedy)} | {kind.restart.value} |\n"
+        for kind in FailureKind
+    ]
+    texts = [
+        f"| {', '.join(f'`{phrase}`' for phrase in text.phrases)} | `{text.kind.value}` "
+        f"| {_sentence(text.remedy or text.kind.remedy)} |\n"
+        for text in ERROR_TEXTS
+    ]
+    return {KINDS: KINDS + "".join(kinds), TEXTS: TEXTS + "".join(texts)}
+
+
+def _sentence(remedy: str) -> str:
+    remedy = remedy or "see the excerpt"
+    return f"{remedy[0].upper()}{remedy[1:]}."
 
 
 if __name__ == "__main__":
-    old = re.compile(re.escape(HEADER) + r"(\|.*\n)*")
-    PAGE.write_text(old.sub(lambda _: table(), PAGE.read_text()))
+    page = PAGE.read_text()
+    for header, table in tables().items():
+        old = re.compile(re.escape(header) + r"(\|.*\n)*")
+        page = old.sub(lambda _, table=table: table, page)
+    PAGE.write_text(page)

@@ -8,11 +8,12 @@ clock wins.
 
 from ..failure import FirstFailure
 from ..supervisor import log_patterns
-from ..supervisor.classify import Weight, oom_message, torchrun_ending
+from ..supervisor.classify import Weight, describe, oom_message, torchrun_ending
 from ..supervisor.events import RankExit, Stopping
 from ..text import rfc3339
+from .error_texts import TABLE
 from .evidence import Candidate, Evidence, NodeEvidence, on_one_clock
-from .failure_kinds import TABLE, FailureKind
+from .failure_kinds import FailureKind
 from .rank_exit import rank_exit
 from .stop_reason import stop_reason
 
@@ -60,9 +61,14 @@ def _torchrun(node: NodeEvidence) -> Candidate | None:
         node,
         FailureKind(ending.kind),
         ending.message,
+        ending.remedy,
         exit_code=node.end.exit_code,
         lines=lines,
     )
+
+
+def _lost_a_peer(exit: RankExit) -> bool:
+    return describe(exit.exit_code, exit.signal, exit.last_lines, TABLE)[0] == "peer-gone"
 
 
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
@@ -81,7 +87,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         message = f"its container was killed (exit code {node.exit_code})"
     elif lost or not node.unseen:
         message = f"the host is lost: {lost[0].message if lost else 'its container is gone'}"
-    elif any(log_patterns.is_effect(exit.last_lines) for exit in exits):
+    elif any(_lost_a_peer(exit) for exit in exits):
         weight = Weight.UNREACHABLE
         message = (
             f"the host is lost: connections to it broke, and it does not answer: {node.unseen}"

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from ..supervisor.classify import rank_ending
 from ..supervisor.events import RankExit
+from .error_texts import TABLE
 from .evidence import Candidate, NodeEvidence
-from .failure_kinds import TABLE, FailureKind
+from .failure_kinds import FailureKind
 
 
 def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
@@ -26,6 +27,7 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
         node,
         FailureKind(ending.kind),
         ending.message,
+        ending.remedy,
         rank=exit.rank,
         local_rank=exit.local_rank,
         exit_code=exit.exit_code,

@@ -1,7 +1,7 @@
 """Classify how a process ended: the kind of failure, and whether it may have been the first. Pure.
 
 The launcher's diagnosis and the supervisors both use this, so both name the same cause. The kinds
-and their log patterns are rows of the launcher's table (launcher/diagnosis/failure_kinds.py).
+and their error texts are the launcher's (launcher/diagnosis/failure_kinds.py and error_texts.txt).
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Mapping, Sequence
 
 from . import log_patterns
-from .events import RankExit, ResourceUsage
+from .events import RankExit, ResourceUsage, signal_name
 
 FULL = 65536  # free bytes at or below which a disk counts as full
 SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
+# Signals of a process's own native code; all others come from outside
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+LIMITS = ("shm-full", "thread-limit")  # what native code prints about them tells why it crashed
 
 
 class Restart(enum.Enum):
@@ -24,23 +27,36 @@ class Restart(enum.Enum):
     NEVER = "no"
     ONCE = "once"
     ALWAYS = "yes"
+    ELSEWHERE = "on another host"
+
+
+@dataclass(frozen=True)
+class Match:
+    """kind and remedy: of the error text that was found. text: what it was found in."""
+
+    kind: str
+    remedy: str
+    text: str
 
 
 class KindTable:
-    """The kinds of failure: (kind, value of Restart, log pattern or None). The first match wins."""
+    """The kinds of failure, and the error texts that mean them."""
 
-    def __init__(self, rows: Sequence[Sequence[str | None]]) -> None:
-        flags = re.IGNORECASE | re.MULTILINE
-        self._restarts = {kind: Restart(restart) for kind, restart, _ in rows}
-        self._patterns = [(str(k), re.compile(text, flags)) for k, _, text in rows if text]
+    def __init__(self, restarts: Mapping[str, str], texts: Sequence[Sequence[str]]) -> None:
+        """restarts: values of Restart by kind. texts: (kind, pattern, remedy), the first match wins."""
+        self._restarts = {kind: Restart(restart) for kind, restart in restarts.items()}
+        self._texts = [(kind, re.compile(pat, re.IGNORECASE), rem) for kind, pat, rem in texts]
 
     def restart(self, kind: str) -> Restart:
         return self._restarts.get(kind, Restart.NEVER)
 
-    def match(self, lines: Sequence[str]) -> tuple[str, re.Pattern[str]] | None:
-        """Return the first kind whose pattern occurs in the lines, and the pattern."""
-        text = "\n".join(lines)
-        return next((row for row in self._patterns if row[1].search(text)), None)
+    def match(self, texts: Sequence[str]) -> Match | None:
+        """Return the first error text in the first of `texts` that has any."""
+        for text in texts:
+            for kind, pattern, remedy in self._texts:
+                if pattern.search(text):
+                    return Match(kind, remedy, text.strip())
+        return None
 
 
 class Weight(enum.IntEnum):
@@ -54,11 +70,12 @@ class Weight(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: as a candidate for the first failure."""
+    """How a process ended: as a candidate for the first failure. remedy: "" for the kind's own."""
 
     weight: Weight
     kind: str
     message: str
+    remedy: str = ""
 
 
 def rank_ending(
@@ -76,33 +93,38 @@ def rank_ending(
     if exit.exit_code == 0:  # a success, unless all later failures are effects of it
         message = "exited with code 0 while other ranks were still running"
         return None if exit.stopping else Ending(Weight.WITNESS, "early-exit", message)
-    kind, message = describe(exit.exit_code, exit.signal, lines, table, exit.message)
-    oom_killed = oom_killed or any(each.oom_kills for each in resources)
-    if kind == "killed" and exit.signal == "SIGKILL" and oom_killed:
+    kind, message, remedy = describe(exit.exit_code, exit.signal, lines, table, exit.message)
+    by_kernel = oom_killed or any(each.oom_kills for each in resources)
+    if by_kernel and kind == "worker-killed":
+        kind, message, remedy = "oom-killed", oom_message(resources, message), ""
+    elif (
+        by_kernel and kind == "killed" and "SIGKILL" in (exit.signal, shell_signal(exit.exit_code))
+    ):
         kind, message = "oom-killed", oom_message(resources)
     reaped = exit.exit_code is None  # torchrun reaps its ranks at once when it stops
     stopped_by_us = exit.stopping and (reaped or exit.signal in SIGNALS_OF_OURS)
-    if stopped_by_us or exit.signal == "SIGTERM" or log_patterns.is_effect(lines):
-        return Ending(Weight.EFFECT, "peer-gone" if kind == "exception" else kind, message)
+    if stopped_by_us or exit.signal == "SIGTERM" or kind == "peer-gone":
+        kind = "peer-gone" if kind == "exception" else kind
+        return Ending(Weight.EFFECT, kind, message, remedy)
     if kind == "collective-timeout":
-        return Ending(Weight.WITNESS, kind, message)
+        return Ending(Weight.WITNESS, kind, message, remedy)
     if kind in ("exit-code", "killed") and (full := full_disks(resources)):
         kind = "shm-full" if full == ["shm"] else "disk-full"
         message = "%s; no space was left on %s" % (message, " and ".join(full))
     if reaped and kind == "exit-code":
         return Ending(Weight.WITNESS, kind, message)  # torchrun also reaps ranks that succeeded
-    return Ending(Weight.CAUSE, kind, message)
+    return Ending(Weight.CAUSE, kind, message, remedy)
 
 
 def torchrun_ending(
     code: int | None, signal: str | None, lines: Sequence[str], table: KindTable
 ) -> Ending:
     """Classify a failure of torchrun itself: its arguments, a port, the image."""
-    kind, message = describe(code, signal, lines, table)
-    effect = log_patterns.is_effect(lines) and kind != "port-in-use"
+    kind, message, remedy = describe(code, signal, lines, table)
     if kind in ("exception", "exit-code"):
         kind = "torchrun"
-    return Ending(Weight.EFFECT if effect else Weight.CAUSE, kind, "torchrun %s" % message)
+    weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
+    return Ending(weight, kind, "torchrun %s" % message, remedy)
 
 
 def describe(
@@ -111,24 +133,37 @@ def describe(
     lines: Sequence[str],
     table: KindTable,
     recorded: str | None = None,
-) -> tuple[str, str]:
-    """Return (kind, message) of a failed process. recorded: the exception from torch's @record."""
-    known, pattern = table.match(log_patterns.telling_lines(lines)) or (None, None)
-    raised = log_patterns.exception_line(lines) or recorded
-    if signal and signal != "SIGABRT":
-        message = "was killed by %s" % signal
-        if signal == "SIGBUS" or known == "shm-full":
-            return "shm-full", message
-        return ("segv" if signal == "SIGSEGV" else "killed"), message
-    if raised:
-        return known or "exception", "raised %s" % raised
-    message = "was killed by %s" % signal if signal else "exited with code %s" % code
+) -> tuple[str, str, str]:
+    """Return (kind, message, remedy) of a failed process. recorded: the exception from torch's @record.
+
+    remedy: "" for the kind's own.
+    """
+    found = table.match(log_patterns.telling_texts(lines))
+    error = log_patterns.error_line(lines) or recorded
+    kind, remedy = (found.kind, found.remedy) if found else ("", "")
+    ended = "was killed by %s" % signal if signal else "exited with code %s" % code
     if code is None:
-        message = "exited with an unknown code"
-    if known and pattern:
-        line = next((line for line in reversed(lines) if pattern.search(line)), "")
-        return known, "%s: %s" % (message, line.strip())
-    return ("killed" if signal else "exit-code"), message
+        ended = "exited with an unknown code"
+    signal = signal or shell_signal(code)
+    if signal == "SIGABRT":
+        kind = kind or ("exception" if error and not log_patterns.is_thrown(lines) else "segv")
+    elif signal in CRASHES:
+        error = None
+        if kind not in LIMITS:
+            kind, remedy = ("shm-full" if signal == "SIGBUS" else "segv"), ""
+    elif signal:
+        return "killed", ended, ""
+    if error:
+        return kind or "exception", "raised %s" % error, remedy
+    if found and kind == found.kind:
+        ended = "%s: %s" % (ended, found.text)
+    return kind or "exit-code", ended, remedy
+
+
+def shell_signal(code: int | None) -> str | None:
+    """Return the signal that ended a shell's command, which the shell reports as 128 + its number."""
+    name = signal_name(128 - code) if code is not None and code > 128 else None
+    return name if name in (*CRASHES, "SIGKILL") else None
 
 
 def full_disks(resources: Sequence[ResourceUsage]) -> list[str]:
@@ -137,7 +172,9 @@ def full_disks(resources: Sequence[ResourceUsage]) -> list[str]:
     return [name for name, left in free.items() if left is not None and left < FULL]
 
 
-def oom_message(resources: Sequence[ResourceUsage]) -> str:
+def oom_message(resources: Sequence[ResourceUsage], error: str = "") -> str:
+    """error: how the rank ended, if one of its processes was killed and not the rank itself."""
     limits = [each.memory_limit for each in resources]
     limit = next((" (limit: %.1f GiB)" % (value / 2**30) for value in limits if value), "")
-    return "was killed by the kernel's OOM killer (SIGKILL): out of memory%s" % limit
+    killed = "was killed by the kernel's OOM killer (SIGKILL): out of memory%s" % limit
+    return "%s: a process of it %s" % (error, killed) if error else killed

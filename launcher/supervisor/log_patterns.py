@@ -1,4 +1,4 @@
-"""Read a failed process's last lines: its exception, an excerpt, and whether it failed first. Pure."""
+"""Read a failed process's last lines: the error that ended it, in its own words, and an excerpt. Pure."""
 
 from __future__ import annotations
 
@@ -8,59 +8,72 @@ from typing import Sequence
 EXCERPT_LINES = 20
 
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook prefixes each line
-TRACEBACK = re.compile(r"^Traceback \(most recent call last\):")
+# Of Python, or of the library rich, which draws a box
+TRACEBACK = re.compile(r"^(╭─+ )?Traceback \(most recent call last\)")
+INDENTED = (" ", "\t", "│", "╭", "╰")
+# The line before a traceback of something that did not end the process
+ASIDE = re.compile(r"^(Exception ignored |Exception in thread |Error in atexit|--- Logging error)")
+DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
 NOISE = re.compile(
     r"^(\[?[WIE]\d{4} \d\d:\d\d|\[rank\d+\]:\[|frame #|Exception raised from"
     r"|terminate called|Fatal Python error|$)"
 )
-FRAME = re.compile(r"^frame #\d+: ")  # of a C++ stack, too long to quote
-# A rank that prints one of these lost its connection to another rank, which failed first.
-EFFECT = re.compile(
-    r"connection closed by peer|connection reset by peer|broken ?pipe|connection refused"
-    r"|remote process exited or there was a network error|ncclRemoteError"
-    r"|nccl communicator (was|is) aborted|process group.*(aborted|destroyed)"
-    r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|recvVector failed"
-    r"|DistNetworkError|DistStoreError|Socket Timeout|socket (has )?timed out"
-    r"|application timeout caused pair closure|RendezvousConnectionError|RendezvousTimeoutError"
-    r"|RendezvousClosedError|SignalException|connectFullMesh failed|no route to host",
-    re.IGNORECASE,
+# A C++ exception that nothing caught
+THROWN = re.compile(r"^terminate called after throwing an instance of '(.+)'")
+WHAT = re.compile(r"^  what\(\):  ?")
+# Stacks of C++ and of Python's faulthandler, which are too long to quote
+FRAME = re.compile(
+    r"^(frame #\d+: |    @ |\*\*\* |Fatal Python error|(Current t|T)hread 0x|Extension modules|"
+    r"  File .*, line \d+ in |$)"
 )
+WARNING = re.compile(r"warning", re.IGNORECASE)
+LOGGED_WARNING = re.compile(r"^(\[rank\d+\]:)?\[?W\d{4} ")  # by torch's C++ code
+# What NCCL itself says, on the same line or on the next one
+LAST_ERROR = re.compile(r"Last error:\s*(\S.*)?$", re.IGNORECASE)
+NCCL_RESULT = re.compile(r"^nccl[A-Z]\w+: ")
 
 
-def is_effect(lines: Sequence[str]) -> bool:
-    """Return whether the process failed only because another one had already ended."""
-    return bool(EFFECT.search("\n".join(telling_lines(lines))))
+def telling_texts(lines: Sequence[str]) -> list[str]:
+    """Return the texts that may tell the cause, the most trustworthy first.
+
+    They are NCCL's own words, the error that ended the process and the errors that caused that one.
+    If it printed no error, they are its last lines, the newest first, without warnings of Python;
+    those of torch's C++ code come last.
+    """
+    errors = [_message(traceback) for traceback in _chain(lines)] or [_thrown(lines)]
+    if errors[0]:
+        words = _nccl_words(errors[0])
+        return [*([words] if words else []), *map("\n".join, errors)]
+    last = [line for line in reversed(_last_lines(lines)) if not WARNING.search(line)]
+    return sorted(last, key=lambda line: bool(LOGGED_WARNING.match(line)))
 
 
-def telling_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines that tell the cause: the exception's message or, without one, the last lines."""
-    return exception_lines(lines) or _last_lines(lines)
+def error_line(lines: Sequence[str]) -> str:
+    """Return the error, such as `ValueError: boom`, or "". Names the DataLoader worker, if any.
+
+    If NCCL failed, the line has NCCL's own words instead of the place in torch's source.
+    """
+    error = _message((_chain(lines) or [[]])[0]) or _thrown(lines)
+    if not error:
+        return ""
+    if ": Caught " in error[0] and len(error) > 1:
+        return "%s (%s)" % (error[-1], error[0].partition(" in ")[2].rstrip("."))
+    words = _nccl_words(error)
+    return "%s: %s" % (error[0].partition(":")[0], words) if words else error[0]
 
 
-def exception_line(lines: Sequence[str]) -> str:
-    """Return the exception, such as `ValueError: boom`, or "". Names the DataLoader worker, if any."""
-    found = exception_lines(lines)
-    if found and ": Caught " in found[0] and len(found) > 1:
-        return f"{found[-1]} ({found[0].partition(' in ')[2].rstrip('.')})"
-    return found[0] if found else ""
-
-
-def exception_lines(lines: Sequence[str]) -> list[str]:
-    """Return all lines of the exception's message, such as `ValueError: boom`; [] without one."""
-    block = _last_traceback(lines)
-    for index, line in enumerate(block):
-        if index and line and not line.startswith((" ", "\t")):
-            return _without_noise(block[index:])
-    return []
+def is_thrown(lines: Sequence[str]) -> bool:
+    """Return whether an exception of C++, not of Python, ended the process."""
+    return not _chain(lines) and bool(_thrown(lines))
 
 
 def excerpt(lines: Sequence[str]) -> list[str]:
     """Return the lines to quote: the last traceback, else the last lines."""
-    block = _without_noise(_last_traceback(lines))
+    block = _without_noise((_chain(lines) or [[]])[0])
     if len(block) > EXCERPT_LINES:  # keep both ends: the entry point and the message
         half = EXCERPT_LINES // 2
         block = [*block[:half], f"... {len(block) - EXCERPT_LINES} lines ...", *block[-half:]]
-    return block or _last_lines(lines)
+    return block or _thrown(lines) or _last_lines(lines)
 
 
 def _unprefixed(lines: Sequence[str]) -> list[str]:
@@ -71,10 +84,54 @@ def _last_lines(lines: Sequence[str]) -> list[str]:
     return [line for line in _unprefixed(lines) if not FRAME.match(line)][-EXCERPT_LINES:]
 
 
-def _last_traceback(lines: Sequence[str]) -> list[str]:
+def _chain(lines: Sequence[str]) -> list[list[str]]:
+    """Return the last traceback and, after it, those of the exceptions that caused it directly."""
     clean = _unprefixed(lines)
-    starts = [index for index, line in enumerate(clean) if TRACEBACK.match(line)]
-    return clean[starts[-1] :] if starts else []
+    starts = [
+        index
+        for index, line in enumerate(clean)
+        if TRACEBACK.match(line) and not (index and ASIDE.match(clean[index - 1]))
+    ]
+    chain: list[list[str]] = []
+    end = len(clean)
+    for start in reversed(starts):
+        if chain and DIRECT_CAUSE not in clean[end - 3 : end]:
+            break
+        chain.append(clean[start:end])
+        end = start
+    return chain
+
+
+def _message(traceback: Sequence[str]) -> list[str]:
+    """Return the lines of the exception's message, such as `ValueError: boom`."""
+    for index, line in enumerate(traceback):
+        if index and line and not line.startswith(INDENTED):
+            message = _without_noise(traceback[index:])
+            if ": Caught " in line:  # in a DataLoader worker, whose own traceback follows
+                return [line, *(text for text in message[2:] if not text.startswith(INDENTED))]
+            return message
+    return []
+
+
+def _thrown(lines: Sequence[str]) -> list[str]:
+    """Return the lines of the last C++ exception's message, the first with the exception's type."""
+    clean = _unprefixed(lines)
+    starts = [index for index, line in enumerate(clean) if WHAT.match(line)]
+    if not starts:
+        return []
+    thrown = THROWN.match(clean[starts[-1] - 1]) if starts[-1] else None
+    what = WHAT.sub("%s: " % thrown[1] if thrown else "", clean[starts[-1]])
+    return _without_noise([what, *clean[starts[-1] + 1 :]])
+
+
+def _nccl_words(error: Sequence[str]) -> str:
+    """Return what NCCL says about its error: the words after `Last error:`, else its result."""
+    for index, line in enumerate(error):
+        if match := LAST_ERROR.search(line):
+            words = match[1] or next(iter(error[index + 1 :]), "")
+            if words.strip():
+                return words.strip()
+    return next((line for line in error[1:] if NCCL_RESULT.match(line)), "")
 
 
 def _without_noise(block: Sequence[str]) -> list[str]:

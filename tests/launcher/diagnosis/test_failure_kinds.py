@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from failure_kinds import PAGE, table
+from failure_kinds import PAGE, tables
 
-from launcher.diagnosis.failure_kinds import TABLE, FailureKind
+from launcher.diagnosis.error_texts import TABLE
+from launcher.diagnosis.failure_kinds import FailureKind
 
 
-def test_the_page_shows_the_table() -> None:
-    """Update it with `python scripts/failure_kinds.py`."""
-    assert table() in PAGE.read_text()
+@pytest.mark.parametrize("table", tables().values())
+def test_the_page_shows_the_tables(table: str) -> None:
+    """Update them with `python scripts/failure_kinds.py`."""
+    assert table in PAGE.read_text()
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -27,7 +29,7 @@ def test_a_kind_of_another_version_is_none() -> None:
 def test_the_specific_pattern_comes_before_the_general_one() -> None:
     def kind(line: str) -> str | None:
         match = TABLE.match([line])
-        return match and match[0]
+        return match and match.kind
 
     assert kind("RuntimeError: CUDA error: out of memory") == FailureKind.CUDA_OOM
     assert kind("OSError: [Errno 28] No space left on device") == FailureKind.DISK_FULL

@@ -88,7 +88,12 @@ def test_a_known_cause_is_named(text: str, code: int, kind: str, message: str) -
         (-9, "killed", "rank 3 (gpu2, local_rank 1) was killed by SIGKILL"),
         (-11, "segv", "rank 3 (gpu2, local_rank 1) was killed by SIGSEGV"),
         (-7, "shm-full", "rank 3 (gpu2, local_rank 1) was killed by SIGBUS"),
-        (-6, "killed", "rank 3 (gpu2, local_rank 1) was killed by SIGABRT"),
+        (-6, "segv", "rank 3 (gpu2, local_rank 1) was killed by SIGABRT"),
+        (-4, "segv", "rank 3 (gpu2, local_rank 1) was killed by SIGILL"),
+        (-8, "segv", "rank 3 (gpu2, local_rank 1) was killed by SIGFPE"),
+        (-2, "killed", "rank 3 (gpu2, local_rank 1) was killed by SIGINT"),
+        (139, "segv", "rank 3 (gpu2, local_rank 1) exited with code 139"),
+        (137, "killed", "rank 3 (gpu2, local_rank 1) exited with code 137"),
     ],
 )
 def test_an_ending_without_output_has_a_kind(code: int, kind: str, sentence: str) -> None:

@@ -17,7 +17,7 @@ from launcher.diagnosis.error_texts import ERROR_TEXTS  # noqa: E402
 from launcher.diagnosis.failure_kinds import FailureKind  # noqa: E402
 
 KINDS = "| kind | what happened | what to do | restart |\n|---|---|---|---|\n"
-TEXTS = "| error text | kind | what to do |\n|---|---|---|\n"
+TEXTS = "| kind | error text | what to do |\n|---|---|---|\n"
 
 
 def tables() -> dict[str, str]:
@@ -27,7 +27,7 @@ def tables() -> dict[str, str]:
         for kind in FailureKind
     ]
     texts = [
-        f"| {', '.join(f'`{phrase}`' for phrase in text.phrases)} | `{text.kind.value}` "
+        f"| `{text.kind.value}` | {', '.join(f'`{phrase}`' for phrase in text.phrases)} "
         f"| {_sentence(text.remedy or text.kind.remedy)} |\n"
         for text in ERROR_TEXTS
     ]

@@ -1,0 +1,106 @@
+"""The error texts that users have reported are named correctly, or not at all.
+
+The files in outputs/reported have one entry per report: `### KIND | words of the remedy | thread on
+GitHub | exit code`, then what the rank printed. A line `Traceback` stands for the first lines of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.diagnosis.error_texts import ERROR_TEXTS, parse_error_texts
+from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.first_failure import first_failure
+from launcher.failure import FirstFailure
+from launcher.supervisor.events import End, Event, RankExit, ResourceUsage, signal_name
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/workspace/train.py", line 1, in <module>'
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    kind: str
+    remedy: str
+    exit_code: int
+    lines: tuple[str, ...]
+
+
+def reports() -> list[Report]:
+    found = []
+    for path in sorted(Path(__file__).with_name("outputs").glob("reported/*.txt")):
+        for entry in re.split(r"^### ", path.read_text(), flags=re.MULTILINE)[1:]:
+            head, _, text = entry.partition("\n")
+            kind, remedy, *rest = (field.strip() for field in head.split("|"))
+            text = re.sub(r"^Traceback$", TRACEBACK, text.rstrip("\n"), flags=re.MULTILINE)
+            code = int(rest[1]) if len(rest) > 1 else 1
+            found.append(Report(kind, remedy, code, tuple(text.split("\n"))))
+    return found
+
+
+def failure_of(report: Report, *events: tuple[float, Event]) -> FirstFailure:
+    code = report.exit_code
+    exit = RankExit(3, 1, code, signal=signal_name(code), time=1.0, last_lines=report.lines)
+    node = NodeEvidence(1, "gpu2", events=[(1.0, exit), *events, (9.0, End("stopped", 1))])
+    failure = first_failure(Evidence(8, [node]))
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize(
+    "report", reports(), ids=lambda report: f"{report.kind} {report.lines[-1]:.60}"
+)
+def test_a_reported_error_is_named(report: Report) -> None:
+    failure = failure_of(report)
+    assert failure.kind == report.kind, failure.headline
+    assert report.remedy in failure.remedy
+
+
+def test_a_killed_data_loader_worker_is_the_oom_killers_if_the_kernel_counted_one() -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        "RuntimeError: DataLoader worker is killed by signal: Killed.",
+    )
+    report = Report("", "", 1, lines)
+    failure = failure_of(report, (1.0, ResourceUsage(oom_kills=1, memory_limit=2 << 30)))
+    assert failure.kind == "oom-killed" and "2.0 GiB" in failure.message
+    assert failure_of(report).kind == "worker-killed"
+
+
+def test_the_headline_of_an_nccl_error_is_what_nccl_says() -> None:
+    report = next(report for report in reports() if "Duplicate GPU" in "".join(report.lines))
+    assert failure_of(report).headline == (
+        "rank 3 (gpu2, local_rank 1) raised torch.distributed.DistBackendError: "
+        "Duplicate GPU detected : rank 3 and rank 2 both on CUDA device e2000"
+    )
+
+
+def test_phrases_are_whole_words_on_one_line() -> None:
+    [entry] = parse_error_texts(
+        "# comment\nmemory\n    first...last |\n    MemoryError\n  = buy\n    more\n"
+    )
+    assert (entry.kind, entry.phrases, entry.remedy) == (
+        "memory",
+        ("first...last", "MemoryError"),
+        "buy more",
+    )
+    for text, found in (
+        ("the FIRST and the last one", True),
+        ("first\nlast", False),
+        ("MemoryError: x", True),
+        ("OutOfMemoryError", False),
+    ):
+        assert bool(re.search(entry.pattern, text, re.IGNORECASE)) == found
+
+
+def test_no_entry_is_hidden_behind_an_earlier_one() -> None:
+    for index, entry in enumerate(ERROR_TEXTS):
+        for phrase in entry.phrases:
+            sample = phrase.replace("...", " x ")
+            earlier = [
+                e for e in ERROR_TEXTS[:index] if re.search(e.pattern, sample, re.IGNORECASE)
+            ]
+            assert not earlier, f"{phrase}: {earlier[0].kind}"

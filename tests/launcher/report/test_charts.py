@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -9,10 +10,10 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from reported_run import BEGAN, journals_of, metrics_lines
+from reported_run import BEGAN, journals_of, metrics_lines, node_journal
 
 from launcher.logs.metrics import LARGEST, number
-from launcher.report.charts import Chart, Curve, charts, together
+from launcher.report.charts import MOST_CURVES, Chart, Curve, charts, together
 from launcher.report.drawing import (
     LETTER,
     MOST_POINTS,
@@ -24,6 +25,7 @@ from launcher.report.drawing import (
     log_axis,
     thinned,
 )
+from launcher.report.journals import Journals
 
 
 def test_charts_are_read_from_whole_lines_and_finite_numbers() -> None:
@@ -140,6 +142,7 @@ def test_a_logarithmic_axis_has_a_few_round_numbers(
         (-3, 3, ["-2", "0", "2"]),
         (0, 54_321, ["0", "20,000", "40,000"]),
         (5, 5, ["4.6", "4.8", "5", "5.2", "5.4"]),
+        (1, 1 + 1e-12, ["0.9", "0.95", "1", "1.05", "1.1"]),
     ],
 )
 def test_a_linear_axis_has_a_few_round_numbers(low: float, high: float, shown: list[str]) -> None:
@@ -170,6 +173,14 @@ def test_no_line_joins_two_attempts() -> None:
     assert drawn.count("<li") == 2  # but a node has one entry in the legend
 
 
+def test_the_usage_of_many_attempts_is_drawn_and_that_of_many_nodes_is_not() -> None:
+    one = node_journal(1, 0)
+    attempts = [dataclasses.replace(one, attempt=n) for n in range(2 * MOST_CURVES)]
+    assert Journals(attempts).usage_charts(BEGAN)
+    nodes = [dataclasses.replace(one, node_rank=n) for n in range(MOST_CURVES + 1)]
+    assert Journals(nodes).usage_charts(BEGAN) == ()
+
+
 def test_long_labels_stay_inside_the_chart() -> None:
     points = tuple((x * 1e6, 1e6 + x) for x in range(11))
     drawn = figures([Chart("many", (Curve("a", points),))])
@@ -188,6 +199,8 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_spikes() -> None:
     assert (kept[0], kept[-1]) == (points[0], points[-1])
     assert points[54_321] in kept
     assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    drawn = figures([Chart("a", (Curve("b", tuple(points)),))])
+    assert drawn.count("<circle") == len(kept)
 
 
 def test_one_legend_names_every_curve_and_no_two_share_a_color() -> None:

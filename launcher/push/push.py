@@ -20,7 +20,7 @@ from ..terminal.console import Console
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
 from .image.push_image import Outcome, check_image, push_image
-from .push_progress import HostsNotReady, Progress, PushReport
+from .push_progress import HostsNotReady, PushProgress, PushReport
 from .transfer.fanout import Fanout
 from .transfer.payload import script_output
 
@@ -55,7 +55,7 @@ def push(
     Raises PushFailed if this machine cannot send a part at all.
     """
     machines = one_per_account(nodes)
-    progress = Progress(machines, console)
+    progress = PushProgress(machines, console)
     try:
         with connected([Host(host="local")]) as [local]:
             run = _Push(cluster.job, parts, parts if only else ALL, local, progress)
@@ -76,7 +76,7 @@ class _Push:
     """One push. Sends the job's parts from this machine one after the other."""
 
     def __init__(
-        self, job: Job, parts: Set[Part], needed: Set[Part], local: Node, progress: Progress
+        self, job: Job, parts: Set[Part], needed: Set[Part], local: Node, progress: PushProgress
     ) -> None:
         """Scan the folders. needed: `parts`, and the parts that hosts must already have."""
         self.parts, self.progress = parts, progress

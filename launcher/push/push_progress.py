@@ -82,11 +82,11 @@ class HostsNotReady(NodesFailed):
             self.exit_code = Exit.PUSH
 
 
-class Progress:
-    """Keeps the report, and shows the progress of each part on each host.
+class PushProgress:
+    """Keeps the report, and shows one row per host and part: image, dataset or workdir.
 
-    It shows bars, or plain lines: one every ten seconds and one at the end. `part` is image, dataset
-    or workdir. `hosts` has each host's report. Thread-safe.
+    The rows are bars on a terminal. Elsewhere they are plain lines, one every ten seconds and one at
+    the end. `hosts` has each host's report. Thread-safe.
     """
 
     def __init__(self, nodes: Sequence[Node], console: Console) -> None:
@@ -103,6 +103,7 @@ class Progress:
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
             *self._counts,
+            rich.progress.TextColumn("{task.fields[doing]}", markup=False),
             console=RichConsole(stderr=True, soft_wrap=True),
             transient=True,
             disable=lines or not sys.stderr.isatty(),
@@ -128,13 +129,38 @@ class Progress:
         else:
             self._bars.console.print(f"ddpctl: {printable(text)}", markup=False, highlight=False)
 
-    def begin(self, node: Node, part: str, total: int) -> None:
-        """Start the row of a part on a host. total: bytes; 0 if unknown."""
+    def begin(self, part: str, nodes: Sequence[Node], total: int | None) -> None:
+        """Start the rows of a part, or start them again. total: bytes for each host; None if unknown."""
         with self._lock:
             self._bars.start()
-            row = f"{node.name} {part}"
-            number = self._bars.add_task(row, total=total or None, line_at=self._seconds())
-            self._tasks[node, part] = self._bars.tasks[number]
+            for node in nodes:
+                now = self._seconds()
+                fields: dict[str, Any] = {"doing": "", "began": now, "line_at": now, "settled": now}
+                if (node, part) in self._tasks:
+                    self._bars.reset(self._tasks[node, part].id, total=total, **fields)
+                else:
+                    number = self._bars.add_task(f"{node.name} {part}", total=total, **fields)
+                    self._tasks[node, part] = self._bars.tasks[number]
+
+    def expect(self, part: str, total: int) -> None:
+        """Set the size of a part, now that it is known."""
+        with self._lock:
+            for task in self._rows_of(part):
+                self._bars.update(task.id, total=total)
+
+    def doing(self, part: str, text: str) -> None:
+        """Show what the next bytes of a part wait for; "" if for nothing."""
+        with self._lock:
+            rows = self._rows_of(part)
+            for task in rows:
+                self._bars.update(task.id, doing=text)
+            due = bool(text) and all(
+                self._seconds() - row.fields["line_at"] > INTERVAL for row in rows
+            )
+            for task in rows if due else ():
+                task.fields["line_at"] = self._seconds()
+        if due and self._bars.disable:
+            self._console.say(f"{part}: {text}")
 
     def received(self, node: Node, part: str, count: int) -> None:
         """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
@@ -157,16 +183,25 @@ class Progress:
             with self._lock:
                 self.report.sent_bytes += count
 
-    def end(self, node: Node, part: str) -> None:
-        """End a row. The host's time in the report is the end of its last row."""
+    def settled(self, node: Node, part: str) -> None:
+        """Note the time at which a host has processed all that it received."""
         with self._lock:
-            self.hosts[node].seconds = self._seconds()
-            task = self._tasks[node, part]
-            done, seconds = int(task.completed), max(task.elapsed or 0.0, 1e-3)
-            self._bars.update(task.id, total=max(done, 1), completed=max(done, 1))
-        if self._bars.disable and done:
-            rate = decimal(int(done / seconds))
-            self._console.say(f"{node.name}: {part}: {decimal(done)} in {seconds:.1f} s ({rate}/s)")
+            self.hosts[node].seconds = self._tasks[node, part].fields["settled"] = self._seconds()
+
+    def end(self, part: str, nodes: Sequence[Node]) -> None:
+        """End the rows of hosts that have the whole part."""
+        for node in nodes:
+            with self._lock:
+                task = self._tasks[node, part]
+                done = int(task.completed)
+                seconds = max(task.fields["settled"] - task.fields["began"], 1e-3)
+                self._bars.update(task.id, total=max(done, 1), completed=max(done, 1), doing="")
+            if self._bars.disable and done:
+                what = f"{decimal(done)} in {seconds:.1f} s ({decimal(int(done / seconds))}/s)"
+                self._console.say(f"{node.name}: {part}: {what}")
+
+    def _rows_of(self, part: str) -> list[rich.progress.Task]:
+        return [task for (_, name), task in self._tasks.items() if name == part]
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

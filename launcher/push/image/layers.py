@@ -6,7 +6,7 @@ So the push after an interrupted one sends only the layers that are still missin
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 from ...engines.base import ImageStore
@@ -47,15 +47,24 @@ class Layers:
             return None
         return sum(blob.size for blob in self._registry.blobs.values())
 
-    def archives(self) -> Iterator[Archive]:
-        """Yield an archive per layer, as it arrives. The last one is the named image. Raises NoLayers."""
-        layers, arriving = self._image.layers, self._registry.layers
-        for number in range(self._first, len(layers) - 1):
-            layer = arriving[layers[number]].result()
-            yield partial_archive(self._image, number + 1, layer)
-        last = arriving[layers[-1]].result() if self._first < len(layers) else None
+    def archives(self, doing: Callable[[str], None]) -> Iterator[Archive]:
+        """Yield an archive per layer, as it arrives. The last one is the named image. Raises NoLayers.
+
+        doing: is called with what the local engine is doing whenever it makes this wait, then with "".
+        """
+        layer, missing = None, self._image.layers[self._first :]
+        for number, diff_id in enumerate(missing, 1):
+            arriving = self._registry.layers[diff_id]
+            if not arriving.done():
+                doing(f"compressing layer {number} of {len(missing)}")
+            layer = arriving.result()
+            if number < len(missing):
+                yield partial_archive(self._image, self._first + number, layer)
+        if not self._documents.done():  # it may know the digests of lower layers no longer
+            doing("waiting for the engine here")
         documents = self._documents.result()
-        yield whole_archive(self._name, *documents, last, by_diff_id=self._by_diff_id)
+        doing("")
+        yield whole_archive(self._name, *documents, layer, by_diff_id=self._by_diff_id)
 
     def _push(self) -> None:
         documents, why = None, "the local engine did not push all of it"

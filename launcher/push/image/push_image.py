@@ -142,7 +142,9 @@ class _Sending:
         return self._send_whole(nodes)
 
     def _payloads(self, layers: Layers) -> Iterator[Payload]:
-        for archive in layers.archives():
+        for archive in layers.archives(partial(self.progress.doing, "image")):
+            if size := layers.size(0.0):
+                self.progress.expect("image", size)
             if archive.partial:
                 self.partial.update(archive.image_ids)
             elif not with_tag(self.name):
@@ -161,7 +163,7 @@ class _Sending:
         self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None, first: int
     ) -> dict[Node, DdpctlError]:
         """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
-        failures = self.fanout.send(payloads, nodes, size)
+        failures = self.fanout.send("image", payloads, nodes, size)
         for node in nodes:
             if node not in failures:
                 self.progress.hosts[node].layers_sent = len(self.here.layers) - first

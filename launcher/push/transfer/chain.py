@@ -19,7 +19,7 @@ from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...text import duration
-from ..push_progress import Progress
+from ..push_progress import PushProgress
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import Event, Relay, TransferDamaged, one_time_pair
 
@@ -35,7 +35,7 @@ TICK = 0.5  # seconds
 class Chain:
     """The hosts that relay, in the chain's order, each with an agent."""
 
-    def __init__(self, addresses: Mapping[Node, str], progress: Progress) -> None:
+    def __init__(self, addresses: Mapping[Node, str], progress: PushProgress) -> None:
         """Start the agents. Hosts whose agent does not start are not part of the chain.
 
         addresses: where other hosts reach each host, in the chain's order.
@@ -97,7 +97,7 @@ class Transfer:
     """A payload on its way to `hosts`, which are in the chain's order."""
 
     def __init__(
-        self, name: str, payload: Payload, row: Sequence[Relay], progress: Progress
+        self, name: str, payload: Payload, row: Sequence[Relay], progress: PushProgress
     ) -> None:
         self.name, self.payload = name, payload
         self.hosts = {relay: HostTransfer(relay) for relay in row}
@@ -107,8 +107,6 @@ class Transfer:
         self._trial: float | None = None  # when this machine began to feed the second host too
         self._trial_over = False
         self._changed = threading.Condition()
-        for relay in row:
-            progress.begin(relay.node, payload.part, payload.size)
 
     def open(self) -> None:
         for relay, host in self.hosts.items():
@@ -181,7 +179,7 @@ class Transfer:
             self._changed.notify_all()
         if all_done:
             self._order_all("close")  # the next payload needs the disk space
-        self._progress.end(host.relay.node, self.payload.part)
+        self._progress.settled(host.relay.node, self.payload.part)
 
     def _order_all(self, op: str, **arguments: object) -> None:
         for relay in self.hosts:

@@ -7,7 +7,7 @@ from functools import partial
 from ...errors import DdpctlError
 from ...ssh.many import try_each
 from ...ssh.node import Node
-from ..push_progress import Progress
+from ..push_progress import PushProgress
 from .chain import Chain, Transfer
 from .payload import END_TIMEOUT, Payload, failed
 from .relay_client import TransferDamaged
@@ -18,7 +18,7 @@ MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for start
 class Fanout:
     """Sends the payloads of one push. `close` ends the agents that it started."""
 
-    def __init__(self, addresses: Mapping[Node, str], progress: Progress) -> None:
+    def __init__(self, addresses: Mapping[Node, str], progress: PushProgress) -> None:
         """addresses: where other hosts reach each host that can relay."""
         self._addresses, self.progress = addresses, progress
         self._chain: Chain | None = None
@@ -28,13 +28,21 @@ class Fanout:
             self._chain.close()
 
     def send(
-        self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
+        self, part: str, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
     ) -> dict[Node, DdpctlError]:
-        """Send all payloads. Return the failed hosts with their errors.
+        """Send all payloads of a part. Return the failed hosts with their errors.
 
         payloads: each host receives them in order, and none after it has failed. size: total bytes;
         None if unknown.
         """
+        self.progress.begin(part, nodes, size)
+        failures = self._send(payloads, nodes, size)
+        self.progress.end(part, [node for node in nodes if node not in failures])
+        return failures
+
+    def _send(
+        self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
+    ) -> dict[Node, DdpctlError]:
         row = [node for node in nodes if node in self._addresses]
         if len(row) < 2 or (size is not None and size * (len(row) - 1) < MIN_SAVING):
             return self._send_directly(payloads, nodes)
@@ -57,7 +65,6 @@ class Fanout:
         return failures
 
     def _send_to(self, payload: Payload, node: Node) -> None:
-        self.progress.begin(node, payload.part, payload.size)
         stream = node.open(payload.command(node))
         try:
             for chunk in payload.chunks():
@@ -77,7 +84,7 @@ class Fanout:
             raise failed(node.name, payload.part, stream.stderr_tail() or str(error)) from None
         finally:
             stream.close()
-            self.progress.end(node, payload.part)
+            self.progress.settled(node, payload.part)
 
     def _send_through(
         self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
@@ -101,5 +108,7 @@ class Fanout:
                     damaged[node] = number
         for node, number in damaged.items():
             self.progress.say(f"{failures.pop(node)}; sending the rest from this machine")
-            failures |= self._send_directly(seen[number:], [node])
+            rest = seen[number:]
+            self.progress.begin(rest[0].part, [node], sum(payload.size for payload in rest))
+            failures |= self._send_directly(rest, [node])
         return failures

@@ -85,10 +85,10 @@ def build(tmp_path: Path, name: str) -> Build:
     return make
 
 
-def push_image(hosts: list[Machine], name: str) -> PushResult:
+def push_image(hosts: list[Machine], name: str, *, quiet: bool = True) -> PushResult:
     cluster = Cluster(hosts=tuple(m.node.host for m in hosts), job=Job(image=name))
     nodes = [machine.node for machine in hosts]
-    return push(nodes, cluster, parts={"image"}, console=Console(quiet=True))
+    return push(nodes, cluster, parts={"image"}, console=Console(quiet=quiet))
 
 
 def rootfs(engine: Engine | None, name: str) -> str:
@@ -124,6 +124,37 @@ def test_only_the_layers_that_a_host_lacks_are_sent(
 
 
 @needs_engine
+def test_a_push_of_many_layers_says_one_line_for_each_host(
+    hosts: list[Machine], build: Build, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    build({f"layer{number}": MEGABYTE + number for number in range(4)})
+    done = push_image(hosts, name, quiet=False).report
+    lines = [line for line in capfd.readouterr().err.splitlines() if ": image: " in line]
+    sizes = [f"{host.received_bytes / 1e6:.1f} MB" for host in done.hosts]
+    assert [line.partition(" in ")[0] for line in sorted(lines)] == [
+        f"ddpctl: {machine.node.name}: image: {size}"
+        for machine, size in zip(hosts, sizes, strict=True)
+    ]
+
+
+@needs_engine
+def test_layers_that_came_by_docker_load_are_not_sent_again(
+    hosts: list[Machine], engine_pair: list[Engine], build: Build, name: str
+) -> None:
+    sizes = {"base": 5 * MEGABYTE, "top": MEGABYTE}
+    build(sizes)
+    saved = subprocess.run(["docker", "save", name], capture_output=True, check=True).stdout
+    for engine in engine_pair:
+        subprocess.run(engine.argv("load"), input=saved, capture_output=True, check=True)
+    for skipped, more in ((2, "more"), (3, "last")):
+        build(sizes := {**sizes, more: MEGABYTE})
+        for host in push_image(hosts, name).report.hosts:
+            assert (host.layers_sent, host.layers_skipped) == (1, skipped)
+            assert host.received_bytes < 1.1 * MEGABYTE
+    assert engine_pair[0].ask("create", name)
+
+
+@needs_engine
 def test_a_host_that_lost_its_image_gets_the_layers_it_lacks(
     hosts: list[Machine], engine_pair: list[Engine], build: Build, name: str
 ) -> None:
@@ -149,8 +180,8 @@ def test_an_interrupted_push_continues_at_the_next_layer(
     class Cut(BaseException):
         pass
 
-    def first_two(self):  # type: ignore[no-untyped-def]
-        found = whole(self)
+    def first_two(self, doing):  # type: ignore[no-untyped-def]
+        found = whole(self, doing)
         yield next(found)
         yield next(found)
         raise Cut

@@ -70,7 +70,7 @@ def test_a_push_that_the_engine_refuses_leaves_no_tag(
     pushing = layers.Layers(local_images(), image, here, 0)
     try:
         with pytest.raises(layers.NoLayers):
-            list(pushing.archives())
+            list(pushing.archives(lambda _: None))
     finally:
         pushing.close()
     assert names(image) == {f"{image}:latest"}

@@ -21,7 +21,7 @@ from launcher.push.files import manifest, tar
 from launcher.push.files.push_tree import BEGIN, RECEIVE, TreePush
 from launcher.push.files.scan import scan
 from launcher.push.push import PushResult
-from launcher.push.push_progress import HostsNotReady, Progress
+from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer.fanout import Fanout
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
@@ -120,7 +120,7 @@ def test_no_host_waits_for_another_to_say_what_it_has(data: Path) -> None:
         node: Any = SimpleNamespace(script=script)
         return push_._delta(node, earlier.digest)
 
-    push_ = TreePush(tree, "dataset", Fanout({}, Progress([], Console(quiet=True))))
+    push_ = TreePush(tree, "dataset", Fanout({}, PushProgress([], Console(quiet=True))))
     with ThreadPoolExecutor() as pool:
         first, second = pool.submit(ask, silent), pool.submit(ask, answers)
         assert (first.result(), second.result()) == (None, tree.manifest.after(earlier))

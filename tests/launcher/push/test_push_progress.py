@@ -1,0 +1,157 @@
+"""A push shows one row for each host and part, and what it waits for."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console as RichConsole
+
+from launcher.errors import DdpctlError
+from launcher.hosts import Host
+from launcher.push import push_progress
+from launcher.push.push_progress import PushProgress
+from launcher.push.transfer.fanout import Fanout
+from launcher.push.transfer.payload import Payload
+from launcher.ssh.node import Node
+from launcher.terminal.console import Console
+
+
+class Sink:
+    """A command on a host that reads everything, or fails."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def write(self, data: bytes) -> None: ...
+    def close_stdin(self) -> None: ...
+    def close(self) -> None: ...
+
+    def read(self) -> bytes:
+        return b""
+
+    def wait(self, timeout: float) -> int:
+        return self.code
+
+    def stderr_tail(self) -> str:
+        return "no space left on device"
+
+
+class SinkNode(Node):
+    def __init__(self, name: str, code: int = 0) -> None:
+        super().__init__(Host(name))
+        self.code = code
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        return Sink(self.code)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def payload(part: str, size: int) -> Payload:
+    return Payload(part, lambda node: ("load",), size, lambda: iter([b"x" * size]))
+
+
+def stderr_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+
+def rows(progress: PushProgress) -> list[str]:
+    """The bars as they are drawn now."""
+    paper = RichConsole(file=io.StringIO(), width=150)
+    with paper.capture() as drawn:
+        paper.print(progress._bars.get_renderable())
+    return [line.rstrip() for line in drawn.get().splitlines()]
+
+
+def test_an_image_in_many_layers_is_one_line_per_host(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [SinkNode("gpu1"), SinkNode("gpu2")]
+    progress = PushProgress(nodes, Console())
+    layers = [payload("image", 1000) for _ in range(5)]
+    assert Fanout({}, progress).send("image", layers, nodes, 5000) == {}
+    Fanout({}, progress).send("dataset", [payload("dataset", 20)], nodes[:1], 20)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" in ")[0] for line in lines] == [
+        "ddpctl: gpu1: image: 5.0 kB",
+        "ddpctl: gpu2: image: 5.0 kB",
+        "ddpctl: gpu1: dataset: 20 bytes",
+    ]
+
+
+def test_a_host_that_fails_gets_no_line_of_success(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [SinkNode("gpu1", code=1), SinkNode("gpu2")]
+    progress = PushProgress(nodes, Console())
+    failures: dict[Node, DdpctlError]
+    failures = Fanout({}, progress).send("image", [payload("image", 10)] * 2, nodes, 20)
+    assert list(failures) == nodes[:1]
+    assert "gpu1" not in capsys.readouterr().err
+
+
+def test_a_terminal_has_one_bar_per_host_over_the_whole_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stderr_is_a_terminal(monkeypatch)
+    nodes = [SinkNode("gpu1"), SinkNode("gpu2")]
+    progress = PushProgress(nodes, Console())
+    drawn: list[list[str]] = []
+
+    def layers() -> Any:
+        for number in range(1, 4):
+            progress.doing("image", f"compressing layer {number} of 3")
+            drawn.append(rows(progress))
+            if number == 3:
+                progress.expect("image", 3_000_000)
+            yield payload("image", 1_000_000)
+        progress.doing("image", "")
+
+    Fanout({}, progress).send("image", layers(), nodes, None)
+    drawn.append(rows(progress))
+    progress.close()
+    assert {len(each) for each in drawn} == {2}
+    assert [each[1].split()[:2] for each in drawn] == [["gpu2", "image"]] * 4
+    assert "0/? bytes" in drawn[0][0] and drawn[0][0].endswith("compressing layer 1 of 3")
+    assert "2.0/? MB" in drawn[2][0] and drawn[2][0].endswith("compressing layer 3 of 3")
+    assert "3.0/3.0 MB" in drawn[3][0] and "compressing" not in drawn[3][0]
+
+
+def test_an_image_that_is_sent_again_begins_at_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stderr_is_a_terminal(monkeypatch)
+    nodes = [SinkNode("gpu1")]
+    progress = PushProgress(nodes, Console())
+    for _ in range(2):
+        Fanout({}, progress).send("image", [payload("image", 1_000_000)], nodes, 1_000_000)
+        assert "1.0/1.0 MB" in rows(progress)[0]
+    progress.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """clock(11): so many seconds pass."""
+    now = [100.0]
+    monkeypatch.setattr(push_progress.time, "monotonic", lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    return passes
+
+
+def test_a_log_shows_every_ten_seconds_what_a_push_waits_for(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [SinkNode("gpu1"), SinkNode("gpu2")]
+    progress = PushProgress(nodes, Console())
+    progress.begin("image", nodes, None)
+    for number in range(1, 5):
+        progress.doing("image", f"compressing layer {number} of 4")
+        clock(6.0)
+    assert capsys.readouterr().err == "ddpctl: image: compressing layer 3 of 4\n"

@@ -14,7 +14,9 @@ def kill(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Stop a run on all its hosts and prove that nothing is left. Safe to repeat.
+    """Stop a run on all its hosts and verify that nothing is left. Safe to repeat.
+
+    Without RUN, stops the newest run of this machine; on a terminal, it asks first.
 
     \b
     ddpctl kill
@@ -27,7 +29,13 @@ def kill(
 
     console = options.console(quiet, verbose)
     if strays:
-        return kill_strays(kill_runs.hosts_for(target, hosts), console, yes=yes, as_json=as_json)
-    if everything and not yes and not typer.confirm("Stop all your runs on these hosts?", err=True):
-        return 130
-    return kill_runs.kill(target, hosts, console, everything=everything, as_json=as_json)
+        cluster, _ = kill_runs.hosts_and_run(target, hosts)
+        return kill_strays(cluster, console, yes=yes, as_json=as_json)
+
+    def confirm(question: str) -> bool:
+        cannot_ask = not everything and not options.can_ask()  # a script means the newest run
+        return yes or cannot_ask or typer.confirm(question, err=True)
+
+    return kill_runs.kill(
+        target, hosts, console, everything=everything, as_json=as_json, confirm=confirm
+    )

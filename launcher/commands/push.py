@@ -29,9 +29,9 @@ def push(
     """
     from ..hosts import cluster_of
     from ..push import push as pushing
-    from ..push.files.prune import prune as prune_hosts
     from ..push.push_progress import HostsNotReady
     from ..ssh.node import connected
+    from ..stop.prune import prune as prune_hosts
 
     console = options.console(quiet, verbose)
     if prune and not yes and (as_json or not options.can_ask()):

@@ -19,7 +19,9 @@ from ..logs.store import Mark
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..stop.kill import stop_run
+from ..ssh.many import by_name
+from ..ssh.node import Node
+from ..stop.stop_run import stop_run
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..terminal.live import Live, wanted
@@ -87,7 +89,7 @@ class Session:
         self.console = console
         self._lines = RunLines(console)
         self._stopping: threading.Thread | None = None
-        self._unconfirmed: Mapping[str, DdpctlError] = {}
+        self._unconfirmed: Mapping[Node, DdpctlError] = {}
         self._choices_shown = False  # after the first Ctrl-C
         self._interrupted = False
         self._failed_at: float | None = None  # time.monotonic()
@@ -211,7 +213,8 @@ class Session:
         if not self._interrupted or self._stopping is None or self._stopping.is_alive():
             return False
         waiting = [o for o in self.monitor.outcomes.values() if not o.done]
-        return bool(waiting) and all(o.host in self._unconfirmed for o in waiting)
+        silent = {node.name for node in self._unconfirmed}
+        return bool(waiting) and all(o.host in silent for o in waiting)
 
     def _leave(self) -> Outcome:
         """Let the run go on, in the care of a recorder."""
@@ -249,9 +252,10 @@ class Session:
                 attempt.first_failure = failure
         attempt.settle_nodes()
         not_seen = {o.host for o in outcomes if o.end is None and not o.exited}
-        self.record.pending_stop = sorted({*self._unconfirmed, *not_seen})
+        silent = {node.name for node in self._unconfirmed}
+        self.record.pending_stop = sorted({*silent, *not_seen})
         self._save()
-        report_unconfirmed(self._unconfirmed, self.console)
+        report_unconfirmed(by_name(self.run.attempt.nodes, self._unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.events("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)

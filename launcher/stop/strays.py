@@ -12,19 +12,19 @@ from ..engines.choose import engines_on
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
-from ..hosts import Cluster, load
+from ..hosts import Cluster
+from ..outcomes import Exit
 from ..ssh.local import account_name
-from ..ssh.many import ask_each, one_per_account, try_each
+from ..ssh.many import ask_each, by_name, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
 from ..text import counted
-from .kill import carriers
-
-STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
+from .inventory import RunProcess, take_inventory
 
 END = load_script(__file__, "end_process.sh")
+STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -37,72 +37,70 @@ class Stray:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One host: its nodes of runs, and its processes that carry a run id."""
+class RunTraces:
+    """What one host reports: its nodes of runs, its processes that carry a run id, GPU memory."""
 
     statuses: Sequence[NodeStatus]
-    carriers: Sequence[tuple[int, str, str]]  # pid, run id, name
-    gpu_mib: Mapping[int, int]  # GPU memory by pid
+    processes: Sequence[RunProcess]
+    gpu_mib: Mapping[int, int]  # by pid
 
 
-def kill_strays(hosts: str, console: Console, *, yes: bool, as_json: bool) -> int:
+def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool) -> Exit:
     """List the strays; end them if `yes`. Return 6 if a host was silent or `yes` left some, else 0."""
-    cluster = load(hosts, job_files=False)
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
         with console.step(f"looking for leftovers on {counted(len(machines), 'host')}"):
-            found, failures = find(machines, cluster)
-        left = found
-        if yes and found:
-            with console.step(f"ending {counted(len(found), 'leftover')}"):
-                end(machines, cluster, found)
-                left, failures = find(machines, cluster)
+            strays, failures = find_strays(machines, cluster)
+        remaining = strays
+        if yes and strays:
+            with console.step(f"ending {counted(len(strays), 'leftover')}"):
+                end_strays(machines, cluster, strays)
+                remaining, failures = find_strays(machines, cluster)
     report_errors(failures, console)
     if as_json:
         console.json(
             {
                 "version": 1,
-                "found": [vars(stray) for stray in found],
+                "found": [vars(stray) for stray in strays],
                 "ended": yes,
-                "left": [vars(stray) for stray in left],
+                "left": [vars(stray) for stray in remaining],
                 "unseen": unseen(failures),
             }
         )
     else:
-        for stray in left:
-            console.print(
-                "  ".join((stray.host, stray.kind, stray.handle, stray.run_id, stray.what))
-            )
-        if not found:
+        for s in remaining:
+            console.print("  ".join((s.host, s.kind, s.handle, s.run_id, s.what)))
+        if not strays:
             console.say("no leftovers of dead runs")
-        elif not yes:
-            count = counted(len(found), "leftover")
-            console.say(f"{count}; to end them, run `ddpctl kill HOSTS --strays -y`")
+        elif yes:
+            console.say(f"{len(strays) - len(remaining)} ended, {len(remaining)} still there")
         else:
-            console.say(f"{len(found) - len(left)} ended, {len(left)} still there")
-    return 6 if failures or (yes and left) else 0
+            count = counted(len(strays), "leftover")
+            console.say(f"{count}; to end them, run `ddpctl kill HOSTS --strays -y`")
+    return Exit.UNCONFIRMED if failures or (yes and remaining) else Exit.DONE
 
 
-def find(machines: Sequence[Node], cluster: Cluster) -> tuple[list[Stray], dict[str, DdpctlError]]:
+def find_strays(
+    machines: Sequence[Node], cluster: Cluster
+) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """Return the strays of this user's runs, and the errors of silent hosts."""
-    by_host, failures = ask_each(machines, lambda node: look(node, cluster))
+    by_host, failures = ask_each(machines, lambda node: run_traces(node, cluster))
     return strays_of(by_host, account_name(), complete=not failures), failures
 
 
-def look(node: Node, cluster: Cluster) -> Seen:
-    engines = engines_on(node, cluster.job.engine)
-    statuses = [status for engine in engines for status in engine.list()]
+def run_traces(node: Node, cluster: Cluster) -> RunTraces:
+    statuses = [s for engine in engines_on(node, cluster.job.engine) for s in engine.list()]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
         use = node.script(USE, timeout=60.0).stdout.decode(errors="replace")
         memory = {p.pid: p.mib for gpu in parse_use(use) for p in gpu.processes if p.mib}
-    return Seen(statuses, carriers(node), memory)
+    return RunTraces(statuses, take_inventory(node, folder=False).processes, memory)
 
 
-def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[Stray]:
-    """Return the strays in `seen`. complete: every host answered, so a missing node is gone."""
+def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> list[Stray]:
+    """Return the strays on `hosts`. complete: every host answered, so a missing node is gone."""
     runs: dict[str, list[NodeStatus]] = {}
-    for status in (status for host in seen.values() for status in host.statuses):
+    for status in (status for host in hosts.values() for status in host.statuses):
         runs.setdefault(status.run_id, []).append(status)
     dead = set()
     for run_id, nodes in runs.items():
@@ -110,32 +108,35 @@ def strays_of(seen: Mapping[str, Seen], user: str, *, complete: bool) -> list[St
         if (complete and missing) or any(status.has_ended for status in nodes):
             dead.add(run_id)
     others = {s.run_id for nodes in runs.values() for s in nodes if s.user != user}
-    found = []
-    for name, host in seen.items():
+    strays = []
+    for name, host in hosts.items():
         alive_here = {s.run_id for s in host.statuses if s.alive}
         for status in host.statuses:
-            left = status.alive or status.state is ContainerState.CREATED
-            if left and status.run_id in dead and status.user == user:
+            left_behind = status.alive or status.state is ContainerState.CREATED
+            if left_behind and status.run_id in dead and status.user == user:
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
-                found.append(Stray(name, status.run_id, "container", status.handle, what))
-        for pid, run_id, command in host.carriers:
-            if run_id not in alive_here | others:
-                holds = f", holds {host.gpu_mib[pid]} MiB of a GPU" if pid in host.gpu_mib else ""
-                found.append(Stray(name, run_id, "process", str(pid), f"{command}{holds}"))
-    return found
+                strays.append(Stray(name, status.run_id, "container", status.handle, what))
+        for process in host.processes:
+            if process.run_id not in alive_here | others:
+                mib = host.gpu_mib.get(process.pid)
+                what = process.name + (f", holds {mib} MiB of a GPU" if mib else "")
+                strays.append(Stray(name, process.run_id, "process", str(process.pid), what))
+    return strays
 
 
-def end(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> None:
-    def act(node: Node) -> None:
-        mine = [stray for stray in strays if stray.host == node.name]
-        names = {stray.handle for stray in mine if stray.kind == "container"}
-        for engine in engines_on(node, cluster.job.engine):
+def end_strays(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> None:
+    names = {node: name for name, node in by_name(machines, {m: m for m in machines}).items()}
+
+    def end(node: Node) -> None:
+        own = [stray for stray in strays if stray.host == names[node]]
+        containers = {stray.handle for stray in own if stray.kind == "container"}
+        for engine in engines_on(node, cluster.job.engine) if containers else ():
             for status in engine.list():
-                if status.handle in names:
+                if status.handle in containers:
                     engine.stop(status, STOP_TIMEOUT)
                     engine.remove(status)
-        for stray in mine:
+        for stray in own:
             if stray.kind == "process":
                 node.script(END, stray.handle, stray.run_id)
 
-    try_each(machines, act)  # the caller lists the strays again and sees what is left
+    try_each(machines, end)  # the caller lists the strays again and sees what is left

@@ -120,6 +120,12 @@ class FakeNode:
         self.ended.set()
 
 
+def answer(status: int) -> requests.Response:
+    response = requests.Response()
+    response.status_code = status
+    return response
+
+
 def rfc3339(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
@@ -291,13 +297,12 @@ class FakeDocker(Api):
 
     def remove_container(self, name: str, force: bool = False, **_: Any) -> None:
         self.host.ask("remove", name)
-        if self._node(name).state == "running" and not force:
-            response = requests.Response()
-            response.status_code = 409
-            raise docker.errors.APIError("", response, explanation="it is running")
+        node = self._node(name)
+        if node.state == "running" and not force:
+            raise docker.errors.APIError("", answer(409), explanation="it is running")
         if not self.host.ignores_stop:
-            self._node(name).ended.set()
-            del self.host.nodes[name]
+            node.ended.set()
+            self.host.nodes.pop(name, None)  # another user of the host may have been faster
 
     def exec_create(
         self, name: str, command: Sequence[str], *, stdin: bool, tty: bool
@@ -316,9 +321,9 @@ class FakeDocker(Api):
         pass
 
     def _node(self, name: str) -> FakeNode:
-        if name not in self.host.nodes:
-            raise docker.errors.NotFound(f"no container {name}")
-        return self.host.nodes[name]
+        if node := self.host.nodes.get(name):
+            return node
+        raise docker.errors.NotFound("", answer(404), explanation=f"no container {name}")
 
 
 class FakeCluster:

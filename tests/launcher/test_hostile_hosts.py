@@ -34,14 +34,13 @@ from launcher.look.fetch import FOLDERS, parse_row
 from launcher.plan.plan import place_in
 from launcher.push.files import manifest
 from launcher.push.files.manifest import is_inside
-from launcher.push.files.prune import parse_unused
 from launcher.push.files.push_tree import parse_trees
 from launcher.report.charts import charts
 from launcher.run_id import is_run_id
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
-from launcher.stop import clean
-from launcher.stop.kill import carriers
+from launcher.stop.inventory import parse_inventory
+from launcher.stop.prune import unused_trees
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.sanitize import Sanitizer
 from launcher.text import printable
@@ -201,7 +200,7 @@ def test_facts_and_hardware(sections: dict[str, str], whole: bool) -> None:
     except ValueError as error:
         assert "\n" not in str(error)
     else:
-        assert (facts.user + facts.home + facts.kernel + facts.hostname).isprintable()
+        assert not ESCAPE.search(facts.user + facts.home + facts.kernel + facts.hostname)
     details(defaultdict(list, {name: row.split("\n") for name, row in sections.items()}))
 
 
@@ -263,8 +262,9 @@ def test_file_lists(path: bytes, digest: bytes) -> None:
 @some("trees")
 def test_trees_and_manifests(rows: list[str], entries: list[tuple[bytes, str, str]]) -> None:
     parse_trees("\n".join(rows))
-    for unused in parse_unused("\n".join(rows)):
-        assert re.fullmatch(r"(datasets|workdirs)/[0-9a-z.-]+", unused.folder)
+    inventory = parse_inventory("\n".join(["host 9 h /", *(f"entry 1 {row}" for row in rows)]), "h")
+    for name in unused_trees(inventory, set()):
+        assert re.fullmatch(r"(datasets|workdirs)/[0-9a-z.-]+", name)
     text = b"".join(
         b"%b %b %b\0%b\0" % (kind, size.encode(), b"a", path.encode())
         for kind, size, path in entries
@@ -273,16 +273,15 @@ def test_trees_and_manifests(rows: list[str], entries: list[tuple[bytes, str, st
     assert found is None or all(is_inside(entry.path) for entry in found.entries)
 
 
-@given(st.lists(st.tuples(WORD, WORD, TEXT).map(" ".join)))
+KINDS = st.sampled_from(["host", "process", "entry", "busy", "open", "other"])
+
+
+@given(st.lists(st.tuples(KINDS, WORD, WORD, TEXT).map(" ".join)))
 @some("processes")
 def test_lists_of_processes_and_folders(rows: list[str]) -> None:
-    text = "\n".join(rows).encode(errors="replace")
-    node: Any = SimpleNamespace(
-        name="gpu1", script=lambda *_, **__: SimpleNamespace(stdout=text, code=0)
-    )
-    assert all(is_run_id(run_id) and pid > 0 for pid, run_id, _ in carriers(node))
-    for row in rows:
-        clean.PART.fullmatch(row)
+    inventory = parse_inventory("\n".join(rows), "gpu1")
+    assert all(is_run_id(each.run_id) and each.pid > 0 for each in inventory.processes)
+    assert inventory.folder == "" or inventory.folder.startswith("/")
 
 
 @given(

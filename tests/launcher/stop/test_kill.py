@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from fakes import FakeCluster, FakeNode
 
-from launcher.stop.kill import Killed, Stopped
+from launcher.commands import options
+from launcher.hosts import Host
+from launcher.ssh.node import Node
+from launcher.stop.kill import Killed
+from launcher.stop.stop_run import Stopped
 
 Make = Callable[..., FakeCluster]
 
@@ -78,7 +84,8 @@ def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make
 def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
     stopped = Stopped([], ["ddpctl-r-0", "pid 41"])
     assert stopped.describe() == "was not running, STILL THERE: ddpctl-r-0, pid 41"
-    [host] = Killed("r", {"gpu0": stopped}, {}).document()["hosts"]
+    node = Node(Host("gpu0"))
+    [host] = Killed("r", [node], {node: stopped}, {}).document()["hosts"]
     assert host["left"] == ["ddpctl-r-0", "41"]
 
 
@@ -144,3 +151,42 @@ def test_kill_all_removes_what_a_launcher_created_and_never_started(fake_cluster
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")
     assert code == 0, err
     assert cluster.nodes == []
+
+
+def test_a_host_with_two_accounts_is_remembered_by_its_own_name(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    document = json.loads(Path(cluster.hosts_file).read_text())
+    twice = [{"host": "gpu1", "user": user} for user in ("ann", "bob")]
+    Path(cluster.hosts_file).write_text(json.dumps({**document, "hosts": ["gpu0", *twice]}))
+    run_id = running(cluster)
+    cluster.hosts["gpu1"].reachable = False
+    assert cluster.ddpctl("kill", run_id)[0] == 6
+    assert cluster.record["pending_stop"] == ["gpu1"]
+    cluster.hosts["gpu1"].reachable = True
+    assert cluster.ddpctl("ps", cluster.hosts_file)[0] == 0
+    assert cluster.record["pending_stop"] == []
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(False, 130, 2), (True, 0, 0)])
+def test_without_a_run_it_asks_on_a_terminal(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, answer: bool, code: int, left: int
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    questions = []
+    monkeypatch.setattr(options, "can_ask", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda text, **_: questions.append(text) or answer)
+    assert cluster.ddpctl("kill")[0] == code
+    assert questions == [f"Stop run {run_id}?"]
+    assert len(cluster.nodes) == left
+
+
+def test_a_run_that_is_named_or_a_yes_asks_nothing(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    monkeypatch.setattr(options, "can_ask", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("it asks"))
+    for words in ([run_id], ["-y"]):
+        assert cluster.ddpctl("kill", *words)[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.hosts import Cluster, Host, Job
 from launcher.ssh.node import Node
-from launcher.stop.kill import carriers
-from launcher.stop.strays import Seen, look, strays_of
+from launcher.stop.inventory import RunProcess, take_inventory
+from launcher.stop.strays import RunTraces, Stray, end_strays, run_traces, strays_of
 
 
 def node(
@@ -32,11 +33,11 @@ def node(
     )
 
 
-def seen(*statuses: NodeStatus, carriers: tuple[tuple[int, str, str], ...] = ()) -> Seen:
-    return Seen(statuses, carriers, {})
+def seen(*statuses: NodeStatus, processes: tuple[RunProcess, ...] = ()) -> RunTraces:
+    return RunTraces(statuses, processes, {})
 
 
-def handles(hosts: dict[str, Seen], *, complete: bool = True) -> list[str]:
+def handles(hosts: dict[str, RunTraces], *, complete: bool = True) -> list[str]:
     return [stray.handle for stray in strays_of(hosts, "ann", complete=complete)]
 
 
@@ -68,29 +69,31 @@ def test_containers_of_other_people_are_never_touched() -> None:
 
 def test_processes_of_other_peoples_runs_are_never_touched() -> None:
     theirs = node("r", 1, "running", owner="bob@there")
-    hosts = {"h0": seen(carriers=((41, "r", "python3"),)), "h1": seen(theirs)}
+    hosts = {"h0": seen(processes=(RunProcess(41, "r", "python3"),)), "h1": seen(theirs)}
     assert handles(hosts) == []
 
 
 def test_root_sees_only_processes_of_its_own_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def listed() -> Sequence[RunProcess]:
+        return take_inventory(Node(Host("local")), folder=False).processes
+
     monkeypatch.setenv("HOME", str(tmp_path))
     environment = {**os.environ, "DDPCTL_RUN_ID": "theirs"}
     process = subprocess.Popen(["sleep", "60"], env=environment)
     try:
-        found = [run_id for _, run_id, _ in carriers(Node(Host("local")))]
-        assert ("theirs" in found) == (os.getuid() != 0)
+        assert ("theirs" in [each.run_id for each in listed()]) == (os.getuid() != 0)
         (tmp_path / ".ddpctl" / "runs" / "theirs").mkdir(parents=True)
-        assert (process.pid, "theirs", "sleep") in carriers(Node(Host("local")))
+        assert RunProcess(process.pid, "theirs", "sleep") in listed()
     finally:
         process.kill()
         process.wait()
 
 
 def test_a_process_without_a_living_node_of_its_run_is_one() -> None:
-    carriers = ((41, "dead", "python3"), (42, "r", "python3"))
-    hosts = {"h0": seen(node("r", 0, "running", nnodes=1), carriers=carriers)}
+    processes = (RunProcess(41, "dead", "python3"), RunProcess(42, "r", "python3"))
+    hosts = {"h0": seen(node("r", 0, "running", nnodes=1), processes=processes)}
     assert handles(hosts) == ["41"]
 
 
@@ -104,10 +107,21 @@ def test_the_gpu_memory_of_each_process_is_found(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     here = Host("local")
-    assert look(Node(here), Cluster((here,), Job(engine="process"))).gpu_mib == {41: 70000}
+    assert run_traces(Node(here), Cluster((here,), Job(engine="process"))).gpu_mib == {41: 70000}
 
 
 def test_gpu_memory_that_it_holds_is_said() -> None:
-    hosts = {"h0": Seen((), ((41, "dead", "python3"),), {41: 70000})}
+    hosts = {"h0": RunTraces((), (RunProcess(41, "dead", "python3"),), {41: 70000})}
     [stray] = strays_of(hosts, "ann", complete=True)
     assert stray.what == "python3, holds 70000 MiB of a GPU"
+
+
+def test_a_process_is_ended_by_the_account_that_found_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = tuple(Host("gpu1", user=user) for user in ("ann", "bob"))
+    ended = []
+    monkeypatch.setattr(
+        Node, "script", lambda self, _, *args: ended.append((self.host.user, *args))
+    )
+    stray = Stray("gpu1 (2)", "r", "process", "41", "python3")
+    end_strays([Node(host) for host in hosts], Cluster(hosts, Job()), [stray])
+    assert ended == [("bob", "41", "r")]

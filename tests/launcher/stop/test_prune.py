@@ -12,11 +12,12 @@ from push_machines import Machine, Machines, push_to
 
 from launcher.errors import PushFailed
 from launcher.hosts import Cluster, Job
-from launcher.push.files import prune as pruning
-from launcher.push.files.prune import PruneResult, parse_unused
-from launcher.push.files.prune import prune as prune_hosts
 from launcher.push.files.push_tree import parse_trees
 from launcher.push.push_progress import HostsNotReady
+from launcher.stop import prune as pruning
+from launcher.stop.inventory import parse_inventory
+from launcher.stop.prune import PruneResult, unused_trees
+from launcher.stop.prune import prune as prune_hosts
 from launcher.terminal.console import Console
 
 
@@ -61,7 +62,7 @@ def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
     os.utime(attempt("dead", dead) / "journal", (1, 1))
     done = prune(machine, tmp_path / "data", lambda text: ended in text)
     gone = {f"datasets/{ended}", f"datasets/{dead}"}
-    assert {tree.folder for _, tree in done.trees} == gone
+    assert {tree.name for tree in done.trees} == gone
     assert {path.name for path in machine.trees("datasets")} == {first, current}
     assert not (home / "manifests" / ended).exists()
 
@@ -95,7 +96,7 @@ def test_an_abandoned_draft_is_removed_too(machines: Machines, tmp_path: Path) -
     draft = machine.home / ".ddpctl" / "datasets" / ".abc.1"
     draft.mkdir()
     done = prune(machine, tmp_path / "data", lambda text: True)
-    assert [tree.folder for _, tree in done.trees] == ["datasets/.abc.1"]
+    assert [tree.name for tree in done.trees] == ["datasets/.abc.1"]
     assert not draft.exists()
 
 
@@ -189,14 +190,21 @@ def test_a_tree_that_another_host_with_the_same_home_uses_is_kept(
 
 def test_names_from_a_host_are_checked_before_they_are_used() -> None:
     digest = "0" * 64
-    good = f"datasets/{digest} 4\nworkdirs/.{digest}.abc-1 8\n"
-    bad = (
-        "../.ssh 4\ndatasets/.. 4\n/etc 4\ndatasets/$(reboot) 4\ndatasets/a b 4\nworkdirs/x many\n"
+    good = f"entry 1 datasets/{digest}\nentry 1 workdirs/.{digest}.abc-1\n"
+    bad = "".join(
+        f"entry {rest}\n"
+        for rest in (
+            "1 ../.ssh",
+            "1 datasets/..",
+            "1 /etc",
+            "1 datasets/$(reboot)",
+            "1 datasets/a b",
+        )
     )
-    assert [tree.folder for tree in parse_unused(good + bad)] == [
-        f"datasets/{digest}",
-        f"workdirs/.{digest}.abc-1",
-    ]
+    inventory = parse_inventory(
+        f"host 100 h /home/.ddpctl\n{good}{bad}entry many workdirs/x\n", "h"
+    )
+    assert unused_trees(inventory, set()) == [f"datasets/{digest}", f"workdirs/.{digest}.abc-1"]
     trees = parse_trees(f"earlier ../../x\nearlier {digest}\nresume ../x 3\nfree lots\nrubbish\n")
     assert trees.earlier == (digest,)
     assert trees.draft is None

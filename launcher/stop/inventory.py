@@ -1,0 +1,95 @@
+"""What an account has of ddpctl on a host: the entries of ~/.ddpctl, and processes with a run id.
+
+`clean`, `push --prune`, `kill --strays` and every stop read this one list. Hosts are not trusted:
+malformed lines are skipped, and names go back only to the host that reported them.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..run_id import is_run_id
+from ..ssh.limits import LONG_OUTPUT
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+
+INVENTORY = load_script(__file__, "inventory.sh")
+SIZES = load_script(__file__, "entry_sizes.sh")
+TIMEOUT = 600.0  # seconds; looking through or removing a large folder is slow
+LINES = {  # what follows the first word of a line
+    "host": re.compile(r"(\d{1,12}) (\S{1,255}) (/.*)"),
+    "process": re.compile(r"([1-9]\d{0,8}) (\S+) (.*)"),
+    "entry": re.compile(r"(\d{1,12}) (.+)"),
+    "busy": re.compile(r"(.+)"),
+    "open": re.compile(r"(\S+)((?: [0-9a-f]{64})*) (.*)"),
+}
+SIZE = re.compile(r"(\d{1,15})\t(.+)")
+
+
+@dataclass(frozen=True)
+class RunProcess:
+    """A process with a run id in its environment."""
+
+    pid: int
+    run_id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class OpenAttempt:
+    """An attempt that may be running, on any host that shares the folder."""
+
+    run_id: str
+    host: str  # its node's own name for itself
+    digests: frozenset[str]  # of the data and code that it uses
+
+
+@dataclass(frozen=True)
+class Inventory:
+    host: str  # as in the hosts file
+    hostname: str  # the host's own name
+    folder: str  # ~/.ddpctl as an absolute path; "" if unknown
+    processes: Sequence[RunProcess]
+    ages: Mapping[str, int]  # seconds since the last change, by entry of ~/.ddpctl
+    busy: Collection[str]  # drafts that a push is writing to
+    open_attempts: Sequence[OpenAttempt]
+
+
+def take_inventory(node: Node, *, folder: bool, run_id: str = "") -> Inventory:
+    """List what is on a host. folder: also what is in ~/.ddpctl. run_id: only its processes."""
+    what, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
+    done = node.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
+    return parse_inventory(done.stdout.decode(errors="replace"), node.name)
+
+
+def parse_inventory(text: str, host: str) -> Inventory:
+    """Parse the script's output. Skips malformed lines."""
+    rows: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in LINES}
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind in LINES and (match := LINES[kind].fullmatch(rest)):
+            rows[kind].append(match.groups())
+    now, hostname, folder = rows["host"][0] if rows["host"] else ("0", "", "")
+    return Inventory(
+        host,
+        hostname,
+        folder,
+        [RunProcess(int(pid), run, name) for pid, run, name in rows["process"] if is_run_id(run)],
+        {name: int(now) - int(changed) for changed, name in rows["entry"]},
+        {name for (name,) in rows["busy"]},
+        [OpenAttempt(run, at, frozenset(used.split())) for run, used, at in rows["open"]],
+    )
+
+
+def processes_on(node: Node, run_id: str) -> list[RunProcess]:
+    """Return the processes of this user on the host that carry the run id."""
+    inventory = take_inventory(node, folder=False, run_id=run_id)
+    return [process for process in inventory.processes if process.run_id == run_id]
+
+
+def sizes_of(node: Node, entries: Iterable[str]) -> Mapping[str, int]:
+    """Return the bytes of entries of ~/.ddpctl; those that cannot be measured are missing."""
+    names = "".join(f"{name}\0" for name in entries).encode()
+    done = node.script(SIZES, stdin=names, timeout=TIMEOUT)
+    lines = done.stdout.decode(errors="replace").splitlines()
+    return {row[2]: int(row[1]) * 1024 for line in lines if (row := SIZE.fullmatch(line))}

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Prints what this account has of ddpctl on this host, one item per line:
+#   host TIME NAME FOLDER    unix time, the host's own name, ~/.ddpctl without links
+#   process PID RUN NAME     each process that carries a run id: $2, or any
+# and, if $1 is `all`, what is in ~/.ddpctl:
+#   entry TIME NAME          top folders, runs, trees of data and code, drafts of a push; last change
+#   busy NAME                each draft that a push is writing to
+#   open RUN DIGEST... HOST  each attempt that may be running, on any host of this home: the trees
+#                            that it uses, and its node's host
+. ../plan/attempts.sh
+now=$(date +%s)
+echo "host $now $(uname -n) $(readlink -f "$HOME/.ddpctl")"
+
+# Only environments that this user may read. Root may read all, so for any run it gets only those
+# with a folder in its own home. Processes of --on-exit do not count.
+for e in $(grep -lz "^DDPCTL_RUN_ID=$2" /proc/[0-9]*/environ 2>/dev/null |
+    xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
+  p=${e#/proc/}; p=${p%/environ}
+  r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
+  [ -n "$2" ] || [ "$(id -u)" != 0 ] || [ -d "$runs/$r" ] || continue
+  printf 'process %s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"
+done
+
+{ [ "$1" = all ] && cd "$HOME/.ddpctl" 2>/dev/null; } || exit 0
+trees='datasets/* workdirs/*' drafts='datasets/.[!.]* workdirs/.[!.]*'
+# shellcheck disable=SC2086 # patterns
+stat -c 'entry %Y %n' -- * .[!.]* runs/* $trees $drafts 2>/dev/null
+boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
+for draft in $drafts; do
+  [ -f "$draft/holder" ] || continue
+  read -r pid since _ < "$draft/holder"
+  if [ "$since" = "$boot" ]; then
+    kill -0 "$pid" 2>/dev/null || continue
+  else # its process is on another host with this home, or this host has restarted
+    [ $((now - $(stat -c %Y "$draft"))) -lt 86400 ] || continue
+  fi
+  printf 'busy %s\n' "$draft"
+done
+for attempt in runs/*/$attempts; do
+  is_open "$attempt" || continue
+  run=${attempt#runs/}
+  printf 'open %s' "${run%%/*}"
+  read_file "$attempt/run.json" 1048576 |
+    grep -oE '"(dataset|workdir)_digest": "[0-9a-f]{64}' | sed 's/.*"/ /' | tr -d '\n'
+  printf ' %s\n' "$(read_file "$attempt/host" 256 | tr -d '\n')"
+done
+:

@@ -1,0 +1,126 @@
+"""`push --prune`: find pushed datasets and code that no run uses any more, and remove them."""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.filesize import decimal
+
+from ..engines.choose import every_engine
+from ..errors import PushFailed
+from ..facts.shared_homes import find_shared_homes
+from ..hosts import Cluster
+from ..push.files.scan import scan_job
+from ..push.push_progress import HostsNotReady, PushReport
+from ..push.transfer.payload import script_output
+from ..ssh.many import one_per_account, try_each
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+from ..terminal.console import Console
+from ..text import counted
+from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
+
+REMOVE = load_script(__file__, "remove_trees.sh")
+MIN_AGE = 5  # seconds; a container may be about to mount a tree that was just pushed
+TREE = re.compile(r"(?:datasets|workdirs)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)")  # or a draft
+DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+
+
+@dataclass(frozen=True)
+class UnusedTree:
+    host: str
+    name: str  # in ~/.ddpctl
+    size: int  # bytes; includes files shared with other trees
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """The trees that no run uses. removed: whether they were removed."""
+
+    trees: Sequence[UnusedTree]
+    removed: bool
+
+    def summary(self) -> str:
+        if not self.trees:
+            return "nothing to delete: runs or this hosts file use all data and code on the hosts"
+        size = decimal(sum(tree.size for tree in self.trees))
+        return (
+            f"{'deleted' if self.removed else 'kept'} {counted(len(self.trees), 'folder')}, {size}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        rows = [
+            {"host": tree.host, "folder": f"~/.ddpctl/{tree.name}", "bytes": tree.size}
+            for tree in self.trees
+        ]
+        return {"version": 1, "removed": self.removed, "unused": rows}
+
+
+def prune(
+    nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool], console: Console
+) -> PruneResult:
+    """Remove the trees that neither a run nor this hosts file uses, if `confirm` accepts the list.
+
+    Raises HostsNotReady with each host that failed. If it is unknown which trees a host uses, nothing
+    is removed there, nor on hosts that share its ~/.ddpctl.
+    """
+    try:
+        own = {
+            tree.manifest.digest for tree in scan_job(cluster.job, {"dataset", "workdir"}).values()
+        }
+    except OSError as error:
+        raise PushFailed(
+            f"cannot read the job's folders: {error}; nothing was deleted",
+            "make them readable",
+            host="this machine",
+        ) from None
+
+    def look(node: Node) -> tuple[Inventory, set[str]]:
+        """Return what is on a host, and the digests of the trees that its runs use."""
+        inventory = take_inventory(node, folder=True)
+        name = cluster.job.engine
+        engines = [e for e in every_engine(node) if e.traits.name == name or e.is_installed()]
+        mounts = "\n".join(path for engine in engines for path in engine.mounted())
+        used = set(DIGEST.findall(mounts))
+        return inventory, used.union(*(each.digests for each in inventory.open_attempts))
+
+    machines = one_per_account(nodes)
+    with console.step(f"looking for unused data on {counted(len(machines), 'host')}"):
+        homes = find_shared_homes(machines)
+        looks, failures = try_each(machines, look)
+        keep = own.union(*(used for _, used in looks.values()))
+        known = [home[0] for home in homes if not failures.keys() & set(home)]
+        names = {node: unused_trees(looks[node][0], keep) for node in known}
+        sizes, unmeasured = try_each(known, lambda node: sizes_of(node, names[node]))
+    failures |= unmeasured
+    trees = [
+        UnusedTree(node.name, name, size.get(name, 0))
+        for node, size in sizes.items()
+        for name in names[node]
+    ]
+    listed = "\n".join(f"{t.host}: ~/.ddpctl/{t.name}  {decimal(t.size)}" for t in trees)
+    removed = bool(trees) and confirm(listed)
+    if removed:
+
+        def remove(node: Node) -> None:
+            rows = "".join(f"{name}\n" for name in names[node]).encode()
+            script_output(node, "prune", REMOVE, stdin=rows, timeout=TIMEOUT)
+
+        with console.step("deleting unused data"):
+            failures |= try_each([node for node in sizes if names[node]], remove)[1]
+    if failures:
+        raise HostsNotReady(failures, PushReport([]))
+    return PruneResult(trees, removed)
+
+
+def unused_trees(inventory: Inventory, keep: Collection[str]) -> list[str]:
+    """Return the names of the trees and drafts on a host that may be removed. keep: digests."""
+    return [
+        name
+        for name, age in inventory.ages.items()
+        if TREE.fullmatch(name)
+        and age >= MIN_AGE
+        and name not in inventory.busy
+        and name.partition("/")[2] not in keep
+    ]

@@ -1,0 +1,80 @@
+"""Stop one run on its hosts and verify it: mark, SIGTERM, wait, SIGKILL, look again."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+
+from ..engines.choose import engines_on
+from ..engines.status import NodeStatus
+from ..errors import CommandFailed, DdpctlError
+from ..ssh.many import try_each
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+from ..text import counted
+from .inventory import processes_on
+
+MARK_CANCELLED = load_script(__file__, "mark_cancelled.sh")
+ORPHAN_TIMEOUT = 5.0  # seconds for a killed supervisor's processes to end
+POLL = 0.3  # seconds
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What a stop met on one host, and what remains: nodes, and pids of the run's processes."""
+
+    nodes: Sequence[NodeStatus]
+    remaining: Sequence[str]
+
+    @property
+    def clean(self) -> bool:
+        return not self.remaining
+
+    def describe(self) -> str:
+        count = len(self.nodes)
+        stopped = f"stopped and removed {counted(count, 'node')}" if count else "was not running"
+        if self.clean:
+            return f"{stopped}, nothing left" if count else stopped
+        return f"{stopped}, STILL THERE: {', '.join(self.remaining)}"
+
+
+def stop_run(
+    nodes: Sequence[Node],
+    engine: str,
+    run_id: str,
+    timeout: float,
+    *,
+    remove: bool = True,
+    cancel: bool = True,
+) -> tuple[dict[Node, Stopped], dict[Node, DdpctlError]]:
+    """Stop the run on all hosts at once. Return the result of each, and the errors of silent hosts.
+
+    engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: also remove the
+    containers. cancel: record a cancellation instead of a failure.
+    """
+
+    def stop(node: Node) -> Stopped:
+        if cancel and (done := node.script(MARK_CANCELLED, run_id)).code != 0:
+            raise CommandFailed(
+                f"could not mark {run_id} as cancelled: {done.reason}",
+                "look at `df -h` and the permissions of ~/.ddpctl there",
+                host=node.name,
+            )
+        statuses: list[NodeStatus] = []
+        remaining: list[str] = []
+        for each in engines_on(node, engine):
+            own = each.list(run_id)
+            # concurrently, so that nodes on one machine do not wait for each other's timeout
+            with ThreadPoolExecutor(len(own) or 1) as pool:
+                list(pool.map(each.stop, own, repeat(timeout)))
+            for status in own if remove else ():
+                each.remove(status)
+            statuses += own
+            remaining += [status.handle for status in each.list(run_id) if status.alive or remove]
+        deadline = time.monotonic() + ORPHAN_TIMEOUT
+        while (orphans := processes_on(node, run_id)) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return Stopped(statuses, [*remaining, *(f"pid {orphan.pid}" for orphan in orphans)])
+
+    return try_each(nodes, stop)

@@ -1,0 +1,3 @@
+from push_machines import home, machines
+
+__all__ = ["home", "machines"]

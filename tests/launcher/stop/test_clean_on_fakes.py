@@ -1,0 +1,36 @@
+"""`ddpctl clean` where two accounts of one host are in the hosts file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes import FakeCluster, FakeMachine
+
+from launcher.ssh import node as ssh_node
+
+Make = Callable[..., FakeCluster]
+
+
+def test_the_run_of_one_account_is_spared_when_another_account_is_cleaned(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("ann", "bob")  # their homes
+    monkeypatch.setattr(
+        ssh_node, "SshMachine", lambda host, connect_timeout: FakeMachine(cluster.hosts[host.user])
+    )
+    twice = [{"host": "gpu1", "user": user} for user in ("bob", "ann")]
+    Path(cluster.hosts_file).write_text(json.dumps({"defaults": {"gpus": 0}, "hosts": twice}))
+    ann, bob = (host.home / ".ddpctl" for host in cluster)
+    (ann / "datasets").mkdir(parents=True)
+    attempt = bob / "runs" / "20261122-101500-ab12" / "nodes" / "0" / "attempt-1"
+    attempt.mkdir(parents=True)
+    (attempt / "host").write_text("gpu9")
+    for name in ("journal", "ballast"):
+        (attempt / name).touch()
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
+    assert code == 6, err  # bob's files are still there
+    assert not ann.exists()
+    assert attempt.exists()

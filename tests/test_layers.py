@@ -58,3 +58,13 @@ def test_a_package_of_the_user_may_be_called_launcher(tmp_path: Path) -> None:
     (tmp_path / "ddpctl").symlink_to(REPOSITORY / "launcher")
     code = "import launcher, ddpctl.errors"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("module", ["stop.kill", "look.ps", "runs.record"])
+def test_what_needs_no_diagnosis_and_no_connection_yet_loads_neither(module: str) -> None:
+    code = f"import sys, launcher.{module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    assert not {"docker", "paramiko", "requests", "launcher.diagnosis"} & set(loaded)

@@ -1,25 +1,25 @@
-"""Choose the engine for a node. Only this file knows the engines by name."""
+"""Choose the engine for a node. Only this file knows the engines by name.
+
+Each engine is imported on first use: the Docker SDK takes a while to load.
+"""
+
+from importlib import import_module
+from typing import cast
 
 from ..errors import UsageError
 from ..plan.plan import EngineTraits
 from ..ssh.node import Node
 from ..text import quoted
 from .base import Engine, ImageStore
-from .docker import Docker
-from .process import LocalProcesses
 
-ENGINES: dict[str, type[Engine]] = {
-    engine.traits.name: engine for engine in (Docker, LocalProcesses)
-}
+ENGINES = {"docker": ".docker:Docker", "process": ".process:LocalProcesses"}  # module:class
 
 
 def _engine(name: str) -> type[Engine]:
-    try:
-        return ENGINES[name]
-    except KeyError:
-        raise UsageError(
-            f"no engine is called {quoted(name)}", f"use {' or '.join(ENGINES)}"
-        ) from None
+    if name not in ENGINES:
+        raise UsageError(f"no engine is called {quoted(name)}", f"use {' or '.join(ENGINES)}")
+    module, _, engine = ENGINES[name].partition(":")
+    return cast(type[Engine], getattr(import_module(module, __package__), engine))
 
 
 def engine_traits(name: str) -> EngineTraits:
@@ -45,4 +45,4 @@ def engines_on(node: Node, name: str) -> list[Engine]:
 
 def every_engine(node: Node) -> list[Engine]:
     """Return an instance of every engine that can run on this host, installed or not."""
-    return [engine(node) for engine in ENGINES.values() if engine.serves(node.host)]
+    return [engine(node) for engine in map(_engine, ENGINES) if engine.serves(node.host)]

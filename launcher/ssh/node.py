@@ -8,20 +8,24 @@ with node.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
         ...
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..hosts import Host
 from ..text import duration
 from . import shell
-from .client import SshMachine
 from .limits import CONNECT_TIMEOUT, SHORT_OUTPUT
 from .local import LocalMachine
 from .stream import Completed, Deadline, Stream
+
+if TYPE_CHECKING:
+    from .client import SshMachine
 
 R = TypeVar("R", bound="Resource")
 START_TIMEOUT = 30.0  # seconds until a login shell must have started a command
@@ -41,9 +45,7 @@ class Node:
     def __init__(self, host: Host, *, connect_timeout: float = CONNECT_TIMEOUT) -> None:
         self.host = host
         self.name = host.name
-        self._machine = (
-            LocalMachine() if host.is_local else SshMachine(host, connect_timeout=connect_timeout)
-        )
+        self._machine = _machine(host, connect_timeout)
         self._resource: Resource | None = None
         self._resource_lock = threading.Lock()
 
@@ -158,6 +160,14 @@ class Node:
         if resource:
             resource.close()
         self._machine.close()
+
+
+def _machine(host: Host, connect_timeout: float) -> LocalMachine | SshMachine:
+    if host.is_local:
+        return LocalMachine()
+    from .client import SshMachine  # paramiko takes a while to load
+
+    return SshMachine(host, connect_timeout=connect_timeout)
 
 
 @contextlib.contextmanager

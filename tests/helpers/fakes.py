@@ -37,6 +37,7 @@ from launcher.engines.docker_client import Api
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 from launcher.plan.plan import CONTROL_DIR, LABEL
+from launcher.ssh import client
 from launcher.ssh import node as ssh_node
 from launcher.ssh.local import LocalMachine, LocalStream
 from launcher.ssh.node import Node
@@ -346,7 +347,7 @@ class FakeCluster:
         self.state = folder / "state"
         self.recorders: list[str] = []  # run ids that were handed to a recorder
         (folder / "home").mkdir(mode=0o700)
-        monkeypatch.setattr(ssh_node, "SshMachine", self._machine)
+        monkeypatch.setattr(client, "SshMachine", self._machine)
         monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
         monkeypatch.setattr(docker_client, "_connect", self._docker)
         monkeypatch.setattr(

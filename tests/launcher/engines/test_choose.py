@@ -50,7 +50,7 @@ def test_a_run_may_be_in_the_engine_of_the_job_or_in_one_without_containers() ->
 def test_an_engine_without_containers_inherits_plain_answers_about_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(choose.ENGINES, "plain", Plain)
+    monkeypatch.setitem(choose.ENGINES, "plain", f"{__name__}:Plain")
     engine = engine_of(REMOTE, "plain")
     assert engine.images is None and engine.engine_info("any:1") is None
     assert (engine.python_in_image("any:1"), engine.mounted()) == ((), frozenset())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, FakeMachine
 
-from launcher.ssh import node as ssh_node
+from launcher.ssh import client
 
 Make = Callable[..., FakeCluster]
 
@@ -19,7 +19,7 @@ def test_the_run_of_one_account_is_spared_when_another_account_is_cleaned(
 ) -> None:
     cluster = fake_cluster("ann", "bob")  # their homes
     monkeypatch.setattr(
-        ssh_node, "SshMachine", lambda host, connect_timeout: FakeMachine(cluster.hosts[host.user])
+        client, "SshMachine", lambda host, connect_timeout: FakeMachine(cluster.hosts[host.user])
     )
     twice = [{"host": "gpu1", "user": user} for user in ("bob", "ann")]
     Path(cluster.hosts_file).write_text(json.dumps({"defaults": {"gpus": 0}, "hosts": twice}))

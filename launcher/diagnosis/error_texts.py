@@ -20,7 +20,7 @@ class ErrorText:
     """kind: what the phrases mean. remedy: "" if the kind's own fits.
 
     phrases: any of them, as whole words, in upper or lower case; `...` stands for anything on the
-    same line.
+    same line, `$` for the end of a line.
     """
 
     kind: FailureKind
@@ -47,7 +47,8 @@ def parse_error_texts(text: str) -> tuple[ErrorText, ...]:
 def _pattern(phrase: str) -> str:
     start = r"(?<![A-Za-z0-9])" if phrase[0].isalnum() else ""
     end = r"(?![A-Za-z0-9])" if phrase[-1].isalnum() else ""
-    return start + ".*".join(map(re.escape, phrase.split("..."))) + end
+    words = ".*".join(map(re.escape, phrase.removesuffix("$").split("...")))
+    return start + words + ("$" if phrase.endswith("$") else end)
 
 
 ERROR_TEXTS = parse_error_texts(

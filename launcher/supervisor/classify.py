@@ -45,7 +45,8 @@ class KindTable:
     def __init__(self, restarts: Mapping[str, str], texts: Sequence[Sequence[str]]) -> None:
         """restarts: values of Restart by kind. texts: (kind, pattern, remedy), the first match wins."""
         self._restarts = {kind: Restart(restart) for kind, restart in restarts.items()}
-        self._texts = [(kind, re.compile(pat, re.IGNORECASE), rem) for kind, pat, rem in texts]
+        flags = re.IGNORECASE | re.MULTILINE
+        self._texts = [(kind, re.compile(text, flags), remedy) for kind, text, remedy in texts]
 
     def restart(self, kind: str) -> Restart:
         return self._restarts.get(kind, Restart.NEVER)

@@ -6,6 +6,7 @@ import re
 from typing import Sequence
 
 EXCERPT_LINES = 20
+LAST_WORDS = 10  # lines in which a process without an exception may have said why it ended
 
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook prefixes each line
 # Of Python, or of the library rich, which draws a box
@@ -42,9 +43,9 @@ def telling_texts(lines: Sequence[str]) -> list[str]:
     """
     errors = [_message(traceback) for traceback in _chain(lines)] or [_thrown(lines)]
     if errors[0]:
-        words = _nccl_words(errors[0])
+        words = _last_error(errors[0])
         return [*([words] if words else []), *map("\n".join, errors)]
-    last = [line for line in reversed(_last_lines(lines)) if not WARNING.search(line)]
+    last = [line for line in _last_lines(lines)[: -LAST_WORDS - 1 : -1] if not WARNING.search(line)]
     return sorted(last, key=lambda line: bool(LOGGED_WARNING.match(line)))
 
 
@@ -58,7 +59,9 @@ def error_line(lines: Sequence[str]) -> str:
         return ""
     if ": Caught " in error[0] and len(error) > 1:
         return "%s (%s)" % (error[-1], error[0].partition(" in ")[2].rstrip("."))
-    words = _nccl_words(error)
+    words = _last_error(error)
+    if not words and "NCCL error in: " in error[0]:
+        words = next((line for line in error if NCCL_RESULT.match(line)), "")
     return "%s: %s" % (error[0].partition(":")[0], words) if words else error[0]
 
 
@@ -124,14 +127,12 @@ def _thrown(lines: Sequence[str]) -> list[str]:
     return _without_noise([what, *clean[starts[-1] + 1 :]])
 
 
-def _nccl_words(error: Sequence[str]) -> str:
-    """Return what NCCL says about its error: the words after `Last error:`, else its result."""
+def _last_error(error: Sequence[str]) -> str:
+    """Return what NCCL itself says about its error, or ""."""
     for index, line in enumerate(error):
         if match := LAST_ERROR.search(line):
-            words = match[1] or next(iter(error[index + 1 :]), "")
-            if words.strip():
-                return words.strip()
-    return next((line for line in error[1:] if NCCL_RESULT.match(line)), "")
+            return (match[1] or "".join(error[index + 1 : index + 2])).strip()
+    return ""
 
 
 def _without_noise(block: Sequence[str]) -> list[str]:

@@ -34,10 +34,9 @@ def reports() -> list[Report]:
     for path in sorted(Path(__file__).with_name("outputs").glob("reported/*.txt")):
         for entry in re.split(r"^### ", path.read_text(), flags=re.MULTILINE)[1:]:
             head, _, text = entry.partition("\n")
-            kind, remedy, *rest = (field.strip() for field in head.split("|"))
+            kind, remedy, _, code, *_ = [field.strip() for field in f"{head}|||".split("|")]
             text = re.sub(r"^Traceback$", TRACEBACK, text.rstrip("\n"), flags=re.MULTILINE)
-            code = int(rest[1]) if len(rest) > 1 else 1
-            found.append(Report(kind, remedy, code, tuple(text.split("\n"))))
+            found.append(Report(kind, remedy, int(code or 1), tuple(text.split("\n"))))
     return found
 
 

@@ -29,7 +29,8 @@ def node_addresses(
 ) -> tuple[Address, ...]:
     """Return each node's address and interface (may be ""), by node rank.
 
-    unreached: addresses that a host could not connect to; empty if the checks did not run.
+    It is the first candidate that is not in `unreached`; without candidates, the host's end of the
+    SSH connection. unreached: addresses that a host could not connect to; empty without checks.
     """
 
     def choose(host: Host, own: Facts, listed: Sequence[Address]) -> Address:
@@ -107,12 +108,13 @@ def _path_cost(
     """Return the cost of the paths from all hosts to this address; the smallest is the best.
 
     In this order: a host has no route to it; it is on a bridge; its slowest link; a host needs a
-    router to reach it. A link of unknown speed does not count, unless it is the address's own.
+    router to reach it. A link of unknown speed is the slowest if it is the address's own or leads
+    to a router; otherwise it does not count.
     """
     ip = ip_address(address.ip)
     nic = own.interface(address.interface)
     paths = [next((way for way in ways if ip in way.network), None) for ways in tables]
-    speeds = [way.mbits for way in paths if way and way.mbits]
+    speeds = [way.mbits for way in paths if way and (way.mbits or not way.is_direct)]
     slowest = min([nic.speed if nic else 0, *speeds])
     is_routed = not all(way.is_direct for way in paths if way)
     return None in paths, nic is not None and nic.is_bridge, -slowest, is_routed

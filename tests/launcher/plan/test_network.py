@@ -131,6 +131,20 @@ def test_the_unknown_speed_of_another_hosts_interface_limits_nothing() -> None:
     assert chosen(*own) == ["eth1", "eth0"]
 
 
+def test_a_fast_network_of_each_hosts_own_is_not_chosen_if_the_common_one_has_no_known_speed() -> (
+    None
+):
+    """As virtual machines with a storage network each: their interfaces report no speed."""
+
+    def storage(rank: int) -> Facts:
+        address = Address(f"172.16.{rank}.1", "eth1", f"172.16.{rank}.0/24")
+        route = attached(f"172.16.{rank}.0/24", "eth1")
+        own = host_facts(rank, (address, route, nic("eth1", 100000)))
+        return replace(own, interfaces=(nic("eth0", 0), nic("eth1", 100000)))
+
+    assert chosen(*map(storage, range(3))) == ["eth0"] * 3
+
+
 @pytest.mark.parametrize(
     "changes", [{"state": "down"}, {"is_bridge": True}, {"name": "br-1234567890ab"}]
 )

@@ -44,7 +44,11 @@ def host_facts(rank: int, *extra: tuple[Address, IpRoute, Interface], **changes:
             Address("172.17.0.1", "docker0", "172.17.0.0/16"),
             *(address for address, _, _ in extra),
         ),
-        routes=(attached("10.0.0.0/24", "eth0"), *(route for _, route, _ in extra), DEFAULT),
+        routes=(
+            attached("10.0.0.0/24", "eth0"),
+            *sorted((route for _, route, _ in extra), key=lambda route: -route.network.prefixlen),
+            DEFAULT,
+        ),
         interfaces=(
             nic("lo", 0),
             nic("eth0", 1000),
@@ -145,6 +149,20 @@ def test_a_fast_network_of_each_hosts_own_is_not_chosen_if_the_common_one_has_no
     assert chosen(*map(storage, range(3))) == ["eth0"] * 3
 
 
+@pytest.mark.parametrize("ip", ["169.254.3.{}", "fe80::{}"])
+def test_link_local_addresses_are_never_chosen(ip: str) -> None:
+    def odd(rank: int) -> tuple[Address, IpRoute, Interface]:
+        address, route, interface = fast(rank)
+        return replace(address, ip=ip.format(rank + 1)), route, interface
+
+    assert chosen(*[host_facts(rank, odd(rank)) for rank in range(2)]) == ["eth0", "eth0"]
+
+
+def test_one_host_alone_does_not_use_loopback() -> None:
+    addresses = (Address("127.0.0.1", "lo"), Address("10.0.0.1", "eth0"))
+    assert chosen(facts(addresses=addresses, ssh_server_ip=None)) == ["eth0"]
+
+
 @pytest.mark.parametrize(
     "changes", [{"state": "down"}, {"is_bridge": True}, {"name": "br-1234567890ab"}]
 )
@@ -169,6 +187,7 @@ def test_the_hosts_file_decides() -> None:
     own = [host_facts(rank, fast(rank)) for rank in range(3)]
     hosts = (Host("a", interface="eth0"), Host("b", internal_ip="10.0.0.2"), HOSTS[2])
     assert chosen(*own, hosts=hosts) == ["eth0", "eth0", "eth1"]
+    assert [a.ip for a in node_addresses(hosts, own)] == ["10.0.0.1", "10.0.0.2", "192.168.0.3"]
     both = (Host("a", internal_ip="203.0.113.7", interface="eth9"), *HOSTS[1:])
     assert node_addresses(both, own)[0] == Address("203.0.113.7", "eth9")
     assert chosen(*own, hosts=hosts, unreached={"10.0.0.2"}) == ["eth0", "eth0", "eth1"]
@@ -199,6 +218,8 @@ def test_ipv6_is_chosen_where_all_hosts_are_in_its_network() -> None:
 
     assert chosen(*[host_facts(rank, six(rank)) for rank in range(2)]) == ["eth1", "eth1"]
     assert chosen(host_facts(0, six(0)), host_facts(1)) == ["eth0", "eth0"]
+    both = host_facts(0, six(0), fast(0))
+    assert node_addresses(HOSTS[:1], [both])[0].ip == "192.168.0.1"  # on the same interface
 
 
 @given(st.permutations(range(4)))

@@ -333,8 +333,10 @@ def test_no_python_is_torchruns_own_flag() -> None:
 def test_auto_finds_ports_that_are_free() -> None:
     cluster = parse("hosts: [local]\njob: {master_port: auto}", "h")
 
-    def ports(taken: frozenset[int]) -> tuple[int | None, int | None]:
-        inputs = PlanInputs((facts(),), ("i",), used_ports=taken)
+    def ports(
+        used: frozenset[int], listening: frozenset[int] = frozenset()
+    ) -> tuple[int | None, int | None]:
+        inputs = PlanInputs((facts(listening=listening),), ("i",), used_ports=used)
         plan = planned(cluster, inputs=inputs)
         return plan.master_port, plan.control_port
 
@@ -342,6 +344,39 @@ def test_auto_finds_ports_that_are_free() -> None:
     assert master != control
     assert master is not None
     assert ports(frozenset({master}))[0] == master + 1
+    assert ports(frozenset(), listening=frozenset({master}))[0] == master + 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "user", "names"),
+    [
+        (DOCKER, "host", {"HOME", "USER", "LOGNAME"}),
+        (DOCKER, "root", set()),
+        (EngineTraits("process", in_container=False), "host", set()),
+    ],
+)
+def test_the_ssh_user_is_named_only_in_a_container_that_runs_as_that_user(
+    engine: EngineTraits, user: str, names: set[str]
+) -> None:
+    cluster = parse(f"hosts: [local]\njob: {{user: {user}}}", "hosts.yaml")
+    inputs = PlanInputs((facts(),), ("i",))
+    plan = make_plan(cluster, engine, LaunchOptions(), run_id="r", owner="me", inputs=inputs)
+    assert {"HOME", "USER", "LOGNAME"} & plan.nodes[0].container.env.keys() == names
+
+
+def test_the_control_port_is_never_the_master_port() -> None:
+    def plan(master_port: object) -> Plan:
+        text = f"hosts: [local]\njob: {{master_port: {master_port}}}"
+        return planned(text, inputs=PlanInputs((facts(),), ("i",)))
+
+    first_choice = plan("auto").control_port
+    assert plan(first_choice).control_port not in (None, first_choice)
+
+
+def test_the_plan_does_not_hold_the_values_of_the_users_environment() -> None:
+    plan = planned("hosts: [a]\njob: {env: {TOKEN: hunter2}}", env_names=("TOKEN",))
+    assert "hunter2" not in repr(plan)
+    assert plan.nodes[0].container.env_names == ("TOKEN",)
 
 
 def test_different_runs_look_at_different_ports_first() -> None:
@@ -389,6 +424,8 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
         assert row in rows
     document = plan_document(plan)
     assert document["engine"] == "docker"
+    assert (document["image"], document["max_restarts"]) == ("ddpctl-trainer:latest", 0)
+    assert "job" not in document
     assert document["options"]["hang_timeout"] == 90.0
     assert document["nodes"][0]["container"]["cap_add"] == ("IPC_LOCK",)
     assert "WARN" not in str(document)

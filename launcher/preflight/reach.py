@@ -55,7 +55,7 @@ class Reach:
 
     @functools.cached_property
     def cut_off(self) -> frozenset[int]:
-        """Machines that reached none of several others, all of which somebody else reached."""
+        """Machines that reached none of the others, although all of those can be reached."""
         targets: dict[int, set[int]] = {}
         for dial in self.results:
             targets.setdefault(dial.source, set()).add(dial.target)
@@ -64,7 +64,7 @@ class Reach:
         return frozenset(
             source
             for source, tried in targets.items()
-            if source not in sources and len(tried) > 1 and tried <= reached
+            if source not in sources and tried <= reached
         )
 
     @functools.cached_property

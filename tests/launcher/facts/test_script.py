@@ -79,6 +79,13 @@ def test_a_boot_id_of_another_form_is_unknown(odd: str) -> None:
     assert parse(output(boot=odd)).boot_id == ""
 
 
+def test_the_network_stack_is_known_only_with_its_machine_and_its_namespace() -> None:
+    """In containers, several network stacks have one boot id."""
+    assert parse(output(boot="b", network="net:[1]")).network_stack == "b net:[1]"
+    assert parse(output(boot="b")).network_stack == ""
+    assert parse(output(network="net:[1]")).network_stack == ""
+
+
 def test_addresses_go_with_the_interface_of_the_narrowest_network() -> None:
     found = parse(output(net=ROUTES + FIB))
     assert found.addresses == (

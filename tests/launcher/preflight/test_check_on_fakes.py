@@ -42,3 +42,13 @@ def test_an_interrupted_check_leaves_no_container_and_no_folder(
     assert (code, gpu0.count("start")) == (130, 1), err
     assert not gpu0.nodes
     assert not list(gpu0.home.glob(".ddpctl/check-*"))
+
+
+def test_no_container_is_tested_on_a_host_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"], mounts=["/no/such/folder:/x"])
+    cluster.hosts["gpu0"].on_start = lambda node: node.ended.set()
+    code, out, err = cluster.ddpctl("check", cluster.hosts_file)
+    assert (code, cluster.hosts["gpu0"].count("start")) == (3, 0), err
+    assert "failure: gpu0: disk: /no/such/folder" in out

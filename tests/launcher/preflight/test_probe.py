@@ -29,6 +29,7 @@ class FakeAgent(Stream):
         self.rank, self.fate, self.reachable = rank, fate, reachable
         self.stderr, self.output = Stderr(), b""
         self.dialed: list[str] = []
+        self.closed = False
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         for order in bytes(data).decode().splitlines():
@@ -147,7 +148,7 @@ def test_another_machine_at_the_address_is_no_success(monkeypatch: pytest.Monkey
     assert network.run(monkeypatch).results[Dial(1, 0, "10.0.0.1")].outcome == "wrong"
 
 
-@pytest.mark.parametrize("nonsense", ["nonsense!", "ready", "x" * 5000, "dialed 9 ok 0 0.1"])
+@pytest.mark.parametrize("nonsense", ["nonsense!", "ready", "x" * 5000, "dialed 9 ok 0 0.100"])
 def test_an_agent_that_does_not_report_its_dials_is_asked_no_more(
     nonsense: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,11 +176,47 @@ def test_an_agent_that_ends_is_unfinished_and_one_that_never_starts_is_unprobed(
     assert reach.unprobed == {2, 3}
     assert reach.unfinished == {1}
     assert reach.results.keys() == {Dial(0, 1, "10.0.0.2")}
+    assert [agent.closed for agent in network.agents.values()] == [False, False, True, True]
+    network.probe.close()
+    assert all(agent.closed for agent in network.agents.values())
+
+
+@pytest.mark.parametrize("endless", [b"nonsense\n" * 1000, b"x" * 1000])
+def test_an_agent_that_never_stops_talking_is_cut_off(
+    endless: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_module, "ROUND_TIMEOUT", 0.2)
+    network = Network([machine(rank) for rank in range(2)])
+    talker = network.agents[1]
+
+    def talk(*_: object) -> str:
+        talker.read = lambda *_, **__: endless  # type: ignore[method-assign]
+        return "nothing"
+
+    network.fates[1] = talk
+    assert network.run(monkeypatch).unfinished == {1}
+
+
+def test_a_long_line_without_an_end_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network([machine(rank) for rank in range(2)])
+    talker, reads = network.agents[1], 0
+
+    def read(*_: object, **__: object) -> bytes:
+        nonlocal reads
+        reads += 1
+        return b"x" * 1000
+
+    def talk(*_: object) -> str:
+        talker.read = read  # type: ignore[method-assign]
+        return "nothing"
+
+    network.fates[1] = talk
+    assert network.run(monkeypatch).unfinished == {1}
+    assert reads < 10
 
 
 def test_one_machine_alone_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network([machine(0)])
-    assert network.run(monkeypatch) == Reach()
+    assert Probe(Job()).run([machine(0)]) == Reach()
     twins = [with_facts(machine(0), network_stack="one") for _ in range(2)]
     network = Network([twins[0], replace(twins[1], ranks=(1,))])
     assert network.run(monkeypatch).results == {}
@@ -198,7 +235,7 @@ def test_the_words_of_an_agent() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["done", "", "dialed 1 ok 1 0.1", "dialed -1 ok 1 0.1", "dialed 0 ok", "dialed 0 nonsense",
+    ["done", "", "dialed 1 ok 1 0.125", "dialed -1 ok 1 0.125", "dialed 0 ok", "dialed 0 nonsense",
      "dialed ² refused", "dialed 0 ok 1 nan", "listening 0 99999999999", "listening 1 40001"],
 )  # fmt: skip
 def test_anything_else_that_a_host_prints_is_skipped(line: str) -> None:

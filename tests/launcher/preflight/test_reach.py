@@ -126,7 +126,7 @@ def test_without_a_probe_the_facts_decide() -> None:
 
 
 def test_a_wrong_internal_ip_does_not_spoil_the_address_for_its_owner() -> None:
-    machines = some()
+    machines = [with_second_network(made, speed=100) for made in some()]
     machines[1] = replace(machines[1], hosts=(Host("gpu2", internal_ip="10.0.0.3"),))
     results: Results = dialed(machines)
     results |= {dial: DialResult("wrong") for dial in results if dial.target == 1}
@@ -225,6 +225,11 @@ def test_a_host_that_drops_what_it_should_forward() -> None:
     machines[0] = replace(machines[0], engine=None)
     (finding,) = findings(machines, reach)
     assert "Docker" not in finding.remedy
+    machines[2] = machine(2)
+    back = (IpRoute(IPv4Network("10.0.0.3/32"), "10.0.0.1", "eth0"), *machines[1].facts.routes)
+    machines[1] = with_facts(machines[1], routes=back)
+    (finding,) = findings(machines, reach)
+    assert finding.what.endswith("on its way through gpu1")
 
 
 def test_one_pair_that_does_not_connect_is_named() -> None:
@@ -271,12 +276,21 @@ def test_a_master_port_that_a_firewall_hides() -> None:
     assert chosen(machines, results)[0] == ("10.0.0.1", "reached from 2 of 2")
 
 
+def test_a_firewall_that_lets_only_the_master_port_through() -> None:
+    machines = [with_second_network(made) for made in some()]
+    results = dialed(machines)
+    blocked = [d for d in results if d.ip == "192.168.0.1" and not d.is_master_port]
+    results |= dict.fromkeys(blocked, DialResult("timeout"))
+    assert chosen(machines, results)[0][0] == "10.0.0.1"
+
+
 @pytest.mark.parametrize("addresses", [(Address("127.0.0.1", "lo"),), ()])
 def test_a_host_with_no_address_for_others(addresses: tuple[Address, ...]) -> None:
     machines = some()
     machines[2] = with_facts(machines[2], addresses=addresses)
     finding = one_finding(machines, dialed(machines))
     assert "the host has no address that other hosts could reach" in finding.what
+    assert chosen(machines, dialed(machines))[2][0] is None
 
 
 def test_two_names_of_one_machine_need_no_way_to_each_other() -> None:

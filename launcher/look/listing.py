@@ -1,0 +1,170 @@
+"""The runs on the hosts, as `ps` shows them: nodes grouped by run, GPUs, progress."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..engines.claims import goes_first, rivals
+from ..engines.status import ContainerState, NodeStatus
+from ..errors import DdpctlError
+from ..facts.nvidia import USE, GpuUse, parse_use
+from ..follow.trainer_progress import Progress, read_progress
+from ..hosts import Cluster
+from ..outcomes import RunState, run_state
+from ..plan.plan import STORE, run_dir_in
+from ..runs.find import list_nodes
+from ..runs.record import timestamp
+from ..runs.reported import ended_nodes
+from ..ssh.many import ask_each, one_per_account
+from ..ssh.node import Node
+from ..text import names
+from .gpu_use import GpuRow, joined
+
+TIMEOUT = 60.0  # seconds; nvidia-smi is slow to start without persistence mode
+Connected = Sequence[tuple[Cluster, Sequence[Node]]]
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """The nodes of one run. waits_for: ids of the runs ahead of it in line."""
+
+    nodes: Sequence[NodeStatus]
+    waits_for: Sequence[str]
+
+    @property
+    def is_live(self) -> bool:
+        return any(node.alive or node.waits for node in self.nodes)
+
+    @property
+    def state(self) -> RunState:
+        return run_state([node.node_state for node in self.nodes], self.nodes[0].nnodes)
+
+    def document(self) -> dict[str, Any]:
+        of_run = ("run_id", "name", "nnodes", "owner")
+        rows = [asdict(node) for node in self.nodes]
+        return {key: rows[0][key] for key in (*of_run, "attempt")} | {
+            "nodes": [{k: v for k, v in row.items() if k not in of_run} for row in rows],
+            "state": self.state,
+            "waits_for": self.waits_for,
+        }
+
+    def row(self, progress: Progress | None) -> list[str]:
+        first, state = self.nodes[0], self.state
+        words = str(state)
+        since = min((node.started for node in self.nodes if node.started), default=None)
+        if state is RunState.WAITING:
+            since = first.since
+            ahead = ", ".join(self.waits_for)
+            words = f"{state} for {ahead}" if ahead else f"{state} to start"
+        if state is not RunState.RUNNING:
+            since = max((node.ended for node in self.nodes if node.ended), default=since)
+        alive = sum(node.alive for node in self.nodes)
+        return [
+            first.run_id,
+            words,
+            str(first.attempt),
+            f"{alive}/{first.nnodes}" if state is RunState.RUNNING else str(first.nnodes),
+            first.owner,
+            short_time(since),
+            progress.brief if progress else "-",
+            names(dict.fromkeys(node.host for node in self.nodes)),
+        ]
+
+    def node_rows(self) -> list[list[str]]:
+        """Return a row per node, those in an unusual state first."""
+        states = [node.state for node in self.nodes]
+        usual = max(states, key=states.count)
+        return [
+            [
+                node.run_id,
+                str(node.attempt),
+                f"{node.node_rank}/{node.nnodes}",
+                node.host,
+                node.state,
+                "-" if node.exit_code is None else str(node.exit_code),
+                node.owner,
+                short_time(node.ended or node.started or (node.since if node.waits else None)),
+            ]
+            for node in sorted(self.nodes, key=lambda node: node.state == usual)
+        ]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Answers of the hosts. failures: of silent hosts. progress: of live runs, by run id."""
+
+    hosts: Sequence[str]
+    runs: Sequence[ListedRun]
+    failures: Mapping[str, DdpctlError]
+    gpus: Sequence[GpuRow]
+    progress: Mapping[str, Progress]
+
+
+def list_runs(clusters: Connected, *, finished: bool) -> Listing:
+    """Ask the hosts for their runs, then for their GPUs and the progress of live runs."""
+    statuses, failures = _nodes_of_runs(clusters, finished=finished)
+    machines = one_per_account(node for _, nodes in clusters for node in nodes)
+    answering = [node for node in machines if node.name not in failures]
+    progress: dict[str, Progress] = {}
+
+    def ask(node: Node) -> tuple[GpuUse, ...]:
+        for status in statuses:
+            if status.alive and status.node_rank == 0 and status.host == node.name:
+                run_dir = run_dir_in(STORE, status.run_id)
+                if newest := read_progress(node, run_dir, status.attempt, TIMEOUT):
+                    progress[status.run_id] = newest
+        if node.host.gpus == 0:
+            return ()
+        return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
+
+    gpus, _ = ask_each(answering, ask)
+    hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
+    runs = [run for run in runs_of(statuses) if finished or run.is_live]
+    return Listing(hosts, runs, failures, joined(gpus, statuses), progress)
+
+
+def _nodes_of_runs(
+    clusters: Connected, *, finished: bool
+) -> tuple[Collection[NodeStatus], dict[str, DdpctlError]]:
+    """Return each node once, and the errors of silent hosts.
+
+    finished: also nodes that left only folders, such as those of killed runs.
+    """
+    by_handle: dict[tuple[str, str], NodeStatus] = {}
+    failures: dict[str, DdpctlError] = {}
+    for cluster, nodes in clusters:
+        statuses, failed = list_nodes(nodes, cluster)
+        failures |= failed
+        by_handle |= {(status.host, status.handle): status for status in statuses}
+        containers = {(s.run_id, s.node_rank, s.attempt): s for s in statuses}
+        for status in ended_nodes(nodes) if finished else ():
+            container = containers.get((status.run_id, status.node_rank, status.attempt))
+            if container is None:
+                by_handle.setdefault((status.host, status.handle), status)
+            elif status.state is ContainerState.CANCELLED and not container.alive:
+                # the container only shows that it was stopped
+                by_handle[container.host, container.handle] = replace(container, state=status.state)
+    return by_handle.values(), failures
+
+
+def runs_of(statuses: Collection[NodeStatus]) -> list[ListedRun]:
+    """Group the nodes by run, newest run first."""
+    by_run: dict[str, list[NodeStatus]] = {}
+    for status in sorted(statuses, key=lambda s: (s.run_id, s.node_rank)):
+        by_run.setdefault(status.run_id, []).append(status)
+    runs = []
+    for run_id, nodes in by_run.items():
+        ahead = {
+            rival.run_id
+            for node in nodes
+            if node.waits
+            for rival in rivals(run_id, node.resources, statuses)
+            if rival.host == node.host and goes_first(rival, (node.since, run_id))
+        }
+        runs.append(ListedRun(nodes, sorted(ahead)))
+    return sorted(runs, key=lambda run: -max(n.started or n.ended or n.since for n in run.nodes))
+
+
+def short_time(seconds: float | None) -> str:
+    """Format unix seconds as 11-22T10:34Z; `-` if unknown."""
+    return timestamp(seconds)[5:16] + "Z" if seconds else "-"

@@ -21,10 +21,10 @@ class DdpctlError(Exception):
 
     def __init__(self, what: str, remedy: str = "", *, host: str = "") -> None:
         super().__init__(what, remedy)
-        self.what, self.remedy, self.host = _safe(what), _safe(remedy), _safe(host)
+        self.what, self.remedy, self.host = map(one_line, (what, remedy, host))
 
     def __str__(self) -> str:
-        return message(self.host, self.what, self.remedy)
+        return formatted(self.host, self.what, self.remedy)
 
     def on(self, host: str) -> Self:
         """Return a copy of this error that names `host`."""
@@ -93,9 +93,11 @@ class RemoteError(RunFailed):
     def __init__(
         self, run_id: str, host: str, rank: int, type: str, message: str, traceback: str
     ) -> None:
-        super().__init__(run_id, f"rank {rank} on {host}: {type}: {message}\n\n{traceback}".strip())
-        self.host, self.rank = host, rank
-        self.type, self.message, self.traceback = type, message, traceback
+        super().__init__(run_id, f"rank {rank}: {type}: {message}", host=host)
+        self.rank, self.type, self.message, self.traceback = rank, type, message, traceback
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n\n{self.traceback}".rstrip()
 
 
 class Several(DdpctlError):
@@ -117,21 +119,16 @@ class NodesFailed(Several):
 
     def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
         super().__init__(
-            error if error.host or error.what.startswith(f"{host}: ") else error.on(host)
-            for host, error in failures.items()
+            error if error.host else error.on(host) for host, error in failures.items()
         )
         self.failures = dict(failures)
 
 
-class HostsFileError(UsageError):
-    """problems: every problem of the file, one line each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+class HostsFileError(Several, UsageError):
+    """Every mistake in a hosts file."""
 
 
-def message(where: str, what: str, remedy: str) -> str:
+def formatted(where: str, what: str, remedy: str) -> str:
     """Return `WHERE: WHAT; REMEDY`, without the parts that are empty."""
     return ": ".join(filter(None, [where, "; ".join(filter(None, [what, remedy]))]))
 
@@ -142,8 +139,4 @@ def lines(errors: Iterable[DdpctlError]) -> list[str]:
     for error in errors:
         for each in error.errors if isinstance(error, Several) else [error]:
             hosts.setdefault((each.what, each.remedy), []).append(each.host)
-    return [message(names(filter(None, group)), *key) for key, group in hosts.items()]
-
-
-def _safe(text: str) -> str:
-    return "\n".join(map(one_line, text.split("\n")))
+    return [formatted(names(filter(None, group)), *key) for key, group in hosts.items()]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 FEW = 3  # equal errors of up to this many hosts stay separate lines
-LONGEST_LINE = 2000  # maximum characters of one line
+LONGEST_LINE = 5000  # maximum characters of one line
 LONGEST_VALUE = 60  # maximum characters of a wrong value in a message
 LONGEST_PATH = 4096
 DAY = 86400  # seconds
@@ -45,6 +45,21 @@ def ranges(numbers: Iterable[int], width: int = 0) -> str:
         else:
             spans.append([number, number])
     return ",".join("-".join(f"{end:0{width}}" for end in dict.fromkeys(span)) for span in spans)
+
+
+def numbers_in(text: str, count: int) -> frozenset[int]:
+    """Parse `0-3,5`, as `ranges` formats it. All must be below `count`. Raises ValueError."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        try:
+            first, last = int(low), int(high or low)
+        except ValueError:
+            first = last = -1
+        if not 0 <= first <= last < count:
+            raise ValueError(f"{quoted(part)} is not a number or range within 0-{count - 1}")
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
 
 
 def names(hosts: Iterable[str]) -> str:

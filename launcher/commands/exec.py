@@ -32,13 +32,13 @@ def exec(
     from ..runs.find import find
 
     if not command:
-        raise UsageError("no command: put it after --, such as `ddpctl exec -- nvidia-smi`")
+        raise UsageError("no command", "put it after `--`, as in `ddpctl exec -- nvidia-smi`")
     if (node is not None) + (rank is not None) + on_all > 1:
-        raise UsageError("--node, --rank and --all: use only one")
+        raise UsageError("--node, --rank and --all exclude each other", "pass one of them")
     if on_all and (stdin or tty):
-        raise UsageError("--all: several commands cannot share stdin; drop -i and -t")
+        raise UsageError("--all: several commands cannot share stdin", "drop -i and -t")
     if tty and not sys.stdin.isatty():
-        raise UsageError("-t: stdin is not a terminal; use -i to forward it")
+        raise UsageError("-t: stdin is not a terminal", "pass -i instead to forward stdin")
     wanted = ExecOptions(tuple(command), node, rank, on_all, stdin or tty, tty)
     console = options.console(quiet, verbose)
     return exec_in_run(find(run, hosts, console), wanted, console)

@@ -12,6 +12,7 @@ import typer
 from ..errors import UsageError
 from ..state import expanded
 from ..terminal.console import Console
+from ..text import quoted
 from . import complete, options
 from .options import flag, option
 
@@ -63,7 +64,7 @@ def init(
     from ..hosts import init as starter
 
     if os.path.lexists(file) and not force:
-        raise UsageError(f"{file}: already exists; pass --force or another name")
+        raise UsageError(f"{file}: already exists", "pass --force or another name")
     console = options.console(quiet, verbose)
     asks = not (host or hostfile or ssh_config) and options.can_ask()
     ask = _prompt if asks else lambda _, default: default
@@ -78,9 +79,11 @@ def init(
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise UsageError(f"--command {command!r}: {str(error).lower()}; fix the quotes") from None
+        raise UsageError(
+            f"--command {quoted(command)}: {str(error).lower()}", "correct the quotes"
+        ) from None
     if not words:
-        raise UsageError("--command: empty; pass a script, or -m and a module")
+        raise UsageError("--command: empty", "pass a script, or -m and a module")
     if workdir is None:  # the hosts need a copy of the script
         workdir = ask("Folder with your code", "." if words[0].endswith(".py") else "none")
         workdir = None if workdir == "none" else workdir
@@ -92,7 +95,9 @@ def init(
         with file.open("w" if force else "x") as out:
             out.write(text)
     except OSError as error:
-        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
+        raise UsageError(
+            f"{file}: cannot be written: {error.strerror}", "write it to another folder"
+        ) from None
     console.say(f"wrote {file}; next: `ddpctl check {file}`")
     return 0
 
@@ -140,10 +145,13 @@ def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
         if not names:
-            raise UsageError(f"--ssh-config {pattern!r}: matches no Host of {config}")
+            raise UsageError(
+                f"--ssh-config {quoted(pattern)}: matches no Host of {config}",
+                "name them with --host",
+            )
         found += [HostLine(name) for name in names]
     if not found:
-        raise UsageError("no hosts: pass --host, --hostfile or --ssh-config, or use a terminal")
+        raise UsageError("no hosts", "pass --host, --hostfile or --ssh-config, or use a terminal")
     return tuple(found)
 
 

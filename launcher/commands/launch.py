@@ -2,6 +2,7 @@ import os
 
 from ..errors import UsageError
 from ..outcomes import Exit, Outcome
+from ..text import duration_remedy, quoted, seconds_in
 from . import options
 from .options import argument, flag, option
 
@@ -38,11 +39,11 @@ def launch(
     nodes: int | None = option(
         "--nodes", "Run on any N hosts whose GPUs are free.", min=1, metavar="N"
     ),
-    hang_timeout: float | None = option(
+    hang_timeout: str | None = option(
         "--hang-timeout",
-        "Stop the run after this long without progress; 0: never. Default: 1800 for "
-        "`-m trainer`, never for other scripts.",
-        metavar="SECONDS",
+        "Stop the run after D without progress; 0: never. Default: 30m for `-m trainer`, never for "
+        "other scripts.",
+        metavar="D",
     ),
     as_json: bool = options.JSON,
     on_exit: str | None = options.ON_EXIT,
@@ -102,7 +103,7 @@ def launch(
         detach=detach,
         push=not no_push,
         check=not no_check,
-        hang_timeout=hang_timeout,
+        hang_timeout=seconds_of("--hang-timeout", hang_timeout),
         wait=wait_seconds(wait, wait_limit),
         nodes=nodes,
         on_exit=on_exit,
@@ -126,13 +127,19 @@ def launch(
 
 def wait_seconds(wait: bool, limit: str | None) -> int | None:
     """Return the limit of --wait or --wait-limit in seconds; 0: no limit; None: do not wait."""
-    from ..text import duration_remedy, quoted, seconds_in
-
     if limit is None:
         return 0 if wait else None
-    seconds = seconds_in(limit)
-    if not seconds:
-        raise UsageError(f"--wait-limit {quoted(limit)}: not a duration; {duration_remedy(limit)}")
+    seconds = seconds_of("--wait-limit", limit)
+    if seconds == 0:
+        raise UsageError(f"--wait-limit {quoted(limit)}: no time", "leave it out to fail at once")
+    return seconds
+
+
+def seconds_of(flag: str, text: str | None) -> int | None:
+    """Read the duration that a flag has; None without the flag. Raises UsageError."""
+    seconds = None if text is None else seconds_in(text)
+    if text is not None and seconds is None:
+        raise UsageError(f"{flag} {quoted(text)}: not a duration", duration_remedy(text))
     return seconds
 
 
@@ -143,7 +150,9 @@ def parse_env(words: list[str]) -> dict[str, str] | None:
         key, equals, value = word.partition("=")
         if not equals:
             if key not in os.environ:
-                raise UsageError(f"--env {key}: not set on this machine; write --env {key}=VALUE")
+                raise UsageError(
+                    f"--env {key}: not set on this machine", f"write --env {key}=VALUE"
+                )
             value = os.environ[key]
         env[key] = value
     return env or None

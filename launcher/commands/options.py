@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from ..errors import UsageError
 from ..terminal.console import Console, WarningHandler
+from ..text import quoted
 from . import complete
 
 
@@ -109,7 +110,7 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
 def hosts_of(hosts: str | None, host_list: str | None) -> str | list[str] | None:
     """Return HOSTS, or -H as a list; None if neither is given. Raises UsageError if both are."""
     if hosts and host_list:
-        raise UsageError(f"hosts given twice, as {hosts!r} and with -H; use only one")
+        raise UsageError(f"hosts given twice, as {quoted(hosts)} and with -H", "pass one of them")
     return host_list.split(",") if host_list else hosts or None
 
 

@@ -37,6 +37,6 @@ def ps(
     if not watch:
         return show_runs(selection, console, as_json=as_json)
     if as_json:
-        raise UsageError("--watch cannot print JSON; run `ddpctl ps --json` repeatedly")
+        raise UsageError("--watch cannot print JSON", "run `ddpctl ps --json` repeatedly")
     watch_runs(selection, console, interval)
     return INTERRUPTED

@@ -35,7 +35,9 @@ def push(
 
     console = options.console(quiet, verbose)
     if prune and not yes and (as_json or not options.can_ask()):
-        raise UsageError("push --prune deletes data on the hosts; without a terminal, pass -y")
+        raise UsageError(
+            "push --prune deletes data on the hosts, and there is no terminal to ask on", "pass -y"
+        )
 
     def confirm(listed: str) -> bool:
         if not as_json:

@@ -38,7 +38,7 @@ def report(
 
     console = options.console(quiet, verbose)
     if runs and len(runs) > 2:
-        raise UsageError(f"{len(runs)} runs: a report covers one run or compares two")
+        raise UsageError(f"{len(runs)} runs: a report covers one run or compares two", "name two")
     folders = [find(run, hosts, console) for run in runs or (None,)]
     name = "-and-".join(folder.run_id for folder in folders)
     return make(folders, out or Path(f"{name}.html"), console)

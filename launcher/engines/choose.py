@@ -34,7 +34,7 @@ def images_of(node: Node, name: str) -> ImageStore:
     """Return the images of the engine. Raises UsageError if it has none."""
     images = engine_of(node, name).images
     if images is None:
-        raise UsageError(f"engine: {name} uses no images")
+        raise UsageError(f"engine: {name} uses no images", "set job.engine: docker")
     return images
 
 

@@ -39,7 +39,7 @@ def text_of(path: Path) -> str:
         what = f"found byte 0x{error.object[error.start]:02x}, which is not UTF-8"
     except (OSError, ValueError) as error:
         what = f"cannot be read: {_reason(error)}"
-    raise HostsFileError([Mistake(line, "", what, remedy).text(str(path))])
+    raise HostsFileError([Mistake(line, "", what, remedy).error(str(path))])
 
 
 def missing(paths: Iterable[LocalPath]) -> Iterator[Mistake]:

@@ -62,7 +62,7 @@ def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] =
     if hosts is None:
         if not Path(DEFAULT_HOSTS).is_file():
             remedy = "pass a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
-            raise UsageError(f"no hosts: {remedy}")
+            raise UsageError("no hosts", remedy)
         hosts = DEFAULT_HOSTS
     if isinstance(hosts, str) and is_host_list(hosts):
         hosts = hosts.split(",")

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import HostsFileError
+from ..errors import HostsFileError, UsageError
 from ..text import LONGEST_PATH, quoted
 
 MOST = 1000  # mistakes that are shown
@@ -30,12 +30,13 @@ class Mistake:
         """Return the mistake with `key` before its own key. `remedy` counts only if it has none."""
         return replace(self, key=key + self.key, remedy=self.remedy or remedy)
 
-    def text(self, source: str) -> str:
+    def error(self, source: str) -> UsageError:
+        """Return the error for a mistake in the file `source`."""
         place = quoted(source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
         near = f"did you mean '{self.near}'?" if self.near else ""
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
-        text = "; ".join(filter(None, [self.what, self.remedy, near, allowed]))
-        return ": ".join(filter(None, [place, self.key, text]))
+        what = ": ".join(filter(None, [place, self.key, self.what]))
+        return UsageError(what, "; ".join(filter(None, [self.remedy, near, allowed])))
 
 
 class Wrong(Exception):
@@ -48,16 +49,16 @@ class Wrong(Exception):
 
 def raise_any(source: str, mistakes: Sequence[Mistake]) -> None:
     """Raise HostsFileError if there are mistakes. It has each once, in the order of the file."""
-    lines, printed = dict[str, None](), set[str]()
+    errors, printed = list[UsageError](), set[str]()
     for mistake in sorted(mistakes, key=lambda mistake: mistake.line)[:MOST]:
         if mistake.allowed in printed:
             mistake = replace(mistake, allowed="")
         printed.add(mistake.allowed)
-        lines[mistake.text(source)] = None
+        errors.append(mistake.error(source))
     if len(mistakes) > MOST:
-        lines[Mistake(0, "", "found more mistakes", "correct these first").text(source)] = None
-    if lines:
-        raise HostsFileError([*lines])
+        errors.append(Mistake(0, "", "found more mistakes", "correct these first").error(source))
+    if errors:
+        raise HostsFileError(errors)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

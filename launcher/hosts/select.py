@@ -7,6 +7,7 @@ import dataclasses
 import re
 
 from ..errors import UsageError
+from ..text import names, quoted, ranges
 from .model import Cluster, Gpus, Host
 
 
@@ -17,7 +18,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
     UsageError.
     """
     if include is not None and exclude is not None:
-        raise UsageError("--include and --exclude: use only one")
+        raise UsageError("--include and --exclude exclude each other", "pass one of them")
     flag, text = ("--exclude", exclude) if include is None else ("--include", include)
     if text is None:
         return cluster
@@ -31,7 +32,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
         for entries in (cluster.hosts, cluster.spares)
     )
     if not hosts:
-        raise UsageError(f"{flag} {text}: leaves no host of {cluster.source}")
+        raise UsageError(f"{flag} {text}: leaves no host of {cluster.source}", "keep at least one")
     return dataclasses.replace(cluster, hosts=hosts, spares=spares)
 
 
@@ -44,25 +45,30 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
     for word in map(str.strip, text.lower().split("@")):
         match = re.fullmatch(r"(.+?)(?::(\d{1,4}(?:,\d{1,4})*))?", word, re.ASCII)
         if match is None:
-            raise UsageError(f"{flag} {text!r}: write it as host1@host2:0,2")
+            raise UsageError(f"{flag} {quoted(text)}: not a list of hosts", "write host1@host2:0,2")
         # the end of an IPv6 address may look like a list of GPUs
         name, listed = (word, None) if word in by_name else match.groups()
         if name in chosen:
-            raise UsageError(f"{flag} {text!r}: names {name!r} twice")
+            raise UsageError(f"{flag} {quoted(text)}: names {name!r} twice", "name it once")
         if name not in by_name:
-            known = ", ".join(entries[0].name for entries in by_name.values())
-            raise UsageError(f"{flag}: {cluster.source} has no host {name!r}; it has {known}")
+            known = names(entries[0].name for entries in by_name.values())
+            remedy = f"name one of {known}"
+            if "," in name:
+                remedy = f"separate hosts with @: {flag} {name.replace(',', '@')}"
+            raise UsageError(f"{flag}: {cluster.source} has no host {name!r}", remedy)
         chosen[name] = ids = set(map(int, listed.split(","))) if listed else set()
         has_all = any(host.gpus == "all" for host in by_name[name])
         if ids and has_all and flag == "--exclude":
             raise UsageError(
-                f"{flag}: {name} has gpus: all, so it is unknown which would be left; "
-                "give their number in the hosts file, or use --include"
+                f"{flag}: {name} has gpus: all, so it is unknown which would be left",
+                "give their number in the hosts file, or use --include",
             )
         missing = ids.difference(*(host.gpu_ids for host in by_name[name]))
         if missing and not has_all:
-            numbers = ", ".join(map(str, sorted(missing)))
-            raise UsageError(f"{flag}: {name} has no GPU {numbers} in {cluster.source}")
+            raise UsageError(
+                f"{flag}: {name} has no GPU {ranges(missing)} in {cluster.source}",
+                "name GPUs that the file gives to it",
+            )
     return chosen
 
 

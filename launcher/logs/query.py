@@ -50,21 +50,6 @@ class LogFilter:
         )
 
 
-def parse_numbers(text: str, count: int) -> frozenset[int]:
-    """Parse `0-3,5`; all numbers must be below `count`. Raises ValueError."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        try:
-            first, last = int(low), int(high or low)
-        except ValueError:
-            first = last = -1
-        if not 0 <= first <= last < count:
-            raise ValueError(f"{part!r} is not a number or range within 0-{count - 1}")
-        numbers.update(range(first, last + 1))
-    return frozenset(numbers)
-
-
 def merged(
     folder: Path,
     log_filter: LogFilter,

@@ -9,13 +9,13 @@ from ..follow.interrupts import Interrupts
 from ..follow.monitor import Monitor
 from ..follow.node_watcher import Batch
 from ..follow.run_lines import RunLines
-from ..logs.query import LogFilter, attempts_in, merged, parse_numbers, parse_since
+from ..logs.query import LogFilter, attempts_in, merged, parse_since
 from ..logs.store import Mark, known_marks
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
-from ..text import duration_remedy, quoted
+from ..text import duration_remedy, names, numbers_in, quoted
 
 UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
 
@@ -32,12 +32,15 @@ def chosen(
     if attempts:
         known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
         if strangers := set(log_filter.hosts or ()) - known_hosts:
-            listed = ", ".join(sorted(known_hosts))
-            raise UsageError(f"--host {min(strangers)}: the run is on {listed}")
+            listed = names(sorted(known_hosts))
+            raise UsageError(f"--host {min(strangers)}: the run is on {listed}", "name one of them")
         numbers = [attempt.attempt for attempt in attempts]
         attempt = log_filter.attempt
         if attempt is not None and attempt not in numbers:
-            raise UsageError(f"--attempt {attempt}: the run has attempts 1 to {numbers[-1]}")
+            raise UsageError(
+                f"--attempt {attempt}: the run has attempts 1 to {numbers[-1]}",
+                "choose one of them",
+            )
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
     return dataclasses.replace(
@@ -91,9 +94,11 @@ def print_recorded(
 
 def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
     try:
-        return None if text is None else parse_numbers(text, count or UNKNOWN_COUNT)
+        return None if text is None else numbers_in(text, count or UNKNOWN_COUNT)
     except ValueError as error:
-        raise UsageError(f"{flag} {text!r}: {error}; write numbers such as 0-3,5") from None
+        raise UsageError(
+            f"{flag} {quoted(text or '')}: {error}", "write 0-3,5, for example"
+        ) from None
 
 
 def since_time(text: str | None) -> float | None:
@@ -101,11 +106,14 @@ def since_time(text: str | None) -> float | None:
         return None if text is None else parse_since(text, time.time())
     except (ValueError, OverflowError):
         remedy = f"{duration_remedy(text or '')}, or a time such as 2026-11-21T15:30:00Z"
-        raise UsageError(f"--since {quoted(text or '')}: not a duration; {remedy}") from None
+        raise UsageError(f"--since {quoted(text or '')}: not a duration", remedy) from None
 
 
 def pattern(text: str | None) -> re.Pattern[bytes] | None:
     try:
         return None if text is None else re.compile(text.encode(errors="surrogateescape"))
     except re.error as error:
-        raise UsageError(f"--grep {text!r}: not a regular expression: {error}") from None
+        raise UsageError(
+            f"--grep {quoted(text or '')}: not a regular expression: {error}",
+            "escape special characters with `\\`",
+        ) from None

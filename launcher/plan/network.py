@@ -78,8 +78,9 @@ def refuse_loopback(hosts: Sequence[Host], addresses: Sequence[Address]) -> None
     if any(loopback) and not all(loopback):
         rank = loopback.index(True)
         raise UsageError(
-            f"{hosts[rank].name} (node {rank}) is reached at {addresses[rank].ip}, which the other "
-            "nodes cannot use: set its internal_ip in the hosts file"
+            f"node {rank} is reached at {addresses[rank].ip}, which the other nodes cannot use",
+            "set its internal_ip in the hosts file",
+            host=hosts[rank].name,
         )
 
 

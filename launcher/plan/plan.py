@@ -38,7 +38,9 @@ class RunOptions:
     def __post_init__(self) -> None:
         timeout = self.hang_timeout
         if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
-            raise UsageError(f"--hang-timeout {timeout:g}: use a number of seconds, or 0 for never")
+            raise UsageError(
+                f"hang_timeout {timeout:g}: not a time", "pass seconds, or 0 for never"
+            )
 
 
 @dataclass(frozen=True)

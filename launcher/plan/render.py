@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from ..text import duration
 from .plan import LABEL, Container, NodePlan, Plan
 from .supervisor_spec import torchrun_command
 
@@ -49,13 +50,13 @@ def _head(plan: Plan) -> Iterator[str]:
     if job.dataset:
         yield f"dataset       {job.dataset} -> /data (read-only)"
     yield f"max-restarts  {job.max_restarts}"
-    yield f"stop-timeout  {job.stop_timeout} s"
-    yield f"time-limit    {f'{job.time_limit} s' if job.time_limit else 'none'}"
+    yield f"stop-timeout  {duration(job.stop_timeout)}"
+    yield f"time-limit    {duration(job.time_limit) if job.time_limit else 'none'}"
     options = dataclasses.asdict(plan.options)
     del options["nodes"]
-    options["wait"] = {None: "no", 0: "as long as it takes"}.get(plan.options.wait) or (
-        f"{plan.options.wait} s"
-    )
+    wait, hang_timeout = plan.options.wait, plan.options.hang_timeout
+    options["wait"] = "no" if wait is None else duration(wait) if wait else "as long as it takes"
+    options["hang_timeout"] = duration(hang_timeout) if hang_timeout else "none"
     for name, value in options.items():
         yield f"{name.replace('_', '-'):<13} {_option(value)}"
 
@@ -63,7 +64,7 @@ def _head(plan: Plan) -> Iterator[str]:
 def _option(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g} s" if isinstance(value, float) else str(value or "none")
+    return str(value or "none")
 
 
 def _node(plan: Plan, node: NodePlan) -> Iterator[str]:

@@ -67,4 +67,7 @@ def free_port(seed: str, taken: frozenset[int]) -> int:
         port = AUTO_PORTS[(start + step) % len(AUTO_PORTS)]
         if port not in taken:
             return port
-    raise UsageError(f"no free port on node 0 between {AUTO_PORTS[0]} and {AUTO_PORTS[-1]}")
+    raise UsageError(
+        f"no free port on node 0 between {AUTO_PORTS[0]} and {AUTO_PORTS[-1]}",
+        "set job.master_port to a free port",
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engine_of
-from ..engines.engine_info import ImageInfo
+from ..engines.engine_info import EngineInfo, ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.gather import gather_one
 from ..facts.script import Facts
@@ -15,7 +15,7 @@ from ..ssh.many import in_background, try_each
 from ..ssh.node import Node
 from . import check_docker, check_gpus, check_network, check_resources, container_test
 from .container_test import ContainerReport
-from .findings import Finding, failure, in_order, split
+from .findings import Finding, failure_of, in_order
 from .inventory import Inventory
 from .machine import Machine, UnreachableMachine
 from .probe import Probe
@@ -127,9 +127,7 @@ def examine_all(
     return [
         machines[node]
         if node in machines
-        else UnreachableMachine(
-            name(node.host), tuple(group), failure(*split(str(errors[node]), node.name))
-        )
+        else UnreachableMachine(name(node.host), tuple(group), failure_of(errors[node]))
         for node, group in first.items()
     ]
 
@@ -141,7 +139,8 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
     port = str(job.master_port) if first == 0 and job.master_port != "auto" else ""
     folders = [job.metrics_dir] if job.metrics_dir else []
     check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
-    engine, engine_error = None, None
+    engine: EngineInfo | None = None
+    engine_error: DdpctlError | None = None
     node.connect()
     agent = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
     answer = in_background(lambda: gather_one(node, ports=first == 0, check=[USUAL_ROOT, *check]))
@@ -150,7 +149,7 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
     except HostUnreachable:
         raise
     except DdpctlError as error:
-        engine_error = str(error)
+        engine_error = error
     facts = answer.result()
     if engine and engine.root != USUAL_ROOT:
         facts = gather_one(node, ports=first == 0, check=[engine.root, *check])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..engines.status import ContainerState
-from .findings import Problem, failure, split, warning
+from .findings import Problem, failure, failure_of, warning
 from .inventory import Inventory, common
 from .machine import Machine
 
@@ -16,7 +16,7 @@ def check_engine(machine: Machine, _: Inventory) -> Iterator[Problem]:
     """Check that the engine answers and is recent, and that a rootless Podman has what it needs."""
     engine, user = machine.engine, machine.facts.user
     if machine.engine_error:
-        yield failure(*split(machine.engine_error, machine.hosts[0].name))
+        yield failure_of(machine.engine_error)
     if engine is None:
         return
     can = engine.can

@@ -10,15 +10,16 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from ..engines.choose import engine_of
-from ..errors import DdpctlError
+from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
 from ..plan.container import container_of
 from ..plan.plan import LABEL, Container, Mount
 from ..ssh.limits import AT_ONCE
 from ..ssh.node import Node
-from .findings import Finding, failure, split, warning
+from .findings import Finding, failure, failure_of, warning
 from .inventory import Inventory, odd_one_out
 from .machine import Machine
 
@@ -62,7 +63,7 @@ class ContainerReport:
     gpus: int = 0
     write_error: str = ""
     torch_error: str = ""
-    error: str = ""
+    error: DdpctlError | None = None
 
 
 def run_containers(inventory: Inventory, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
@@ -82,7 +83,7 @@ def run_containers(inventory: Inventory, nodes: Mapping[int, Node]) -> dict[int,
             node.run(["mkdir", "-p", "-m", "0777", folder])
             return parse_report(engine.run_to_end(container, TIMEOUT))
         except DdpctlError as error:
-            return ContainerReport(error=str(error))
+            return ContainerReport(error=error)
         finally:
             with contextlib.suppress(DdpctlError):
                 node.run(["rm", "-rf", folder])
@@ -127,11 +128,11 @@ def parse_report(output: str) -> ContainerReport:
         report = None
     if not isinstance(report, dict):
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]
-        why = f"python3 did not run in the image: {last}; use an image with python3"
-        return ContainerReport(error=why)
+        what = f"python3 did not run in the image: {last}"
+        return ContainerReport(error=CommandFailed(what, "use an image with python3"))
     names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error")
     gpus = report.get("gpus")
-    texts = {name: str(report.get(name, "")) for name in names}
+    texts: dict[str, Any] = {name: str(report.get(name, "")) for name in names}
     return ContainerReport(**texts, gpus=gpus if isinstance(gpus, int) else 0)
 
 
@@ -145,7 +146,7 @@ def judge(inventory: Inventory, reports: Mapping[int, ContainerReport]) -> Itera
     for machine in tested:
         name, report = machine.name, reports[machine.rank]
         if report.error:
-            yield failure(*split(report.error, machine.hosts[0].name)).at(name, "image")
+            yield failure_of(report.error).at(name, "image")
         if report.torch_error:
             what = f"torch cannot be imported in the image: {report.torch_error}"
             yield failure(what, "use an image with torch in it").at(name, "image")

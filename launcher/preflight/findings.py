@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..text import names, one_line
+from .. import errors
+from ..errors import DdpctlError, HostUnreachable, PreflightError
+from ..text import one_line
 
 Severity = Literal["failure", "warning"]
 LONGEST = 400  # maximum characters of a clause
@@ -24,6 +26,10 @@ class Finding:
     check: str
     what: str
     remedy: str
+
+    def error(self) -> DdpctlError:
+        kind = HostUnreachable if self.check == "ssh" else PreflightError
+        return kind(f"{self.check}: {self.what}", self.remedy, host=self.host)
 
 
 class Problem(NamedTuple):
@@ -46,11 +52,8 @@ failure = functools.partial(Problem, "failure")
 warning = functools.partial(Problem, "warning")
 
 
-def split(message: str, host: str) -> tuple[str, str]:
-    """Split an error `HOST: WHAT; REMEDY` into what and remedy."""
-    text = " ".join(message.split()).removeprefix(f"{host}: ")
-    what, _, remedy = text.rpartition("; ")
-    return (what, remedy) if what else (text, "log in to the host and look")
+def failure_of(error: DdpctlError) -> Problem:
+    return failure(error.what, error.remedy or "log in to the host and look")
 
 
 def in_order(findings: Iterable[Finding], hosts: Sequence[str]) -> list[Finding]:
@@ -64,12 +67,13 @@ def in_order(findings: Iterable[Finding], hosts: Sequence[str]) -> list[Finding]
 
 def lines(findings: Iterable[Finding]) -> list[str]:
     """Format one line per finding. Hosts with the same finding share a line: `gpu[1-47]`."""
-    hosts: dict[tuple[str, str, str, str], list[str]] = {}
-    for f in findings:
-        hosts.setdefault((f.severity, f.check, f.what, f.remedy), []).append(f.host)
+    by_severity: dict[Severity, list[DdpctlError]] = {}
+    for finding in findings:
+        by_severity.setdefault(finding.severity, []).append(finding.error())
     return [
-        f"{severity}: {names(group)}: {check}: {what}; {remedy}"
-        for (severity, check, what, remedy), group in hosts.items()
+        f"{severity}: {line}"
+        for severity, group in by_severity.items()
+        for line in errors.lines(group)
     ]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import HostUnreachable
+from ..errors import HostUnreachable, lines
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..hosts import Host
@@ -32,8 +32,8 @@ def look(hosts: Sequence[Host], console: Console) -> list[HostLine]:
         facts, failures = ask_each(
             nodes, lambda node: gather_one(node, ports=False, check=["", ""])
         )
-    for error in failures.values():
-        console.say(f"no answer from {error}")
+    for line in lines(failures.values()):
+        console.say(line)
     return [described(host.name, facts.get(host.name)) for host in hosts]
 
 

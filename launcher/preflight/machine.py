@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..engines.engine_info import EngineInfo
 from ..engines.status import NodeStatus
+from ..errors import DdpctlError
 from ..facts.hardware import Details
 from ..facts.nvidia import GpuState
 from ..facts.script import Facts
@@ -32,7 +33,7 @@ class Machine:
     hosts: tuple[Host, ...]
     facts: Facts
     engine: EngineInfo | None = None
-    engine_error: str | None = None
+    engine_error: DdpctlError | None = None
 
     @property
     def details(self) -> Details:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import NodesFailed, PreflightError
+from ..errors import NodesFailed, PreflightError, lines
 from ..facts.gather import gather_one
 from ..facts.script import Facts
 from ..plan.build import PlanInputs
@@ -40,8 +40,8 @@ def choose_hosts(
         return Choice(request, hosts)
     with console.step(f"asking {counted(len(hosts), 'host')} which GPUs are free"):
         facts, failures = try_each(hosts, lambda node: gather_one(node, ports=False))
-    for error in failures.values():
-        console.say(f"left out: {error}")
+    for line in lines(failures.values()):
+        console.say(f"left out: {line}")
     able = with_requested_gpus(facts)
     if len(able) < count:
         if failures:

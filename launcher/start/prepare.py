@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..engines.choose import engine_of, engine_traits
 from ..engines.engine_info import ImageInfo
-from ..errors import HostUnreachable, PreflightError
+from ..errors import Several
 from ..facts.gather import gather
 from ..facts.script import Facts
 from ..plan.build import PlanInputs
@@ -43,7 +43,7 @@ class HostSurvey:
 def check(choice: Choice, console: Console) -> HostSurvey:
     """Run the checks, or with --no-check only ask for facts. Print a line if there are warnings.
 
-    Raises PreflightError, or HostUnreachable if a host did not answer, with a line per failure.
+    Raises Several, with the failures that the checks found.
     """
     request, nodes = choice.request, choice.nodes
     cluster, options = request.cluster, request.options
@@ -59,9 +59,7 @@ def check(choice: Choice, console: Console) -> HostSurvey:
         count = counted(len(warnings), "warning")
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
-        kind = HostUnreachable if survey.unreachable else PreflightError
-        failed = [line.removeprefix("failure: ") for line in lines(survey.failures)]
-        raise kind("\n".join(failed))
+        raise Several(finding.error() for finding in survey.failures)
     inventory, images = survey.inventory, None
     if engine_traits(cluster.job.engine).in_container:
         images = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..diagnosis.failure_kinds import FailureKind
 from ..engines.choose import engine_of
-from ..errors import UsageError
+from ..errors import DdpctlError, HostUnreachable, UsageError, lines
 from ..hosts import Cluster, Host
 from ..outcomes import Outcome, RunState
 from ..plan.plan import LaunchOptions
@@ -19,6 +19,7 @@ from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..supervisor.classify import Restart
 from ..terminal.console import Console
+from ..text import duration
 from .request import Request
 from .run_attempt import run_attempt
 
@@ -84,11 +85,11 @@ def next_attempt(folder: RunFolder, options: LaunchOptions, console: Console) ->
     if not decision.restart:
         console.say(f"not restarting: {decision.why}; {by_hand}")
         return None
-    console.say(f"{decision.why} in {decision.wait:g} s")
+    console.say(f"{decision.why} in {duration(decision.wait)}")
     time.sleep(decision.wait)
     available = wait_for_hosts(cluster, record, console)
     if available.missing:
-        missing = "; ".join(available.missing)
+        missing = "; ".join(lines(available.missing))
         console.say(f"not restarting: no spare is left, and {missing}; {by_hand}")
         return None
     return Request(
@@ -120,7 +121,7 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 class Available:
     cluster: Cluster
     former: tuple[Host, ...] = ()  # replaced but reachable, so they may have checkpoints
-    missing: tuple[str, ...] = ()  # unusable hosts without a spare, and why
+    missing: tuple[DdpctlError, ...] = ()  # of unusable hosts without a spare
 
 
 def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
@@ -131,7 +132,8 @@ def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Ava
         available = with_spares(cluster, console, cut_off)
         if not available.missing:
             return available
-        console.say(f"{'; '.join(available.missing)}; looking again in {wait:g} s")
+        for line in lines(available.missing):
+            console.say(f"{line}; looking again in {duration(wait)}")
         time.sleep(wait)
     return with_spares(cluster, console, cut_off)
 
@@ -150,16 +152,15 @@ def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) 
         engine_of(node, cluster.job.engine).list("none")
 
     with connected(cluster.hosts) as nodes, console.step("asking which hosts are up"):
-        _, failures = ask_each(nodes, look)
-    lost = {name: str(failure) for name, failure in failures.items()}
+        _, lost = ask_each(nodes, look)
     unwanted = dict(lost)
     if cut_off:
-        unwanted.setdefault(cut_off, f"{cut_off}: the other hosts lost contact with it")
+        unwanted.setdefault(cut_off, HostUnreachable("the other hosts lost contact with it"))
     hosts, spares = list(cluster.hosts), list(cluster.spares)
     for rank, host in enumerate(cluster.hosts):
         if host.name in unwanted and spares:
             hosts[rank] = spares.pop(0)
-            console.say(f"{hosts[rank].name} replaces {host.name}: {unwanted[host.name]}")
+            console.say(f"{hosts[rank].name} replaces {host.name}: {unwanted[host.name].what}")
     return Available(
         dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)),
         tuple(h for h in cluster.hosts if h not in hosts and h.name in answering),

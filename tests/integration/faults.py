@@ -274,7 +274,7 @@ FAULTS = (
         ("hung",),
         20,
         "sleep",
-        options=("--hang-timeout", "10"),
+        options=("--hang-timeout", "10s"),
     ),
 )
 

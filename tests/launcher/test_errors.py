@@ -37,7 +37,7 @@ def test_an_error_is_one_printable_line_whatever_a_host_said(
     what: str, remedy: str, host: str
 ) -> None:
     error = DdpctlError(what, remedy, host=host)
-    for text in "\n".join([error.what, error.remedy, error.host]).split("\n"):
+    for text in (error.what, error.remedy, error.host):
         assert text == one_line(text)
 
 

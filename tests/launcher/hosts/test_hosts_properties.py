@@ -47,8 +47,10 @@ def accepts_or_explains(read: Any) -> None:
     try:
         made = read()
     except HostsFileError as error:
-        assert error.problems
-        assert all(line and line.isprintable() for line in error.problems), error.problems
+        assert str(error).splitlines()
+        assert all(line and line.isprintable() for line in str(error).splitlines()), str(
+            error
+        ).splitlines()
     else:
         assert isinstance(made, Cluster) and made.hosts
         assert parse(dump(made), made.source) == made

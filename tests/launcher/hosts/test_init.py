@@ -103,8 +103,8 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no hosts: pass --host"),
-        (["--host", "a", "--command", "'"], "fix the quotes"),
+        ([], "no hosts; pass --host"),
+        (["--host", "a", "--command", "'"], "correct the quotes"),
         (["--host", "a b"], "hosts"),
         (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
     ],
@@ -157,7 +157,7 @@ def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
         "GPUs per host [0]:",
     ):
         assert question in printed
-    assert "no answer from gpu1" in printed
+    assert "ddpctl: gpu1: " in printed
     assert "local: no GPU, " in printed
     text = (tmp_path / "hosts.yaml").read_text()
     assert "did not answer; `ddpctl check` shows why" in text

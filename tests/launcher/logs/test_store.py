@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.logs.log_record import parse, render
-from launcher.logs.query import LogFilter, merged, parse_numbers, parse_since
+from launcher.logs.query import LogFilter, merged, parse_since
 from launcher.logs.store import LogStore, Mark, known_marks, offset_in
 from launcher.plan.plan import place_in
+from launcher.text import numbers_in
 
 
 def write(
@@ -178,7 +179,7 @@ def test_no_index_and_no_log_is_an_exception(tmp_path: Path, index: bytes, log: 
 
 
 def test_ranks_are_lists_and_ranges_of_what_exists() -> None:
-    assert parse_numbers("0-2,5", 6) == {0, 1, 2, 5}
+    assert numbers_in("0-2,5", 6) == {0, 1, 2, 5}
     for text in ("6", "-1", "2-1", "", "a", "0,", "0-999999999999", "1-2-3"):
         with pytest.raises(ValueError, match="is not a number or range within 0-5"):
-            parse_numbers(text, 6)
+            numbers_in(text, 6)

@@ -247,6 +247,6 @@ def test_before_the_hosts_are_asked_only_the_hosts_file_is_known() -> None:
 
 def test_loopback_among_other_addresses_is_refused() -> None:
     mixed = [Address("127.0.0.1", "lo"), Address("10.0.0.2", "eth0")]
-    with pytest.raises(UsageError, match=r"^a \(node 0\) is reached at 127\.0\.0\.1.*internal_ip"):
+    with pytest.raises(UsageError, match=r"^a: node 0 is reached at 127\.0\.0\.1.*internal_ip"):
         refuse_loopback(HOSTS[:2], mixed)
     refuse_loopback(HOSTS[:2], mixed[:1] * 2)

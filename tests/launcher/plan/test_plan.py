@@ -388,7 +388,7 @@ def test_a_loopback_address_among_others_is_refused() -> None:
     inputs = PlanInputs(
         (facts(ssh_server_ip="127.0.0.1"), facts(ssh_server_ip="10.0.0.2")), ("i", "i")
     )
-    with pytest.raises(UsageError, match=r"a \(node 0\).*127\.0\.0\.1.*internal_ip"):
+    with pytest.raises(UsageError, match=r"a: node 0 .*127\.0\.0\.1.*internal_ip"):
         planned(cluster, inputs=inputs)
 
 
@@ -408,7 +408,7 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
     plan = planned(cluster, options, inputs=inputs, env_names=("NCCL_DEBUG",))
     rows = [line.strip().split(maxsplit=1) for line in plan_text(plan).splitlines() if line]
     for row in (
-        ["hang-timeout", "90 s"],
+        ["hang-timeout", "1m30s"],
         ["on-exit", "mail me"],
         ["on-event", "log it"],
         ["detach", "yes"],
@@ -474,7 +474,7 @@ def test_for_the_collectives_check_nodes_of_one_machine_count_as_two() -> None:
 @pytest.mark.parametrize("odd", ["nan", "inf", "-1"])
 def test_a_hang_timeout_that_is_no_time_is_refused(odd: str) -> None:
     with pytest.raises(
-        UsageError, match=r"^--hang-timeout \S+: use a number of seconds, or 0 for never$"
+        UsageError, match=r"^hang_timeout \S+: not a time; pass seconds, or 0 for never$"
     ):
         LaunchOptions(hang_timeout=float(odd))
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from launcher.engines.engine_info import Capabilities, ImageInfo, parse_capabilities
 from launcher.engines.status import ContainerState, NodeStatus
+from launcher.errors import DockerUnavailable
 from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Disk, Holder
 from launcher.facts.network import Interface
@@ -30,7 +31,7 @@ from launcher.facts.nvidia import GpuState, Process
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, Host
 from launcher.preflight import check as run
-from launcher.preflight.findings import Finding, failure, in_order, lines, split, table, warning
+from launcher.preflight.findings import Finding, failure, in_order, lines, table, warning
 from launcher.preflight.inventory import Inventory
 from launcher.preflight.machine import Machine
 
@@ -110,7 +111,7 @@ def test_healthy_hosts_with_podman_give_no_finding() -> None:
 
 FAULTS = {
     "dockerd stopped": (
-        lambda m: replace(m, engine_error="gpu1: the daemon is down; start it", engine=None),
+        lambda m: replace(m, engine_error=DockerUnavailable("the daemon is down", "start it"), engine=None),
         ("failure", "docker", "the daemon is down", "start it"),
     ),
     "old docker": (
@@ -388,7 +389,9 @@ def test_an_image_that_is_nowhere() -> None:
 
 def test_an_image_for_another_processor_is_found_without_an_engine_there() -> None:
     odd = replace(with_facts(machine(1), kernel="Linux 6.8.0 aarch64"), engine=None)
-    odd = replace(odd, engine_error="gpu2: the Docker daemon is not running; start it")
+    odd = replace(
+        odd, engine_error=DockerUnavailable("the Docker daemon is not running", "start it")
+    )
     assert [(f.host, f.check) for f in judge(machine(0), odd)] == [
         ("gpu2", "docker"),
         ("gpu2", "image"),
@@ -542,11 +545,6 @@ def test_rdma_ports_that_differ(odd: dict[str, Any], what: str) -> None:
     assert [(f.host, f.severity, f.what) for f in found] == (
         [("gpu3", "warning", what)] if what else []
     )
-
-
-def test_an_error_of_one_line_becomes_what_and_remedy() -> None:
-    assert split("gpu1: a; b; do c", "gpu1") == ("a; b", "do c")
-    assert split("gpu1: nothing said", "gpu1") == ("nothing said", "log in to the host and look")
 
 
 def test_findings_are_ordered_and_tabled() -> None:

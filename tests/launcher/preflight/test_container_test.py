@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from healthy import IMAGE, cluster, machine, with_details, with_engine, with_facts
 
+from launcher.errors import CommandFailed
 from launcher.hosts import Host, Job
 from launcher.plan.plan import Mount
 from launcher.preflight.container_test import (
@@ -46,8 +47,8 @@ def test_a_good_report_gives_no_finding() -> None:
          "disk", "cannot write to ~/.ddpctl: [Errno 13]", "SELinux"),
         (replace(GOOD, gpus=0, torch="2.4.0+cpu", cuda=""),
          "gpus", "torch 2.4.0+cpu in the image sees no GPU (built without CUDA)", "CUDA"),
-        (ContainerReport(error="gpu1: could not start a container for trial: no runtime; install it"),
-         "image", "could not start a container for trial: no runtime", "install it"),
+        (ContainerReport(error=CommandFailed("could not start a container: no runtime", "install it")),
+         "image", "could not start a container: no runtime", "install it"),
     ],
 )  # fmt: skip
 def test_a_bad_report(report: ContainerReport, check: str, what: str, remedy: str) -> None:
@@ -90,9 +91,9 @@ def test_the_script_says_one_line_and_other_output_is_passed_over() -> None:
     )
     found = parse_report("banner of the image\n" + done.stdout)
     assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert (found.error, found.torch_error) == ("", "")
+    assert (found.error, found.torch_error) == (None, "")
     assert found.write_error  # there is no /output here
-    assert "exec: no such file" in parse_report("exec: no such file").error
+    assert "exec: no such file" in str(parse_report("exec: no such file").error)
     assert parse_report("").error
 
 

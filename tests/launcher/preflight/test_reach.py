@@ -11,6 +11,7 @@ from healthy import cluster, machine, with_details, with_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import DockerUnavailable
 from launcher.facts.network import Address, Interface, IpRoute
 from launcher.hosts import Host
 from launcher.preflight.check import judge
@@ -262,7 +263,9 @@ def test_a_host_without_python_and_image_is_not_probed_and_says_so() -> None:
     (finding,) = findings(machines, reach)
     assert (finding.severity, finding.host) == ("warning", "gpu3")
     assert "it has neither python3 nor the job's image" in finding.what
-    down = replace(machines[2], engine=None, engine_error="gpu3: Docker is down; start it")
+    down = replace(
+        machines[2], engine=None, engine_error=DockerUnavailable("Docker is down", "start it")
+    )
     assert findings([*machines[:2], down], reach) == []
 
 

@@ -50,7 +50,7 @@ def wait_for_success(machine: Machine) -> None:
 )
 def test_a_killed_rank_is_worth_a_restart_that_goes_on(machine: Machine, how: list[str]) -> None:
     """Detached, it is the recorder that starts it; the run keeps its --hang-timeout."""
-    words = ["launch", "hosts.yaml", "--max-restarts", "2", "--hang-timeout", "77", *how]
+    words = ["launch", "hosts.yaml", "--max-restarts", "2", "--hang-timeout", "77s", *how]
     machine.ddpctl(*words, "--", "again.py", "once")
     wait_for_success(machine)
     first, second = machine.record()["attempts"]
@@ -81,7 +81,7 @@ def test_three_attempts_that_save_nothing_are_enough(machine: Machine) -> None:
 
 
 def test_a_resume_keeps_the_hang_timeout_and_restarts_too(machine: Machine) -> None:
-    words = ["launch", "hosts.yaml", "--hang-timeout", "77", "--max-restarts", "1"]
+    words = ["launch", "hosts.yaml", "--hang-timeout", "77s", "--max-restarts", "1"]
     machine.ddpctl(*words, "--", "again.py", "refuse", code=1)
     folder = machine.folder / "state" / "ddpctl" / "runs"
     [hosts] = folder.glob("*/hosts.yaml")

@@ -80,8 +80,8 @@ def test_a_spare_takes_the_rank_of_a_lost_host_and_is_used_once() -> None:
 def test_a_lost_host_without_a_spare_is_missing() -> None:
     available = with_spares(Cluster((NOWHERE, HERE), Job(engine="process")), Console())
     assert available.cluster.hosts == (NOWHERE, HERE)
-    [why] = available.missing
-    assert "127.0.0.1" in why
+    [error] = available.missing
+    assert error.host == "127.0.0.1"
 
 
 def test_a_host_that_its_peers_lost_gives_way_only_to_a_spare() -> None:

@@ -1,7 +1,6 @@
 """Arguments and flags that several commands share."""
 
 import logging
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import UsageError
+from ..outcomes import Exit
 from ..terminal.console import Console, WarningHandler
 from ..text import quoted
 from . import complete
@@ -52,12 +52,12 @@ class WithCommandLine(TyperCommand):
                 has_hosts = True
         if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
             return  # typer names an unknown flag
-        if "--wait" in ours and re.fullmatch(r"[0-9]+[smhd0-9]*", script[0]):
-            Console().error(f"--wait takes no value; write --wait-limit {script[0]}")
-            raise typer.Exit(2)
         line = shlex.join([*ours, "--", *script, *command])
-        Console().error(f"put `--` before the command: {ctx.command_path} {line}")
-        raise typer.Exit(2)
+        hint = f"put `--` before the command: {ctx.command_path} {line}"
+        if "--wait" in ours and script[0][0].isdigit():
+            hint = f"--wait takes no value; write --wait-limit {script[0]}"
+        Console().error(hint)
+        raise typer.Exit(Exit.USAGE)
 
 
 def flag(name: str, help: str, *more: str) -> Any:

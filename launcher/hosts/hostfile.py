@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 
 from ..text import quoted
+from .addresses import split_login
 from .mistakes import Mistake, nearest
-from .values import split_login
 from .yaml_tree import RawValue, raw
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from ..errors import UsageError
 from ..state import current_folder, expanded
 from ..text import quoted
+from .addresses import split_login
 from .files import LocalPath, missing, text_of
 from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
 from .mistakes import MOST, Mistake, Wrong, raise_any
@@ -20,7 +21,7 @@ from .model import Cluster, Host, Job
 from .rules import HostEntry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, SchemaKey, unknown
 from .select import select
-from .values import split_login, text, wrong
+from .values import text, wrong
 from .yaml_tree import LIST, MAPPING, NOTHING, RawValue, raw, read_yaml
 
 Source: TypeAlias = str | Path | Sequence[str] | None

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
 from ..text import bytes_in, duration_remedy, quoted, seconds_in
+from .addresses import is_address, split_login
 from .mistakes import Mistake, Wrong, nearest
 from .yaml_tree import LIST, MAPPING, NOTHING, TEXT, RawValue
 
@@ -209,36 +210,12 @@ def proxy_jump(value: RawValue) -> str:
     return word
 
 
-def split_login(word: str) -> dict[str, str]:
-    """Split `[user@]host[:port]` into `host` and, if given, `user` and `port`."""
-    user, at, rest = word.rpartition("@")
-    name, port = split_port(rest)
-    parts = {"host": name} | ({"user": user} if at else {})
-    return parts if port is None else parts | {"port": port}
-
-
-def split_port(word: str) -> tuple[str, str | None]:
-    """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address. The port may be None."""
-    if bracketed := re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", word):
-        return bracketed[1], bracketed[2]
-    name, colon, port = word.partition(":")
-    return (name, port) if colon and ":" not in port else (word, None)
-
-
 def address(value: RawValue) -> str:
     word = text(value)
     parsed = ipaddress.ip_address(word) if is_address(word) else None
     if parsed is None or parsed.is_unspecified or parsed.is_multicast:
         raise wrong(value)
     return word
-
-
-def is_address(word: str) -> bool:
-    try:
-        ipaddress.ip_address(word)
-    except ValueError:
-        return False
-    return True
 
 
 # The job

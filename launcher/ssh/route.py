@@ -16,7 +16,7 @@ from typing import Literal
 
 from ..errors import HostUnreachable
 from ..hosts import Host
-from ..hosts.values import split_port
+from ..hosts.addresses import split_port
 from ..state import expanded
 from ..text import duration
 from .local import account_name

@@ -21,7 +21,15 @@ from typing import ClassVar
 from ..errors import CommandFailed
 from ..hosts import Host
 from ..logs.journal_reader import Reader
-from ..plan.plan import EngineTraits, NodePlan, Place, container_name
+from ..plan.plan import (
+    CONTROL_DIRS,
+    STORE,
+    EngineTraits,
+    NodePlan,
+    Place,
+    attempt_in,
+    container_name,
+)
 from ..plan.supervisor_spec import BUNDLE, ISOLATED
 from ..run_id import is_run_id
 from ..ssh.node import Node
@@ -43,7 +51,7 @@ class LocalProcesses(Engine):
 
     def __init__(self, node: Node) -> None:
         self.host = node.name
-        self.runs = home_folder() / ".ddpctl" / "runs"
+        self.store = home_folder() / STORE
 
     @classmethod
     def serves(cls, host: Host) -> bool:
@@ -136,25 +144,22 @@ class LocalProcesses(Engine):
 
     def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
         """Yield the control folder of each node's newest attempt here. Hosts may share the home folder."""
-        for node in sorted(self.runs.glob("*/nodes/*")):
-            folder = node.parent.parent.name
-            if not is_run_id(folder) or run_id not in (None, folder):
+        newest: dict[tuple[str, int], tuple[int, Path]] = {}  # by run and node rank
+        for control in self.store.glob(CONTROL_DIRS):
+            run, rank, attempt = attempt_in(str(control)) or ("", 0, 0)
+            if not is_run_id(run) or run_id not in (None, run):
                 continue
-            attempts = {
-                int(path.name.removeprefix("attempt-")): path
-                for path in node.glob("attempt-*")
-                if re.fullmatch(r"attempt-[0-9]{1,7}", path.name)
-                and (path / "labels.json").exists()
-                and _text(path / "host").strip() == platform.node()
-            }
-            if attempts:
-                yield attempts[max(attempts)]
+            own = _text(control / "host").strip() == platform.node()
+            if own and (control / "labels.json").exists():
+                newest[run, rank] = max(newest.get((run, rank), (0, control)), (attempt, control))
+        for key in sorted(newest):
+            yield newest[key][1]
 
 
 def _text(path: Path) -> str:
     """Return the file's text; "" if it cannot be read."""
     try:
-        return path.read_text()
+        return path.read_text() if path.is_file() else ""
     except (OSError, ValueError):
         return ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,7 +15,9 @@ from ..hosts import Host, Job
 LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host
 STORE = ".ddpctl"  # the same for commands, which start in the user's home folder
+CONTROL_DIRS = "runs/*/nodes/*/attempt-*"  # in ~/.ddpctl; in sh: attempts.sh
 CONTROL_DIR = "/ddpctl"  # in a container
+_CONTROL_DIR = re.compile(r"/runs/([^/]+)/nodes/([0-9]{1,6})/attempt-([0-9]{1,7})$")
 OUR_TRAINER = ("-m", "trainer")
 TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute except during evaluation
 
@@ -217,3 +220,9 @@ def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:
         run_dir=run_dir,
         control_dir=f"{run_dir}/nodes/{node_rank}/attempt-{attempt}",
     )
+
+
+def attempt_in(control_dir: str) -> tuple[str, int, int] | None:
+    """Return the run id, node rank and attempt of a control folder; None if it is none."""
+    match = _CONTROL_DIR.search(control_dir)
+    return (match[1], int(match[2]), int(match[3])) if match else None

@@ -3,12 +3,12 @@
 import contextlib
 import ipaddress
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from ..engines.base import ImageStore
 from ..engines.choose import engine_traits, images_of
 from ..engines.engine_info import ImageInfo
 from ..errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
@@ -19,7 +19,7 @@ from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
-from .image.push_image import Outcome, check_image, push_image
+from .image.push_image import ImageResult, check_image, push_image
 from .push_progress import HostsNotReady, PushProgress, PushReport
 from .transfer.fanout import Fanout
 from .transfer.payload import script_output
@@ -38,6 +38,14 @@ class PushResult:
     report: PushReport
 
 
+@dataclass(frozen=True)
+class HostContents:
+    """What a host has. trees: which of dataset and workdir. address: "" if it cannot relay."""
+
+    trees: frozenset[str]
+    address: str  # for other hosts
+
+
 def push(
     nodes: Sequence[Node],
     cluster: Cluster,
@@ -54,112 +62,118 @@ def push(
     Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
-    machines = one_per_account(nodes)
+    machines, needed = one_per_account(nodes), parts if only else ALL
     progress = PushProgress(machines, console)
+    images: Mapping[Node, ImageInfo] = {}
     try:
-        with connected([Host(host="local")]) as [local]:
-            run = _Push(cluster.job, parts, parts if only else ALL, local, progress)
-            found, failures = run.run(machines, here, there)
+        trees = scan_folders(cluster.job, needed, progress)
+        hosts, failures = try_each(machines, partial(ask_host, trees))
+        with closing(Fanout(relays(hosts), progress)) as fanout:
+            if "image" in needed and engine_traits(cluster.job.engine).in_container:
+                send = "image" in parts
+                images, failed = send_image(cluster.job, [*hosts], here, there, fanout, send=send)
+                failures |= failed
+            for part, tree in trees.items():
+                ready = {node: host for node, host in hosts.items() if node not in failures}
+                failures |= send_tree(part, tree, ready, fanout, send=part in parts)
     except OSError as error:  # of a file or pipe, but not of stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
         report = progress.close()
-    for node, failure in failures.items():
-        progress.hosts[node].error = str(failure)
     if failures:
+        for node, failure in failures.items():
+            progress.hosts[node].error = str(failure)
         raise HostsNotReady(failures, report)
-    ids = {node.host.account: image.id for node, image in found.items()}
+    ids = {node.host.account: image.id for node, image in images.items()}
     return PushResult(tuple(ids.get(node.host.account, "") for node in nodes), report)
 
 
-class _Push:
-    """One push. Sends the job's parts from this machine one after the other."""
+def scan_folders(job: Job, needed: Set[Part], progress: PushProgress) -> dict[str, Tree]:
+    """Scan the job's folders on this machine. Return their trees by part."""
+    trees = scan_job(job, needed)
+    for tree in trees.values():
+        if tree.skipped:
+            more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
+            name = path_text(tree.skipped[0])
+            progress.say(f"{name}{more}: not a file, folder or link; skipped")
+    progress.report.dataset_digest = _digest(trees, "dataset") or None
+    progress.report.workdir_digest = _digest(trees, "workdir") or None
+    return trees
 
-    def __init__(
-        self, job: Job, parts: Set[Part], needed: Set[Part], local: Node, progress: PushProgress
-    ) -> None:
-        """Scan the folders. needed: `parts`, and the parts that hosts must already have."""
-        self.parts, self.progress = parts, progress
-        self.engine, self.local = job.engine, local
-        needs_image = "image" in needed and engine_traits(job.engine).in_container
-        self.image = job.image if needs_image else ""
-        self.trees = scan_job(job, needed)
-        for tree in self.trees.values():
-            if tree.skipped:
-                more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
-                notice = f"{path_text(tree.skipped[0])}{more}: not a file, folder or link; skipped"
-                progress.say(notice)
-        self.digests = {part: tree.manifest.digest for part, tree in self.trees.items()}
-        progress.report.dataset_digest = self.digests.get("dataset")
-        progress.report.workdir_digest = self.digests.get("workdir")
 
-    def run(
-        self,
-        nodes: Sequence[Node],
-        here: ImageInfo | None,
-        there: Mapping[Node, ImageInfo | None] | None,
-    ) -> Outcome:
-        """Push all parts. Return each host's image, and the failed hosts with their errors."""
-        states, failures = try_each(nodes, self._inspect)
-        relays = {node: address for node, (_, address) in states.items() if address}
-        found: dict[Node, ImageInfo] = {}
-        with closing(Fanout(relays, self.progress)) as fanout:
-            if self.image:
-                if there is None:
-                    # if this machine has no engine, the hosts may still have the image
-                    with contextlib.suppress(DockerUnavailable, CommandFailed):
-                        here = self._images(self.local).inspect(self.image)
-                    there, failed = try_each(
-                        list(states), lambda node: self._images(node).inspect(self.image)
-                    )
-                    failures |= failed
-                asked = {node: there[node] for node in states if node in there}
-                if "image" in self.parts:
-                    found, failed = push_image(
-                        self.image, here, asked, self._images, self.local, fanout
-                    )
-                else:
-                    found, failed = check_image(self.image, asked)
-                failures |= failed
-            for part, tree in self.trees.items():
-                has = {node: has for node, (has, _) in states.items() if node not in failures}
-                failures |= self._push_tree(part, tree, has, fanout)
-        # The id on this machine, or else on the first host. run.json records it.
-        known = next((image.id for image in (here, *found.values()) if image), None)
-        self.progress.report.image_digest = known
-        return found, failures
+def _digest(trees: Mapping[str, Tree], part: str) -> str:
+    return trees[part].manifest.digest if part in trees else ""
 
-    def _images(self, node: Node) -> ImageStore:
-        return images_of(node, self.engine)
 
-    def _inspect(self, node: Node) -> tuple[Collection[str], str]:
-        """Return which of dataset, workdir and python3 the host has, and its address for other hosts.
+def ask_host(trees: Mapping[str, Tree], node: Node) -> HostContents:
+    """Ask a host which of the trees it has, and whether and where other hosts can read from it.
 
-        The address is the hosts file's internal_ip, or else the one at which this machine or the
-        last jump host reached the host. It is "" if the host cannot relay.
-        """
-        digests = self.digests.get("dataset", ""), self.digests.get("workdir", "")
-        what = "a simple shell script failed"
-        text = script_output(node, what, INSPECT, *digests, timeout=60.0)
-        has = re.findall(r"^have (\w+)$", text, re.MULTILINE)
-        connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
-        address = node.host.internal_ip or ""
-        if connection and not address:
-            with contextlib.suppress(ValueError):
-                address = str(ipaddress.ip_address(connection[1]))
-        return has, address if "python3" in has and not node.host.is_local else ""
+    Its address is the hosts file's internal_ip, or else the one at which this machine or the last
+    jump host reached the host.
+    """
+    digests = _digest(trees, "dataset"), _digest(trees, "workdir")
+    what = "a simple shell script failed"
+    text = script_output(node, what, INSPECT, *digests, timeout=60.0)
+    names = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
+    connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
+    address = node.host.internal_ip or ""
+    if connection and not address:
+        with contextlib.suppress(ValueError):
+            address = str(ipaddress.ip_address(connection[1]))
+    can_relay = "python3" in names and not node.host.is_local
+    return HostContents(names, address if can_relay else "")
 
-    def _push_tree(
-        self, part: str, tree: Tree, there: Mapping[Node, Collection[str]], fanout: Fanout
-    ) -> dict[Node, DdpctlError]:
-        missing = [node for node, has in there.items() if part not in has]
-        lacks = PushFailed(f"does not have the current {part}", f"run `ddpctl push HOSTS --{part}`")
-        failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
-        if missing and part in self.parts:
-            failures = TreePush(tree, part, fanout).run(missing)
-        for node in there:
-            if node not in missing:
-                self.progress.hosts[node].files_skipped += tree.manifest.files
-            if node not in failures:
-                setattr(self.progress.hosts[node], part, "sent" if node in missing else "present")
-        return failures
+
+def relays(hosts: Mapping[Node, HostContents]) -> dict[Node, str]:
+    """Return the address of each host that can relay."""
+    return {node: host.address for node, host in hosts.items() if host.address}
+
+
+def send_image(
+    job: Job,
+    nodes: Sequence[Node],
+    here: ImageInfo | None,
+    there: Mapping[Node, ImageInfo | None] | None,
+    fanout: Fanout,
+    *,
+    send: bool,
+) -> ImageResult:
+    """Send the job's image to the hosts that lack it or, without `send`, check that none does.
+
+    Return each host's image, and the failed hosts with their errors.
+    """
+    failures: dict[Node, DdpctlError] = {}
+    store_of = partial(images_of, name=job.engine)
+    with connected([Host(host="local")]) as [local]:
+        if there is None:
+            # if this machine has no engine, the hosts may still have the image
+            with contextlib.suppress(DockerUnavailable, CommandFailed):
+                here = store_of(local).inspect(job.image)
+            there, failures = try_each(nodes, lambda node: store_of(node).inspect(job.image))
+        asked = {node: there[node] for node in nodes if node in there}
+        if send:
+            images, failed = push_image(job.image, here, asked, store_of, local, fanout)
+        else:
+            images, failed = check_image(job.image, asked)
+    # The id on this machine, or else on the first host. run.json records it.
+    known = next((image.id for image in (here, *images.values()) if image), None)
+    fanout.progress.report.image_digest = known
+    return images, failures | failed
+
+
+def send_tree(
+    part: str, tree: Tree, hosts: Mapping[Node, HostContents], fanout: Fanout, *, send: bool
+) -> dict[Node, DdpctlError]:
+    """Send a tree to the hosts that lack it. Return the failed hosts: without `send`, those hosts."""
+    missing = [node for node, host in hosts.items() if part not in host.trees]
+    lacks = PushFailed(f"does not have the current {part}", f"run `ddpctl push HOSTS --{part}`")
+    failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
+    if missing and send:
+        failures = TreePush(tree, part, fanout).run(missing)
+    for node in hosts:
+        report = fanout.progress.hosts[node]
+        if node not in missing:
+            report.files_skipped += tree.manifest.files
+        if node not in failures:
+            setattr(report, part, "sent" if node in missing else "present")
+    return failures

@@ -177,6 +177,23 @@ def test_both_kinds_of_image_store_get_only_what_they_lack(
     assert second["image_digest"]
 
 
+def test_layers_that_came_by_docker_load_are_not_sent_again_to_containerds_store(
+    cluster: Cluster, home: Home, tmp_path: Path, image: str, containerd_store: str
+) -> None:
+    sizes = {"base": 5 * MEGABYTE, "middle": MEGABYTE}
+    build(image, tmp_path / "context", sizes)
+    saved = subprocess.run(["docker", "save", image], capture_output=True, check=True).stdout
+    cluster.engine(containerd_store, "load", stdin=saved)
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", [containerd_store], image=image)
+    for skipped, more in ((2, "more"), (3, "last")):
+        build(image, tmp_path / "context", sizes := {**sizes, more: MEGABYTE})
+        pushed = push(home, hosts, "--image")
+        assert pushed["rc"] == 0, pushed
+        [host] = pushed["hosts"]
+        assert (host["layers_sent"], host["layers_skipped"]) == (1, skipped)
+        cluster.engine(containerd_store, "create", image, "/last")
+
+
 @pytest.mark.parametrize("cluster", ["hosts_with_python3"], indirect=True)
 def test_hosts_with_python_relay_what_this_machine_sends_once(
     cluster: Cluster, home: Home, tmp_path: Path, data: Path

@@ -20,70 +20,70 @@ from .layers import Layers, NoLayers, remove_stale_tags
 ALIASES = "images.json"  # cache file: id on a host -> id on this machine
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
-Found = dict[Node, ImageInfo]
-ImagesOf = Callable[[Node], ImageStore]  # the engine's images on a host
-Outcome = tuple[Found, dict[Node, DdpctlError]]  # the image of each host; failed hosts
+Images = dict[Node, ImageInfo]  # the image of each host that has it
+ImageResult = tuple[Images, dict[Node, DdpctlError]]  # and the failed hosts
+StoreOf = Callable[[Node], ImageStore]  # the engine's images on a host
 
 
-def check_image(name: str, there: Mapping[Node, ImageInfo | None]) -> Outcome:
+def check_image(name: str, there: Mapping[Node, ImageInfo | None]) -> ImageResult:
     """Check that all hosts have the same image. there: each host's image of that name."""
-    found = {node: image for node, image in there.items() if image is not None}
+    images = {node: image for node, image in there.items() if image is not None}
     missing = PushFailed(f"does not have {name}", "run `ddpctl push HOSTS --image`")
-    failures = {node: missing.on(node.name) for node in there if node not in found}
+    failures = {node: missing.on(node.name) for node in there if node not in images}
     remedy = "`ddpctl push HOSTS --image` makes them the same"
-    return found, {**failures, **_different(name, found, remedy)}
+    return images, {**failures, **_different(name, images, remedy)}
 
 
 def push_image(
     name: str,
     here: ImageInfo | None,
     there: Mapping[Node, ImageInfo | None],
-    images_of: ImagesOf,
+    store_of: StoreOf,
     local: Node,
     fanout: Fanout,
-) -> Outcome:
+) -> ImageResult:
     """Push the image; here=None: let hosts pull it. here, there: the image here and on each host."""
     progress = fanout.progress
-    found: Found = {}
+    images: Images = {}
     for node, image in there.items():
         if image is not None and (here is None or same(image, here)):
-            found[node] = image
+            images[node] = image
             progress.hosts[node].image = "present"
             progress.hosts[node].layers_skipped += len(image.layers)
         elif image is not None:
             other = f"{name} is a different image there ({image.id[:19]})"
             progress.say(f"{node.name}: {other}; updating it")
-    without = [node for node in there if node not in found]
+    without = {node: image for node, image in there.items() if node not in images}
     if here is None:
-        done, failures = try_each(without, lambda node: _pull(node, images_of, name))
+        done, failures = try_each([*without], lambda node: _pull(node, store_of, name))
     else:
-        done, failures = _Sending(name, here, images_of, local, fanout).run(without)
+        done, failures = _Sending(name, here, store_of, local, fanout).run(without)
     for node in done:
         word = "pulled" if here is None else "updated" if there[node] else "sent"
         progress.hosts[node].image = word
-    found |= done
+    images |= done
     remedy = "remove it on one of them, or name the image by its digest"
-    return found, {**failures, **_different(name, found, remedy)}
+    return images, {**failures, **_different(name, images, remedy)}
 
 
-def _different(name: str, found: Found, remedy: str) -> dict[Node, PushFailed]:
+def _different(name: str, images: Images, remedy: str) -> dict[Node, PushFailed]:
     """Return the hosts whose image differs from the first host's. A run needs one image everywhere."""
-    first = next(iter(found), None)
+    first = next(iter(images), None)
     return {
         node: PushFailed(
-            f"{name} is not the same image as on {first.name} ({image.id[:19]}, {found[first].id[:19]})",
+            f"{name} is not the same image as on {first.name} ({image.id[:19]}, {images[first].id[:19]})",
             remedy,
             host=node.name,
         )
-        for node, image in found.items()
-        if first and not same(image, found[first])
+        for node, image in images.items()
+        if first and not same(image, images[first])
     }
 
 
-def _pull(node: Node, images_of: ImagesOf, name: str) -> ImageInfo:
+def _pull(node: Node, store_of: StoreOf, name: str) -> ImageInfo:
     """Let the host pull an image that this machine does not have."""
     try:
-        return images_of(node).pull(name)
+        return store_of(node).pull(name)
     except CommandFailed as error:
         raise PushFailed(
             f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
@@ -97,16 +97,17 @@ class _Sending:
     """Sends the image from this machine to hosts that have a different one or none."""
 
     def __init__(
-        self, name: str, here: ImageInfo, images_of: ImagesOf, local: Node, fanout: Fanout
+        self, name: str, here: ImageInfo, store_of: StoreOf, local: Node, fanout: Fanout
     ) -> None:
         self.name, self.here = name, here
-        self.images_of, self.local = images_of, images_of(local)
+        self.store_of, self.local = store_of, store_of(local)
         self.fanout, self.progress = fanout, fanout.progress
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 
-    def run(self, nodes: Sequence[Node]) -> Outcome:
-        there, failures = try_each(nodes, self._layers_there)
+    def run(self, hosts: Mapping[Node, ImageInfo | None]) -> ImageResult:
+        """Send to `hosts`, which have these images of that name, or none."""
+        there, failures = try_each([*hosts], lambda node: self._layers_there(node, hosts[node]))
         for by_diff_id in (False, True):
             alike = {node: count for node, (count, needs) in there.items() if needs == by_diff_id}
             if alike:
@@ -118,15 +119,18 @@ class _Sending:
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
         return {**verified, **again}, {**failures, **still_broken}
 
-    def _layers_there(self, node: Node) -> tuple[int, bool]:
+    def _layers_there(self, node: Node, different: ImageInfo | None) -> tuple[int, bool]:
         """Return how many of the lowest layers a host has, and whether its archives need diff ids.
 
-        Only the lowest layers can be left out of an archive.
+        Only the lowest layers can be left out of an archive. different: the host's image of that
+        name. containerd's store does not list it if the host has some of its layers only as they
+        came by `docker load`, uncompressed, because then the compressed ones are missing.
         """
-        images = self.images_of(node)
-        pairs = [zip(self.here.layers, row, strict=False) for row in images.layers()]
+        store = self.store_of(node)
+        rows = [*store.layers(), different.layers if different else ()]
+        pairs = [zip(self.here.layers, row, strict=False) for row in rows]
         common = [[*takewhile(lambda pair: pair[0] == pair[1], row)] for row in pairs]
-        return max(map(len, common), default=0), images.needs_diff_ids()
+        return max(map(len, common)), store.needs_diff_ids()
 
     def _send_layers(
         self, nodes: Sequence[Node], first: int, by_diff_id: bool
@@ -157,7 +161,7 @@ class _Sending:
         return self._fan_out([whole], nodes, None, 0) if nodes else {}
 
     def _load_command(self, node: Node) -> tuple[str, ...]:
-        return self.images_of(node).load_command()
+        return self.store_of(node).load_command()
 
     def _fan_out(
         self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None, first: int
@@ -171,7 +175,7 @@ class _Sending:
         return failures
 
     def _verify(self, node: Node) -> ImageInfo:
-        image = self.images_of(node).verify(self.refs, self.partial)
+        image = self.store_of(node).verify(self.refs, self.partial)
         if not image.layers:
             remember(image, self.here)
         elif not same(image, self.here):

@@ -21,7 +21,7 @@ from ...ssh.node import Node
 from ...text import duration
 from ..push_progress import PushProgress
 from .payload import END_TIMEOUT, Payload, failed
-from .relay_client import Event, Relay, TransferDamaged, one_time_pair
+from .relay_client import Relay, RelayEvent, TransferDamaged, one_time_pair
 
 WINDOW = 2.0  # seconds over which a rate is measured
 TRIAL = 5.0  # seconds to try another order; longer than WINDOW
@@ -138,7 +138,7 @@ class Transfer:
 
     # events of the hosts
 
-    def handle(self, host: HostTransfer, event: Event) -> None:
+    def handle(self, host: HostTransfer, event: RelayEvent) -> None:
         name, part = host.relay.node.name, self.payload.part
         if event.kind == "have":
             self._count(host, event.count)
@@ -187,7 +187,7 @@ class Transfer:
 
     # feeding by this machine
 
-    def _feed_from_here(self, host: HostTransfer, event: Event) -> None:
+    def _feed_from_here(self, host: HostTransfer, event: RelayEvent) -> None:
         with self._changed:
             others = [other for other in self.hosts.values() if other.fed]
             host.fed = True

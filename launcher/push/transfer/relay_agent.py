@@ -82,7 +82,7 @@ class Spool:
             self.segments.pop(number).close()
 
 
-class Payload:
+class RelayedPayload:
     """One payload on this host: received, spooled, passed on, and read by a command."""
 
     def __init__(self, agent: Agent, id: str, argv: List[str], upstreams: Upstreams) -> None:
@@ -248,8 +248,8 @@ class Agent:
         self.folder = os.path.expanduser("~/.ddpctl/spool")
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         self.room = MAX_AHEAD + KEEP + int(shutil.disk_usage(self.folder).free * DISK_SHARE)
-        self.payloads: Dict[str, Payload] = {}
-        self.queue: "queue.SimpleQueue[Payload]" = queue.SimpleQueue()
+        self.payloads: Dict[str, RelayedPayload] = {}
+        self.queue: "queue.SimpleQueue[RelayedPayload]" = queue.SimpleQueue()
         self.changed = threading.Condition()
         self.writing = threading.Lock()
 
@@ -285,7 +285,7 @@ class Agent:
         self.emit("ready", count=listener.getsockname()[1])
 
     def open(self, id: str, argv: List[str], upstreams: Upstreams) -> None:
-        payload = Payload(self, id, argv, upstreams)
+        payload = RelayedPayload(self, id, argv, upstreams)
         with self.changed:
             self.payloads[id] = payload
             self.changed.notify_all()

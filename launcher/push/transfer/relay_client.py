@@ -33,7 +33,7 @@ class TransferDamaged(PushFailed):
 
 
 @dataclass(frozen=True)
-class Event:
+class RelayEvent:
     """One message from an agent. relay_agent.py documents the kinds."""
 
     kind: str  # ready, have, starved, done or failed
@@ -81,7 +81,7 @@ class Relay:
         head = json.dumps({"op": "receive", "id": name, "at": at, "n": len(data)}).encode()
         self._write(head + b"\n" + data)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[RelayEvent]:
         """Yield events until the agent ends. Raises HostUnreachable, OSError or ValueError on errors."""
         return iter(self._read, None)
 
@@ -100,7 +100,7 @@ class Relay:
         with self._writing:
             self._stream.write(data)
 
-    def _read(self, timeout: float | None = None) -> Event | None:
+    def _read(self, timeout: float | None = None) -> RelayEvent | None:
         while b"\n" not in self._unread:
             chunk = self._stream.read(65536, timeout)
             if not chunk:
@@ -111,7 +111,7 @@ class Relay:
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             event, id, count, text = json.loads(line)
-            return Event(str(event), str(id), int(count), str(text))
+            return RelayEvent(str(event), str(id), int(count), str(text))
         except (TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an event: {line[:100]!r}") from error
 

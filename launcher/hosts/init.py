@@ -51,7 +51,7 @@ defaults:                      # for every host; a host may override them
 
 hosts:                         # list order is rank order: the first is node 0, the master
 {hosts}
-#   internal_ip: 10.0.0.2      # per host: the address for the other nodes; `check` finds it
+#   internal_ip: 10.0.0.2      # per host: the address for the other nodes; `check` shows it
 
 job:
 {job}

@@ -25,6 +25,8 @@ class NodeEvidence:
     exit_code: int | None = None  # from the supervisor, else from the engine
     oom_killed: bool = False  # reported by the engine
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can
+    gpus: Sequence[str] = ()  # PCI address of each local rank's GPU
+    xids: Sequence[tuple[str, int]] = ()  # of the run's time: PCI address and number, newest last
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
         return [(time, event) for time, event in self.events if isinstance(event, kind)]

@@ -14,6 +14,7 @@ from ..text import rfc3339
 from .error_texts import TABLE
 from .evidence import Candidate, Evidence, NodeEvidence, on_one_clock
 from .failure_kinds import FailureKind
+from .gpu_fault import blame_gpu
 from .rank_exit import rank_exit
 from .stop_reason import stop_reason
 
@@ -29,7 +30,7 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         for time, stop in node.of(Stopping):
             found.append(stop_reason(stop.reason, time, node, evidence))
         found += [_torchrun(node), _sudden_end(node, evidence)]
-    candidates = [candidate for candidate in found if candidate]
+    candidates = [blame_gpu(candidate) for candidate in found if candidate]
     if all(candidate.exit_code == 0 and candidate.weight for candidate in candidates):
         return None
     first = min(candidates, key=lambda candidate: (candidate.weight, candidate.time))

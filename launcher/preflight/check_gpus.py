@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..engines.claims import goes_first, rivals, taken
 from ..engines.engine_info import WRITE_CDI_SPEC
 from ..facts.nvidia import BUSY_MIB
+from ..facts.xids import RESET, XIDS
 from ..plan.topology import gpu_ids
 from ..text import ranges
 from .findings import Problem, failure, warning
@@ -15,7 +16,6 @@ from .machine import Machine
 
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
 
-RESET = "drain the host and run `nvidia-smi --gpu-reset`; if the error returns, replace the GPU"
 # What is wrong, and the remedy, by field of GpuState.
 HEALTH = {
     "uncorrectable": ("has had uncorrectable ECC errors since the driver was loaded", RESET),
@@ -35,17 +35,6 @@ HEALTH = {
         "uses fewer PCIe lanes than it could",
         "reseat the card, and check the slot and the riser (`nvidia-smi -q`)",
     ),
-}
-# The errors in NVIDIA's Xid catalogue that call for at least a reset.
-XIDS = {
-    48: ("uncorrectable memory error", RESET),
-    62: ("its internal microcontroller halted", RESET),
-    64: ("could not replace faulty memory", RESET),
-    74: ("NVLink error", f"check the NVLink bridges and switches; {RESET}"),
-    79: ("it fell off the bus", "reboot the host, and check the seat and the power of the card"),
-    95: ("memory error that was not contained", RESET),
-    119: ("its GSP firmware does not answer", RESET),
-    120: ("error of its GSP firmware", RESET),
 }
 
 

@@ -268,3 +268,39 @@ def test_times_beyond_the_calendar_are_clamped() -> None:
 def test_every_reason_of_a_supervisor_has_its_kind_and_a_remedy(kind: str) -> None:
     failure = first(node(0, stopping(1.0, kind, 0)))
     assert failure.kind == REASONS[kind][0] and failure.remedy
+
+
+CUDA_ERROR = [
+    "Traceback (most recent call last):",
+    "RuntimeError: CUDA error: unspecified launch failure",
+]
+
+
+def test_a_cuda_error_is_the_gpus_fault_if_the_driver_logged_one() -> None:
+    gpus = ("0000:3b:00", "0000:af:00")
+    crashed = rank_exit(1.0, 3, 1, CUDA_ERROR)
+    faulty = node(1, crashed, gpus=gpus, xids=[("0000:af:00", 31), ("0000:af:00", 79)])
+    failure = first(node(0), faulty)
+    assert (failure.kind, failure.rank) == ("gpu-failed", 3)
+    assert failure.message.endswith("its GPU (0000:af:00) has had Xid 79: it fell off the bus")
+    assert "reboot" in failure.remedy
+    for xids in (
+        [],
+        [("0000:3b:00", 79)],
+        [("0000:af:00", 31)],
+    ):  # none, another GPU's, a program's
+        assert first(node(0), node(1, crashed, gpus=gpus, xids=xids)).kind == "cuda-error"
+    assert first(node(0), node(1, crashed, xids=[("0000:af:00", 79)])).kind == "cuda-error"
+
+
+def test_the_rank_with_a_faulty_gpu_is_blamed_for_the_collective_it_missed() -> None:
+    late = output("gloo-peer-sleep")
+    faulty = node(1, rank_exit(2.0, 2, 1, late), gpus=("0000:3b:00",), xids=[("0000:3b:00", 74)])
+    failure = first(node(0, rank_exit(1.0, 0, 1, late)), faulty)
+    assert (failure.kind, failure.rank) == ("gpu-failed", 2)
+
+
+def test_an_exception_of_the_script_is_not_the_gpus_fault() -> None:
+    raised = rank_exit(1.0, 2, 1, ["Traceback (most recent call last):", "ValueError: lr"])
+    faulty = node(1, raised, gpus=("0000:3b:00",), xids=[("0000:3b:00", 79)])
+    assert first(node(0), faulty).kind == "exception"

@@ -6,6 +6,7 @@ import re
 from typing import Sequence
 
 EXCERPT_LINES = 20
+KEPT_LINES = 40
 LAST_WORDS = 10  # lines in which a process without an exception may have said why it ended
 
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook prefixes each line
@@ -32,6 +33,18 @@ LOGGED_WARNING = re.compile(r"^(\[rank\d+\]:)?\[?W\d{4} ")  # by torch's C++ cod
 # What NCCL itself says, on the same line or on the next one
 LAST_ERROR = re.compile(r"Last error:\s*(\S.*)?$", re.IGNORECASE)
 NCCL_RESULT = re.compile(r"^nccl[A-Z]\w+: ")
+
+
+def telling_end(lines: Sequence[str]) -> list[str]:
+    """Return the end of a process's output, from where it may tell why the process ended.
+
+    That is the traceback of its exception, or of the first exception that led to it, else a C++
+    exception that nothing caught, else the last lines. A crash at exit may print a lot after it.
+    """
+    if chain := _chain(lines):
+        return list(lines[-sum(map(len, chain)) :])
+    starts = [index for index, line in enumerate(lines) if THROWN.match(line)]
+    return list(lines[starts[-1] :] if starts else lines[-KEPT_LINES:])
 
 
 def telling_texts(lines: Sequence[str]) -> list[str]:

@@ -11,8 +11,8 @@ import ctypes
 import glob
 import json
 import os
-import re
 
+from . import log_patterns
 from .journal import Journal, LineSplitter
 from .proc import read_text
 from .spec import Spec
@@ -20,7 +20,6 @@ from .spec import Spec
 READ_SIZE = 1 << 20  # maximum bytes read from one log at a time
 FREE_SIZE = 16 << 20  # bytes of disk freed at a time
 PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
-TRACEBACK = re.compile(r"(\[rank\d+\]: )?Traceback \(most recent call last\)")
 
 
 class Tail:
@@ -71,16 +70,11 @@ class RankLogs:
             tail.lines.finish()
 
     def last_lines(self, local_rank: int) -> list[str]:
-        """Return the end of the rank's stderr, or of its stdout if stderr is empty.
-
-        Starts at the last traceback, if any, because a crash at exit may print a lot after it.
-        """
+        """Return the end of the rank's stderr, or of its stdout if stderr is empty."""
         for stream in ("stderr", "stdout"):
             tail = self._tails.get((local_rank, stream))
             if tail and tail.lines.last:
-                lines = tail.lines.last_lines()
-                starts = [n for n, line in enumerate(lines) if TRACEBACK.match(line)]
-                return lines[starts[-1] :][:80] if starts else lines[-40:]
+                return log_patterns.telling_end(tail.lines.last_lines())
         return []
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:

@@ -17,6 +17,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.supervisor.events import End, Event, RankExit, ResourceUsage, signal_name
+from launcher.supervisor.log_patterns import telling_end
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/workspace/train.py", line 1, in <module>'
 
@@ -103,3 +104,48 @@ def test_no_entry_is_hidden_behind_an_earlier_one() -> None:
                 e for e in ERROR_TEXTS[:index] if re.search(e.pattern, sample, re.IGNORECASE)
             ]
             assert not earlier, f"{phrase}: {earlier[0].kind}"
+
+
+LOADER = (
+    "Traceback (most recent call last):",
+    '  File "/workspace/train.py", line 1, in <module>',
+    "RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed.",
+    "",
+    "The above exception was the direct cause of the following exception:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "/workspace/train.py", line 1, in <module>',
+    "RuntimeError: loading failed",
+)
+THREADS = tuple(f'  File "/usr/lib/python3.11/threading.py", line {n} in wait' for n in range(300))
+THROWN = (
+    "terminate called after throwing an instance of 'c10::Error'",
+    "  what():  CUDA error: unspecified launch failure",
+    "Fatal Python error: Aborted",
+    *THREADS,
+)
+IGNORED = ("Exception ignored in: <function f>", *LOADER[:2], "ValueError: at exit")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "kind", "message"),
+    [
+        (LOADER, 1, "worker-killed", "raised RuntimeError: loading failed"),
+        ((*LOADER, *IGNORED), 1, "worker-killed", "raised RuntimeError: loading failed"),
+        (THROWN, -6, "cuda-error", "raised c10::Error: CUDA error: unspecified launch failure"),
+        (("lr 0.1", *LOADER[:2], *THREADS, "KeyError: 1"), 1, "exception", "raised KeyError: 1"),
+    ],
+)
+def test_what_a_rank_prints_around_its_error_does_not_hide_it(
+    lines: tuple[str, ...], code: int, kind: str, message: str
+) -> None:
+    """The supervisor keeps only the end of the output."""
+    end = telling_end(("epoch 1", *lines))
+    assert "epoch 1" not in end
+    failure = failure_of(Report("", "", code, tuple(end)))
+    assert (failure.kind, failure.message) == (kind, message)
+
+
+def test_output_without_an_error_is_kept_to_its_last_lines() -> None:
+    lines = [f"step {n}" for n in range(100)]
+    assert telling_end(lines) == lines[60:]

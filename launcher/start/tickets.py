@@ -155,8 +155,14 @@ class Tickets:
         if self._closed.is_set():  # abandoned meanwhile
             return
         self._put(node)
-        for ticket in own:
-            self._members[node].engine.withdraw(ticket)
+        before = {ticket.handle for ticket in own}
+        listed = self._own(node, self._list(node))
+        if before and before.isdisjoint(ticket.handle for ticket in listed):
+            self._killed = True  # `kill` has removed the old ticket, and may not see the new one
+            before = {ticket.handle for ticket in listed}
+        for ticket in listed:
+            if ticket.handle in before:
+                self._members[node].engine.withdraw(ticket)
 
     def _remove_all(self, node: Node) -> None:
         engine = self._members[node].engine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from ..engines.choose import engines_on
-from ..engines.status import NodeStatus
+from ..engines.status import ContainerState, NodeStatus
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.many import try_each
 from ..ssh.node import Node
@@ -71,7 +71,11 @@ def stop_run(
             for status in own if remove else ():
                 each.remove(status)
             statuses += own
-            remaining += [status.handle for status in each.list(run_id) if status.alive or remove]
+            again = each.list(run_id)
+            for ticket in again:  # one that its launch has renewed meanwhile
+                if ticket.state is ContainerState.WAITING and each.withdraw(ticket):
+                    again = each.list(run_id)
+            remaining += [status.handle for status in again if status.alive or remove]
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (orphans := processes_on(node, run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fakes import FakeCluster, FakeNode
+from fakes import FakeCluster, FakeDocker, FakeNode
 
 from launcher.engines.running import RunningAttempt
+from launcher.engines.status import LEASE
 from launcher.errors import PreflightError, RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow.session import Session
@@ -230,6 +231,32 @@ def test_a_kill_during_a_long_push_is_not_forgotten(
         monkeypatch.setattr(tickets, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100)
         with pytest.raises(RunKilled):
             place.join()
+            place.ahead()
+        place.close()
+    assert cluster.tickets == []
+
+
+def test_a_kill_while_a_ticket_is_renewed_is_not_forgotten(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    given = load(cluster.hosts_file)
+    with connected(given.hosts) as nodes:
+        plan = Request(given, LaunchOptions(), "later").plan(
+            PlanInputs(gather(nodes), ("i",), since=9e9)
+        )
+        place = tickets.Tickets(attempt_of(plan, nodes), plan, ignored_port=True)
+        place.join()
+        cluster.hosts["gpu0"].ahead = LEASE / 2  # old enough to be renewed
+        create = FakeDocker.create_volume
+
+        def killed_just_before(docker: FakeDocker, *args: Any, **kwargs: Any) -> None:
+            cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
+            create(docker, *args, **kwargs)
+
+        monkeypatch.setattr(FakeDocker, "create_volume", killed_just_before)
+        place.ahead()
+        with pytest.raises(RunKilled):
             place.ahead()
         place.close()
     assert cluster.tickets == []

@@ -2,9 +2,8 @@
 
 import datetime
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-FEW = 3  # equal errors of up to this many hosts stay separate lines
 LONGEST_LINE = 5000  # maximum characters of one line
 LONGEST_VALUE = 60  # maximum characters of a wrong value in a message
 LONGEST_PATH = 4096
@@ -159,20 +158,3 @@ def quoted(text: str, most: int = LONGEST_VALUE) -> str:
     """Return a value as it is written, but in quotes, with escapes, if it would be misread otherwise."""
     short = text if len(text) <= most else text[:most] + "..."
     return short if short.isprintable() and short.strip() == short and short else repr(short)
-
-
-def errors(by_host: Mapping[str, object]) -> list[str]:
-    """Return lines with the error of each host. More than FEW hosts with one error share a line.
-
-    Two errors are equal if they differ only in the host's own name.
-    """
-    same: dict[str, list[str]] = {}
-    for host, error in by_host.items():
-        same.setdefault(str(error).replace(host, "\0"), []).append(host)
-    lines: list[str] = []
-    for text, hosts in same.items():
-        if len(hosts) > FEW:  # list them once; later, as in a command to try, name one
-            lines.append(text.replace("\0", names(hosts), 1).replace("\0", hosts[0]))
-        else:
-            lines += [text.replace("\0", host) for host in hosts]
-    return lines

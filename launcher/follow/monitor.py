@@ -9,16 +9,18 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
+from ..errors import DdpctlError, HostUnreachable, lines
 from ..logs.event_reader import Unreadable
 from ..logs.store import LogStore, Mark, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, Event, Usage
+from ..text import names
 from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Item, NodeWatcher
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
@@ -33,12 +35,19 @@ TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
 
 @dataclass(frozen=True)
 class ContactChange:
-    """Contact with a host was lost or restored. text: the notice about this host."""
+    """Contact with a host was lost, or restored. lost: why, and as its remedy what happens now."""
 
     node_rank: int
     host: str
-    lost: bool
-    text: str
+    lost: DdpctlError | None
+
+
+def notices(changes: Sequence[ContactChange]) -> list[str]:
+    """Format contact changes. Hosts that were lost for the same reason share a line."""
+    lost = lines(change.lost for change in changes if change.lost)
+    restored = names(change.host for change in changes if not change.lost)
+    back = [f"{restored}: contact restored"] if restored else []
+    return [*(f"lost contact with {line}" for line in lost), *back]
 
 
 class TailLine(NamedTuple):
@@ -200,23 +209,22 @@ class Monitor:
             outcome.lost_since = outcome.unseen = None
             if not was_lost:
                 return
-            text = f"{outcome.host}: contact restored"
+            lost = None
         elif item.gone and outcome.end is not None:
             return  # the end of the node arrived during the probe
         elif was_lost and not item.gone:
             return
         else:
-            outcome.gone, outcome.unseen = item.gone, item.lost
+            outcome.gone, outcome.unseen = item.gone, str(item.lost)
             outcome.lost_since = outcome.lost_since or time.monotonic()
             then = "the run goes on, still trying to reach it"
             if item.gone:
                 then = "not waiting for it: another node has failed"
-            text = f"lost contact with {item.lost}; {then}"
+            lost = HostUnreachable(item.lost.what, then, host=outcome.host)
         if outcome.host in self._changes:
             yield from self._take_changes()
         self._changed = self._changed if self._changes else time.monotonic()
-        change = ContactChange(item.node_rank, outcome.host, item.lost is not None, text)
-        self._changes[outcome.host] = change
+        self._changes[outcome.host] = ContactChange(item.node_rank, outcome.host, lost)
 
     def _take_changes(self) -> Iterator[list[ContactChange]]:
         if self._changes:

@@ -48,7 +48,7 @@ class ContactReport:
     """lost: why contact with the host was lost; None: restored. gone: a probe got no answer."""
 
     node_rank: int
-    lost: str | None
+    lost: DdpctlError | None
     gone: bool = False
 
 
@@ -90,7 +90,7 @@ class NodeWatcher:
         try:
             node.connect()
         except HostUnreachable as error:
-            self.put(ContactReport(self.rank, str(error), gone=True))
+            self.put(ContactReport(self.rank, error, gone=True))
         finally:
             node.close()
 
@@ -99,7 +99,7 @@ class NodeWatcher:
         reader, offset, tries = Reader(node.name, self.rank), self.offset, 0
         known_events = offset > 0
         while not self.closed.is_set():
-            reason = f"{node.name} (its log stream ended)"
+            reason: DdpctlError = HostUnreachable("its log stream ended", host=node.name)
             try:
                 if known_events:  # lines up to here were shown, but the diagnosis needs the events
                     done = node.script(EVENTS, journal, str(offset), "\t!\t", limit=LONG_OUTPUT)
@@ -117,7 +117,7 @@ class NodeWatcher:
                         return
                 stream.close()
             except DdpctlError as error:
-                reason = str(error)
+                reason = error
             self._retry(tries, reason)
             tries += 1
 
@@ -134,10 +134,10 @@ class NodeWatcher:
                 self.put(Exited(self.rank, status, size))
                 return
             except DdpctlError as error:
-                self._retry(tries, str(error))
+                self._retry(tries, error)
             tries += 1
 
-    def _retry(self, tries: int, reason: str) -> None:
+    def _retry(self, tries: int, reason: DdpctlError) -> None:
         """Wait before the next try. A second failure in a row counts as lost contact."""
         if self.closed.is_set():
             return

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import text
 from ..diagnosis.evidence import Evidence
 from ..diagnosis.failure_kinds import FailureKind
 from ..diagnosis.first_failure import first_failure
@@ -25,10 +24,11 @@ from ..stop.stop_run import stop_run
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..terminal.live import Live, wanted
+from ..text import counted
 from . import detach
 from .hooks import EventHook
 from .interrupts import Interrupts
-from .monitor import ContactChange, Monitor, NodeOutcome
+from .monitor import ContactChange, Monitor, NodeOutcome, notices
 from .node_watcher import Batch
 from .panel import Panel
 from .run_lines import RunLines
@@ -142,15 +142,15 @@ class Session:
         self.run.folder.try_save(self.record, self.console)
 
     def _contact_changed(self, changes: list[ContactChange]) -> None:
-        for line in text.errors({change.host: change.text for change in changes}):
-            self.console.say(line)
+        for notice in notices(changes):
+            self.console.say(notice)
         for change in changes:
             self.events(
                 "contact-lost" if change.lost else "contact-restored",
                 self.record,
                 host=change.host,
                 node_rank=change.node_rank,
-                message=change.text,
+                message=notices([change])[0],
             )
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
@@ -195,7 +195,7 @@ class Session:
             return
         nodes, record = self.run.attempt.nodes, self.record
         hosts = len({node.name for node in nodes})
-        self.console.say(f"stopping the run on {text.counted(hosts, 'host')}")
+        self.console.say(f"stopping the run on {counted(hosts, 'host')}")
         timeout: float = record.stop_timeout
         if not cancel:
             timeout = min(timeout, PEER_STOP_TIMEOUT)

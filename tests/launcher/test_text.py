@@ -12,7 +12,6 @@ from launcher.text import (
     bytes_in,
     duration,
     duration_remedy,
-    errors,
     names,
     one_line,
     printable,
@@ -65,13 +64,6 @@ def test_names_of_hosts_fold_by_their_last_number() -> None:
     assert names(["10.0.0.9", "10.0.0.10"]) == "10.0.0.[9-10]"
     assert names(["node08", "node09", "node10"]) == "node[08-10]"
     assert names(["gpu7"]) == "gpu7"
-
-
-def test_one_error_of_many_hosts_is_one_line_and_of_few_a_line_each() -> None:
-    said = {f"gpu{n}": f"gpu{n}: no answer; try `ssh gpu{n}`" for n in range(1, 41)}
-    assert errors(said) == ["gpu[1-40]: no answer; try `ssh gpu1`"]
-    few = {**dict([*said.items()][:2]), "gpu7": "gpu7: refused"}
-    assert errors(few) == [*few.values()]
 
 
 @given(st.integers(0, 400 * 86400))

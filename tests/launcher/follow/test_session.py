@@ -199,7 +199,7 @@ def test_hosts_that_are_lost_or_back_at_once_are_one_line(
     )
     assert code == 0, err
     assert [text for text in said if "lost contact" in text] == [
-        "lost contact with gpu[0-4]: no answer within 10s; is it up?; the run goes on, "
+        "lost contact with gpu[0-4]: no answer within 10s; the run goes on, "
         "still trying to reach it"
     ]
     events = (folder / "events").read_text().splitlines()

@@ -32,12 +32,6 @@ class DdpctlError(Exception):
         error.host = host
         return error
 
-    def prefixed(self, text: str) -> Self:
-        """Return a copy of this error whose `what` is `TEXT: WHAT`."""
-        error = copy.copy(self)
-        error.what = f"{text}: {self.what}"
-        return error
-
 
 class UsageError(DdpctlError):
     exit_code = Exit.USAGE

@@ -111,7 +111,7 @@ def results(record: RunRecord, outcomes: Mapping[int, RankResult], trust: bool) 
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state is not RunState.SUCCEEDED:
         why = failure.headline if failure else record.state.lower()
-        raise RunFailed(record.run_id, why)
+        raise RunFailed(record.run_id, why, failure.remedy if failure else "")
     missing = [rank for rank in range(record.attempt.world_size) if rank not in outcomes]
     if missing:
         what = f"rank {missing[0]} ended without returning a result"

@@ -15,7 +15,9 @@ def logs(
     tail: int | None = option(
         "--tail", "Only the last N lines.", "-n", min=0, max=10**9, metavar="N"
     ),
-    since: str | None = option("--since", "Only since 10m or 2h ago, or a time.", metavar="T"),
+    since: str | None = option(
+        "--since", "Only lines newer than T: a duration (10m, 2h30m) or a time.", metavar="T"
+    ),
     grep: str | None = option("--grep", "Only lines that match REGEX.", metavar="REGEX"),
     fold: bool = options.FOLD,
     quiet: bool = options.QUIET,

@@ -98,7 +98,7 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
         console.error(problem)
     if options.plot and report.sizes:
         plot(report, Path(options.plot))
-        console.say(f"plot: {options.plot}")
+        console.say(f"wrote {options.plot}")
     return Exit.FAILED if found and code is not Exit.INTERRUPTED else code
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines.choose import engines_on
 from ..engines.status import UNSTARTED
-from ..errors import DdpctlError, NodesFailed, UsageError
+from ..errors import CommandFailed, DdpctlError, NodesFailed, UsageError
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
@@ -212,5 +212,11 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
     if run_ids := set().union(*removed.values()):
         count = counted(len(run_ids), "finished run")
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
-    uncertain = "containers of finished runs may be left"
-    report_errors({host: error.prefixed(uncertain) for host, error in failures.items()}, console)
+    left = "containers of finished runs may be left"
+    report_errors(
+        {
+            host: CommandFailed(f"{left}: {error.what}", error.remedy)
+            for host, error in failures.items()
+        },
+        console,
+    )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..logs.log_record import Record, render
+from ..text import printable
 from .streams import MessageStream, ResultStream
 from .table import table
 
@@ -103,7 +104,11 @@ class Console:
         return self._stdout.on_terminal
 
     def print(self, text: str) -> None:
-        self.write(text.encode(errors="surrogateescape") + b"\n")
+        try:
+            data = text.encode(errors="surrogateescape")  # the bytes of a file name as they are
+        except UnicodeEncodeError:  # other lone surrogates
+            data = printable(text).encode()
+        self.write(data + b"\n")
         self.flush()
 
     def json(self, document: dict[str, Any]) -> None:

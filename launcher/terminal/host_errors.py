@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ..errors import DdpctlError, NodesFailed
+from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
 from .console import Console
 
 
@@ -14,8 +14,14 @@ def report_errors(failures: Mapping[str, DdpctlError], console: Console) -> None
 
 def report_unconfirmed(failures: Mapping[str, DdpctlError], console: Console) -> None:
     """Print the hosts that may still run something, and why that is unknown."""
-    what = "stop not confirmed; ddpctl will finish it when it next reaches the host"
-    report_errors({host: error.prefixed(what) for host, error in failures.items()}, console)
+    later = "ddpctl will finish the stop when it next reaches the host"
+    unconfirmed = {
+        host: StopUnconfirmed(
+            f"stop not confirmed: {error.what}", "; ".join(filter(None, [error.remedy, later]))
+        )
+        for host, error in failures.items()
+    }
+    report_errors(unconfirmed, console)
 
 
 def unseen(failures: Mapping[str, DdpctlError]) -> list[dict[str, str]]:

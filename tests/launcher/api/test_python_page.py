@@ -74,5 +74,9 @@ def test_the_examples_work_in_a_notebook_and_print_only_what_they_say(machine: M
     assert {path.name for path in output.iterdir()} == {f"rank{rank}" for rank in range(4)}
     assert gathered == "[0, 10, 20, 30]"
     assert error == "lr 3.0 is too large"
-    assert "rank 1 on local: ValueError" in remote and "in train\n    raise ValueError(f" in remote
+    assert (
+        "local: " in remote
+        and "rank 1: ValueError" in remote
+        and "in train\n    raise ValueError(f" in remote
+    )
     assert not (machine.folder / "code" / "results").exists()

@@ -58,13 +58,13 @@ def test_key_exchanges_during_large_outputs_do_not_block(
     size = 8 * MIB
     monkeypatch.setattr("launcher.ssh.stream.STDERR_TAIL", size)
     script = f"head -c {size} /dev/zero >&2; head -c {size} /dev/zero"
-    done = node(sshd(RekeyLimit="1500K").host()).script(script)
+    done = node(sshd(RekeyLimit="1500K").host()).script(script, limit=size)
     assert (len(done.stdout), len(done.stderr)) == (size, size)
 
 
 def test_input_larger_than_any_buffer_arrives(machine: Node) -> None:
     data = os.urandom(8 * MIB)
-    assert machine.run(["cat"], stdin=data).stdout == data
+    assert machine.run(["cat"], stdin=data, limit=len(data)).stdout == data
 
 
 def test_a_command_need_not_read_its_input(machine: Node) -> None:

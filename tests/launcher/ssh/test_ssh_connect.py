@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from sshd_server import USER, Sshd, add_to_agent, free_port, keygen, ssh_agent
 
-from launcher.errors import HostUnreachable
+from launcher.errors import HostUnreachable, NodesFailed
 from launcher.hosts import Host
 from launcher.ssh.connect import connect_early
+from launcher.ssh.many import each_node
 from launcher.ssh.node import Node
 
 NodeMaker = Callable[..., Node]
@@ -112,7 +113,19 @@ def test_a_key_that_is_not_authorized(sshd: Server, node: NodeMaker, home: Path)
     other = keygen(home / "other key")
     message = why_not(node(server.host(identity_file=str(other))))
     assert f"permission denied for user {USER}: tried {other}" in message
-    assert f"ssh-copy-id -p {server.port} {USER}@HOST" in message
+    assert f"ssh-copy-id -p PORT {USER}@HOST" in message
+
+
+def test_hosts_that_refuse_the_same_key_share_a_line(
+    sshd: Server, node: NodeMaker, home: Path
+) -> None:
+    key = str(keygen(home / "other key"))
+    servers = [sshd(address=f"127.0.0.{n}") for n in (1, 2)]
+    nodes = [node(server.host(identity_file=key)) for server in servers]
+    with pytest.raises(NodesFailed) as caught:
+        each_node(nodes, Node.connect)
+    [line] = str(caught.value).splitlines()
+    assert line.startswith(f"127.0.0.[1-2]: permission denied for user {USER}: tried {key};")
 
 
 def test_no_key_to_try(sshd: Server, node: NodeMaker) -> None:

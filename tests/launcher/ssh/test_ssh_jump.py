@@ -32,7 +32,7 @@ def test_through_a_jump_host_on_another_port(
     target, jump, name = behind()
     machine = node(target.host(proxy_jump=name))
     data = bytes(range(256)) * 40_000
-    assert machine.run(["cat"], stdin=data).stdout == data
+    assert machine.run(["cat"], stdin=data, limit=len(data)).stdout == data
     assert "Accepted publickey" in jump.log.read_text()
     machine.close()
     end = time.monotonic() + 10

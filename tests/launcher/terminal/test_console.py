@@ -34,6 +34,15 @@ sys.exit(7)
 """
 
 
+def test_no_text_is_too_odd_to_print(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    console = Console()
+    for text in ("a file \udcff", "half a pair \ud800"):
+        console.print(text)
+    assert capfdbinary.readouterr().out == "a file \udcff\nhalf a pair \ufffd\n".encode(
+        errors="surrogateescape"
+    )
+
+
 def on_terminal(program: str, **env: str) -> bytes:
     """All that the program writes, where stdout and stderr are a terminal."""
     leader, follower = pty.openpty()

@@ -25,6 +25,7 @@ from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed
 from ..terminal.console import Console
+from ..text import names
 
 TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
 TAR_TIMEOUT = 60.0  # seconds for tar to end after its last data
@@ -105,14 +106,17 @@ def distribute_checkpoint(
     with console.step(f"looking for the newest checkpoint on {len(nodes) + len(former)} hosts"):
         folders = {each.node: each for each in checkpoint_folders(nodes, former, record)}
         seen, failures = ask_each([*folders], lambda node: with_content(folders[node]))
-    for name in failures:
-        console.say(f"no answer from {name}: not using checkpoints that only it has")
+    if failures:
+        console.say(
+            f"no answer from {names(failures)}: checkpoints that only these have are not used"
+        )
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.node.name}: not using {path}, which is incomplete or damaged")
     choice = choose([*seen.values()])
     if choice is None:
-        console.say("no host has a checkpoint of this run: starting from scratch")
+        which = "host that answered" if failures else "host"
+        console.say(f"no {which} has a checkpoint of this run: starting from scratch")
         return
     source = choice.source.node.name
     console.say(f"resuming from {choice.what}, on {source}")

@@ -20,7 +20,7 @@ from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
-from ..text import counted
+from ..text import counted, names
 from .inventory import RunProcess, take_inventory
 
 END = load_script(__file__, "end_process.sh")
@@ -71,7 +71,8 @@ def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool)
         for s in remaining:
             console.print("  ".join((s.host, s.kind, s.handle, s.run_id, s.what)))
         if not strays:
-            console.say("no leftovers of dead runs")
+            if answered := [node.name for node in machines if node.name not in failures]:
+                console.say(f"no leftovers of dead runs on {names(answered)}")
         elif yes:
             console.say(f"{len(strays) - len(remaining)} ended, {len(remaining)} still there")
         else:

@@ -435,6 +435,11 @@ class FakeCluster:
         shutil.rmtree(self.state / "ddpctl", ignore_errors=True)
 
 
+def messages(err: str) -> list[str]:
+    """The lines of stderr, but for the steps that ddpctl announces when the machine is slow."""
+    return [line for line in err.splitlines() if not line.endswith(" ...")]
+
+
 def signal_once_started(cluster: FakeCluster, number: int) -> None:
     """Send this process a signal when all nodes have started."""
     left = threading.Semaphore(0)

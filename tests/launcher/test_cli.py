@@ -82,7 +82,10 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["attach", "zz"], "this machine has no run"),
         (["exec"], "no command: put it after --"),
         (["exec", "--all", "-i", "--", "ls"], "--all: several commands cannot share stdin"),
-        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all: use only one"),
+        (
+            ["exec", "--all", "--node", "1", "--", "ls"],
+            "--node, --rank and --all exclude each other",
+        ),
         (["exec", "-t", "--", "ls"], "-t: stdin is not a terminal"),
         (["exec", "--", "ls"], "no record of a run"),
         (["logs", "--grep", "("], "not a regular expression"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes import FakeCluster, FakeNode
+from fakes import FakeCluster, FakeNode, messages
 
 from launcher.commands import options
 from launcher.hosts import Host
@@ -130,6 +130,16 @@ def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_clust
     assert cluster.nodes == []
     assert len(err.splitlines()) == 2
     assert run_id in err and "3 finished runs" in err
+
+
+def test_no_leftovers_are_claimed_only_for_hosts_that_answered(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    cluster.hosts["gpu1"].reachable = False
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--strays")
+    first, second = messages(err)
+    assert code == 6
+    assert first.startswith("ddpctl: error: gpu1: no answer")
+    assert second == "ddpctl: no leftovers of dead runs on gpu0"
 
 
 def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -> None:

@@ -22,6 +22,7 @@ from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..state import current_folder, write_atomically
 from ..terminal.console import Console
+from ..text import duration
 
 ON_EXIT = "on-exit"
 HANDED_OVER = "on-exit.detached"  # marks that the recorder must run the hook
@@ -152,8 +153,8 @@ def _run(
         )
     except OSError as error:
         console.say(f"warning: could not start the {flag} command: {error.strerror}")
-    except subprocess.TimeoutExpired:
-        console.say(f"warning: the {flag} command was killed after {timeout:g} s")
+    except subprocess.TimeoutExpired as expired:
+        console.say(f"warning: the {flag} command was killed after {duration(expired.timeout)}")
     else:
         if done.returncode:
             console.say(f"warning: the {flag} command exited with {done.returncode}")

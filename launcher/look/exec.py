@@ -53,7 +53,7 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
 
 
 def _print_output(running: Exec, console: Console, *, unchanged: bool) -> None:
-    """Print the output. On a terminal, remove escapes other than colours, unless `unchanged`."""
+    """Print the output. On a terminal, remove escapes other than colors, unless `unchanged`."""
     errors = Sanitizer()
     for number, data in running.output():
         if number == 1 and not unchanged:

@@ -61,7 +61,7 @@ class Connection:
         """Return an error that says why the connection ended."""
         why = str(self.transport.saved_exception or "") or "closed by the other side"
         if self._silent:
-            why = f"no reply for {self._silence_limit:g} s"
+            why = f"no reply for {duration(self._silence_limit)}"
         remedy = "check that the machine and its network are up"
         return HostUnreachable(f"connection lost: {why}", remedy, host=self.name)
 

@@ -17,7 +17,7 @@ from shutil import get_terminal_size
 from rich.cells import cell_len
 from rich.text import Text
 
-from .sanitize import coloured
+from .sanitize import colored
 
 EVERY = 0.5  # seconds between two drawings
 
@@ -63,7 +63,7 @@ class Live:
             columns, rows = get_terminal_size()
             lines = self._render(columns, max(3, int(rows * self._share)))
             self.hide()
-            self._shown, self._drawn_at = [coloured(line) for line in lines], time.monotonic()
+            self._shown, self._drawn_at = [colored(line) for line in lines], time.monotonic()
             self._write("".join(f"{line}\x1b[0m\n" for line in self._shown))
 
     def close(self) -> None:

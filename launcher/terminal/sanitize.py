@@ -1,4 +1,4 @@
-"""Make log lines safe for a terminal: of all escape sequences, only colours stay.
+"""Make log lines safe for a terminal: of all escape sequences, only colors stay.
 
 A terminal obeys escape sequences: they move its cursor, set its title and write to the clipboard.
 Hosts, images and scripts control the text of logs. See `text.printable` for messages.
@@ -11,15 +11,15 @@ from ..text import ESCAPE_BODY, ESCAPES
 
 LONGEST = 4096  # maximum characters of an unfinished escape sequence
 
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 _UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
 # Text that a carriage return would overwrite, as in progress bars; the prefix [host:rank] stays.
 _OVERWRITTEN = re.compile(r"^(\[[^\]\n]*\] )?[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 
 
-def coloured(text: str) -> str:
-    """Remove escape sequences other than colours and bold type (SGR), and control characters."""
-    return ESCAPES.sub(lambda match: match[0] if _COLOUR.fullmatch(match[0]) else "", text)
+def colored(text: str) -> str:
+    """Remove escape sequences other than colors and bold type (SGR), and control characters."""
+    return ESCAPES.sub(lambda match: match[0] if _COLOR.fullmatch(match[0]) else "", text)
 
 
 class Sanitizer:
@@ -34,4 +34,4 @@ class Sanitizer:
         cut = _UNFINISHED.search(text)
         whole = text[: cut.start()] if cut and len(cut[0]) < LONGEST else text
         self._rest = text[len(whole) :]
-        return coloured(_OVERWRITTEN.sub(r"\1", whole))
+        return colored(_OVERWRITTEN.sub(r"\1", whole))

@@ -69,7 +69,7 @@ def test_a_command_that_hangs_or_fails_is_a_warning(
     hook("b", record_of(folder))
     hook.close()
     told = capfd.readouterr().err
-    assert "the --on-event command was killed after 0.2 s" in told
+    assert "the --on-event command was killed after 0.2s" in told
     assert "the --on-event command exited with 3" in told
 
 

@@ -1,4 +1,4 @@
-"""No input puts an escape sequence other than a colour on the terminal."""
+"""No input puts an escape sequence other than a color on the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.terminal.sanitize import Sanitizer, coloured
+from launcher.terminal.sanitize import Sanitizer, colored
 from launcher.text import printable
 
 PIECES = st.sampled_from(
@@ -22,14 +22,14 @@ SAFE = re.compile(r"(?:\x1b\[[0-9;:]*m|[^\x00-\x08\x0b-\x1f\x7f-\x9f])*")
 
 
 @given(st.lists(st.one_of(TEXTS.map(lambda text: text.encode(errors="replace")), st.binary())))
-def test_logs_put_only_colours_on_a_terminal(pieces: list[bytes]) -> None:
+def test_logs_put_only_colors_on_a_terminal(pieces: list[bytes]) -> None:
     sanitizer = Sanitizer()
     assert SAFE.fullmatch("".join(sanitizer.feed(piece) for piece in pieces))
 
 
 @given(TEXTS)
-def test_of_all_escape_sequences_only_colours_stay(text: str) -> None:
-    assert SAFE.fullmatch(coloured(text))
+def test_of_all_escape_sequences_only_colors_stay(text: str) -> None:
+    assert SAFE.fullmatch(colored(text))
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])), st.integers(0, 50))

@@ -14,6 +14,7 @@ import typer
 
 from launcher import cli
 from launcher.errors import UsageError
+from launcher.outcomes import Exit
 
 pytestmark = pytest.mark.real
 
@@ -76,20 +77,17 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["frobnicate"], "frobnicate"),
         (["launch"], "no hosts"),
         (["launch", "none.yaml"], "none.yaml: cannot be read"),
-        (["launch", "-H", "a:1", "--name", "Bad Name"], "--name 'Bad Name'"),
+        (["launch", "-H", "a:1", "--name", "Bad Name"], "--name Bad Name: not a name"),
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
         (["logs"], "no record of a run"),
         (["attach", "zz"], "this machine has no run"),
-        (["exec"], "no command: put it after --"),
+        (["exec"], "no command; put it after `--`"),
         (["exec", "--all", "-i", "--", "ls"], "--all: several commands cannot share stdin"),
-        (
-            ["exec", "--all", "--node", "1", "--", "ls"],
-            "--node, --rank and --all exclude each other",
-        ),
+        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all"),
         (["exec", "-t", "--", "ls"], "-t: stdin is not a terminal"),
         (["exec", "--", "ls"], "no record of a run"),
         (["logs", "--grep", "("], "not a regular expression"),
-        (["logs", "--since", "yesterday"], "--since 'yesterday'"),
+        (["logs", "--since", "yesterday"], "--since yesterday: not a duration"),
         (["logs", "--tail", "99999999999999999999"], "--tail"),
         (["ps", "--watch", "--interval", "1e308"], "--interval"),
     ],
@@ -104,7 +102,7 @@ def test_a_dry_run_prints_the_plan_and_contacts_nobody(ddpctl, tmp_path: Path) -
     )
     done = ddpctl("launch", "hosts.yaml", "--dry-run", "--nproc_per_node", "2", "--", "t.py", "a b")
     assert (
-        "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr nowhere.invalid "
+        "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr '<asked at launch>' "
         "--master-port 29500 --max-restarts 0 -- t.py 'a b'"
     ) in done.stdout
     assert not (tmp_path / "state").exists()
@@ -209,7 +207,7 @@ def test_a_broken_pipe_that_is_not_stdouts_is_an_internal_error(
 
     with pytest.raises(typer.Exit) as ended:
         cli.exiting(command)()
-    assert ended.value.exit_code == cli.INTERNAL_ERROR
+    assert ended.value.exit_code == Exit.INTERNAL
     assert "internal error" in capsys.readouterr().err
 
 

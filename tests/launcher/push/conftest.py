@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from push_machines import Machine, push_to
+from push_machines import Machine, home, machines, push_to
 
 from launcher.push.push import PushResult
+
+__all__ = ["home", "machines"]
 
 
 @pytest.fixture(autouse=True)

@@ -100,6 +100,7 @@ def main() -> None:
         top1 = accuracy(model.module, test, device)
         given.to.write_text(json.dumps({"images_per_second": images / seconds, "top1": top1}))
     torch.distributed.barrier()
+    del model  # DDP must be gone before its process group
     torch.distributed.destroy_process_group()
 
 

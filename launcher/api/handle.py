@@ -16,7 +16,7 @@ from ..logs.log_record import render
 from ..logs.query import LogFilter, merged
 from ..logs.store import Mark, known_marks
 from ..look.fetch import fetch
-from ..look.logs import chosen
+from ..look.logs import with_nodes_and_ranks
 from ..outcomes import RunState
 from ..plan.plan import LaunchOptions
 from ..runs.find import find
@@ -100,7 +100,7 @@ class Run:
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
         unchecked = LogFilter(tail=tail, grep=re.compile(grep.encode()) if grep else None)
-        log_filter = chosen(unchecked, nodes, ranks, self._folder.load())
+        log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, self._folder.load())
         failures: Mapping[str, DdpctlError] = {}
         if not has_recorder(self._folder):
             with (

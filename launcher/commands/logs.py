@@ -31,7 +31,7 @@ def logs(
     ddpctl logs --fold --grep loss
     """
     from ..logs.query import LogFilter
-    from ..look.logs import chosen, pattern, show_logs, since_time
+    from ..look.logs import pattern, show_logs, since_time, with_nodes_and_ranks
     from ..runs.find import find
 
     unchecked = LogFilter(
@@ -39,5 +39,5 @@ def logs(
     )
     console = options.console(quiet, verbose, fold=fold)
     folder = find(run, hosts, console)
-    log_filter = chosen(unchecked, node, rank, folder.load_if_readable(console))
+    log_filter = with_nodes_and_ranks(unchecked, node, rank, folder.load_if_readable(console))
     return show_logs(folder, log_filter, console, follow=follow)

@@ -23,7 +23,7 @@ from ..ssh.node import Node
 from ..stop.stop_run import stop_run
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
-from ..terminal.live import Live, wanted
+from ..terminal.live import Live, may_be_shown
 from ..text import counted
 from . import detach
 from .hooks import EventHook
@@ -98,7 +98,7 @@ class Session:
     @contextlib.contextmanager
     def panel(self) -> Iterator[None]:
         """Show nodes and progress below the log lines, if this is a terminal."""
-        if not wanted(plain=self.console.plain, quiet=self.console.quiet):
+        if not may_be_shown(plain=self.console.plain, quiet=self.console.quiet):
             yield
             return
         attempt = self.record.attempt

@@ -20,7 +20,7 @@ from ..text import duration_remedy, names, numbers_in, quoted
 UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
 
 
-def chosen(
+def with_nodes_and_ranks(
     log_filter: LogFilter, nodes: str | None, ranks: str | None, record: RunRecord | None
 ) -> LogFilter:
     """Return the filter with the nodes and ranks that the user typed.

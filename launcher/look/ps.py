@@ -158,7 +158,7 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
         return live.fitted(f"{timestamp()[:19]}Z\n{shown(columns)}", columns, rows)
 
     display = live.Live(render, share=0.9)
-    on_terminal = live.wanted(plain=False, quiet=console.quiet)
+    on_terminal = live.may_be_shown(plain=False, quiet=console.quiet)
     try:
         with (
             connected_to(clusters_of(selection, console)) as clusters,

@@ -22,7 +22,7 @@ from .sanitize import colored
 EVERY = 0.5  # seconds between two drawings
 
 
-def wanted(*, plain: bool, quiet: bool) -> bool:
+def may_be_shown(*, plain: bool, quiet: bool) -> bool:
     """Return whether to show a panel: if it is allowed, and stdout and stderr are capable terminals."""
     if plain or quiet or os.environ.get("CI") or os.environ.get("TERM", "dumb") == "dumb":
         return False

@@ -148,9 +148,9 @@ def test_the_panel_is_for_terminals_that_can(
     with os.fdopen(leader), os.fdopen(follower, "w") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setattr(sys, "stderr", terminal)
-        assert live.wanted(plain=False, quiet=False) is shown
-        assert not live.wanted(plain=True, quiet=False)
-        assert not live.wanted(plain=False, quiet=True)
+        assert live.may_be_shown(plain=False, quiet=False) is shown
+        assert not live.may_be_shown(plain=True, quiet=False)
+        assert not live.may_be_shown(plain=False, quiet=True)
 
 
 # --- on a pseudo terminal -------------------------------------------------------------------------

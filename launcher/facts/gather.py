@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from ..errors import CommandFailed
 from ..ssh.many import each_node
 from ..ssh.node import Node
-from . import script
-from .script import Facts
+from .facts import SCRIPT, Facts, parse
 
 
 def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
@@ -32,10 +31,10 @@ def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -
         asked_for += ["check", *check]
     node.connect()
     asked = time.time()
-    done = node.script(script.SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0)
+    done = node.script(SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0)
     answered = time.time()
     try:
-        facts = script.parse(done.stdout.decode(errors="replace"))
+        facts = parse(done.stdout.decode(errors="replace"))
     except ValueError as error:
         raise CommandFailed(
             f"cannot read what the host reports ({error})",

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ..facts.facts import Facts
 from ..facts.network import Address
-from ..facts.script import Facts
 from ..hosts import Cluster, Job
 from . import environment
 from .container import IN_CONTAINER, METRICS_DIR, container_gpus, container_mounts, container_of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..facts.script import Facts
+from ..facts.facts import Facts
 from ..hosts import Host, Job
 from .plan import CONTROL_DIR, Container, JobPaths, Mount, NodePlan, Plan
 from .topology import gpu_ids

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from ..facts import rdma
+from ..facts.facts import Facts
 from ..facts.network import Address
-from ..facts.script import Facts
 from ..hosts import Cluster, Host
 from .plan import EngineTraits, JobPaths, Plan
 

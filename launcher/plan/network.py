@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from ..errors import UsageError
+from ..facts.facts import Facts
 from ..facts.network import Address
-from ..facts.script import Facts
 from ..hosts import Host
 
 # Bridges and tunnels of container engines and hypervisors, which reach no other host.

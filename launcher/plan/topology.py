@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from ..facts.script import Facts
+from ..facts.facts import Facts
 from ..hosts import Cluster, Host
 
 UUID = re.compile(r"[\w.:-]{1,64}", re.ASCII)

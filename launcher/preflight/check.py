@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..engines.choose import engine_of
 from ..engines.engine_info import EngineInfo, ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PreflightError
+from ..facts.facts import Facts
 from ..facts.gather import gather_one
-from ..facts.script import Facts
 from ..hosts import Cluster, Host, Job
 from ..ssh.many import in_background, try_each
 from ..ssh.node import Node

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import HostUnreachable, lines
+from ..facts.facts import Facts
 from ..facts.gather import gather_one
-from ..facts.script import Facts
 from ..hosts import Host
 from ..hosts.init import HostLine
 from ..ssh.many import ask_each

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ..engines.engine_info import EngineInfo
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError
+from ..facts.facts import Facts
 from ..facts.hardware import Details
 from ..facts.nvidia import GpuState
-from ..facts.script import Facts
 from ..hosts import Host
 from ..plan.topology import gpu_ids, ids_by_uuid
 from .findings import Problem

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import NodesFailed, PreflightError, lines
+from ..facts.facts import Facts
 from ..facts.gather import gather_one
-from ..facts.script import Facts
 from ..plan.build import PlanInputs
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..ssh.many import by_name, try_each

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ..engines.choose import engine_of, engine_traits
 from ..engines.engine_info import ImageInfo
 from ..errors import Several
+from ..facts.facts import Facts
 from ..facts.gather import gather
-from ..facts.script import Facts
 from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.check import survey_hosts

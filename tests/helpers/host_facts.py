@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from launcher.facts.facts import Facts
 from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
-from launcher.facts.script import Facts
 
 
 def facts(**changes: object) -> Facts:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.engines.docker import Docker
+from launcher.facts.facts import Facts
 from launcher.facts.gather import gather
 from launcher.facts.gpus import Gpu
-from launcher.facts.script import Facts
 from launcher.hosts import Cluster, load
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan

@@ -24,9 +24,9 @@ from launcher.api.call import parsed_outcome, split
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
+from launcher.facts.facts import parse
 from launcher.facts.hardware import details
 from launcher.facts.nvidia import parse_nvidia, parse_use
-from launcher.facts.script import parse
 from launcher.follow.trainer_progress import parse_progress
 from launcher.logs.event_reader import parsed_event
 from launcher.logs.journal_reader import Reader

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from launcher.engines.engine_info import EngineInfo
+from launcher.facts.facts import SCRIPT
+from launcher.facts.facts import parse as parse_script
 from launcher.facts.hardware import Details, Disk, Holder
 from launcher.facts.network import Interface, IpRoute
 from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
-from launcher.facts.script import SCRIPT
-from launcher.facts.script import parse as parse_script
 from launcher.hosts import parse
 from launcher.preflight import check as run
 from launcher.ssh.node import Node

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from launcher.cli import application
 from launcher.commands.complete import hosts_files
-from launcher.facts.script import parse as parse_facts
+from launcher.facts.facts import parse as parse_facts
 from launcher.hosts import load, parse
 from launcher.hosts.init import Answers, HostLine, compose, scalar, ssh_aliases
 from launcher.preflight.first_look import described

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
+from launcher.facts.facts import Facts
 from launcher.facts.network import Address, Interface, IpRoute
-from launcher.facts.script import Facts
 from launcher.hosts import Host
 from launcher.plan.network import (
     addresses_in_file,

@@ -7,11 +7,11 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from launcher.engines.engine_info import EngineInfo, ImageInfo
+from launcher.facts.facts import Facts
 from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Details, Disk
 from launcher.facts.network import Address, Interface, IpRoute
 from launcher.facts.nvidia import GpuState, Nvidia, Process
-from launcher.facts.script import Facts
 from launcher.hosts import Cluster, Host, Job
 from launcher.preflight.machine import Machine
 

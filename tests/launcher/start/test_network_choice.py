@@ -10,8 +10,8 @@ import pytest
 from fakes import FakeCluster
 
 from launcher.facts import gather
+from launcher.facts.facts import Facts, parse
 from launcher.facts.network import Address, Interface, IpRoute
-from launcher.facts.script import Facts, parse
 from launcher.preflight.probe import Probe
 from launcher.preflight.reach import Dial, DialResult, Reach
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from launcher.facts.facts import SCRIPT, Facts, parse
 from launcher.facts.gather import gather_one
 from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
 from launcher.facts.rdma import Gid, RdmaPort
-from launcher.facts.script import SCRIPT, Facts, parse
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 

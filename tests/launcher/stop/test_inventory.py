@@ -1,0 +1,112 @@
+"""What one script lists of ~/.ddpctl, on this machine with a home folder of the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.hosts import Host
+from launcher.ssh.node import Node
+from launcher.stop.inventory import (
+    Inventory,
+    OpenAttempt,
+    parse_inventory,
+    sizes_of,
+    take_inventory,
+)
+from launcher.stop.prune import MIN_AGE, unused_trees
+
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+DIGEST = "0" * 64
+HERE = Node(Host("local"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".ddpctl"
+    folder.mkdir()
+    return folder
+
+
+def test_an_empty_home_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    inventory = take_inventory(HERE, folder=True)
+    assert inventory.folder == f"{tmp_path}/.ddpctl"
+    assert (dict(inventory.ages), inventory.busy, inventory.open_attempts) == ({}, set(), [])
+
+
+def test_entries_have_their_ages_and_sizes(store: Path) -> None:
+    names = ["datasets", f"datasets/{DIGEST}", f"datasets/.{DIGEST}.a1", "runs", "runs/r1", ".odd"]
+    for name in names:
+        (store / name).mkdir()
+    (store / "runs/r1/file").write_bytes(b"x" * 50_000)
+    os.utime(store / "datasets" / DIGEST, (time.time() - 100,) * 2)
+    ages = take_inventory(HERE, folder=True).ages
+    assert sorted(ages) == sorted(names)
+    assert 100 <= ages[f"datasets/{DIGEST}"] < 160 and ages["runs/r1"] < 60
+    sizes = sizes_of(HERE, ["runs/r1", "nowhere", ".odd"])
+    assert set(sizes) == {"runs/r1", ".odd"} and sizes["runs/r1"] >= 50_000
+    assert dict(take_inventory(HERE, folder=False).ages) == {}
+
+
+def test_a_draft_is_busy_while_its_push_may_be_running(store: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    drafts = {
+        "here": (f"{os.getpid()} {BOOT} none", 0),
+        "ended": (f"{ended.pid} {BOOT} none", 0),
+        "elsewhere": (f"{ended.pid} other-boot none", 3600),
+        "long-ago": (f"{ended.pid} other-boot none", 90_000),
+    }
+    for name, (holder, age) in drafts.items():
+        draft = store / "workdirs" / f".{DIGEST}.{name}"
+        draft.mkdir(parents=True)
+        (draft / "holder").write_text(f"{holder}\n")
+        os.utime(draft, (time.time() - age,) * 2)
+    busy = take_inventory(HERE, folder=True).busy
+    assert {name.rpartition(".")[2] for name in busy} == {"here", "elsewhere"}
+
+
+def test_open_attempts_are_listed_with_what_they_use(store: Path) -> None:
+    attempts = {}
+    for name in ("open", "ended", "dead", "odd"):
+        attempts[name] = store / "runs" / name / "nodes" / "0" / "attempt-2"
+        attempts[name].mkdir(parents=True)
+        for file in ("journal", "ballast"):
+            (attempts[name] / file).touch()
+        (attempts[name] / "host").write_text("gpu9\n")
+    document = {"dataset_digest": "a" * 64, "workdir_digest": "b" * 64, "image_digest": "c" * 64}
+    (attempts["open"] / "run.json").write_text(json.dumps(document, indent=1))
+    (attempts["ended"] / "ballast").unlink()
+    os.utime(attempts["dead"] / "journal", (1, 1))
+    (attempts["odd"] / "host").write_text("two\nopen lines\n")
+    (attempts["odd"] / "run.json").write_text(json.dumps({"dataset_digest": "d" * 64}))
+    found = take_inventory(HERE, folder=True).open_attempts
+    assert sorted(found, key=lambda each: each.run_id) == [
+        OpenAttempt("odd", "twoopen lines", frozenset({"d" * 64})),
+        OpenAttempt("open", "gpu9", frozenset({"a" * 64, "b" * 64})),
+    ]
+
+
+def test_a_host_that_tells_no_time_has_nothing_that_is_old_enough_to_remove() -> None:
+    inventory = parse_inventory(f"host soon h /h\nentry 5 datasets/{DIGEST}\n", "gpu1")
+    assert (inventory.folder, unused_trees(inventory, set())) == ("", [])
+
+
+def test_a_tree_is_unused_if_it_is_not_new_not_busy_and_nobody_keeps_it() -> None:
+    tree, draft = f"datasets/{DIGEST}", f"datasets/.{DIGEST}.a1"
+
+    def unused(age: int = MIN_AGE, busy: str = "", keep: str = "") -> list[str]:
+        ages = {tree: age, draft: age, "runs/r1": age, "datasets": age}
+        return unused_trees(Inventory("h", "h", "/h", [], ages, {busy}, []), {keep})
+
+    assert unused() == [tree, draft]
+    assert unused(age=MIN_AGE - 1) == []
+    assert unused(busy=draft) == [tree]
+    assert unused(keep=DIGEST) == [draft]

@@ -40,7 +40,7 @@ def cluster(
             network_stack=f"boot {rank}",
         )
 
-    monkeypatch.setattr(gather.script, "parse", facts)
+    monkeypatch.setattr(gather, "parse", facts)
     for host in cluster:
         host.on_start = lambda node: node.end(0)
     return cluster

@@ -1,12 +1,15 @@
 # make demo    train on two nodes of this machine: no Docker, no SSH, no root; sets itself up
-# make test    every test, the simulated cluster's too; sets itself up
+# make test    every test, the simulated cluster's too; says what it would install as root, and does so only in CI or
+#              with DDPCTL_SETUP=yes
 # make unit    the launcher's tests without torch, sshd or an engine: seconds
 # make fast    unit, and the tests that need torch or a local sshd
-# make box     three simulated hosts in containers: train across them, exit with the verdict
+# make box     three simulated hosts in privileged containers: train across them, exit with the verdict; needs a Docker
+#              Engine (DDPCTL_SETUP=yes installs Debian's as root) and puts the compose plugin into ~/.docker
 # make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
 # make bench   every benchmark, one after the other: hours; `make bench-launch` is one of them
 # make check   lint, format, types, layers, shell scripts
 # make wheels  build the wheel and the sdist, install them in clean environments of every Python here, and try them
+# make image   build the trainer's image, ddpctl-trainer:latest, which `job.image` defaults to
 # make docs    build the docs site into site/; a broken link is an error
 
 VENV ?= .venv
@@ -28,9 +31,11 @@ test:
 	@scripts/venv test
 	@scripts/test-setup programs
 	@# the images are built beside the first half; the second half runs even if the first fails;
-	@# each process of the second half has a cluster
+	@# each process of the second half has a cluster; without an engine, test-setup has said that it is skipped
 	@scripts/test-setup images & images=$$!; \
-	$(FAST) $(ARGS); fast=$$?; wait $$images && $(CLUSTER) $(ARGS) && exit $$fast
+	$(FAST) $(ARGS); fast=$$?; wait $$images || exit; \
+	docker info >/dev/null 2>&1 || exit $$fast; \
+	$(CLUSTER) $(ARGS) && exit $$fast
 
 unit:
 	@scripts/venv test

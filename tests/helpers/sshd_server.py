@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from launcher.hosts import Host
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -46,6 +48,9 @@ class Sshd:
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
+        if not os.path.exists(SSHD):
+            absent = pytest.fail if os.environ.get("CI") else pytest.skip
+            absent("NO SSHD: install openssh-server, or run scripts/test-setup")
         self.folder.mkdir(parents=True)
         self.port = self.port or free_port(self.address)
         self.host_keys = [keygen(self.folder / f"host_{k}", k) for k in self.host_key_kinds]

@@ -48,7 +48,7 @@ class Sshd:
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
-        if not os.path.exists(SSHD):
+        if not Path(SSHD).exists():
             absent = pytest.fail if os.environ.get("CI") else pytest.skip
             absent("NO SSHD: install openssh-server, or run scripts/test-setup")
         self.folder.mkdir(parents=True)

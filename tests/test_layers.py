@@ -1,4 +1,4 @@
-"""What import-linter (see pyproject.toml) cannot check about imports."""
+"""What import-linter (see pyproject.toml) cannot check about imports and names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +69,20 @@ def test_what_needs_no_diagnosis_and_no_connection_yet_loads_neither(module: str
     )
     loaded = done.stdout.split()
     assert not {"docker", "paramiko", "requests", "launcher.diagnosis"} & set(loaded)
+
+
+def test_a_name_of_a_module_or_class_of_the_launcher_says_where_it_is() -> None:
+    """Only `commands/X.py` and the module that it calls share a name."""
+    files = [*(REPOSITORY / "launcher").rglob("*.py")]
+    modules = Counter(
+        file.stem
+        for file in files
+        if file.parent.name != "commands" and not file.stem.startswith("__")
+    )
+    classes = Counter(
+        node.name
+        for file in files
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in (modules + classes).items() if count > 1] == []

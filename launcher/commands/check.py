@@ -10,7 +10,7 @@ from . import options
 
 if TYPE_CHECKING:
     from ..preflight.check import Survey
-    from ..preflight.inventory import Inventory
+    from ..preflight.fleet import Fleet
     from ..preflight.machine import Machine
 
 COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
@@ -47,7 +47,7 @@ def check(
         console.json(document(survey, time.monotonic() - began))
     else:
         print_table(survey, console)
-        print_addresses(survey.inventory, console)
+        print_addresses(survey.fleet, console)
         print_findings(survey, console)
     return survey.exit_code
 
@@ -65,9 +65,9 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
 
 def _host(survey: Survey, name: str, ranks: Sequence[int]) -> dict[str, Any]:
     """Return the facts of a machine; null for each unknown value."""
-    inventory = survey.inventory
-    machine = next((m for m in inventory.machines if m.rank == ranks[0]), None)
-    address, why = inventory.address(machine) if machine else (None, "not tried")
+    fleet = survey.fleet
+    machine = next((m for m in fleet.machines if m.rank == ranks[0]), None)
+    address, why = fleet.address(machine) if machine else (None, "not tried")
     report = survey.reports.get(ranks[0])
     engine = machine.engine if machine else None
     return {
@@ -75,7 +75,7 @@ def _host(survey: Survey, name: str, ranks: Sequence[int]) -> dict[str, Any]:
         "node_ranks": list(ranks),
         "internal_ip": address.ip if address else None,
         "interface": (address.interface or None) if address else None,
-        "nccl_env": dict(roce(inventory, machine)) if machine else None,
+        "nccl_env": dict(roce(fleet, machine)) if machine else None,
         "why": why,
         "docker": engine.version if engine else None,
         "storage_driver": engine.storage if engine else None,
@@ -87,12 +87,12 @@ def _host(survey: Survey, name: str, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def roce(inventory: Inventory, machine: Machine) -> Mapping[str, str]:
+def roce(fleet: Fleet, machine: Machine) -> Mapping[str, str]:
     """Return the RoCE variables that a launch will set for NCCL on the machine."""
     from ..hosts import user_environment
 
-    ip = inventory.addresses[machine.rank].ip
-    return machine.facts.roce_settings(ip, user_environment(inventory.cluster.job))
+    ip = fleet.addresses[machine.rank].ip
+    return machine.facts.roce_settings(ip, user_environment(fleet.cluster.job))
 
 
 def print_table(survey: Survey, console: Console) -> None:
@@ -104,14 +104,14 @@ def print_table(survey: Survey, console: Console) -> None:
     console.table(rows, ["HOST", *(check.upper() for check in findings.CHECKS)], COLOURS)
 
 
-def print_addresses(inventory: Inventory, console: Console) -> None:
+def print_addresses(fleet: Fleet, console: Console) -> None:
     """Print the address and the interface that a launch will use on each host."""
-    for machine in inventory.machines:
-        address, why = inventory.address(machine)
+    for machine in fleet.machines:
+        address, why = fleet.address(machine)
         if address:
             interface = f" on {address.interface}" if address.interface else ""
             console.print(f"{machine.name}: {address.ip}{interface} ({why})")
-        for name, value in roce(inventory, machine).items():
+        for name, value in roce(fleet, machine).items():
             console.print(f"{machine.name}: {name}={value} (RoCE)")
 
 

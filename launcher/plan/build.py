@@ -13,7 +13,7 @@ from ..facts.network import Address
 from ..hosts import Cluster, Job
 from . import environment
 from .container import IN_CONTAINER, METRICS_DIR, container_gpus, container_mounts, container_of
-from .network import addresses_in_file, node_addresses, refuse_loopback
+from .node_address import addresses_in_file, node_addresses, refuse_loopback
 from .plan import (
     HOME,
     LABEL,

@@ -16,7 +16,7 @@ from ..ssh.node import Node
 from . import check_docker, check_gpus, check_network, check_resources, container_test
 from .container_test import ContainerReport
 from .findings import Finding, failure_of, in_order
-from .inventory import Inventory
+from .fleet import Fleet
 from .machine import Machine, UnreachableMachine
 from .probe import Probe
 
@@ -38,7 +38,7 @@ class Survey:
 
     findings: Sequence[Finding]
     machines: Sequence[Machine | UnreachableMachine]
-    inventory: Inventory
+    fleet: Fleet
     reports: Mapping[int, ContainerReport]
 
     @property
@@ -52,7 +52,7 @@ class Survey:
     @property
     def facts(self) -> tuple[Facts, ...]:
         """The facts of each node that answered, in rank order."""
-        machines = self.inventory.machines
+        machines = self.fleet.machines
         by_rank = {rank: machine.facts for machine in machines for rank in machine.ranks}
         return tuple(facts for _, facts in sorted(by_rank.items()))
 
@@ -80,31 +80,31 @@ def survey_hosts(
         machines = examine_all(nodes, cluster.job, probe)
         answered = [machine for machine in machines if isinstance(machine, Machine)]
         reach = probe.run(answered)
-    inventory = Inventory(cluster, answered, image_here.result(), reach, waits)
+    fleet = Fleet(cluster, answered, image_here.result(), reach, waits)
     findings = [
         *(m.problem.at(m.name, "ssh") for m in machines if isinstance(m, UnreachableMachine)),
-        *judge(inventory),
+        *judge(fleet),
     ]
-    reports = try_containers(inventory, nodes, findings) if with_containers else {}
-    findings += container_test.judge(inventory, reports)
+    reports = try_containers(fleet, nodes, findings) if with_containers else {}
+    findings += container_test.judge(fleet, reports)
     names = [machine.name for machine in machines]
-    return Survey(in_order(findings, names), machines, inventory, reports)
+    return Survey(in_order(findings, names), machines, fleet, reports)
 
 
-def judge(inventory: Inventory) -> Iterator[Finding]:
-    for machine in inventory.machines:
+def judge(fleet: Fleet) -> Iterator[Finding]:
+    for machine in fleet.machines:
         for name, check in CHECKS:
-            for problem in check(machine, inventory):
+            for problem in check(machine, fleet):
                 yield problem.at(machine.name, name)
 
 
 def try_containers(
-    inventory: Inventory, nodes: Sequence[Node], findings: Sequence[Finding]
+    fleet: Fleet, nodes: Sequence[Node], findings: Sequence[Finding]
 ) -> Mapping[int, ContainerReport]:
     """Test a container on each machine that has not failed; others would fail for the same reason."""
     failed = {finding.host for finding in findings if finding.severity == "failure"}
-    able = {m.rank: nodes[m.rank] for m in inventory.machines if m.name not in failed}
-    return container_test.run_containers(inventory, able)
+    able = {m.rank: nodes[m.rank] for m in fleet.machines if m.name not in failed}
+    return container_test.run_containers(fleet, able)
 
 
 def examine_all(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..engines.status import ContainerState
 from .findings import Problem, failure, failure_of, warning
-from .inventory import Inventory, common
+from .fleet import Fleet, common
 from .machine import Machine
 
 SLOW_STORAGE = ("vfs", "devicemapper")
@@ -12,7 +12,7 @@ SLOW_STORAGE = ("vfs", "devicemapper")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
-def check_engine(machine: Machine, _: Inventory) -> Iterator[Problem]:
+def check_engine(machine: Machine, _: Fleet) -> Iterator[Problem]:
     """Check that the engine answers and is recent, and that a rootless Podman has what it needs."""
     engine, user = machine.engine, machine.facts.user
     if machine.engine_error:
@@ -35,37 +35,37 @@ def check_engine(machine: Machine, _: Inventory) -> Iterator[Problem]:
         yield failure(what, f"run `sudo loginctl enable-linger {user}` there")
 
 
-def check_image(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_image(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that the image exists, is the same as elsewhere, and is built for the host's CPU.
 
     An image that only this machine has is enough, because it can be pushed.
     """
-    name, image = inventory.cluster.job.image, machine.engine.image if machine.engine else None
-    engines = [m.engine for m in inventory.machines if m.engine]
+    name, image = fleet.cluster.job.image, machine.engine.image if machine.engine else None
+    engines = [m.engine for m in fleet.machines if m.engine]
     images = [engine.image for engine in engines if engine.image]
-    if not images and inventory.image_here is None and engines and machine.engine is engines[0]:
+    if not images and fleet.image_here is None and engines and machine.engine is engines[0]:
         what = f"image {name} is neither on any host nor on this machine"
         yield failure(what, f"run docker build or docker pull {name} on this machine")
     cpu = machine.facts.kernel.rpartition(" ")[2]
-    kind, built = _ARCHITECTURES.get(cpu, cpu), image or inventory.image_here
+    kind, built = _ARCHITECTURES.get(cpu, cpu), image or fleet.image_here
     if built and built.architecture and kind and built.architecture != kind:
         what = f"the image is built for {built.architecture}, but the host is {kind}"
         yield failure(what, f"build the image for linux/{kind}")
     if image is None or image.layers == common(
-        [(inventory.image_here or other).layers for other in images]
+        [(fleet.image_here or other).layers for other in images]
     ):
         return
     what = f"{name} is a different image there ({image.id.removeprefix('sha256:')[:12]})"
-    if inventory.image_here:
+    if fleet.image_here:
         yield warning(what, "replace it with `ddpctl push HOSTS --image`")
     else:
         remedy = f"remove it there, or get the right {name} on this machine and run `ddpctl push`"
         yield failure(what, remedy)
 
 
-def check_leftovers(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_leftovers(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Find nodes that are paused, or that run although another node of their run has ended."""
-    nodes = [node for m in inventory.machines for node in m.run_nodes]
+    nodes = [node for m in fleet.machines for node in m.run_nodes]
     ended = {(n.run_id, n.attempt) for n in nodes if n.has_ended}
     for node in machine.run_nodes:
         paused = node.state is ContainerState.PAUSED

@@ -11,7 +11,7 @@ from ..facts.xids import RESET, XIDS
 from ..plan.topology import gpu_ids
 from ..text import ranges
 from .findings import Problem, failure, warning
-from .inventory import Inventory, odd_one_out
+from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
@@ -38,7 +38,7 @@ HEALTH = {
 }
 
 
-def check_driver(machine: Machine, _: Inventory) -> Iterator[Problem]:
+def check_driver(machine: Machine, _: Fleet) -> Iterator[Problem]:
     """Check the driver, its libraries and fabric manager, and that it supports the image's CUDA."""
     if not machine.wants_gpus:
         return
@@ -64,7 +64,7 @@ def check_driver(machine: Machine, _: Inventory) -> Iterator[Problem]:
         yield failure(what, "update the driver, or use an older image")
 
 
-def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Problem]:
+def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Problem]:
     """Check that the engine can give GPUs to a container."""
     details, engine, facts = machine.details, machine.engine, machine.facts
     if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
@@ -81,14 +81,14 @@ def check_toolkit(machine: Machine, _: Inventory) -> Iterator[Problem]:
         yield failure(what, f"install nvidia-container-toolkit, {configure}")
 
 
-def check_requested(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that the requested GPUs exist and suffice, and that `all` finds as many as elsewhere."""
     if machine.facts.gpu_error:
         return
     existing = {gpu.index for gpu in machine.facts.gpus}
-    most = max(len(gpu_ids(host, m.facts)) for m in inventory.machines for host in m.hosts)
+    most = max(len(gpu_ids(host, m.facts)) for m in fleet.machines for host in m.hosts)
     for host in machine.hosts:
-        nproc = host.nproc_per_node or inventory.cluster.job.nproc_per_node or 0
+        nproc = host.nproc_per_node or fleet.cluster.job.nproc_per_node or 0
         ids = gpu_ids(host, machine.facts)
         count, missing = len(ids), set(ids) - existing
         if missing and not existing:
@@ -117,10 +117,10 @@ def check_requested(machine: Machine, inventory: Inventory) -> Iterator[Problem]
             yield warning(f"{count} GPUs, while other hosts have {most}", remedy)
 
 
-def check_shared(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that no two entries share a GPU: one machine may be listed under two names."""
     mine = machine.gpus_by_uuid
-    for other in (m for m in inventory.machines if m.rank < machine.rank):
+    for other in (m for m in fleet.machines if m.rank < machine.rank):
         theirs = other.gpus_by_uuid
         for uuid, gpu in mine.items():
             if uuid in theirs and uuid.startswith("GPU-"):  # other keys are not UUIDs
@@ -129,12 +129,12 @@ def check_shared(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
                 yield failure(what, f"{same}: remove one entry, or give each entry its own GPU ids")
 
 
-def check_free(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_free(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that no run uses the GPUs or waits for them, and no other process uses them."""
     ids = machine.gpus_by_uuid
     containers = {node.container: node.run_id for node in machine.run_nodes if node.container}
     for rival in rivals("", ids, machine.run_nodes):
-        if goes_first(rival, LAST) and not inventory.waits:
+        if goes_first(rival, LAST) and not fleet.waits:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
             yield failure(taken(ids, ids, rival), remedy)
     uuids = {gpu.index: gpu.uuid for gpu in machine.facts.gpus}
@@ -155,7 +155,7 @@ def check_free(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
             yield failure(what, f"{stop}, or choose other GPUs")
 
 
-def check_health(machine: Machine, _: Inventory) -> Iterator[Problem]:
+def check_health(machine: Machine, _: Fleet) -> Iterator[Problem]:
     """Check for MIG, hardware faults, and errors of GPUs in the kernel log.
 
     Ignores logged errors that a program can cause.
@@ -175,7 +175,7 @@ def check_health(machine: Machine, _: Inventory) -> Iterator[Problem]:
             yield warning(f"{name} has had Xid {number} since the host booted: {meaning}", remedy)
 
 
-def check_alike(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that GPU model, ECC setting and driver match: the slowest GPU sets the pace."""
 
     def models(m: Machine) -> str | None:
@@ -199,7 +199,7 @@ def check_alike(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
         (ecc, "ECC costs memory and speed", "run `nvidia-smi -e 0` or `-e 1` on all, then reboot"),
         (driver, "NCCL and CUDA may behave differently", "install the same driver on all hosts"),
     ):
-        if odd := odd_one_out(machine, inventory.machines, value):
+        if odd := odd_one_out(machine, fleet.machines, value):
             yield warning(f"{odd[0]}, while other hosts have {odd[1]}: {why}", remedy)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from ..text import names, one_line
 from .findings import Problem, failure, warning
-from .inventory import Inventory, common, odd_one_out
+from .fleet import Fleet, common, odd_one_out
 from .machine import Machine
 from .reach import DialResult
 
@@ -19,7 +19,7 @@ HOW = {
 }
 
 
-def check_interfaces(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check the interfaces in the hosts file, the host's own name, and that all MTUs are equal.
 
     Large messages can hang between hosts with different MTUs.
@@ -34,23 +34,23 @@ def check_interfaces(machine: Machine, inventory: Inventory) -> Iterator[Problem
         elif nic is not None and nic.state == "down":
             remedy = f"run `ip link set {name} up` there, or choose another of {others}"
             yield failure(f"interface {name} is down", remedy)
-    if (details.resolved or "").startswith("127.") and len(inventory.machines) > 1:
+    if (details.resolved or "").startswith("127.") and len(fleet.machines) > 1:
         what = f"its own name {facts.hostname} resolves to {details.resolved} there"
         remedy = "map it to the host's address in /etc/hosts (ddpctl itself uses addresses)"
         yield warning(what, remedy)
 
     def mtu(m: Machine) -> int | None:
-        nic = m.facts.interface(inventory.addresses[m.rank].interface)
+        nic = m.facts.interface(fleet.addresses[m.rank].interface)
         return nic.mtu if nic and nic.name != "lo" else None
 
-    if odd := odd_one_out(machine, inventory.machines, mtu):
-        chosen = inventory.addresses[machine.rank].interface
+    if odd := odd_one_out(machine, fleet.machines, mtu):
+        chosen = fleet.addresses[machine.rank].interface
         what = f"MTU {odd[0]} on {chosen}, while other hosts have {odd[1]}"
         remedy = f"run `ip link set {chosen} mtu {odd[1]}` there, or set the same MTU on all hosts"
         yield warning(what, remedy)
 
 
-def check_rdma(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that RDMA ports work, and have the same number, rate and GID type as elsewhere."""
 
     def up(m: Machine) -> int:
@@ -60,11 +60,11 @@ def check_rdma(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
         return tuple(sorted({port.gbits for port in m.facts.rdma_ports if port.is_up})) or None
 
     def gid_type(m: Machine) -> str | None:
-        ip = inventory.addresses[m.rank].ip
+        ip = fleet.addresses[m.rank].ip
         gids = (port.gid_of(ip) for port in m.facts.rdma_ports if port.is_up)
         return next((gid.type for gid in gids if gid), None)
 
-    ports, most = machine.facts.rdma_ports, max(up(other) for other in inventory.machines)
+    ports, most = machine.facts.rdma_ports, max(up(other) for other in fleet.machines)
     down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
     if ports and "uverbs0" not in machine.facts.infiniband:
         what = "InfiniBand or RoCE without /dev/infiniband/uverbs0: NCCL falls back to TCP"
@@ -76,18 +76,18 @@ def check_rdma(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
         what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
         what += f" ({down})" if down else ""
         yield warning(what, "check the cables and `rdma link` there")
-    if speeds := odd_one_out(machine, inventory.machines, rates):
+    if speeds := odd_one_out(machine, fleet.machines, rates):
         own, usual = ("/".join(map(str, speed)) for speed in speeds)
         what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
         yield warning(what, "check the cables and the switch ports; the slowest sets the pace")
-    if types := odd_one_out(machine, inventory.machines, gid_type):
+    if types := odd_one_out(machine, fleet.machines, gid_type):
         what = f"the GID of the address in use is {types[0]}, while other hosts use {types[1]}"
         yield warning(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
 
 
-def check_reached(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that the machine reaches the others, and that they reach its address."""
-    reach, ip = inventory.reach, inventory.addresses[machine.rank].ip
+    reach, ip = fleet.reach, fleet.addresses[machine.rank].ip
     if machine.rank in reach.unprobed and not machine.engine_error:
         what = "cannot test whether others reach it: it has neither python3 nor the job's image"
         yield warning(what, "run `ddpctl push HOSTS --image` first, or install python3 there")
@@ -97,44 +97,44 @@ def check_reached(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
     if machine.rank in reach.cut_off:
         what = "it cannot connect to any other host, although the others can reach each other"
         yield failure(what, "allow outgoing TCP in its firewall, and check its routes")
-    tried = inventory.dialed(machine, ip)
-    if not inventory.to_dial[machine.rank]:
-        yield from _without_address(machine, inventory)
+    tried = fleet.dialed(machine, ip)
+    if not fleet.to_dial[machine.rank]:
+        yield from _without_address(machine, fleet)
     elif not all(result.ok for result in tried.values()):
-        yield _unreached(machine, inventory)
+        yield _unreached(machine, fleet)
     elif slow := {source: result for source, result in tried.items() if result.seconds >= SLOW}:
         worst = max(result.seconds for result in slow.values())
-        what = f"a connection to {ip} took {worst:.1f} s {_sources(slow, tried, inventory)}"
+        what = f"a connection to {ip} took {worst:.1f} s {_sources(slow, tried, fleet)}"
         yield warning(what, "check the load on the host and its network")
 
 
-def _without_address(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     named = next((host.interface for host in machine.hosts if host.interface), None)
     nic = machine.facts.interface(named) if named else None
     if named and machine.facts.interfaces and (nic is None or nic.state == "down"):
         return  # reported by check_interfaces
-    if any(not other.shares_network_with(machine) for other in inventory.machines):
+    if any(not other.shares_network_with(machine) for other in fleet.machines):
         what = f"interface {named}" if named else "the host"
         what += " has no address that other hosts could reach"
         yield failure(what, "set internal_ip in the hosts file")
 
 
-def _unreached(machine: Machine, inventory: Inventory) -> Problem:
+def _unreached(machine: Machine, fleet: Fleet) -> Problem:
     """Return the problem of a machine with no address that all others reach: the best address's."""
 
     def failed(ip: str) -> dict[int, DialResult]:
-        tried = inventory.dialed(machine, ip)
+        tried = fleet.dialed(machine, ip)
         return {source: result for source, result in tried.items() if not result.ok}
 
-    dialed = [ip for ip in inventory.to_dial[machine.rank] if inventory.dialed(machine, ip)]
+    dialed = [ip for ip in fleet.to_dial[machine.rank] if fleet.dialed(machine, ip)]
     ip = min(dialed, key=lambda ip: len(failed(ip)))
-    sources = _sources(failed(ip), inventory.dialed(machine, ip), inventory)
+    sources = _sources(failed(ip), fleet.dialed(machine, ip), fleet)
     what = f"a connection to {ip} {_how(failed(ip))} {sources}"
-    others = [m for m in inventory.machines if not m.shares_network_with(machine)]
+    others = [m for m in fleet.machines if not m.shares_network_with(machine)]
     if owner := next((other for other in others if other.facts.interface_of(ip)), None):
         what = f"internal_ip {ip} is an address of {owner.name}"
         return failure(what, "correct internal_ip in the hosts file")
-    if router := _router(machine, ip, failed(ip), inventory):
+    if router := _router(machine, ip, failed(ip), fleet):
         remedy = f"let {router.name} forward it (`sysctl net.ipv4.ip_forward=1`"
         if router.in_containers:
             remedy += "; Docker's iptables rules drop it: `iptables -I DOCKER-USER -j ACCEPT`"
@@ -146,18 +146,18 @@ def _unreached(machine: Machine, inventory: Inventory) -> Problem:
 
 
 def _router(
-    machine: Machine, ip: str, failed: Mapping[int, DialResult], inventory: Inventory
+    machine: Machine, ip: str, failed: Mapping[int, DialResult], fleet: Fleet
 ) -> Machine | None:
     """Return the machine that should forward the failed dials and probably drops them, if any.
 
     Docker makes a host drop packets that it should forward. Packets to the host itself, such as all
     of ddpctl's, still arrive.
     """
-    for source in (m for m in inventory.machines if m.rank in failed):
-        back = inventory.addresses[source.rank].ip
+    for source in (m for m in fleet.machines if m.rank in failed):
+        back = fleet.addresses[source.rank].ip
         hops = [source.facts.gateway_to(ip), machine.facts.gateway_to(back)]
         for via in filter(None, hops):
-            for other in inventory.machines:
+            for other in fleet.machines:
                 if other not in (source, machine) and other.facts.interface_of(via):
                     return other
     return None
@@ -167,17 +167,15 @@ def _how(failed: Mapping[int, DialResult]) -> str:
     return HOW[common([result.outcome for result in failed.values()])]
 
 
-def _sources(
-    some: Mapping[int, DialResult], tried: Mapping[int, DialResult], inventory: Inventory
-) -> str:
+def _sources(some: Mapping[int, DialResult], tried: Mapping[int, DialResult], fleet: Fleet) -> str:
     """Describe the sources: `from 34 of 47 hosts (gpu[14-47])`."""
-    named = names(machine.name for machine in inventory.machines if machine.rank in some)
+    named = names(machine.name for machine in fleet.machines if machine.rank in some)
     return f"from {len(some)} of {len(tried)} hosts ({named})"
 
 
-def check_master_port(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that the master port is free on node 0, and open to the job's user and other hosts."""
-    port, user = inventory.cluster.job.master_port, inventory.cluster.job.user
+    port, user = fleet.cluster.job.master_port, fleet.cluster.job.user
     if 0 not in machine.ranks or port == "auto":
         return
     holders = (n for n in machine.run_nodes if n.alive and n.node_rank == 0)
@@ -185,17 +183,17 @@ def check_master_port(machine: Machine, inventory: Inventory) -> Iterator[Proble
     if port < 1024 and user != "root" and (user != "host" or machine.facts.uid != 0):
         what = f"port {port} is for root only, and the container's user is {user}"
         yield failure(what, "set job.master_port to 1024 or higher, or to auto")
-    elif run and not inventory.waits:
+    elif run and not fleet.waits:
         remedy = f"set job.master_port: auto, or run `ddpctl kill {run.run_id}`"
         yield failure(f"port {port} is taken by run {run.run_id} of {run.owner}", remedy)
     elif port in machine.facts.listening and not run:
         what = f"port {port} is taken by {_holder(machine)}"
         yield failure(what, "set job.master_port: auto, or stop the process")
-    ip = inventory.addresses[machine.rank].ip
-    tried = inventory.dialed(machine, ip, master=True)
+    ip = fleet.addresses[machine.rank].ip
+    tried = fleet.dialed(machine, ip, master=True)
     closed = {source: result for source, result in tried.items() if not result.ok}
-    if closed and all(result.ok for result in inventory.dialed(machine, ip).values()):
-        what = f"port {port} on {ip} {_how(closed)} {_sources(closed, tried, inventory)}"
+    if closed and all(result.ok for result in fleet.dialed(machine, ip).values()):
+        what = f"port {port} on {ip} {_how(closed)} {_sources(closed, tried, fleet)}"
         remedy = f"open TCP port {port} in its firewall, or set another job.master_port"
         yield failure(what, remedy)
 

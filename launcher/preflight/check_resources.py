@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ..facts.hardware import Disk
 from ..hosts import Job
 from .findings import Problem, failure, warning
-from .inventory import Inventory
+from .fleet import Fleet
 from .machine import Machine
 
 GIB = 2**20  # in KiB
@@ -16,7 +16,7 @@ LEAST_INODES = 10_000
 SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificates
 
 
-def check_disk(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check ~/.ddpctl, the job's folders, and the free space for data and for images."""
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
@@ -24,7 +24,7 @@ def check_disk(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
         yield failure(what, "fix its permissions or free space there")
         return
     for folder in details.missing:
-        key = "job.metrics_dir" if folder == inventory.cluster.job.metrics_dir else "job.mounts"
+        key = "job.metrics_dir" if folder == fleet.cluster.job.metrics_dir else "job.mounts"
         what = f"{folder}, named in {key}, does not exist"
         yield failure(what, f"create it there or correct {key}")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
@@ -49,9 +49,9 @@ def _room(disk: Disk, use: str, needed: int) -> Iterator[Problem]:
         yield warning(free, remedy)
 
 
-def check_memory(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check free RAM, shared memory, and the limit on memory that InfiniBand locks."""
-    details, shm_size = machine.details, inventory.cluster.job.shm_size
+    details, shm_size = machine.details, fleet.cluster.job.shm_size
     shm, chosen = details.disk("/dev/shm"), shm_size != Job().shm_size
     if not machine.in_containers and shm and shm.kib < GIB:
         what = f"/dev/shm is only {_size(shm.kib)}, and data loader workers need more"
@@ -71,12 +71,10 @@ def check_memory(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
         yield warning(what, "set memlock to unlimited in /etc/security/limits.conf there")
 
 
-def check_clock(machine: Machine, inventory: Inventory) -> Iterator[Problem]:
+def check_clock(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that the clock is near the median of all clocks, including the launching machine's."""
     facts = machine.facts
-    off = facts.clock_skew - statistics.median(
-        [0.0, *(m.facts.clock_skew for m in inventory.machines)]
-    )
+    off = facts.clock_skew - statistics.median([0.0, *(m.facts.clock_skew for m in fleet.machines)])
     if abs(off) > SKEW + facts.clock_error:
         what = f"its clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the others"
         yield warning(what, "start chrony or systemd-timesyncd there")

@@ -20,7 +20,7 @@ from ..plan.plan import LABEL, Container, Mount
 from ..ssh.limits import AT_ONCE
 from ..ssh.node import Node
 from .findings import Finding, failure, failure_of, warning
-from .inventory import Inventory, odd_one_out
+from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
@@ -66,10 +66,10 @@ class ContainerReport:
     error: DdpctlError | None = None
 
 
-def run_containers(inventory: Inventory, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
+def run_containers(fleet: Fleet, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
     """Test each machine in `nodes` that has the image. Return reports by first node rank."""
-    token, job = secrets.token_hex(4), inventory.cluster.job
-    machines = [m for m in inventory.machines if m.rank in nodes and m.engine and m.engine.image]
+    token, job = secrets.token_hex(4), fleet.cluster.job
+    machines = [m for m in fleet.machines if m.rank in nodes and m.engine and m.engine.image]
     with_torch = needing_torch(machines)
 
     def run(machine: Machine) -> ContainerReport:
@@ -136,13 +136,13 @@ def parse_report(output: str) -> ContainerReport:
     return ContainerReport(**texts, gpus=gpus if isinstance(gpus, int) else 0)
 
 
-def judge(inventory: Inventory, reports: Mapping[int, ContainerReport]) -> Iterator[Finding]:
+def judge(fleet: Fleet, reports: Mapping[int, ContainerReport]) -> Iterator[Finding]:
     """Check that each container ran, imported torch, wrote its file and saw the GPUs.
 
     Ranks cannot communicate with different versions of torch or NCCL, so that is a failure. For
     CUDA and Python, it is a warning.
     """
-    tested = [machine for machine in inventory.machines if machine.rank in reports]
+    tested = [machine for machine in fleet.machines if machine.rank in reports]
     for machine in tested:
         name, report = machine.name, reports[machine.rank]
         if report.error:
@@ -172,6 +172,6 @@ def judge(inventory: Inventory, reports: Mapping[int, ContainerReport]) -> Itera
 
             if odd := odd_one_out(machine, tested, version):
                 what = f"{label} {odd[0]} in its image, while other hosts have {odd[1]}"
-                image = inventory.cluster.job.image
+                image = fleet.cluster.job.image
                 remedy = f"put the same {image} on all hosts with `ddpctl push HOSTS --image`"
                 yield severity(what, remedy).at(name, "image")

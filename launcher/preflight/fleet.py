@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..engines.engine_info import ImageInfo
 from ..facts.network import Address
 from ..hosts import Cluster
-from ..plan.network import node_addresses
+from ..plan.node_address import node_addresses
 from .machine import Machine
 from .reach import DialResult, Reach, addresses_to_dial
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Inventory:
+class Fleet:
     """The machines that answered, in rank order, and what else the checks need."""
 
     cluster: Cluster

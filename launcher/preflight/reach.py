@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..plan.network import candidates
+from ..plan.node_address import candidates
 from .machine import Machine
 
 

@@ -45,7 +45,7 @@ TRANSPORTS = {  # by prefix of the word after `via` in NCCL's log
 }
 
 
-class Job:
+class ThisRank:
     """This rank, and the options of the check. Ends the process if one step takes too long."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -117,32 +117,32 @@ class Job:
         self.report("late", act=self._act, how=how, ranks=late, nodes=nodes)
 
 
-def mesh(job: Job) -> bool:
+def mesh(me: ThisRank) -> bool:
     """Connect every node to every other by TCP, on the data addresses. Return whether all succeeded."""
-    if job.local_rank == 0:
+    if me.local_rank == 0:
         server = socket.create_server(("", 0))
-        job.store.set(f"mesh/{job.node}", f"{own_address()} {server.getsockname()[1]}")
+        me.store.set(f"mesh/{me.node}", f"{own_address()} {server.getsockname()[1]}")
         threading.Thread(target=accept, args=(server,), daemon=True).start()
-        job.store.set(f"reached/{job.node}", json.dumps(unreached(job)))
-    answers = [json.loads(job.store.get(f"reached/{n}")) for n in range(job.nodes)]
-    if job.local_rank == 0:
-        job.store.set(f"mesh-read/{job.node}", "1")
+        me.store.set(f"reached/{me.node}", json.dumps(unreached(me)))
+    answers = [json.loads(me.store.get(f"reached/{n}")) for n in range(me.nodes)]
+    if me.local_rank == 0:
+        me.store.set(f"mesh-read/{me.node}", "1")
     # After a failure the ranks exit, and node 0's store ends. So wait until all nodes have read it.
-    job.store.wait([f"mesh-read/{n}" for n in range(job.nodes)])
+    me.store.wait([f"mesh-read/{n}" for n in range(me.nodes)])
     failed = [one for answer in answers for one in answer]
-    job.report("mesh", failed=failed)
+    me.report("mesh", failed=failed)
     return not failed
 
 
-def unreached(job: Job) -> list[dict[str, Any]]:
+def unreached(me: ThisRank) -> list[dict[str, Any]]:
     """Return the source, target, address and error of each failed connection of this node."""
     failed = []
-    for other in (node for node in range(job.nodes) if node != job.node):
-        host, port = job.store.get(f"mesh/{other}").decode().split()
+    for other in (node for node in range(me.nodes) if node != me.node):
+        host, port = me.store.get(f"mesh/{other}").decode().split()
         try:
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         except OSError as error:
-            ends = {"source": job.node, "target": other}
+            ends = {"source": me.node, "target": other}
             failed.append({**ends, "address": host, "error": str(error)})
     return failed
 
@@ -165,9 +165,9 @@ def accept(server: socket.socket) -> None:
             server.accept()[0].close()
 
 
-def right(job: Job) -> None:
+def right(me: ThisRank) -> None:
     """Run each collective once on numbers with a known result, and report if it was right."""
-    n, mine, device = job.world, float(job.rank), job.device
+    n, mine, device = me.world, float(me.rank), me.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))
 
@@ -185,7 +185,7 @@ def right(job: Job) -> None:
         out = torch.empty(1000, device=device)
         parts = [ones * (mine + r) for r in range(n)]
         dist.reduce_scatter(out, parts)
-        return bool((out == total + n * job.rank).all())
+        return bool((out == total + n * me.rank).all())
 
     def broadcast() -> bool:
         x = ones * (mine + 7)
@@ -196,16 +196,16 @@ def right(job: Job) -> None:
         if n == 1:
             return True
         x = torch.empty_like(ones)
-        sent = dist.isend(ones * mine, (job.rank + 1) % n)
-        dist.recv(x, (job.rank - 1) % n)
+        sent = dist.isend(ones * mine, (me.rank + 1) % n)
+        dist.recv(x, (me.rank - 1) % n)
         if sent is not None:
             sent.wait()
-        return bool((x == (job.rank - 1) % n).all())
+        return bool((x == (me.rank - 1) % n).all())
 
     for act in (all_reduce, all_gather, reduce_scatter, broadcast, point_to_point):
         name = act.__name__.replace("_", "-")
         verdicts: list[Any] = [None] * n
-        with job.step(name):
+        with me.step(name):
             try:
                 verdict = "right" if act() else "WRONG"
             except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -214,111 +214,111 @@ def right(job: Job) -> None:
                 verdict = "not offered"
             dist.all_gather_object(verdicts, verdict)
         wrong = [r for r, word in enumerate(verdicts) if word == "WRONG"]
-        job.report("right", collective=name, verdict="WRONG" if wrong else verdicts[0], ranks=wrong)
+        me.report("right", collective=name, verdict="WRONG" if wrong else verdicts[0], ranks=wrong)
 
 
-def sweep(job: Job) -> None:
+def sweep(me: ThisRank) -> None:
     """Measure all-reduce at growing sizes. The slowest rank's mean time per round counts."""
     size = 8
-    while size <= job.max_bytes:
+    while size <= me.max_bytes:
         count = size // 4
-        act = functools.partial(dist.all_reduce, torch.ones(count, device=job.device))
-        with job.step(f"all-reduce of {size} bytes"):
+        act = functools.partial(dist.all_reduce, torch.ones(count, device=me.device))
+        with me.step(f"all-reduce of {size} bytes"):
             for _ in range(WARMUP):
                 act()
-            enough = MEASURE_SECONDS / max(timed(job, act, 1), 1e-6)
-            rounds = torch.tensor([min(MAX_ROUNDS, max(3, int(enough)))], device=job.device)
+            enough = MEASURE_SECONDS / max(timed(me, act, 1), 1e-6)
+            rounds = torch.tensor([min(MAX_ROUNDS, max(3, int(enough)))], device=me.device)
             dist.broadcast(rounds, 0)
-            slowest = torch.tensor([timed(job, act, int(rounds))], device=job.device)
+            slowest = torch.tensor([timed(me, act, int(rounds))], device=me.device)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             seconds = float(slowest)
         alg = size / seconds / 1e9
-        bus = alg * 2 * (job.world - 1) / job.world
+        bus = alg * 2 * (me.world - 1) / me.world
         rates = {"seconds": seconds, "algbw": alg, "busbw": bus}
-        job.report("size", bytes=size, count=count, type="float", **rates)
+        me.report("size", bytes=size, count=count, type="float", **rates)
         size *= 4
 
 
-def timed(job: Job, act: Callable[[], object], rounds: int) -> float:
+def timed(me: ThisRank, act: Callable[[], object], rounds: int) -> float:
     """Return the mean seconds per call of `act` on this rank."""
-    job.sync()
+    me.sync()
     began = time.perf_counter()
     for _ in range(rounds):
         act()
-    job.sync()
+    me.sync()
     return (time.perf_counter() - began) / rounds
 
 
-def pairs(job: Job) -> None:
+def pairs(me: ThisRank) -> None:
     """Measure each pair of nodes in both directions, one at a time, between their first ranks."""
-    x = torch.ones(PAIR_BYTES // 4, device=job.device)
+    x = torch.ones(PAIR_BYTES // 4, device=me.device)
     rates: dict[tuple[int, int], list[float]] = {}
     for _ in range(PAIR_ROUNDS):  # so no pair has all its rounds at once
-        for source, target in itertools.permutations(range(job.nodes), 2):
-            with job.step(f"node {source} to node {target}"):
-                seconds = one_way(job, x, source * job.per_node, target * job.per_node)
+        for source, target in itertools.permutations(range(me.nodes), 2):
+            with me.step(f"node {source} to node {target}"):
+                seconds = one_way(me, x, source * me.per_node, target * me.per_node)
                 dist.barrier()
             rates.setdefault((source, target), []).append(PAIR_BYTES / seconds / 1e9)
     for (source, target), rounds in rates.items():
         gbs = statistics.median(rounds)
-        job.report("pair", source=source, target=target, gbs=gbs, rounds=rounds)
+        me.report("pair", source=source, target=target, gbs=gbs, rounds=rounds)
 
 
-def one_way(job: Job, x: torch.Tensor, source: int, target: int) -> float:
+def one_way(me: ThisRank, x: torch.Tensor, source: int, target: int) -> float:
     """Return the seconds to send x once, on all ranks: the median of three on the receiver."""
     seconds = []
     for number in range(4):
         dist.barrier()
         began = time.perf_counter()
-        if job.rank == source:
+        if me.rank == source:
             dist.send(x, target)
-        elif job.rank == target:
+        elif me.rank == target:
             dist.recv(x, source)
-        job.sync()
+        me.sync()
         if number:  # the first round sets up the connection
             seconds.append(time.perf_counter() - began)
     median = statistics.median(seconds)
-    shared = torch.tensor([median if job.rank == target else 0.0], device=job.device)
+    shared = torch.tensor([median if me.rank == target else 0.0], device=me.device)
     dist.all_reduce(shared)
     return float(shared)
 
 
-def transports(job: Job) -> dict[str, int]:
+def transports(me: ThisRank) -> dict[str, int]:
     """Return the number of channels per transport in all ranks' NCCL logs. Without CUDA: Gloo."""
-    if not job.cuda:
+    if not me.cuda:
         return {"sockets (Gloo)": 1}
     found = Counter(
         next((name for word, name in TRANSPORTS.items() if via.startswith(word)), via)
-        for path in Path("/tmp").glob(f"ddpctl-nccl.{job.local_rank}.*")
+        for path in Path("/tmp").glob(f"ddpctl-nccl.{me.local_rank}.*")
         for via in re.findall(r" via (\S+)", path.read_text(errors="replace"))
     )
-    every: list[Any] = [None] * job.world
+    every: list[Any] = [None] * me.world
     dist.all_gather_object(every, found)
     return dict(sum(every, Counter()))
 
 
 def main() -> None:
-    job = Job(json.loads(sys.argv[1]))
-    if job.cuda:
-        torch.cuda.set_device(job.local_rank)
+    me = ThisRank(json.loads(sys.argv[1]))
+    if me.cuda:
+        torch.cuda.set_device(me.local_rank)
         os.environ["NCCL_DEBUG"] = "INFO"
         os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,GRAPH"
-        os.environ["NCCL_DEBUG_FILE"] = f"/tmp/ddpctl-nccl.{job.local_rank}.%h.%p"
-    with job.step("connecting"):
-        device = torch.cuda.get_device_name() if job.cuda else "CPU"
+        os.environ["NCCL_DEBUG_FILE"] = f"/tmp/ddpctl-nccl.{me.local_rank}.%h.%p"
+    with me.step("connecting"):
+        device = torch.cuda.get_device_name() if me.cuda else "CPU"
         device += f", torch {torch.__version__}"
-        job.report("world", nodes=job.nodes, ranks=job.world, device=device)
-        if not mesh(job):
+        me.report("world", nodes=me.nodes, ranks=me.world, device=device)
+        if not mesh(me):
             time.sleep(0.5)  # lets the report be read before torchrun ends the ranks
             os._exit(4)
-        limit = datetime.timedelta(seconds=10 * job.timeout)
-        dist.init_process_group("nccl" if job.cuda else "gloo", timeout=limit)
+        limit = datetime.timedelta(seconds=10 * me.timeout)
+        dist.init_process_group("nccl" if me.cuda else "gloo", timeout=limit)
         dist.barrier()
-    right(job)
-    sweep(job)
-    if job.pairwise:
-        pairs(job)
-    job.report("done", transports=transports(job))
+    right(me)
+    sweep(me)
+    if me.pairwise:
+        pairs(me)
+    me.report("done", transports=transports(me))
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()

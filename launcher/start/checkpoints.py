@@ -81,7 +81,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResumePoint:
     """The checkpoint to resume from, and the folders or files of it that each host lacks."""
 
     source: Checkpoints
@@ -113,17 +113,17 @@ def distribute_checkpoint(
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.node.name}: not using {path}, which is incomplete or damaged")
-    choice = choose([*seen.values()])
-    if choice is None:
+    point = choose([*seen.values()])
+    if point is None:
         which = "host that answered" if failures else "host"
         console.say(f"no {which} has a checkpoint of this run: starting from scratch")
         return
-    source = choice.source.node.name
-    console.say(f"resuming from {choice.what}, on {source}")
+    source = point.source.node.name
+    console.say(f"resuming from {point.what}, on {source}")
     aside = f".before-attempt-{len(record.attempts) + 1}"
-    for target, paths in choice.missing:
-        with console.step(f"sending {choice.what} from {source} to {target.node.name}"):
-            send(choice.source, target, paths, aside, open_to_all=open_to_all)
+    for target, paths in point.missing:
+        with console.step(f"sending {point.what} from {source} to {target.node.name}"):
+            send(point.source, target, paths, aside, open_to_all=open_to_all)
 
 
 def checkpoint_folders(
@@ -156,7 +156,7 @@ def with_content(folder: Checkpoints) -> Checkpoints:
     return dataclasses.replace(folder, newest=newest, damaged=tuple(damaged), files=files)
 
 
-def choose(hosts: Sequence[Checkpoints]) -> Choice | None:
+def choose(hosts: Sequence[Checkpoints]) -> ResumePoint | None:
     """Choose a checkpoint; None if there is none. Pure.
 
     hosts: those of the next attempt in rank order, then the former ones.
@@ -167,14 +167,14 @@ def choose(hosts: Sequence[Checkpoints]) -> Choice | None:
         # one host of the attempt needs it; the trainer's ranks then share it
         needed = nodes[:1] if source.rank is None else []
         name = source.newest.rpartition("/")[2]
-        return Choice(source, name, [(target, [source.newest]) for target in needed])
+        return ResumePoint(source, name, [(target, [source.newest]) for target in needed])
     written = [host for host in hosts if host.files]
     if not written:
         return None
     source = max(written, key=lambda host: max(file.time for file in host.files.values()))
     files = sorted(source.files.items())
     missing = [(node, [path for path, file in files if node.lacks(path, file)]) for node in nodes]
-    return Choice(source, "the newest checkpoint", [each for each in missing if each[1]])
+    return ResumePoint(source, "the newest checkpoint", [each for each in missing if each[1]])
 
 
 def send(

@@ -60,15 +60,15 @@ def check(choice: Choice, console: Console) -> HostSurvey:
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         raise Several(finding.error() for finding in survey.failures)
-    inventory, images = survey.inventory, None
+    fleet, images = survey.fleet, None
     if engine_traits(cluster.job.engine).in_container:
         images = {
             nodes[rank]: machine.engine.image if machine.engine else None
-            for machine in inventory.machines
+            for machine in fleet.machines
             for rank in machine.ranks
         }
-    unreached = inventory.reach.unreached
-    return HostSurvey(request, nodes, survey.facts, inventory.image_here, images, unreached)
+    unreached = fleet.reach.unreached
+    return HostSurvey(request, nodes, survey.facts, fleet.image_here, images, unreached)
 
 
 def push(survey: HostSurvey, console: Console) -> PushResult:

@@ -16,7 +16,7 @@ from namespaces import Namespaces
 from launcher.facts.gather import gather
 from launcher.facts.network import Address
 from launcher.hosts import Cluster, Host, parse
-from launcher.plan.network import node_addresses
+from launcher.plan.node_address import node_addresses
 from launcher.preflight.check import Survey, survey_hosts
 from launcher.preflight.findings import Finding
 from launcher.ssh.node import connected
@@ -69,7 +69,7 @@ def test_healthy_hosts_give_no_finding_and_no_decoy_is_chosen(
     found = survey()
     assert seen(found) == []
     addresses = [Address(net.address(i), "eth0") for i in (1, 2, 3)]
-    assert [*found.inventory.addresses.values()] == addresses
+    assert [*found.fleet.addresses.values()] == addresses
     hosts = [Host(net.address(i)) for i in (1, 2, 3)]
     with connected(hosts) as nodes:  # as with --no-check
         facts = gather(nodes)
@@ -182,7 +182,7 @@ def test_a_second_network_that_leads_nowhere_is_passed_over(
     finally:
         namespaces.run(*at, "link", "del", "fast0")
     assert seen(found) == []
-    assert found.inventory.addresses[1].ip == net.address(2)
+    assert found.fleet.addresses[1].ip == net.address(2)
 
 
 def test_an_own_name_that_stands_for_loopback(
@@ -230,7 +230,7 @@ def test_a_host_that_is_not_there_does_not_hide_the_others(
         ("failure", net.address(200), "ssh")
     ]
     assert found.exit_code == 4
-    assert found.inventory.addresses[2].ip == net.address(3)
+    assert found.fleet.addresses[2].ip == net.address(3)
     key.write_text("")
     try:
         refused = survey()

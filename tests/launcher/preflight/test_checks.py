@@ -32,7 +32,7 @@ from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, Host
 from launcher.preflight import check as run
 from launcher.preflight.findings import Finding, failure, in_order, lines, table, warning
-from launcher.preflight.inventory import Inventory
+from launcher.preflight.fleet import Fleet
 from launcher.preflight.machine import Machine
 
 
@@ -49,7 +49,7 @@ def judge(
     here: ImageInfo | None = IMAGE,
 ) -> list[Finding]:
     """What all checks say of these machines."""
-    return list(run.judge(Inventory(of or cluster(), machines, here)))
+    return list(run.judge(Fleet(of or cluster(), machines, here)))
 
 
 def test_a_healthy_cluster_gives_no_finding() -> None:
@@ -343,7 +343,7 @@ def with_gpu(made: Machine, node: NodeStatus) -> NodeStatus:
 
 def test_a_launch_that_waits_is_not_refused_what_other_runs_have() -> None:
     taken = with_engine(machine(0), nodes=(with_gpu(machine(0), status("night-1", 0, "running")),))
-    seen = Inventory(cluster(), [taken, machine(1)], IMAGE)
+    seen = Fleet(cluster(), [taken, machine(1)], IMAGE)
     assert {f.check for f in run.judge(seen)} == {"gpus", "ports"}
     assert list(run.judge(replace(seen, waits=True))) == []
 

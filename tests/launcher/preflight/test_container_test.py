@@ -21,14 +21,14 @@ from launcher.preflight.container_test import (
     parse_report,
 )
 from launcher.preflight.findings import Finding
-from launcher.preflight.inventory import Inventory, Machine
+from launcher.preflight.fleet import Fleet, Machine
 
 GOOD = ContainerReport("3.11.9", "2.4.0+cu124", "12.4", "2.20.5", gpus=4)
 
 
 def findings(machines: list[Machine], *reports: ContainerReport | None) -> list[Finding]:
     told = {rank: report for rank, report in enumerate(reports) if report}
-    return list(judge(Inventory(cluster(), machines), told))
+    return list(judge(Fleet(cluster(), machines), told))
 
 
 def test_a_good_report_gives_no_finding() -> None:

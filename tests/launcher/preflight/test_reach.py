@@ -16,7 +16,7 @@ from launcher.facts.network import Address, Interface, IpRoute
 from launcher.hosts import Host
 from launcher.preflight.check import judge
 from launcher.preflight.findings import Finding, lines
-from launcher.preflight.inventory import Inventory
+from launcher.preflight.fleet import Fleet
 from launcher.preflight.machine import Machine
 from launcher.preflight.reach import Dial, DialResult, Reach, addresses_to_dial, dials_to
 
@@ -47,13 +47,13 @@ def dialed(machines: Sequence[Machine], bad: Mapping[str, str] | None = None) ->
     return {dial: DialResult((bad or {}).get(dial.ip, "ok")) for dial in dials}
 
 
-def inventory(machines: Sequence[Machine], reach: Reach) -> Inventory:
+def fleet(machines: Sequence[Machine], reach: Reach) -> Fleet:
     hosts = (Host(m.name) for m in machines)
-    return Inventory(cluster(*hosts, master_port=29500), machines, reach=reach)
+    return Fleet(cluster(*hosts, master_port=29500), machines, reach=reach)
 
 
 def findings(machines: Sequence[Machine], reach: Reach) -> list[Finding]:
-    found = judge(inventory(machines, reach))
+    found = judge(fleet(machines, reach))
     return [finding for finding in found if finding.check in ("network", "ports")]
 
 
@@ -65,7 +65,7 @@ def one_finding(machines: Sequence[Machine], results: Results) -> Finding:
 
 def chosen(machines: Sequence[Machine], results: Results) -> list[tuple[str | None, str]]:
     """Each machine's address, and why."""
-    whole = inventory(machines, Reach(results))
+    whole = fleet(machines, Reach(results))
     pairs = [whole.address(machine) for machine in machines]
     return [(address.ip if address else None, why) for address, why in pairs]
 

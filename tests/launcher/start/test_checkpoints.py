@@ -14,7 +14,7 @@ from launcher.hosts import Host
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
 from launcher.start import checkpoints
-from launcher.start.checkpoints import Checkpoints, Choice, File, choose, send, with_content
+from launcher.start.checkpoints import Checkpoints, File, ResumePoint, choose, send, with_content
 
 
 def host(name: str, rank: int | None, **has: object) -> Checkpoints:
@@ -114,7 +114,7 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     (theirs / "last.pt").write_bytes(b"stale")
     os.utime(theirs / "last.pt", (900_000_000, 900_000_000))
     choice = choose([with_content(a), with_content(b)])
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
     assert sorted(paths) == sorted(names)
     send(choice.source, target, paths, ".before-attempt-2")
@@ -130,7 +130,7 @@ def test_one_that_cannot_be_taken_whole_changes_nothing_there(tmp_path: Path) ->
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")
     choice = choose([with_content(b), with_content(a)])
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
     (tmp_path / "b").write_text("a file where the folder should be")
     with pytest.raises(CommandFailed, match=r"^local: "):
@@ -144,7 +144,7 @@ def test_a_tar_that_does_not_end_is_one_line(
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")
     choice = choose([with_content(b), with_content(a)])
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
     monkeypatch.setattr(checkpoints, "RECEIVE", "cat >/dev/null; exec sleep 1000")
     monkeypatch.setattr(checkpoints, "TAR_TIMEOUT", 0.5)

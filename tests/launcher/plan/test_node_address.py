@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.facts.facts import Facts
 from launcher.facts.network import Address, Interface, IpRoute
 from launcher.hosts import Host
-from launcher.plan.network import (
+from launcher.plan.node_address import (
     addresses_in_file,
     candidates,
     node_addresses,

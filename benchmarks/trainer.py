@@ -31,10 +31,10 @@ need_modules("trainer", "torch", "numpy", "torchvision", "PIL")
 import torch
 from PIL import Image
 
+from benchmarks.modes import records
 from trainer.data.synthetic import Arrays
 from trainer.errors import DataError
 from trainer.tools.data_command import fashion_mnist, write_cifar10
-from trainer.tools.plot import records
 
 HERE = Path(__file__).parent
 EPOCH = 50_000  # images in an epoch of CIFAR-10
@@ -105,13 +105,12 @@ def on_gpu() -> int:
             "One technique at a time": ["--techniques", "--ranks", "1", "--epochs", "2"],
             "DP, DDP and AMP": ["--ranks", str(count), "--epochs", "2"],
             "Ranks": ["--scaling", ",".join(counts), "--epochs", "2"],
-            "Whole steps as CUDA graphs": ["--scaling", "1", "--cuda-graph", "--epochs", "2"],
             "--preset fast": ["--scaling", str(count), "--preset", "fast", "--epochs", "10"],
         }
         text = f"{count} x {torch.cuda.get_device_name()}, torch {torch.__version__}; "
         text += "ResNet-18, Fashion-MNIST in CIFAR-10's layout, global batch 512.\n"
         for title, flags in tables.items():
-            command = [sys.executable, "-m", "trainer", "bench", *flags, *common]
+            command = [sys.executable, "-m", "benchmarks.modes", *flags, *common]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             text += f"\n{title}:\n\n```\n{done.stdout.rstrip()}\n```\n"
     print(text)
@@ -125,7 +124,7 @@ def scaling() -> int:
         data = subset(10_000, Path(scratch))
         flags = ["--data", str(data), "--model", "resnet8", "--global-batch", "256"]
         flags += ["--epochs", "2", "--threads", "1", "--print-every", "4", "--lr", "0.2"]
-        command = [sys.executable, "-m", "trainer", "bench", "--scaling", "1,2,4,8", *flags]
+        command = [sys.executable, "-m", "benchmarks.modes", "--scaling", "1,2,4,8", *flags]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     text = (
         f"{os.cpu_count()} CPU cores, so more ranks than that share them. ResNet-8, 10,000 images "

@@ -20,9 +20,7 @@ import os
 import re
 import shutil
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,15 +53,20 @@ def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: in
     Raises CheckpointError if it cannot be written; earlier ones are untouched.
     """
     began = time.perf_counter()
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
     files = {
-        "state.pt": buffer.getbuffer(),
+        "state.pt": encoded(state),
         "meta.json": memoryview(json.dumps(meta, indent=2).encode() + b"\n"),
     }
     saved = publish(root, int(meta["step"]), files)
     prune(root, keep)
     return saved, time.perf_counter() - began
+
+
+def encoded(value: Mapping[str, Any]) -> memoryview:
+    """Return what torch.save writes. In memory, since it hides why a file cannot be written."""
+    buffer = io.BytesIO()
+    torch.save(dict(value), buffer)
+    return buffer.getbuffer()
 
 
 def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> Saved:
@@ -96,31 +99,9 @@ def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> S
     return Saved(final, step, hashlib.sha256(manifest.encode()).hexdigest())
 
 
-class Writer:
-    """Write files in a thread, in order, while training continues."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "writer")
-        self._jobs: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
-
-    def submit(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Run `job` in the thread; `collect` calls `then` with its result."""
-        self._jobs.append((self._pool.submit(job), then))
-
-    @property
-    def failed(self) -> bool:
-        return any(job.done() and job.exception() for job, _ in self._jobs)
-
-    def collect(self, *, wait: bool) -> None:
-        """Collect the results of finished jobs, or of all. Raises the first error of a job."""
-        while self._jobs and (wait or self._jobs[0][0].done()):
-            job, then = self._jobs.popleft()
-            then(job.result())
-
-
 def snapshot(value: Any) -> Any:
-    """A copy in CPU memory of the tensors in nested dicts and lists. From a GPU they are copied to
-    pinned memory asynchronously: synchronize before reading them."""
+    """Return a copy in CPU memory of the tensors in nested dicts and lists. From a GPU they are copied
+    to pinned memory asynchronously: synchronize before reading them."""
     if isinstance(value, torch.Tensor):
         target = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
         return target.copy_(value.detach(), non_blocking=True)
@@ -131,7 +112,7 @@ def snapshot(value: Any) -> Any:
     return value
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for snapshots to arrive."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
@@ -139,13 +120,10 @@ def synchronise(device: torch.device) -> None:
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a state_dict, atomically. Raises CheckpointError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        torch.save(dict(weights), temporary)
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {path}: {error}".splitlines()[0]) from error
+        replace_file(path, encoded(weights))
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_exports(out: Path, names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> None:
@@ -181,17 +159,17 @@ def verify(path: Path) -> Saved:
 
 
 def folders(root: Path) -> list[Path]:
-    """All step-* folders under root/ckpt, damaged or not, highest step first."""
-    found = [
+    """Return all step-* folders under root/ckpt, damaged or not, highest step first."""
+    steps = [
         (int(match[1]), path)
         for path in (root / "ckpt").glob("step-*")
         if (match := NAME.fullmatch(path.name))
     ]
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(steps, reverse=True)]
 
 
 def newest_intact(root: Path) -> tuple[Saved | None, list[str]]:
-    """The newest intact checkpoint, and what is wrong with each newer one."""
+    """Return the newest intact checkpoint, and what is wrong with each newer one."""
     problems: list[str] = []
     for path in folders(root):
         try:
@@ -206,7 +184,7 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def decode(files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(state, meta) from the bytes of a verified checkpoint, tensors on the CPU.
+    """Return (state, meta) from the bytes of a verified checkpoint, tensors on the CPU.
 
     Raises CheckpointError if `save` did not write them. Code in them is never run.
     """
@@ -230,7 +208,8 @@ def clean(root: Path) -> None:
 
 
 def set_aside(path: Path, prefix: str) -> Path | None:
-    """Rename a file or folder to `<prefix>-<name>`, numbered if that exists. None if absent."""
+    """Rename a file or folder to `<prefix>-<name>`, numbered if that exists. Return the new path, or
+    None if there is nothing to rename."""
     if not path.exists():
         return None
     for number in range(1, 10_000):
@@ -243,8 +222,12 @@ def set_aside(path: Path, prefix: str) -> Path | None:
 def replace_file(path: Path, content: bytes | memoryview) -> None:
     """Replace a file atomically: readers see the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write_synced(temporary, content)
-    temporary.replace(path)
+    try:
+        write_synced(temporary, content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

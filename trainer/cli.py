@@ -1,4 +1,4 @@
-"""`python -m trainer [FLAGS]`, and its other commands: ckpt, data, bench, plot.
+"""`python -m trainer [FLAGS]`, and its other commands: ckpt, data.
 
 torch is imported late, so that --help and usage errors are instant.
 """
@@ -13,17 +13,13 @@ from collections.abc import Sequence
 from .config import Config
 from .errors import TrainerError, UsageError, print_error
 from .flags import as_json, parse
+from .parent import die_with_parent
 
-COMMANDS = {  # in trainer/tools
-    "ckpt": "checkpoint_command",
-    "data": "data_command",
-    "bench": "bench",
-    "plot": "plot",
-}
+COMMANDS = {"ckpt": "checkpoint_command", "data": "data_command"}  # in trainer/tools
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line. Returns the exit code. One rank prints an error, if any."""
+    """Run the command line. Return the exit code. One rank prints an error, if any."""
     try:
         if argv and argv[0] in COMMANDS:
             module = importlib.import_module(f".tools.{COMMANDS[argv[0]]}", __package__)
@@ -38,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
             from .tools.spawn import spawn
 
             return spawn(config, argv, other["env"])
-        if config.spawn and "TRAINER_SPAWNED" not in os.environ:
+        if parent := os.environ.get("TRAINER_SPAWNED"):
+            die_with_parent(int(parent))
+        elif config.spawn:
             raise UsageError(
                 "--spawn with RANK in the environment: torchrun has already started the ranks"
             )

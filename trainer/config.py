@@ -16,9 +16,11 @@ from typing import Any
 from .errors import UsageError
 
 NEEDS_GPU = "--bn sync needs GPUs: use --bn local or frozen on a CPU"
+AUGMENTATIONS = ("crop", "flip", "alternating-flip", "none")
 GROUPS = {  # the first flag of each group, and the group's title in --help
     "model": "network",
     "data": "images",
+    "augment": "augmentation",
     "batch_size": "batch",
     "loss": "optimizer",
     "epochs": "schedule",
@@ -35,65 +37,81 @@ def flag(
     choices: tuple[str, ...] | None = None,
     bare: str | None = None,
     kind: type | None = None,
+    noted: bool = True,
 ) -> Any:
-    """A field of Config. `bare` is the value of the flag when given without one."""
+    """Define a field of Config. `bare` is the value of the flag when given without one; `noted`
+    settings affect the results, so a resumed run warns if one has changed."""
     kind = kind or type(default)
     about = {"help": text, "aliases": aliases, "choices": choices, "bare": bare, "kind": kind}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={**about, "noted": noted})
 
 
 @dataclass(frozen=True)
 class Config:
     # fmt: off
     model: str = flag("resnet18", "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function",
-                      "--arch", "--net")
+                      "--arch", "--net", noted=False)
     stem: str = flag("auto", "first layers: cifar (3x3), imagenet (7x7), or by image size",
-                     choices=("auto", "cifar", "imagenet"))
-    width: int | None = flag(None, "channels in the first stage", kind=int)
-    num_classes: int | None = flag(None, "number of classes (default: from the data)", kind=int)
-    weights: str = flag("", "weights to start from (a .pth file), for fine-tuning")
+                     choices=("auto", "cifar", "imagenet"), noted=False)
+    width: int | None = flag(None, "channels in the first stage", kind=int, noted=False)
+    num_classes: int | None = flag(None, "number of classes (default: from the data)", kind=int,
+                                   noted=False)
+    weights: str = flag("", "weights to start from (a .pth file), for fine-tuning", noted=False)
     bn: str = flag("local", "batch-norm statistics: per rank, over all ranks (GPU), or fixed",
                    choices=("local", "sync", "frozen"))
     channels_last: bool = flag(True, "NHWC memory layout")
     compile: bool = flag(False, "torch.compile inside DDP", "--torchcompile")
-    cuda_graph: bool = flag(False, "replay whole steps as a CUDA graph (one GPU)")
-    compile_mode: str = flag("default", "what torch.compile optimises for",
+    compile_mode: str = flag("default", "what torch.compile optimizes for",
                              choices=("default", "reduce-overhead", "max-autotune"))
 
     data: str = flag("", "folder, synthetic, download, or package.module:function",
-                     "--data-path", "--data-dir", "--data-url")
-    synthetic_train: int = flag(5000, "synthetic training images", "--dataset-size")
-    synthetic_test: int = flag(1000, "synthetic test images")
-    synthetic_size: int = flag(32, "width of a synthetic image in pixels")
+                     "--data-path", "--data-dir", "--data-url", noted=False)
+    synthetic_train: int = flag(5000, "number of synthetic training images", "--dataset-size",
+                                noted=False)
+    synthetic_test: int = flag(1000, "number of synthetic test images", noted=False)
+    synthetic_size: int = flag(32, "width of a synthetic image in pixels", noted=False)
     val_split: float = flag(0.0, "share of the training images held out to choose the best epoch "
-                            "(0 to 0.5)")
-    augment: bool = flag(True, "random crops and flips of the training images")
+                            "(0 to 0.5)", noted=False)
+    image_size: int = flag(224, "width in pixels of images from an ImageFolder tree")
+    train_size: str = flag("", "width of training images from a tree, fixed (176) or growing from "
+                           "epoch to epoch (128:192) (default: --image-size)", "--train-crop-size")
+    workers: int = flag(4, "processes per rank that load images of a tree or of your own data set",
+                        "-j", "--num-workers", noted=False)
+
+    augment: str = flag("crop,flip", "crop, flip, alternating-flip, package.module:function, or "
+                        "several of these with commas; or none")
     randaugment: int = flag(0, "RandAugment magnitude for image folders, 1 to 30, usually 9 "
                             "(0: off)", "--ra-magnitude")
+    trivialaugment: bool = flag(False, "TrivialAugment for image folders")
     cutout: int = flag(0, "width in pixels of a square erased from each image (0: off)")
+    random_erase: float = flag(0.0, "share of the images from which a random box is erased",
+                               "--reprob")
     mixup: float = flag(0.0, "alpha of mixup (0: off); with --cutmix, each batch gets one of the two",
                         "--mixup-alpha")
     cutmix: float = flag(0.0, "alpha of CutMix (0: off)", "--cutmix-alpha")
-    image_size: int = flag(224, "width in pixels of images from an ImageFolder tree")
-    workers: int = flag(4, "threads per rank that decode an ImageFolder tree", "-j",
-                        "--num-workers")
 
     batch_size: int | None = flag(None, "images per rank and optimizer step (default 128)", "-b",
-                                  "--batch-per-rank", kind=int)
+                                  "--batch-per-rank", kind=int, noted=False)
     global_batch: int | None = flag(None, "images per optimizer step across all ranks",
-                                    "--global-batch-size", kind=int)
+                                    "--global-batch-size", kind=int, noted=False)
     grad_accum_steps: int = flag(1, "micro-batches per rank and optimizer step",
-                                 "--grad-accu-steps")
+                                 "--grad-accu-steps", noted=False)
+    elastic: str = flag("exact", "resume on other ranks: with the micro-batches of the checkpoint "
+                        "(same result), or one per rank (faster, other batch-norm statistics)",
+                        choices=("exact", "even"), noted=False)
     canonical_shards: int = flag(0, "bitwise equal weights at every world size that divides this "
-                                 "(0: off)")
-    drop_last: bool = flag(False, "drop the last, smaller batch of an epoch")
+                                 "(0: off)", noted=False)
+    drop_last: bool = flag(False, "drop the last, smaller batch of an epoch", noted=False)
     amp: str = flag("auto", "mixed precision; auto: bf16 on GPUs that have it, else off",
                     choices=("auto", "off", "bf16", "fp16"), bare="bf16")
-    grad_compression: str = flag("off", "ranks exchange gradients in bf16: half the bytes",
-                                 choices=("off", "bf16"), bare="bf16")
+    grad_exchange: str = flag("auto", "how ranks add up gradients; fp64: alike on any number of ranks, "
+                              "bf16: half the bytes; auto: fp64 on CPUs, fp32 on GPUs",
+                              "--grad-compression", choices=("auto", "fp64", "fp32", "bf16"),
+                              bare="bf16")
 
     loss: str = flag("cross-entropy", "cross-entropy, or package.module:function", "--criterion")
-    opt: str = flag("sgd", "optimizer", choices=("sgd", "adam", "adamw"))
+    opt: str = flag("sgd", "sgd, adam, adamw, or package.module:function such as torch.optim:RAdam",
+                    noted=False)
     lr: float = flag(0.1, "peak learning rate", "--learning-rate")
     lr_scaling: str = flag("none", "how --lr grows with global batch / --lr-base-size",
                            choices=("none", "linear", "sqrt"))
@@ -103,73 +121,72 @@ class Config:
     weight_decay: float = flag(5e-4, "weight decay", "--wd")
     norm_weight_decay: float | None = flag(
         None, "weight decay of batch norms and biases (default: the same)", kind=float)
-    label_smoothing: float = flag(0.0, "label smoothing (0 to 1)", "--smoothing")
+    label_smoothing: float = flag(0.0, "label smoothing, 0 up to but not including 1", "--smoothing")
     clip_grad_norm: float = flag(0.0, "maximum gradient norm (0: no limit)", "--clip-grad")
     ema: float = flag(0.0, "EMA decay; the averaged weights are evaluated (0: off)",
                       "--ema-decay")
 
     epochs: int = flag(10, "passes over the training images", "--num-epochs")
     max_steps: int = flag(0, "stop after this many steps (0: by epochs)")
-    schedule: str = flag("cosine", "learning-rate schedule", "--lr-scheduler", "--sched",
-                         choices=("cosine", "multistep", "triangular", "constant"))
+    max_time: str = flag("", "save and stop after this time, as for a signal: 90s, 30m, 2h30m",
+                         noted=False)
+    schedule: str = flag("cosine", "learning rate over the run: cosine, multistep, triangular, "
+                         "constant, or package.module:function", "--lr-scheduler", "--sched")
     warmup_epochs: float = flag(1.0, "epochs of linear warm-up", "--lr-warmup-epochs", "--warm")
     milestones: str = flag("60,120,160", "epochs at which multistep decays", "--lr-milestones")
     gamma: float = flag(0.2, "factor of each multistep decay", "--lr-gamma")
-    min_lr: float = flag(0.0, "learning rate at the end of cosine", "--lr-min")
+    min_lr: float = flag(0.0, "learning rate that the schedule ends at", "--lr-min")
 
-    preset: str = flag("", "a named set of defaults, which flags override")
-    seed: int = flag(0, "seed of weights, order and augmentation", "--random-seed")
+    preset: str = flag("", "a named set of defaults, which flags override", noted=False)
+    seed: int = flag(0, "seed of weights, order and augmentation", "--random-seed", noted=False)
     deterministic: bool = flag(False, "deterministic algorithms only",
                                "--use-deterministic-algorithms")
-    device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"))
-    spawn: int = flag(0, "start this many ranks on this machine, without torchrun")
-    threads: int = flag(0, "CPU threads per rank (0: torch's choice)")
-    timeout: float = flag(120.0, "seconds after which a silent rank counts as lost")
-    check_every: int = flag(1000, "steps between checks that replicas are equal (0: off)")
-    poll_every: int = flag(0, "steps between checks for stop signals (0: 1 on CPU, 10 on GPU)")
-    profile: str = flag("", "write a Chrome trace of these steps since the start, per rank: 10:20")
+    device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"), noted=False)
+    spawn: int = flag(0, "start this many ranks on this machine, without torchrun", noted=False)
+    threads: int = flag(0, "CPU threads per rank (0: torch's choice)", noted=False)
+    timeout: float = flag(120.0, "seconds without a sign of life after which a rank counts as lost",
+                          noted=False)
+    check_every: int = flag(1000, "steps between checks that replicas are equal (0: off)",
+                            noted=False)
+    profile: str = flag("", "write a Chrome trace of these steps since the start, per rank: 10:20",
+                        noted=False)
 
     resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl)",
-                       bare="auto")
-    resume_override: bool = flag(False, "accept a checkpoint with other data, batch or seed")
+                       bare="auto", noted=False)
+    resume_override: bool = flag(False, "accept a checkpoint with other data, batch or seed",
+                                 noted=False)
     checkpoint_dir: str = flag("", "where ckpt/step-* go (default: the output folder)",
-                               "--model-dir")
-    save_every: str = flag("60s", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)")
-    keep: int = flag(3, "newest checkpoints to keep, at least 2", "--checkpoint-hist")
-    copies: int = flag(2, "nodes that keep each checkpoint where disks are not shared: 1 or 2")
+                               "--model-dir", noted=False)
+    save_every: str = flag("60s", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)",
+                           noted=False)
+    keep: int = flag(3, "newest checkpoints to keep, at least 2", "--checkpoint-hist", noted=False)
     export_every: int = flag(1, "epochs between epoch_N.pth files; the newest is kept (0: none)",
-                             "--save-epoch")
+                             "--save-epoch", noted=False)
 
-    out: str = flag("", "output folder (default ./output)", "--output-dir", "--output")
-    eval_every: int = flag(1, "epochs between evaluations", "--val-interval")
-    eval_batch_size: int = flag(500, "images per rank and evaluation step")
-    test_only: bool = flag(False, "evaluate the checkpoint and stop")
+    out: str = flag("", "output folder (default ./output)", "--output-dir", "--output", noted=False)
+    eval_every: int = flag(1, "epochs between evaluations", "--val-interval", noted=False)
+    eval_batch_size: int = flag(500, "images per rank and evaluation step", noted=False)
+    test_only: bool = flag(False, "evaluate the checkpoint, write eval.json and stop", noted=False)
+    tta: str = flag("none", "also evaluate with each image's mirror image, as tta_top1",
+                    choices=("none", "mirror"), noted=False)
+    metric: str = flag("", "also evaluate package.module:function(logits, labels) over a whole split",
+                       noted=False)
     print_every: int = flag(50, "steps between lines of progress", "--print-freq",
-                            "--print-interval")
-    tensorboard: bool = flag(False, "also write TensorBoard event files")
-    plot: bool = flag(False, "draw curves.png at the end")
+                            "--print-interval", noted=False)
+    report_to: str = flag("", "call package.module:function with each line of metrics.jsonl",
+                          noted=False)
     # fmt: on
 
     def problems(self) -> Iterator[str]:
-        """The problems, one line each, that show without looking at the machine or the data."""
+        """Yield the problems, one line each, that show without looking at the machine or the data."""
         for limit, holds, names in LIMITS:
             for name in names.split():
                 if not holds(getattr(self, name)):
                     yield f"--{name.replace('_', '-')} {getattr(self, name)}: must {limit}"
-        graphs = self.compile and self.compile_mode != "default"  # torch.compile's own graphs
-        changing = [
-            *(self.opt != "sgd", self.amp == "fp16", self.grad_accum_steps > 1, graphs),
-            *(self.mixup, self.cutmix, self.canonical_shards),
-        ]
-        if self.cuda_graph and any(changing):
-            yield (
-                "--cuda-graph needs --opt sgd and --compile-mode default, and none of --amp fp16, "
-                "--grad-accum-steps, --mixup, --cutmix, --canonical-shards"
-            )
         if self.canonical_shards and self.grad_accum_steps > 1:
             yield "--canonical-shards cuts the batch itself: leave out --grad-accum-steps"
-        if self.canonical_shards and self.grad_compression != "off":
-            yield "--canonical-shards adds gradients exactly: leave out --grad-compression"
+        if self.canonical_shards and self.grad_exchange != "auto":
+            yield "--canonical-shards adds gradients in its own way: leave out --grad-exchange"
         if self.canonical_shards and self.bn == "sync":
             yield "--canonical-shards gives each shard its own statistics: use --bn local or frozen"
         if self.canonical_shards and self.amp == "fp16":
@@ -178,7 +195,7 @@ class Config:
             yield NEEDS_GPU
         if self.test_only and self.resume == "none":
             yield "--test-only with --resume none: there is nothing to evaluate"
-        for name in ("milestones", "save_every", "profile"):
+        for name in ("milestones", "save_every", "profile", "max_time", "train_size", "augment"):
             try:
                 getattr(self, f"parsed_{name}")
             except ValueError:
@@ -197,6 +214,15 @@ class Config:
         return int(match[1]), match[2] or "ep"
 
     @property
+    def parsed_max_time(self) -> int:
+        """Seconds; 0 means no limit."""
+        match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time.strip())
+        if not match:
+            raise ValueError(self.max_time)
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    @property
     def parsed_profile(self) -> tuple[int, int] | None:
         """The first and the last step to profile, counted from 1."""
         if not self.profile:
@@ -205,6 +231,22 @@ class Config:
         if not 1 <= first <= last:
             raise ValueError(self.profile)
         return first, last
+
+    @property
+    def parsed_train_size(self) -> tuple[int, int]:
+        """The widths of training images in the first and in the last epoch."""
+        first, _, last = (self.train_size or str(self.image_size)).partition(":")
+        if min(int(first), int(last or first)) < 1:
+            raise ValueError(self.train_size)
+        return int(first), int(last or first)
+
+    @property
+    def parsed_augment(self) -> list[str]:
+        """The names of the augmentations, in order."""
+        names = [name.strip() for name in self.augment.split(",")]
+        if not all(name in AUGMENTATIONS or is_function_name(name) for name in names):
+            raise ValueError(self.augment)
+        return names
 
 
 LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
@@ -218,28 +260,28 @@ LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
         "not be negative",
         lambda value: value >= 0,
         "canonical_shards lr weight_decay clip_grad_norm max_steps warmup_epochs min_lr seed spawn "
-        "threads timeout check_every poll_every export_every workers randaugment cutout mixup cutmix",
+        "threads timeout check_every export_every workers randaugment cutout mixup cutmix",
     ),
     ("be at least 2, in case the newest one is damaged", lambda value: value >= 2, "keep"),
-    ("be 1 or 2", lambda value: value in (1, 2), "copies"),
     ("be 0 to 0.5", lambda value: 0 <= value <= 0.5, "val_split"),
-    ("be 0 to 1", lambda value: 0 <= value < 1, "label_smoothing momentum ema"),
+    ("be 0 to 1", lambda value: 0 <= value <= 1, "random_erase"),
+    ("be at least 0 and below 1", lambda value: 0 <= value < 1, "label_smoothing momentum ema"),
     ("be at most 30", lambda value: value <= 30, "randaugment"),
 ]
 
 
 def is_function_name(text: str) -> bool:
-    """Whether a flag names a user function, as package.module:function."""
+    """Return whether a flag names a user's function, as package.module:function."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text) is not None
 
 
 def named_function(flag_name: str, text: str) -> Callable[..., Any]:
-    """The function that a flag names. Raises UsageError if it cannot be imported."""
+    """Return the function that a flag names. Raises UsageError if it cannot be imported."""
     module, _, name = text.partition(":")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"{flag_name} {text}: {error}: is its folder in PYTHONPATH?") from error
+        raise UsageError(f"{flag_name} {text}: {error}: is its folder on PYTHONPATH?") from error
     return function
 
 

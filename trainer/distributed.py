@@ -2,8 +2,6 @@
 
 In torchrun's words a node is a machine and a rank is a process; `local_rank` counts within a node.
 Without torchrun's variables there is one rank, and the same loop runs without a process group.
-
-At the end: comparing replicas, and averaging batch-norm statistics over ranks.
 """
 
 from __future__ import annotations
@@ -26,9 +24,11 @@ from torch import nn
 from torch.distributed import FileStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from .errors import KINDS, ReplicaMismatch, TrainerError, UsageError
-from .model import flatten, replaced, statistics, unflatten
 
 JOIN_TIMEOUT = 900  # seconds that the first rank waits for the last one to load its images
+# Seconds that a collective may take. Ranks may be minutes apart when one compiles or reads from a cold
+# disk; a rank that is lost is noticed much sooner, by its missing signs of life (ending.Watch).
+GROUP_TIMEOUT = 1800
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Ranks:
         return self.rank == 0
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Add up `tensor` over all ranks, in place."""
+        """Add up `tensor` over all ranks, in place, and return it."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank. Values must be small and picklable."""
+        """Return every rank's value, in rank order, on every rank. They must be small and picklable."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of rank `source`, on every rank."""
+        """Return the value of rank `source` on every rank."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -74,8 +74,8 @@ class Ranks:
     def agreeing(self) -> Iterator[None]:
         """If any rank raises a TrainerError inside, all ranks raise it. A collective.
 
-        The ranks wait for one another through the store: for as long as those that are missing are
-        alive, even if that takes longer than the process group's timeout.
+        The ranks wait for one another through the store, for as long as those that are missing are
+        alive.
         """
         failure: TrainerError | None = None
         try:
@@ -89,7 +89,7 @@ class Ranks:
 
 
 def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
-    """This process's rank, from the environment that torchrun sets."""
+    """Return this process's rank, from the environment that torchrun sets. Raises UsageError."""
     try:
         rank, world_size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         local_world_size = int(env.get("LOCAL_WORLD_SIZE", "1"))
@@ -112,7 +112,7 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
 
 
 def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
-    """The device of this process. Raises UsageError if the requested kind is missing."""
+    """Return the device of this process. Raises UsageError if the requested kind is missing."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and count == 0):
         return torch.device("cpu")
@@ -133,7 +133,7 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
 
 
 def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> Ranks:
-    """Wait for all other ranks and create the process group. Returns `ranks` with their store.
+    """Wait for all other ranks and create the process group. Return `ranks` with their store.
 
     `failure` is what went wrong on this rank so far (its images, its device). All ranks learn of it
     here and raise it. Also raises TrainerError naming the ranks that did not join.
@@ -148,19 +148,19 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
         raise UsageError(
             "some ranks have a GPU and others have none: use --device cpu, or hosts of one kind"
         )
-    make_group(ranks, PrefixStore("group", store), timeout)
+    make_group(ranks, PrefixStore("group", store))
     kept.append(dist.group.WORLD)
     return dataclasses.replace(ranks, store=PrefixStore("run", store), timeout=timeout)
 
 
-def make_group(ranks: Ranks, store: Store, timeout: float) -> None:
+def make_group(ranks: Ranks, store: Store) -> None:
     on_gpu = ranks.device.type == "cuda"
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=store,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        timeout=datetime.timedelta(seconds=timeout),
+        timeout=datetime.timedelta(seconds=GROUP_TIMEOUT),
         device_id=ranks.device if on_gpu else None,  # NCCL connects now, and to this GPU
     )
 
@@ -178,7 +178,7 @@ def leave(ranks: Ranks) -> None:
 
 
 def as_fact(ranks: Ranks, failure: Exception | None) -> dict[str, str]:
-    """What one rank tells the others about itself and its failure; `error` is "" for none."""
+    """Return what one rank tells the others about itself and its failure; `error` is "" for none."""
     if failure is not None and not isinstance(failure, TrainerError):
         failure = TrainerError(f"{type(failure).__name__}: {failure}")
     return {
@@ -190,7 +190,7 @@ def as_fact(ranks: Ranks, failure: Exception | None) -> dict[str, str]:
 
 
 def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
-    """The key-value store held by torchrun's agent, by --spawn (a file) or by rank 0."""
+    """Return the key-value store held by torchrun's agent, by --spawn (a file) or by rank 0."""
     if "TRAINER_STORE" in env:
         return FileStore(env["TRAINER_STORE"], ranks.world_size)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
@@ -206,7 +206,7 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
 def exchange(
     ranks: Ranks, store: Store, name: str, failure: Exception | None, timeout: float
 ) -> list[dict[str, str]]:
-    """Every rank's fact on every rank, through the store.
+    """Return every rank's fact on every rank, through the store.
 
     Raises the error of the lowest rank that has one, with the same message on all ranks, and
     TrainerError once the missing ranks have shown no sign of life for `timeout` seconds.
@@ -243,7 +243,7 @@ def backend(ranks: Ranks) -> str:
 
 
 def describe(ranks: Ranks, seed: int) -> str:
-    """One line that describes this rank, for the start of its log."""
+    """Return one line that describes this rank, for the start of its log."""
     transport = f"backend {backend(ranks)}"
     if ranks.device.type == "cuda":
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
@@ -257,7 +257,10 @@ def describe(ranks: Ranks, seed: int) -> str:
 
 
 def check_replicas(ranks: Ranks, parameters: list[nn.Parameter], step: int) -> None:
-    """Raises ReplicaMismatch on all ranks, naming those that differ from the majority."""
+    """Compare the weights of all ranks. A collective.
+
+    Raises ReplicaMismatch on all ranks, naming those that differ from the majority.
+    """
     if ranks.world_size == 1:
         return
     hashes = ranks.gather(int(fingerprint(parameters)))
@@ -271,7 +274,7 @@ def check_replicas(ranks: Ranks, parameters: list[nn.Parameter], step: int) -> N
 
 
 def fingerprint(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """64-bit hash of the parameters, on their device; any single flipped bit changes it."""
+    """Return a 64-bit hash of the parameters, on their device. Any single flipped bit changes it."""
     total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
     for parameter in parameters:
         bits = parameter.detach().float().contiguous().view(torch.int32).reshape(-1).long()
@@ -279,20 +282,3 @@ def fingerprint(parameters: list[nn.Parameter]) -> torch.Tensor:
         places = torch.arange(bits.numel(), device=bits.device) * 2654435761 * 2 + 1
         total = total * 31 + (bits * places).sum()
     return total
-
-
-def averaged_statistics(
-    model: nn.Module, ranks: Ranks, when: bool
-) -> contextlib.AbstractContextManager[None]:
-    """Inside, the running statistics are their mean over all ranks. A collective.
-
-    With `--bn local` each rank normalises by its own micro-batch and keeps its own statistics. The
-    mean is what is evaluated and exported; each rank then continues with its own statistics, so
-    that evaluating and saving never change the training that follows.
-    """
-    tensors = statistics(model) if when else []
-    if not tensors:
-        return contextlib.nullcontext()
-    # In float64, so that the mean of equal values is that value at any world size.
-    mean = ranks.sum_(flatten(tensors).double()) / ranks.world_size
-    return replaced(tensors, unflatten(mean, tensors))

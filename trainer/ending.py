@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import threading
 import time
@@ -16,14 +15,22 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from .config import Config
 from .distributed import Ranks, Store, as_fact
-from .errors import KINDS, PREEMPTED, OutOfMemory, PeerLost, TrainerError, print_error
+from .errors import (
+    KINDS,
+    PREEMPTED,
+    DataError,
+    OutOfMemory,
+    PeerLost,
+    TrainerError,
+    print_error,
+)
 from .logs import clock, say, write_status
 from .state import Training
-from .tools.plot import draw, records
 
 FAILURE = "failure"  # the key in the store under which the first failing rank reports
 WATCH_EVERY = 0.5  # seconds
 LOST_GRACE = 2.0  # seconds that a rank which lost a peer waits for that peer's report
+STORE_GRACE = 10.0  # seconds that a rank which lost the store waits for its own collective to fail
 LEAVE_GRACE = 3.0  # seconds that the failing rank waits for the others to notice
 LINGER = 1.0  # seconds that the others wait before exiting: launchers kill all ranks after the first exit
 LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
@@ -31,27 +38,22 @@ LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
 
 def finish(t: Training, state: str, reason: str) -> None:
     """Record how the run ended, once everything is saved and all ranks know."""
-    seconds = round(time.monotonic() - t.began, 3)
+    seconds = round(time.monotonic() - t.log.began, 3)
     results = {
         "epoch": t.epoch,
-        "top1": t.last.get("top1"),
+        "top1": t.log.last.get("top1"),
         "best_top1": t.best.get("top1"),
         "best_step": t.best.get("step"),
         "selected_on": t.best.get("selected_on"),
     }
-    t.metrics.write("end", state=state, step=t.step, seconds=seconds, reason=reason, **results)
-    t.metrics.close()
+    t.log.write("end", state=state, step=t.step, seconds=seconds, reason=reason, **results)
     if not t.ranks.first:
         return
     out = Path(t.config.out)
-    if t.config.plot:
-        try:
-            draw(records(out / "metrics.jsonl"), out / "curves.png")
-        except (TrainerError, OSError) as error:  # must not fail the run
-            say(f"note: no curves.png: {error}")
-    with t.status:
-        t.moved_at = math.inf
-        write_status(out, state, t.step, t.saved, reason, seconds=seconds, **results)
+    try:
+        write_status(out, state, t.step, t.saver.newest, reason, seconds=seconds, **results)
+    except OSError as error:  # everything is saved: a full disk must not make the run a failure
+        say(f"WARNING: cannot write {out}/status.json: {error.strerror or error}")
     best = t.best.get("top1")
     selected = (
         f"  best top-1 {100 * best:.2f} % (selected on {t.best['selected_on']})" if best else ""
@@ -60,29 +62,30 @@ def finish(t: Training, state: str, reason: str) -> None:
 
 
 def preempted(t: Training, env: Mapping[str, str]) -> int:
-    """Record a stop by a signal, with everything saved. Returns the exit code."""
-    names = enumerate(t.ranks.gather(t.stop.name))
-    finish(t, "preempted", ", ".join(f"{name} on rank {rank}" for rank, name in names if name))
+    """Record a stop by a signal or by --max-time, with everything saved. Return the exit code."""
+    names = enumerate(t.ranks.gather(t.poll.stop.name))
+    reason = ", ".join(f"{name} on rank {rank}" for rank, name in names if name)
+    if not t.config.test_only:
+        finish(t, "preempted", reason)
     # torchrun takes any code but 0 for a crash and kills the other ranks.
     return 0 if "TORCHELASTIC_RUN_ID" in env else PREEMPTED
 
 
 class Watch:
-    """End all ranks soon, and with the same error, when one of them fails.
+    """End all ranks soon, and with the same error, when one of them fails or is lost.
 
     A rank that fails mid-step cannot tell the others through a collective: they are waiting in
     another one, and would wait for the whole timeout. It writes its error to the store instead, where a
-    thread of every rank looks twice a second. That thread also counts up this rank's sign of life.
+    thread of every rank looks twice a second. That thread also counts up this rank's sign of life and
+    watches the sign of the next rank, so that a host which is gone is noticed after --timeout.
     """
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks
-        # Seconds without a poll after which rank 0 writes a provisional status.json: NCCL's own
-        # watchdog kills a process that waits for the whole timeout, without a word.
-        self.stalled_after = 0.8 * config.timeout if ranks.device.type == "cuda" else math.inf
         self.t: Training | None = None
-        self.provisional = False
         self.ending = threading.Lock()  # held by whichever thread ends this process
+        self.next = (ranks.rank + 1) % ranks.world_size
+        self.sign, self.sign_at = -1, time.monotonic()
 
     def start(self) -> None:
         if self.ranks.store is not None:
@@ -93,7 +96,7 @@ class Watch:
         self.ending.acquire()
 
     def fail(self, error: Exception) -> Exception:
-        """Record this rank's error and tell the other ranks. Returns the error to exit with: the one
+        """Record this rank's error and tell the other ranks. Return the error to exit with: the one
         that the first failing rank reported, the same on all ranks."""
         if not self.ending.acquire(blocking=False):
             threading.Event().wait()  # the watching thread is ending this process
@@ -138,34 +141,42 @@ class Watch:
         store = self.ranks.store
         assert store is not None
         while not self.ending.locked():
+            alone = False
             try:
-                store.add(f"alive/{self.ranks.rank}", 1)
-                failed = store.check([FAILURE])
-            except (RuntimeError, ConnectionError):
-                return  # the store is gone, with the rank or agent that held it
-            if failed and self.ending.acquire(blocking=False):
-                error = reported(store)
+                error = self._look(store)
+            except (RuntimeError, ConnectionError):  # the store is gone, with whoever held it
+                time.sleep(STORE_GRACE)
+                alone, error = (
+                    True,
+                    PeerLost(
+                        f"rank {self.ranks.rank} on {self.ranks.host} lost the store, which the first "
+                        "node holds: the first failure is in that node's log"
+                    ),
+                )
+            if error is not None and self.ending.acquire(blocking=False):
+                with contextlib.suppress(RuntimeError, ConnectionError):
+                    error = self._report(store, error)
                 write_failure(self.t, self.config, self.ranks, error)
-                print_error(error)
+                print_error(error, every_rank=alone)
                 self._part(store, reporter=False)
-                os._exit(error.exit_code)  # the main thread may be inside a collective
-            self._note_stall()
+                os._exit(getattr(error, "exit_code", 1))
             time.sleep(WATCH_EVERY)
 
-    def _note_stall(self) -> None:
-        if self.t is None or not self.ranks.first:
-            return
-        with self.t.status:
-            silent = time.monotonic() - self.t.moved_at
-            if silent > self.stalled_after and not self.provisional:
-                self.provisional = True
-                reason = f"no progress for {silent:.0f} s at step {self.t.step}: a rank may be lost"
-                with contextlib.suppress(OSError):
-                    out = Path(self.config.out)
-                    write_status(out, PeerLost.state, self.t.step, self.t.saved, reason)
-            elif self.provisional and 0 < silent < self.stalled_after:
-                self.provisional = False
-                (Path(self.config.out) / "status.json").unlink(missing_ok=True)
+    def _look(self, store: Store) -> Exception | None:
+        """Give a sign of life. Return the error that a rank has reported, or that the next one is lost."""
+        store.add(f"alive/{self.ranks.rank}", 1)
+        if store.check([FAILURE]):
+            return reported(store)
+        sign = store.add(f"alive/{self.next}", 0)
+        if sign != self.sign:
+            self.sign, self.sign_at = sign, time.monotonic()
+        if time.monotonic() - self.sign_at < self.config.timeout:
+            return None
+        step = f" at step {self.t.step}" if self.t else ""
+        return PeerLost(
+            f"rank {self.ranks.rank} on {self.ranks.host} lost contact with rank {self.next}{step}: "
+            f"no sign of life for {self.config.timeout:g} s: see that rank's log and host"
+        )
 
 
 def reported(store: Store) -> TrainerError:
@@ -181,35 +192,38 @@ def wait_until(done: Callable[[], bool], seconds: float) -> None:
 
 def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Exception) -> None:
     """Record why the run failed. A disk that is not writable must not hide that error."""
-    if not ranks.first:
+    if not ranks.first or config.test_only:
         return
     state = error.state if isinstance(error, TrainerError) else "failed"
     reason = str(error).split("\n")[0] or type(error).__name__
+    step, newest = (t.step, t.saver.newest) if t else (0, None)
     with contextlib.suppress(OSError):
-        if t is None:
-            write_status(Path(config.out), state, 0, None, reason)
-            return
-        seconds = time.monotonic() - t.began
-        t.metrics.write("end", state=state, step=t.step, seconds=seconds, reason=reason)
-        t.metrics.close()
-        with t.status:
-            t.moved_at = math.inf
-            write_status(Path(config.out), state, t.step, t.saved, reason)
+        if t:
+            seconds = time.monotonic() - t.log.began
+            t.log.write("end", state=state, step=step, seconds=seconds, reason=reason)
+        write_status(Path(config.out), state, step, newest, reason)
 
 
 def explain(ranks: Ranks, t: Training | None, error: Exception) -> TrainerError | None:
-    """One line for a torch error that the user can act on. None: show the traceback."""
-    text = str(error).strip()
+    """Return one line for a torch error that the user can act on. None: show the traceback."""
+    first = (str(error).strip().splitlines() or [""])[0][:200]
+    where = f"rank {ranks.rank} on {ranks.host}"
     step = f" at step {t.step}" if t else ""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return OutOfMemory(
-            f"rank {ranks.rank} on {ranks.host}: out of GPU memory{step}: "
+            f"{where}: out of GPU memory{step}: "
             "lower the batch, raise --grad-accum-steps, or use --amp bf16"
         )
-    lost = any(word in text.lower() for word in LOST)
-    if ranks.world_size == 1 or not isinstance(error, RuntimeError) or not lost:
+    if isinstance(error, TrainerError) or not isinstance(error, RuntimeError):
+        return None
+    if "DataLoader worker" in first:
+        return DataError(
+            f"a process that loads images was killed: {first}: give the container more shared "
+            "memory (shm_size), or pass fewer --workers"
+        )
+    if ranks.world_size == 1 or not any(word in str(error).lower() for word in LOST):
         return None
     return PeerLost(
-        f"rank {ranks.rank} on {ranks.host} lost contact with another rank{step}: "
-        f"{text.splitlines()[0][:200]}: the first failure is in that rank's log"
+        f"{where} lost contact with another rank{step}: {first}: the first failure is in that "
+        "rank's log"
     )

@@ -66,8 +66,8 @@ KINDS: dict[str, type[TrainerError]] = {"TrainerError": TrainerError}
 KINDS |= {kind.__name__: kind for kind in TrainerError.__subclasses__()}
 
 
-def print_error(error: TrainerError) -> None:
-    """Rank 0 prints for all ranks: they exit with the same error."""
-    if os.environ.get("RANK", "0") == "0":
+def print_error(error: Exception, every_rank: bool = False) -> None:
+    """Print an error to stderr. Rank 0 prints for all ranks, which exit with the same error."""
+    if every_rank or os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()

@@ -6,19 +6,19 @@ own row in a table, which is added up over ranks and then over rows, always in b
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from .checkpoint import snapshot, synchronise, write_exports
-from .distributed import averaged_statistics
-from .logs import eval_line, say
-from .state import Stopped, Training
+from .checkpoint import snapshot, synchronize
+from .config import named_function
+from .logs import eval_line, say, write_json
+from .poll import Stopped
+from .state import Training
 
 STOP_EVERY = 50  # blocks between checks for a stop, each of which waits for the GPU
 
@@ -29,100 +29,166 @@ def record_evaluation(t: Training, split: str) -> None:
     Raises Stopped if the ranks agreed to stop before all images were seen.
     """
     began = time.perf_counter()
-    t.last = {"step": t.step, "epoch": t.epoch, **evaluate(t, split)}
-    if split == selecting_split(t) and t.last["top1"] > t.best.get("top1", -1.0):
-        t.best = {k: t.last[k] for k in ("step", "epoch", "top1")} | {"selected_on": split}
+    t.log.last = {"step": t.step, "epoch": t.epoch, **evaluate(t, split)}
+    if split == selecting_split(t) and t.log.last["top1"] > t.best.get("top1", -1.0):
+        t.best = {k: t.log.last[k] for k in ("step", "epoch", "top1")} | {"selected_on": split}
     best = {"best_top1": t.best.get("top1"), "selected_on": t.best.get("selected_on")}
-    t.metrics.write("eval", **t.last, **best)
+    t.log.write("eval", **t.log.last, **best)
     if t.ranks.first:
-        say(eval_line(t.last))
-    t.progress.pause(time.perf_counter() - began)
+        say(eval_line(t.log.last))
+    t.poll.progress.pause(time.perf_counter() - began)
 
 
 def selecting_split(t: Training) -> str:
-    """The split that chooses the best epoch. With "test", the best result is no estimate for new images."""
+    """Return the split that chooses the best epoch. With "test", the best score is biased: the test
+    set chose it."""
     return "val" if t.config.val_split else "test"
 
 
-def evaluate(t: Training, split: str) -> dict[str, Any]:
-    """n, correct1, correct5, top1, top5 and loss over a split; with several ranks also `ranks`: top1
-    and loss of the images that each rank saw. A collective.
+def evaluate(t: Training, split: str, confusion: bool = False) -> dict[str, Any]:
+    """Return n, correct1, correct5, top1, top5 and loss over a split; with several ranks also `ranks`:
+    top1 and loss of the images that each rank saw. A collective.
 
-    The network is called without DDP, whose forward would wait for the other ranks.
+    confusion: also return the number of images of each class (row) taken for each class (column).
     """
-    table = t.ranks.sum_(count_blocks(t, split)).cpu()
+    blocks = Blocks(t, split, confusion)
+    table = t.ranks.sum_(blocks.count()).cpu()
+    sums = dict(zip(blocks.names, table.sum(0).tolist(), strict=True))
     size, world_size = t.data.size(split), t.ranks.world_size
-    loss, correct1, correct5, n = table.sum(0).tolist()
-    if n != size:
-        raise AssertionError(f"evaluated {n:.0f} of {size} images")
+    if sums["n"] != size:
+        raise AssertionError(f"evaluated {sums['n']:.0f} of {size} images")
     result = {
         "split": split,
         "n": size,
-        "correct1": int(correct1),
-        "correct5": int(correct5),
-        "top1": correct1 / size,
-        "top5": correct5 / size,
-        "loss": loss / size,
+        "correct1": int(sums["correct1"]),
+        "correct5": int(sums["correct5"]),
+        "top1": sums["correct1"] / size,
+        "top5": sums["correct5"] / size,
+        "loss": sums["loss"] / size,
     }
+    if t.config.tta != "none":
+        result["tta_top1"] = sums["tta_correct1"] / size
+    if blocks.confusion is not None:
+        result["confusion"] = t.ranks.sum_(blocks.confusion).tolist()
+    if t.config.metric:
+        result["metrics"] = own_metrics(t, *blocks.gathered())
     if world_size > 1:  # null for a rank that had no block
-        sums = [table[rank::world_size].sum(0).tolist() for rank in range(world_size)]
-        top1 = [round(correct / n, 6) if n else None for _, correct, _, n in sums]
-        losses = [round(total / n, 6) if n else None for total, _, _, n in sums]
-        result["ranks"] = {"top1": top1, "loss": losses}
+        result["ranks"] = {name: [] for name in ("top1", "loss")}
+        for rank in range(world_size):
+            own = dict(zip(blocks.names, table[rank::world_size].sum(0).tolist(), strict=True))
+            for name, total in (("top1", own["correct1"]), ("loss", own["loss"])):
+                share = round(total / own["n"], 6) if own["n"] else None
+                result["ranks"][name].append(share)
     return result
 
 
-def count_blocks(t: Training, split: str) -> torch.Tensor:
-    """One row per block: summed loss, correct, correct among 5, images. Rows of other ranks are 0."""
-    size, block, world_size = t.data.size(split), t.config.eval_batch_size, t.ranks.world_size
-    blocks = -(-size // block)
-    table = torch.zeros(blocks, 4, dtype=torch.float64, device=t.ranks.device)
-    every = 1 if t.ranks.device.type == "cpu" else STOP_EVERY
-    t.model.eval()
-    with evaluated_network(t), torch.no_grad():
-        for turn in range(1, -(-blocks // world_size) + 1):
-            row = (turn - 1) * world_size + t.ranks.rank
-            if row < blocks:
-                _count(t, split, row * block, min((row + 1) * block, size), table[row])
-            if turn % every == 0:
-                stops = torch.tensor(float(bool(t.stop)), device=t.ranks.device)
-                if t.ranks.sum_(stops):
-                    raise Stopped
-    return table
-
-
-@contextlib.contextmanager
-def evaluated_network(t: Training) -> Iterator[None]:
-    """Inside, the network is the one to evaluate and export: with --ema its averages over steps, and
-    batch-norm statistics averaged over ranks. A collective."""
-    averaged = t.ema.in_place() if t.ema else contextlib.nullcontext()
-    with averaged, averaged_statistics(t.model, t.ranks, when=t.own_statistics):
-        yield
-
-
-def _count(t: Training, split: str, start: int, end: int, row: torch.Tensor) -> None:
-    x, y = t.data.eval_batch(split, start, end)
-    with t.autocast():
-        logits = t.compiled(x)
+def scores(
+    logits: torch.Tensor, y: torch.Tensor, loss: Callable[..., torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return what is added up over all images, for each image of a block. Add a metric here."""
     best = logits.float().topk(min(5, logits.shape[1])).indices == y[:, None]
-    row[0] = t.losses[1](logits, y).double().sum()
-    row[1] = best[:, 0].sum()
-    row[2] = best.sum()
-    row[3] = end - start
+    return {
+        "n": torch.ones_like(y),
+        "loss": loss(logits, y),
+        "correct1": best[:, 0],
+        "correct5": best.any(1),
+    }
+
+
+class Blocks:
+    """This rank's part of an evaluation."""
+
+    def __init__(self, t: Training, split: str, confusion: bool) -> None:
+        self.t, self.split = t, split
+        size, block = t.data.size(split), t.config.eval_batch_size
+        self.bounds = [slice(n, min(n + block, size)) for n in range(0, size, block)]
+        self.names = ["n", "loss", "correct1", "correct5"]
+        self.names += ["tta_correct1"] if t.config.tta != "none" else []
+        self.confusion: torch.Tensor | None = None
+        if confusion:
+            classes = t.config.num_classes or t.data.num_classes
+            self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=t.ranks.device)
+        self._outputs: list[tuple[torch.Tensor, torch.Tensor]] = []  # with --metric
+
+    def count(self) -> torch.Tensor:
+        """Return one row of sums per block; rows of other ranks are 0. Raises Stopped."""
+        t, world_size = self.t, self.t.ranks.world_size
+        shape = (len(self.bounds), len(self.names))
+        table = torch.zeros(shape, dtype=torch.float64, device=t.ranks.device)
+        every = 1 if t.ranks.device.type == "cpu" else STOP_EVERY
+        batches = t.data.eval_batches(self.split, self.bounds[t.ranks.rank :: world_size])
+        t.net.model.eval()
+        with t.net.evaluated() as model, torch.no_grad():
+            for turn in range(1, -(-len(self.bounds) // world_size) + 1):
+                row = (turn - 1) * world_size + t.ranks.rank
+                if row < len(self.bounds):
+                    _, x, y = next(batches)
+                    sums = self.sums(model, x, y)
+                    table[row] = torch.stack([sums[name].double().sum() for name in self.names])
+                if turn % every == 0:
+                    stops = torch.tensor(float(bool(t.poll.stop)), device=t.ranks.device)
+                    if t.ranks.sum_(stops):
+                        raise Stopped
+        return table
+
+    def sums(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the scores of a block's images. The plain network computes them: compiling it once
+        more, for evaluation, would take longer than it saves."""
+        t = self.t
+        with t.net.autocast():
+            logits = model(x)
+        sums = scores(logits, y, t.losses.evaluation)
+        if t.config.tta == "mirror":
+            with t.net.autocast():
+                both = logits.float() + model(x.flip(3)).float()
+            sums["tta_correct1"] = both.argmax(1) == y
+        if self.confusion is not None:
+            places = y * len(self.confusion) + logits.argmax(1)
+            self.confusion += torch.bincount(places, minlength=self.confusion.numel()).view_as(
+                self.confusion
+            )
+        if t.config.metric:
+            self._outputs.append((logits.float().cpu(), y.cpu()))
+        return sums
+
+    def gathered(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits and labels of the whole split, in order. A collective."""
+        of_ranks = self.t.ranks.gather(self._outputs)
+        count = self.t.ranks.world_size
+        blocks = [of_ranks[n % count][n // count] for n in range(len(self.bounds))]
+        logits, labels = zip(*blocks, strict=True)
+        return torch.cat(logits), torch.cat(labels)
+
+
+def own_metrics(t: Training, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    """Return what the function of --metric computes: a number, or several by name."""
+    value = named_function("--metric", t.config.metric)(logits, labels)
+    named = value if isinstance(value, dict) else {t.config.metric.partition(":")[2]: value}
+    return {str(name): float(number) for name, number in named.items()}
+
+
+def test_only(t: Training) -> None:
+    """Evaluate the checkpoint and write eval.json. The run's own files stay as they are."""
+    result = {"step": t.step, "epoch": t.epoch, **evaluate(t, "test", confusion=True)}
+    if t.ranks.first:
+        path = Path(t.config.out) / "eval.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result)
+        say(eval_line(result))
+        say(f"wrote {path}")
 
 
 def export(t: Training) -> None:
-    """Write epoch_N.pth, in place of the one before, and best.pth after the best evaluation so far:
-    the evaluated network's state_dict, for `build_model(...).load_state_dict(torch.load(path))`."""
+    """Write the evaluated network's state_dict, for `build_model(...).load_state_dict(torch.load(path))`:
+    as epoch_N.pth in place of the one before, and as best.pth after the best evaluation so far."""
     began = time.perf_counter()
-    wanted = bool(t.config.export_every) and t.epoch % t.config.export_every == 0
-    best = t.best.get("step") == t.step
-    names = [f"epoch_{t.epoch}.pth"] * wanted + ["best.pth"] * best
+    whole = t.step % t.plan.steps_per_epoch == 0
+    every = t.config.export_every
+    names = [f"epoch_{t.epoch}.pth"] if whole and every and t.epoch % every == 0 else []
+    names += ["best.pth"] if t.best.get("step") == t.step else []
     if names:
-        with evaluated_network(t):
-            weights = snapshot(t.model.state_dict())
-        synchronise(t.ranks.device)
-        if t.ranks.first:
-            write = partial(write_exports, Path(t.config.out), names, weights)
-            t.writer.submit(write, then=lambda _: None)
-        t.progress.pause(time.perf_counter() - began)
+        with t.net.evaluated() as model:
+            weights = snapshot(model.state_dict())
+        synchronize(t.ranks.device)
+        t.saver.export(Path(t.config.out), names, weights)
+        t.poll.progress.pause(time.perf_counter() - began)

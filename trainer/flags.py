@@ -1,9 +1,9 @@
 """How flags become a `Config`.
 
-Settings come, later ones winning, from: the defaults, a preset, `--config FILE`, `TRAINER_<FIELD>`
-in the environment, flags. Every flag may be written with dashes or underscores. Abbreviations and
-unknown flags are errors. `DDPCTL_*` gives folders and resume. Flags of older DDP scripts, and what
-they stand for today, are at the end of this file.
+Settings come, later ones winning, from: the defaults, a preset, `--config FILE`, flags. Every flag
+may be written with dashes or underscores. Abbreviations and unknown flags are errors. `DDPCTL_*`
+gives folders and resume. Flags of older DDP scripts, and what they stand for today, are at the end
+of this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,12 +19,11 @@ from typing import Any, NoReturn
 from .config import GROUPS, PRESETS, Config
 from .errors import UsageError
 
-FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 EPILOG = """\
 Under torchrun the ranks come from its environment. Otherwise it is one process; --spawn N starts N.
   torchrun --nproc-per-node 2 -m trainer --data synthetic --model resnet8 --epochs 3
   python -m trainer --spawn 2 --data ./data --preset baseline
-Other commands: trainer ckpt ls|verify|export, trainer data ..., trainer bench, trainer plot.
+Other commands: trainer ckpt ls|export, trainer data fetch|make|pack|verify.
 Exit codes: 0 done, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 replicas differ, 75 stopped and
 saved, 143 stopped unsaved; under torchrun see status.json in the output folder."""
 
@@ -58,30 +56,26 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--config", metavar="FILE", help="settings as JSON, TOML or YAML")
+    parser.add_argument("--config", metavar="FILE", help="settings as JSON")
     parser.add_argument("--print-config", action="store_true", help="and stop")
-    for name, field in FIELDS.items():
-        if name in GROUPS:
-            group = parser.add_argument_group(GROUPS[name])
+    for field in dataclasses.fields(Config):
+        if field.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[field.name])
         _add_field(group, field)
     add_older_spellings(parser)
     return parser
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str, Any]]:
-    """The Config for these arguments, and what else they ask for: `print_config`, and `env`:
-    variables that older flags stand for (MASTER_ADDR, NNODES, ...).
+    """Return the Config for these arguments, and what else they ask for: `print_config`, and `env`:
+    variables that older flags stand for (MASTER_ADDR, NNODES, ...). Raises UsageError.
     """
-    given = vars(make_parser().parse_args([dashed(argument) for argument in argv]))
+    given = settings_in(argv)
     other: dict[str, Any] = {
         "print_config": given.pop("print_config", False),
-        "env": take_older_spellings(given),
+        "env": given.pop("env"),
     }
-    layers: list[dict[str, Any]] = [
-        _from_file(given.pop("config")) if "config" in given else {},
-        _from_environment(env),
-        given,
-    ]
+    layers = [_from_file(given.pop("config")) if "config" in given else {}, given]
     preset = next((layer["preset"] for layer in reversed(layers) if layer.get("preset")), "")
     if preset and preset not in PRESETS:
         raise UsageError(f"--preset {preset}: there are {', '.join(PRESETS)}")
@@ -99,6 +93,12 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
     if problems := list(config.problems()):
         raise UsageError("\n".join(problems))
     return config, other
+
+
+def settings_in(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that these arguments give, older spellings translated."""
+    given = vars(make_parser().parse_args([dashed(argument) for argument in argv]))
+    return {"env": take_older_spellings(given), **given}
 
 
 def as_json(config: Config) -> str:
@@ -131,7 +131,7 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) ->
 
 
 def number(text: str) -> float:
-    """In argparse's message: "invalid number value"."""
+    """Return a finite float. argparse's message has this function's name: "invalid number value"."""
     if not math.isfinite(value := float(text)):
         raise ValueError(text)
     return value
@@ -140,65 +140,24 @@ def number(text: str) -> float:
 READERS: dict[type, Callable[[str], Any]] = {float: number}  # the other types are their own readers
 
 
-def _from_environment(env: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
-    for name, field in FIELDS.items():
-        text = env.get(f"TRAINER_{name.upper()}")
-        if text is not None:
-            found[name] = _read(field, text, f"TRAINER_{name.upper()}")
-    return found
-
-
 def _from_file(path: str) -> dict[str, Any]:
+    """Return the settings in a JSON file, as if its entries were flags. null means the default."""
     try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: {error}") from error
-    try:
-        content = _decode(Path(path).suffix, text)
-    except ValueError as error:  # json's and tomllib's errors are ValueErrors
+        content = json.loads(Path(path).read_text())
+        if not isinstance(content, dict):
+            raise ValueError("expected a mapping of setting to value")
+        words = []
+        for key, value in content.items():
+            name = str(key).replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no-{name}")
+            elif value is not None:
+                words.append(f"--{name}={value}")
+        given = settings_in(words)
+    except (OSError, ValueError, UsageError) as error:
         raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"--config {path}: expected a mapping of setting to value")
-    found = {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name not in FIELDS:
-            raise UsageError(f"--config {path}: no setting {key!r}")
-        if value is not None:  # null: the default
-            found[name] = _read(FIELDS[name], value, f"--config {path}: {key}")
-    return found
-
-
-def _decode(suffix: str, text: str) -> Any:
-    if suffix in (".yaml", ".yml"):
-        try:
-            import yaml
-        except ImportError:
-            raise UsageError("--config: YAML needs PyYAML; use JSON or TOML") from None
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error)) from error
-    if suffix == ".toml":
-        return tomllib.loads(text)
-    return json.loads(text)
-
-
-def _read(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
-    """A value from a file or the environment, checked against the type of its flag."""
-    kind, choices = field.metadata["kind"], field.metadata["choices"]
-    if kind is bool:
-        return value if isinstance(value, bool) else strict_bool(str(value))
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        result = READERS.get(kind, kind)(value if kind is not int else str(value))
-    except (ValueError, TypeError):
-        raise UsageError(f"{where}: {value!r} is not a valid {kind.__name__}") from None
-    if choices and result not in choices:
-        raise UsageError(f"{where}: {value!r} is not one of {', '.join(choices)}")
-    return result
+    del given["env"]
+    return given
 
 
 def _with_ddpctl_defaults(config: Config, env: Mapping[str, str]) -> Config:
@@ -214,6 +173,15 @@ def _with_ddpctl_defaults(config: Config, env: Mapping[str, str]) -> Config:
     )
 
 
+VARIABLES = {  # what each of these older flags stands for
+    "rank": "NODE_RANK",  # it counts nodes, as in the scripts that use it
+    "world_size": "NNODES",
+    "local_rank": "LOCAL_RANK",
+    "ip": "MASTER_ADDR",
+    "port": "MASTER_PORT",
+}
+
+
 def add_older_spellings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("older spellings", "torchrun's environment wins over these")
     for name, text in (
@@ -223,19 +191,11 @@ def add_older_spellings(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(dashed(f"--{name}"), dest=name, metavar="BOOL", help=text)
     group.add_argument("--sync-bn", action="store_true", help="--bn sync")
-
-
-VARIABLES = {  # which each of these older flags stands for
-    "rank": "NODE_RANK",  # it counts nodes, as in the scripts that use it
-    "world_size": "NNODES",
-    "local_rank": "LOCAL_RANK",
-    "ip": "MASTER_ADDR",
-    "port": "MASTER_PORT",
-}
+    group.add_argument("--no-augment", action="store_true", help="--augment none")
 
 
 def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
-    """Remove the older spellings from `given`. Returns those about ranks as environment variables."""
+    """Translate the older spellings in `given`. Return those about ranks as environment variables."""
     if "gpu" in given or "gpu_id" in given:
         raise UsageError("--gpu: set CUDA_VISIBLE_DEVICES instead, or `gpus:` in the hosts file")
     if "enable_gpu" in given:
@@ -244,6 +204,8 @@ def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
         given.setdefault("data", "synthetic")
     if given.pop("sync_bn", False):
         given.setdefault("bn", "sync")
+    if given.pop("no_augment", False):
+        given.setdefault("augment", "none")
     variables = {VARIABLES[name]: given.pop(name) for name in VARIABLES if name in given}
     method = given.pop("init_method", "env://")
     if method.startswith("tcp://"):
@@ -265,6 +227,6 @@ def strict_bool(text: str) -> bool:
 
 
 def dashed(argument: str) -> str:
-    """A flag may also be written with underscores."""
+    """Return a flag with dashes in place of underscores; a value after = is left alone."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument

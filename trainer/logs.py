@@ -1,8 +1,8 @@
 """What rank 0 writes: metrics.jsonl and status.json for programs, lines of text for people.
 
-metrics.jsonl has one JSON object per line, of kind start, train, eval, checkpoint or end, flushed as
-it is written. A resumed run continues the file from the step it resumes at, so no step appears
-twice. status.json is replaced atomically and exists only once a run has ended.
+metrics.jsonl has one JSON object per line, of kind start, train, eval, checkpoint or end. A resumed
+run continues the file from the step it resumes at, so no step appears twice. status.json is replaced
+atomically and exists only once a run has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,50 +22,83 @@ import torch
 from .checkpoint import replace_file, set_aside
 from .config import Config
 from .distributed import Ranks
-from .optim import Plan
+from .plan import Plan
 
 VERSION = 1
-TENSORBOARD_TAGS = {"train": ("loss", "lr", "img_s"), "eval": ("top1", "top5", "loss")}
 LONGEST_SILENCE = 60.0  # seconds between lines when steps are slow
+PEAKS = {  # TFLOP/s of dense bf16 products, by a part of the GPU's name
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+}
 
 
-class Metrics:
+class Log:
     """metrics.jsonl in `out`. With `out` None, a rank that writes nothing."""
 
     def __init__(
-        self, out: Path | None, resumed_step: int | None = None, tensorboard: bool = False
+        self, out: Path | None = None, report: Callable[[dict[str, Any]], object] | None = None
     ) -> None:
+        """report: also called with each line."""
         self.path = out / "metrics.jsonl" if out else None
-        self.writer: Any = None
-        if out is None or self.path is None:
+        self.last: dict[str, Any] = {}  # the newest evaluation
+        self.began = time.monotonic()
+        self._report = report
+        self._waiting: list[str] = []  # lines that could not be written yet
+        self._warned: set[str] = set()
+
+    def start(self, resumed_step: int | None) -> None:
+        """Continue the file from a step, or begin anew. Raises OSError."""
+        if self.path is None:
             return
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "status.json").unlink(missing_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        (self.path.parent / "status.json").unlink(missing_ok=True)
         if resumed_step is None:
             set_aside(self.path, "earlier")
         else:
-            truncate(self.path, resumed_step)
-        if tensorboard:
-            with contextlib.suppress(ImportError):  # setup.introduce reports it
-                from torch.utils.tensorboard import SummaryWriter
-
-                purge = None if resumed_step is None else resumed_step + 1
-                self.writer = SummaryWriter(str(out / "tb"), purge_step=purge)
+            truncate(self.path, resumed_step, self.last)
+        self.path.touch()
 
     def write(self, kind: str, **fields: Any) -> None:
+        """Add a line. A full disk does not end the run: the line is written with a later one."""
         if self.path is None:
             return
         line = {"v": VERSION, "kind": kind, "ts": round(time.time(), 3), **fields}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(line)) + "\n")
-        if self.writer is not None:
-            for tag in TENSORBOARD_TAGS.get(kind, ()):
-                if tag in fields:
-                    self.writer.add_scalar(f"{kind}/{tag}", fields[tag], fields["step"])
+        self._waiting.append(json.dumps(_finite(line)) + "\n")
+        try:
+            append(self.path, "".join(self._waiting))
+            self._waiting.clear()
+        except OSError as error:
+            self._warn(f"cannot write {self.path}: {error.strerror or error}")
+        if self._report is not None:
+            try:
+                self._report(_finite(line))
+            except Exception as error:  # a tracker that is out of reach must not end the run
+                self._warn(f"--report-to: {type(error).__name__}: {error}")
 
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+    def _warn(self, problem: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            say(f"WARNING: {problem}")
+
+
+def append(path: Path, text: str) -> None:
+    """Add whole lines to a file, or nothing. Raises OSError."""
+    with path.open("ab") as file:
+        size = file.tell()
+        try:
+            file.write(text.encode())
+            file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):  # closing would try once more to write the rest
+                file.close()
+            with path.open("rb+") as torn:
+                torn.truncate(size)
+            raise
 
 
 def write_status(
@@ -75,11 +108,16 @@ def write_status(
     out.mkdir(parents=True, exist_ok=True)
     status = {"v": VERSION, "state": state, "step": step, "checkpoint": checkpoint}
     status |= {"reason": reason, "ts": round(time.time(), 3), **more}
-    replace_file(out / "status.json", (json.dumps(_finite(status), indent=2) + "\n").encode())
+    write_json(out / "status.json", status)
 
 
-def truncate(path: Path, step: int) -> None:
-    """Drop lines after `step`, any earlier `end` line, and an incomplete last line."""
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    replace_file(path, (json.dumps(_finite(value), indent=2) + "\n").encode())
+
+
+def truncate(path: Path, step: int, last: dict[str, Any]) -> None:
+    """Drop what a run resumed at `step` will write again: lines after it, and evaluations after its
+    `last` one. Also drop any earlier `end` line and an incomplete last line."""
 
     def belongs(line: str) -> bool:
         try:
@@ -87,7 +125,11 @@ def truncate(path: Path, step: int) -> None:
             kind, of_step = entry["kind"], int(entry.get("step", 0))
         except (ValueError, TypeError, KeyError):
             return False
-        return line.endswith("\n") and kind != "end" and (kind == "start" or of_step <= step)
+        if kind == "end" or not line.endswith("\n"):
+            return False
+        if kind == "eval" and of_step == step:  # "val" comes before "test"
+            return last.get("step") == step and last["split"] in ("test", entry["split"])
+        return kind == "start" or of_step <= step
 
     with contextlib.suppress(FileNotFoundError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -97,7 +139,7 @@ def truncate(path: Path, step: int) -> None:
 
 
 def mentions_checkpoints(out: Path) -> bool:
-    """Whether metrics.jsonl has a line of kind checkpoint."""
+    """Return whether metrics.jsonl has a line of kind checkpoint."""
     with contextlib.suppress(OSError):
         text = (out / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
         return '"kind": "checkpoint"' in text
@@ -116,20 +158,25 @@ def _finite(value: Any) -> Any:
 class Progress:
     """Loss and speed since the last line of progress."""
 
-    def __init__(self, config: Config, plan: Plan, ranks: Ranks, step: int) -> None:
-        self.config, self.plan, self.ranks = config, plan, ranks
-        self.restart(step)
+    def __init__(self, config: Config, plan: Plan, ranks: Ranks, flops: int | None = None) -> None:
+        """flops: operations of one image's forward and backward, if known."""
+        self.config, self.plan, self.ranks, self.flops = config, plan, ranks, flops
+        self.restart(step=0)
 
     def restart(self, step: int) -> None:
         self.step, self.since = step, time.perf_counter()
         self.loss_sum = self.images = self.paused = self.data_seconds = 0.0
+        self.grad_norm: float | None = None  # the newest one
         self.by_rank = [0.0] * (2 * self.ranks.world_size)
 
-    def add(self, loss_sum: float, images: float, by_rank: Sequence[float]) -> None:
-        """Sums over all ranks, and each rank's own: its loss, its images, the next rank's loss ..."""
+    def add(
+        self, loss_sum: float, images: float, by_rank: Sequence[float], grad_norm: float = 0.0
+    ) -> None:
+        """Add totals. `by_rank` interleaves [loss, images] of each rank."""
         self.loss_sum += loss_sum
         self.images += images
         self.by_rank = [a + b for a, b in zip(self.by_rank, by_rank, strict=True)]
+        self.grad_norm = grad_norm or self.grad_norm
 
     def pause(self, seconds: float) -> None:
         """Do not count time spent on evaluating or saving."""
@@ -140,7 +187,7 @@ class Progress:
         return slow or step - self.step >= self.config.print_every
 
     def fields(self, step: int, epoch: int, lr: float) -> dict[str, Any]:
-        """A `train` line of metrics.jsonl; starts the next interval."""
+        """Return a `train` line of metrics.jsonl, and start the next interval."""
         steps = max(1, step - self.step)
         seconds = max(1e-9, time.perf_counter() - self.since - self.paused)
         fields: dict[str, Any] = {
@@ -149,7 +196,9 @@ class Progress:
             "samples": self.plan.samples_by(step),
             "loss": self.loss_sum / max(1.0, self.images),
             "lr": lr,
+            "grad_norm": self.grad_norm,
             "img_s": round(self.images / seconds, 1),
+            **self._utilization(self.images / seconds),
             "step_ms": round(1000 * seconds / steps, 2),
             "data_ms": round(1000 * self.data_seconds / steps, 3),
             "mem_mb": memory_mb(self.ranks.device),
@@ -164,26 +213,48 @@ class Progress:
         self.restart(step)
         return fields
 
+    def _utilization(self, images_per_second: float) -> dict[str, float]:
+        """Return TFLOP/s of all ranks, and on a known GPU their share of its peak (MFU)."""
+        if self.flops is None:
+            return {}
+        tflops = self.flops * images_per_second / 1e12
+        fields = {"tflops": round(tflops, 4)}
+        if peak := peak_tflops(self.ranks.device):
+            fields["mfu"] = round(tflops / (peak * self.ranks.world_size), 4)
+        return fields
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
 
 def say(text: str) -> None:
-    sys.stdout.write(text + "\n")  # one write: another rank's line may come between print's two
+    sys.stdout.write(text + "\n")  # print() writes twice, and another line could land in between
     sys.stdout.flush()
 
 
 def train_line(f: dict[str, Any], plan: Plan) -> str:
     share = 100 * f["data_ms"] / f["step_ms"] if f["step_ms"] else 0
+    norm = f"  grad norm {f['grad_norm']:.3g}" if f["grad_norm"] else ""
+    used = f"  mfu {100 * f['mfu']:.1f} %" if "mfu" in f else ""
     return (
         f"epoch {f['epoch']}/{plan.epochs}  step {f['step']}/{plan.total_steps}  "
-        f"loss {f['loss']:.4f}  lr {f['lr']:.4g}  {f['img_s']:.0f} img/s "
-        f"({f['img_s'] / plan.world_size:.0f} per rank)  data {share:.0f} %  "
+        f"loss {f['loss']:.4f}  lr {f['lr']:.4g}{norm}  {f['img_s']:.0f} img/s "
+        f"({f['img_s'] / plan.world_size:.0f} per rank){used}  data {share:.0f} %  "
         f"mem {f['mem_mb']} MB  eta {clock(f['eta_s'])}"
     )
 
 
 def eval_line(f: dict[str, Any]) -> str:
+    mirrored = f"  with mirror images {100 * f['tta_top1']:.2f} %" if "tta_top1" in f else ""
+    own = "".join(f"  {name} {value:.4f}" for name, value in f.get("metrics", {}).items())
     return (
         f"epoch {f['epoch']}  {f['split']}: top-1 {100 * f['top1']:.2f} % "
-        f"({f['correct1']} of {f['n']})  top-5 {100 * f['top5']:.2f} %  loss {f['loss']:.4f}"
+        f"({f['correct1']} of {f['n']})  top-5 {100 * f['top5']:.2f} %{mirrored}  "
+        f"loss {f['loss']:.4f}{own}"
     )
 
 
@@ -193,7 +264,7 @@ def clock(seconds: float) -> str:
 
 
 def memory_mb(device: torch.device) -> int:
-    """Peak memory of this process: on the GPU, or resident on the CPU."""
+    """Return the peak memory of this process: on the GPU, or resident on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) >> 20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -4,6 +4,7 @@ function of your own: `--loss package.module:function`."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -15,18 +16,41 @@ from .errors import UsageError
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def make_losses(config: Config) -> tuple[Loss, Loss]:
-    """The losses of training and of evaluation; they differ by label smoothing only."""
+class Losses(NamedTuple):
+    """The losses of training and of evaluation. They differ by label smoothing only."""
+
+    training: Loss
+    evaluation: Loss
+
+
+def make_losses(config: Config) -> Losses:
     if is_function_name(config.loss):
-        own = named_function("--loss", config.loss)
-        return own, own
+        own = per_sample(config.loss)
+        return Losses(own, own)
     if config.loss != "cross-entropy":
         raise UsageError(f"--loss {config.loss}: cross-entropy, or package.module:function")
-    return cross_entropy(config.label_smoothing), cross_entropy(0.0)
+    return Losses(cross_entropy(config.label_smoothing), cross_entropy(0.0))
 
 
 def cross_entropy(smoothing: float) -> Loss:
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+
+    return loss
+
+
+def per_sample(name: str) -> Loss:
+    """Return the user's loss. Raises UsageError when it returns anything but one loss per sample: a
+    mean would count as a sum and train at a fraction of the learning rate."""
+    own = named_function("--loss", name)
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        losses: torch.Tensor = own(logits, labels)
+        if losses.shape != labels.shape:
+            raise UsageError(
+                f"--loss {name}: it returned shape {tuple(losses.shape)} for {len(labels)} samples: "
+                'return one loss per sample (reduction="none")'
+            )
+        return losses
 
     return loss

@@ -31,7 +31,7 @@ NAMES = (*SMALL, *LARGE)
 
 
 def choose_stem(name: str, stem: str, width: int | None, image_size: int) -> str:
-    """The stem that `auto` stands for: at 224 pixels, the CIFAR stem takes 16 times the work."""
+    """Return the stem that `auto` stands for. At 224 pixels the CIFAR stem takes 16 times the work."""
     if stem != "auto" or is_function_name(name):
         return stem
     return "imagenet" if name in LARGE and width is None and image_size >= 64 else "cifar"
@@ -40,7 +40,7 @@ def choose_stem(name: str, stem: str, width: int | None, image_size: int) -> str
 def build_model(
     name: str, *, num_classes: int, stem: str = "cifar", width: int | None = None
 ) -> nn.Module:
-    """A network that maps (N, 3, H, W) floats to (N, num_classes) logits.
+    """Return a network that maps (N, 3, H, W) floats to (N, num_classes) logits.
 
     name: one of NAMES, or package.module:function, which is called with num_classes=N (timm's
     networks, too: timm.models:resnet18).
@@ -68,8 +68,8 @@ def build_model(
 
 
 def load_weights(model: nn.Module, path: str) -> list[str]:
-    """Copy the weights of a .pth file (a state_dict) into the network. Returns the names of those
-    that keep their values because their shape differs or the file lacks them, such as a new last layer.
+    """Copy the weights of a .pth file (a state_dict) into the network. Return the names of those that
+    keep their values because their shape differs or the file lacks them, such as a new last layer.
 
     Raises CheckpointError if the file cannot be read or nothing in it fits.
     """
@@ -104,19 +104,13 @@ def fixed_statistics(model: nn.Module, when: bool) -> Iterator[None]:
             module.train()
 
 
-def statistics(model: nn.Module) -> list[torch.Tensor]:
-    """Running means and variances in module order, without the batch counters."""
-    buffers = ((module.running_mean, module.running_var) for module in norms(model))
-    return [buffer for pair in buffers for buffer in pair if buffer is not None]
-
-
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All values in one new vector."""
+    """Return all values in one new vector."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of a vector in the shapes of other tensors."""
+    """Return views of a vector in the shapes of other tensors."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 

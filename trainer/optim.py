@@ -1,174 +1,106 @@
-"""The optimizer, and the learning rate and samples of each step as pure functions of the step.
-
-The schedule has no state, so resuming needs only the number of the step.
-"""
+"""The optimizer that --opt names, and the moving average of the weights."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from .config import Config
+from .config import Config, is_function_name, named_function
 from .errors import UsageError
-from .model import replaced, statistics
+from .model import replaced
 
-FEW_STEPS = 25  # per epoch; with fewer, the batch is usually too large to train well
+Groups = list[dict[str, Any]]  # parameters, each group with its own settings
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of a run. A global batch is cut into `parts` micro-batches; rank r computes parts r*k to
-    (r+1)*k-1, where k is `parts_per_rank`."""
-
-    samples: int
-    global_batch: int
-    world_size: int
-    parts: int
-    steps_per_epoch: int
-    epochs: int
-    total_steps: int
-    peak_lr: float
-    warmup_steps: int
-
-    @property
-    def parts_per_rank(self) -> int:
-        return self.parts // self.world_size
-
-    def batch_of(self, step: int) -> tuple[int, int]:
-        """Where the batch of step `step` starts and ends in its epoch's order."""
-        start = step % self.steps_per_epoch * self.global_batch
-        return start, min(start + self.global_batch, self.samples)
-
-    def parts_of_rank(self, rank: int, steps: Iterable[int]) -> Iterator[slice]:
-        """The positions of a rank's micro-batches in the epoch's order, in the order of use. An
-        empty one has one sample, which does not count."""
-        for step in steps:
-            start, end = self.batch_of(step)
-            for part in range(rank * self.parts_per_rank, (rank + 1) * self.parts_per_rank):
-                first, last = part_bounds(end - start, self.parts, part)
-                yield slice(start + first, start + max(last, first + 1))
-
-    def samples_by(self, step: int) -> int:
-        """The number of images that `step` steps train on."""
-        epochs, rest = divmod(step, self.steps_per_epoch)
-        each = min(self.samples, self.steps_per_epoch * self.global_batch)
-        return epochs * each + rest * self.global_batch
+OPTIMIZERS: dict[str, Callable[[Groups, Config], Optimizer]] = {
+    "sgd": lambda groups, c: SGD(
+        groups, c.lr, c.momentum, nesterov=c.nesterov and c.momentum > 0, fused=True
+    ),
+    "adam": lambda groups, c: Adam(groups, c.lr, fused=True),
+    "adamw": lambda groups, c: AdamW(groups, c.lr, fused=True),
+}
 
 
-def make_plan(config: Config, samples: int, world_size: int) -> Plan:
-    """Raises UsageError for a batch that does not divide; sizes are never rounded."""
-    batch = config.global_batch or (config.batch_size or 128) * world_size
-    parts = config.canonical_shards or world_size * config.grad_accum_steps
-    if parts % world_size:
-        raise UsageError(f"--canonical-shards {parts} does not divide by {world_size} ranks")
-    if batch % parts:
-        raise UsageError(
-            f"a global batch of {batch} does not divide into {parts} equal parts "
-            f"({world_size} ranks, --grad-accum-steps {config.grad_accum_steps}, "
-            f"--canonical-shards {config.canonical_shards})"
-        )
-    steps = samples // batch if config.drop_last else -(-samples // batch)
-    if steps == 0:
-        raise UsageError(f"a global batch of {batch} with --drop-last: there are {samples} images")
-    total = config.max_steps or steps * config.epochs
-    ratio = batch / config.lr_base_size  # linear scaling is for SGD; sqrt suits adaptive optimizers
-    return Plan(
-        samples=samples,
-        global_batch=batch,
-        world_size=world_size,
-        parts=parts,
-        steps_per_epoch=steps,
-        epochs=-(-total // steps),
-        total_steps=total,
-        peak_lr=config.lr
-        * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling],
-        warmup_steps=min(round(config.warmup_epochs * steps), total // 2),
-    )
+def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """Return the optimizer of all parameters that need gradients. Raises UsageError."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise UsageError(f"--model {config.model}: no parameter of this network needs a gradient")
+    decay, other_decay = config.weight_decay, config.norm_weight_decay
+    weights = [p for p in trained if p.ndim > 1]
+    others = [p for p in trained if p.ndim <= 1]  # batch norm and biases
+    groups: Groups = [
+        {"params": weights, "weight_decay": decay},
+        {"params": others, "weight_decay": decay if other_decay is None else other_decay},
+    ]
+    if keeps_gradients(config):
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+    if is_function_name(config.opt):
+        own: Optimizer = named_function("--opt", config.opt)(groups, lr=config.lr)
+        return own
+    if config.opt not in OPTIMIZERS:
+        raise UsageError(f"--opt {config.opt}: {', '.join(OPTIMIZERS)}, or package.module:function")
+    optimizer = OPTIMIZERS[config.opt](groups, config)
+    if config.opt == "sgd" and config.momentum:
+        for (
+            parameter
+        ) in trained:  # torch leaves it uninitialized if fp16 overflows in the first step
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
-def lr_at(step: int, config: Config, plan: Plan) -> float:
-    """Learning rate of optimizer step `step`, counted from 0."""
-    warmup = plan.warmup_steps
-    if step < warmup:
-        return plan.peak_lr * (step + 1) / warmup
-    if config.schedule == "constant":
-        return plan.peak_lr
-    if config.schedule == "multistep":
-        epoch = step // plan.steps_per_epoch
-        passed = sum(epoch >= milestone for milestone in config.parsed_milestones)
-        return plan.peak_lr * config.gamma**passed
-    done = (step - warmup) / max(1, plan.total_steps - warmup)
-    if config.schedule == "triangular":
-        return plan.peak_lr * (1 - done)
-    return config.min_lr + (plan.peak_lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Set the learning rate. A group of the user's optimizer may have a multiple of it: `lr_scale`."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
-def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Where part `index` of `parts` starts and ends in a batch of `size`. Sizes differ by at most
-    one, and W ranks with k parts each cut a batch as W*k ranks with one part do."""
-    return size * index // parts, size * (index + 1) // parts
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load momentum and the like; learning rate, decay and the like stay those of this run's flags."""
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            # torch keeps the checkpoint's strides, but fused optimizers read memory in the
+            # parameter's order. On a GPU weights are NHWC, on a CPU they are not.
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def keeps_gradients(config: Config) -> bool:
+    """Return whether gradients keep their memory from step to step. torch.compile's own CUDA graphs
+    would overwrite what they allocate for the first of several micro-batches."""
+    return config.compile and config.compile_mode != "default"
 
 
 class Ema:
-    """Exponential moving average of a network's weights and batch-norm statistics (--ema).
+    """Exponential moving average of a network's weights and running statistics (--ema).
 
     The decay warms up, as otherwise the first steps' weights would count for hundreds of steps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.live = [*model.parameters(), *statistics(model)]
+        named: dict[str, torch.Tensor] = dict(model.named_parameters())
+        named |= {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+        self.names, self.live = list(named), list(named.values())
         self.values = [tensor.detach().clone() for tensor in self.live]
-        self.statistics = self.values[len(list(model.parameters())) :]
 
     def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
         with torch.no_grad():
             torch._foreach_lerp_(self.values, self.live, 1 - decay)
 
+    def load(self, averaged: Mapping[str, torch.Tensor]) -> None:
+        """Continue from a state_dict of averaged values."""
+        for name, value in zip(self.names, self.values, strict=True):
+            value.copy_(averaged.get(name, value))
+
     def in_place(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the network has the averaged values."""
         return replaced(self.live, self.values)
-
-
-def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    weights = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]  # batch norm and biases
-    decay, other_decay = config.weight_decay, config.norm_weight_decay
-    groups = [
-        {"params": weights, "weight_decay": decay},
-        {"params": others, "weight_decay": decay if other_decay is None else other_decay},
-    ]
-    if keeps_gradients(config):
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-    if config.opt != "sgd":
-        adaptive = torch.optim.Adam if config.opt == "adam" else torch.optim.AdamW
-        return adaptive(groups, lr=config.lr, fused=True)
-    # A CUDA graph would bake in a plain number.
-    lr = torch.tensor(config.lr, device=weights[0].device) if config.cuda_graph else config.lr
-    nesterov = config.nesterov and config.momentum > 0
-    sgd = torch.optim.SGD(groups, lr, config.momentum, nesterov=nesterov, fused=True)
-    if config.momentum:  # torch leaves it uninitialised if fp16 overflows in the first step
-        for parameter in model.parameters():
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd
-
-
-def keeps_gradients(config: Config) -> bool:
-    """Whether gradients keep their memory from step to step. torch.compile's own CUDA graphs would
-    overwrite what they allocate for the first of several micro-batches."""
-    return config.compile and config.compile_mode != "default"

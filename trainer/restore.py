@@ -11,9 +11,10 @@ so the first rank of one other node writes a second copy to its own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,6 @@ from .distributed import Ranks
 from .errors import CheckpointError
 from .logs import mentions_checkpoints
 
-NOTED = (  # settings that may change on resume, with a warning: they change the results
-    *("lr", "lr_scaling", "lr_base_size", "schedule", "warmup_epochs", "milestones", "gamma"),
-    *("min_lr", "epochs", "max_steps", "momentum", "nesterov", "weight_decay", "loss"),
-    *("norm_weight_decay", "label_smoothing", "clip_grad_norm", "ema", "bn", "amp"),
-    *("compile", "compile_mode", "deterministic", "grad_compression"),
-    *("randaugment", "cutout", "mixup", "cutmix"),
-)
 CHUNK = 64 << 20  # bytes per message
 
 
@@ -41,9 +35,15 @@ CHUNK = 64 << 20  # bytes per message
 class Restored:
     state: dict[str, Any]
     meta: dict[str, Any]
-    name: str  # step-00001234
+    files: dict[str, bytes]  # state and meta as they are on disk
+    step: int
+    identity: str  # equal for equal bytes
     sender: int | None  # the rank that sent it to ranks without it
     warnings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"ckpt/step-{self.step:08d}"
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,11 @@ class Disks:
 
 
 def find_disks(config: Config, ranks: Ranks) -> Disks:
-    """Rank 0 writes a file and the others look for it. A collective. Raises CheckpointError."""
+    """Find out which ranks share a disk: rank 0 writes a file and the others look for it. A
+    collective. Raises CheckpointError."""
     root = Path(config.checkpoint_dir)
+    if config.test_only:  # writes nothing
+        return Disks(root, own=False, copy_on=None)
     if ranks.world_size == 1:
         return Disks(root, own=True, copy_on=None)
     token = root / f".disk-{ranks.broadcast(uuid.uuid4().hex)}"
@@ -67,8 +70,7 @@ def find_disks(config: Config, ranks: Ranks) -> Disks:
     owners = [rank for rank, owns in enumerate(ranks.gather(own)) if owns]
     if ranks.first:
         token.unlink(missing_ok=True)
-    copy_on = owners[1] if len(owners) > 1 and config.copies > 1 else None
-    return Disks(root, own, copy_on)
+    return Disks(root, own, copy_on=owners[1] if len(owners) > 1 else None)
 
 
 def _touch(token: Path) -> None:
@@ -84,22 +86,18 @@ def _touch(token: Path) -> None:
         ) from error
 
 
-def restore(config: Config, ranks: Ranks, disks: Disks, *, later_attempt: bool) -> Restored | None:
-    """The state to resume from, the same on all ranks. None: start at step 0.
+def restore(config: Config, ranks: Ranks, *, later_attempt: bool) -> Restored | None:
+    """Return the checkpoint to resume from, the same on all ranks. None: start at step 0. Changes
+    nothing on disk. A collective.
 
     `later_attempt`: finding nothing is an error if an earlier attempt of this run did save.
     Raises CheckpointError on all ranks alike.
     """
     if config.resume == "none":
-        with ranks.agreeing():
-            if disks.own:
-                checkpoint.set_aside(disks.root / "ckpt", "earlier")
         return None
-    if disks.own and not config.test_only:
-        checkpoint.clean(disks.root)
     exact = None if config.resume == "auto" else Path(config.resume)
-    found, problems = _look(config, exact)
-    reports = ranks.gather((found.step, found.identity) if found else None)
+    saved, problems = _look(config, exact)
+    reports = ranks.gather((saved.step, saved.identity) if saved else None)
     # Report each damaged checkpoint once, although all ranks of a node see it.
     warnings = tuple(dict.fromkeys(p for of_rank in ranks.gather(problems) for p in of_rank))
     choice = choose(reports)
@@ -110,39 +108,47 @@ def restore(config: Config, ranks: Ranks, disks: Disks, *, later_attempt: bool) 
     source, (step, identity) = choice
     shared = all(report == (step, identity) for report in reports)
     with ranks.agreeing():
-        files = checkpoint.read(found.path) if found and (shared or ranks.rank == source) else {}
+        files = checkpoint.read(saved.path) if saved and (shared or ranks.rank == source) else {}
     if not shared:
         files = {name: _send(files.get(name), source, ranks) for name in checkpoint.FILES}
     with ranks.agreeing():
         state, meta = checkpoint.decode(files)
-    with ranks.agreeing():
-        if disks.own and not config.test_only:
-            has_it = _tidy(disks.root, step, identity)
-            if ranks.first and not has_it:
-                checkpoint.publish(disks.root, step, files)
-    sender = None if shared else source
-    return Restored(state, meta, f"step-{step:08d}", sender, warnings)
+    return Restored(state, meta, files, step, identity, None if shared else source, warnings)
 
 
 def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]] | None:
-    """(rank, (step, identity)): the highest step that any rank holds, of the lowest such rank."""
-    held = [(report[0], -rank) for rank, report in enumerate(reports) if report]
+    """Return (rank, (step, identity)): the highest step that any rank holds, of the lowest such rank.
+    None if no rank holds any."""
+    held = [(report, rank) for rank, report in enumerate(reports) if report]
     if not held:
         return None
-    _, rank = max(held)
-    return -rank, reports[-rank]  # type: ignore[return-value]
+    report, rank = max(held, key=lambda pair: (pair[0][0], -pair[1]))
+    return rank, report
 
 
-def check_fits(
-    meta: Mapping[str, Any], identity: Mapping[str, Any], config: Config, parts: int
-) -> list[str]:
-    """Compare the settings of a checkpoint with those of this run. Returns the differences that
-    the user may intend or has overridden.
+def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
+    """Make each disk ready for this run's checkpoints: those of another run, damaged ones and newer
+    ones are set aside, and rank 0's disk has the one that the run resumes from. A collective."""
+    with ranks.agreeing():
+        if not disks.own:
+            return
+        checkpoint.clean(disks.root)
+        if restored is None:
+            if checkpoint.folders(disks.root):
+                checkpoint.set_aside(disks.root / "ckpt", "earlier")
+        elif not _tidy(disks.root, restored.step, restored.identity) and ranks.first:
+            checkpoint.publish(disks.root, restored.step, restored.files)
+
+
+def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Config) -> list[str]:
+    """Compare the settings of a checkpoint with those of this run. Return the differences that the
+    user may intend or has overridden.
 
     Raises CheckpointError if the network differs, or data, batch or seed unless overridden.
     """
     before = meta["identity"]
-    changed = [key for key in identity if before.get(key) != identity[key]]
+    relevant = ["network"] if config.test_only else identity
+    changed = [key for key in relevant if before.get(key) != identity[key]]
     words = [f"{key} {before.get(key)} -> {identity[key]}" for key in changed]
     never = [w for key, w in zip(changed, words, strict=True) if key in ("network", "optimizer")]
     if never:
@@ -155,10 +161,11 @@ def check_fits(
             f"the checkpoint was made with other settings: {'; '.join(words)}: use the same, "
             "--resume-override to resume anyway, or --resume none to start over"
         )
-    old, new = meta["config"], asdict(config)
-    words += [f"{key} {old.get(key)} -> {new[key]}" for key in NOTED if old.get(key) != new[key]]
-    if config.bn == "local" and meta["parts"] != parts:
-        words.append(f"micro-batches with their own statistics {meta['parts']} -> {parts}")
+    old = meta["config"]
+    for setting in dataclasses.fields(config) if not config.test_only else ():
+        value = getattr(config, setting.name)
+        if setting.metadata["noted"] and old.get(setting.name) != value:
+            words.append(f"{setting.name} {old.get(setting.name)} -> {value}")
     return [f"continuing with other settings: {word}" for word in words]
 
 
@@ -195,7 +202,7 @@ def _nothing_found(
 
 
 def _tidy(root: Path, step: int, identity: str) -> bool:
-    """Set aside damaged and newer checkpoints. Returns whether the chosen one is on this disk."""
+    """Set aside damaged and newer checkpoints. Return whether the chosen one is on this disk."""
     has_it = False
     for path in checkpoint.folders(root):
         try:
@@ -210,7 +217,7 @@ def _tidy(root: Path, step: int, identity: str) -> bool:
 
 
 def _send(content: bytes | None, source: int, ranks: Ranks) -> bytes:
-    """The bytes of rank `source`, on every rank."""
+    """Return the bytes of rank `source` on every rank."""
     size = int(ranks.broadcast(len(content) if content is not None else 0, source))
     if ranks.rank == source and content is not None:
         whole = torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -8,39 +8,43 @@ python -m trainer --data ./data --model resnet18 --amp bf16                     
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.profiler import ProfilerActivity, profile
+from torch.profiler import schedule as profiled_steps
 
+from .checkpoint import Written
 from .config import Config
-from .data.augment import cutout, mix
+from .data import Batch
+from .data.augment import changed, mix
 from .data.order import epoch_order, mixed_seed
-from .distributed import check_replicas, kept, leave
+from .distributed import Ranks, check_replicas, kept, leave
 from .ending import Watch, finish, preempted
-from .errors import Diverged
-from .evaluate import export, record_evaluation, selecting_split
+from .evaluate import export, record_evaluation, selecting_split, test_only
 from .logs import say, train_line
-from .model import fixed_statistics
-from .optim import keeps_gradients, lr_at, part_bounds, set_rate
+from .optim import keeps_gradients, set_rate
+from .plan import lr_at, part_bounds
+from .poll import IMAGES, LOSS, NORM, Stopped, StopRequest
 from .setup import begin, meet
-from .state import Stopped, StopRequest, Training, finish_writing, save
+from .state import Training, to_checkpoint
 from .tools import canonical_shards
-from .tools.cuda_graph import GraphedStep
 
 
 def main(config: Config, env: Mapping[str, str]) -> int:
-    """Train as `config` says, with the ranks that `env` describes. Returns the exit code.
+    """Train as `config` says, with the ranks that `env` describes. Return the exit code.
 
     Raises TrainerError, the same on all ranks, once status.json is written.
     """
     set_determinism(config)
+    stop = StopRequest(config.parsed_max_time)
     ranks, data = meet(config, env)
-    stop = StopRequest()
     stop.listen()
     watch = Watch(config, ranks)
     watch.start()
@@ -55,6 +59,8 @@ def main(config: Config, env: Mapping[str, str]) -> int:
         if shared is error:
             raise
         raise shared from error
+    finally:
+        data.close()
     watch.done()
     return code
 
@@ -62,9 +68,9 @@ def main(config: Config, env: Mapping[str, str]) -> int:
 def run(t: Training, env: Mapping[str, str]) -> int:
     try:
         if t.config.test_only:
-            record_evaluation(t, "test")
-        else:
-            train(t)
+            test_only(t)
+            return 0
+        train(t)
     except Stopped:
         if not t.config.test_only:
             save_last(t)
@@ -76,209 +82,209 @@ def run(t: Training, env: Mapping[str, str]) -> int:
 def train(t: Training) -> None:
     if t.eval_pending:
         end_epoch(t)
-    if t.config.cuda_graph:
-        t.graphed = GraphedStep(backward_and_update)
-    with t.profiler or contextlib.nullcontext():
+    with make_profiler(t.config, t.ranks) as profiler:
         while t.step < t.plan.total_steps:
-            train_epoch(t)
+            train_epoch(t, profiler)
             end_epoch(t)
-    save_last(t)
-    if t.config.val_split and t.last.get("split") != "test":
+    if t.config.val_split and t.log.last.get("split") != "test":
         record_evaluation(t, "test")
+        save(t)
+    save_last(t)
 
 
-def train_epoch(t: Training) -> None:
+def train_epoch(t: Training, profiler: profile | None = None) -> None:
     """Train from the current step to the end of its epoch, or to the last step of the run."""
     c = t.config
     epoch = t.step // t.plan.steps_per_epoch
     end = min((epoch + 1) * t.plan.steps_per_epoch, t.plan.total_steps)
-    order = t.data.start_epoch(
-        epoch_order(c.seed, epoch, t.plan.samples),
-        t.plan.parts_of_rank(t.ranks.rank, range(t.step, end)),
-        seed=c.seed,
-        epoch=epoch,
-    )
-    every = c.poll_every or (1 if t.ranks.device.type == "cpu" else 10)
-    t.model.train()
+    order = epoch_order(c.seed, epoch, t.plan.samples)
+    parts = t.plan.slices_of(t.ranks.rank, range(t.step, end))
+    batches = t.data.train_batches(order, parts, seed=c.seed, epoch=epoch)
+    t.net.model.train()
     while t.step < end:
-        train_step(t, order)
-        if t.profiler:
-            t.profiler.step()
+        train_step(t, batches)
+        if profiler:
+            profiler.step()
         if t.step == end:
             t.eval_pending = t.epoch % c.eval_every == 0 or end == t.plan.total_steps
-        if t.step % every == 0 or t.step == end:
+        if t.step % t.poll.every == 0 or t.step == end:
             poll(t, last=t.step == end)
         if c.check_every and t.step % c.check_every == 0:
-            check_replicas(t.ranks, t.parameters, t.step)
+            check_replicas(t.ranks, t.net.parameters, t.step)
 
 
-def train_step(t: Training, order: torch.Tensor) -> None:
-    """Advance by one optimizer step. `order`: the epoch's permutation of samples."""
+def train_step(t: Training, batches: Iterator[Batch]) -> None:
+    """Advance by one optimizer step. `batches`: this rank's micro-batches, in turn."""
     set_rate(t.optimizer, lr_at(t.step, t.config, t.plan))
-    start, end = t.plan.batch_of(t.step)
-    batch = order[start:end]
-    if t.graphed:
-        seed_network(t, part=0)
-        t.graphed(t, batch)
-    else:
-        backward_and_update(t, batch)
-    if t.ema:
-        t.ema.update(t.step)
+    backward(t, batches)
+    update(t)
+    if t.net.ema:
+        t.net.ema.update(t.step)
     t.step += 1
 
 
-def backward_and_update(t: Training, batch: torch.Tensor) -> None:
-    if t.config.canonical_shards:
-        canonical_shards.backward(t, batch, micro_batch_loss)
-    else:
-        backward(t, batch)
-    update(t)
-
-
-def backward(t: Training, batch: torch.Tensor) -> None:
+def backward(t: Training, batches: Iterator[Batch]) -> None:
     """Leave the gradient of the global batch's mean loss in every rank's parameters.
 
-    However unevenly the batch is cut, each micro-batch adds its summed loss over the global count,
-    times the world size because DDP averages over ranks. The last micro-batch's backward
-    all-reduces; before it, gradients add up locally.
+    However unevenly the batch is cut, each micro-batch adds its summed loss over the global count.
     """
-    count = t.plan.parts_per_rank
-    for k in range(count):
-        ddp = isinstance(t.net, DistributedDataParallel) and k < count - 1
-        with t.net.no_sync() if ddp else contextlib.nullcontext():  # type: ignore[operator]
-            loss = micro_batch_loss(t, batch, t.ranks.rank * count + k)
-            loss = loss * (t.ranks.world_size / len(batch))
-            (t.scaler.scale(loss) if t.scaler else loss).backward()
+    start, end = t.plan.batch_of(t.step)
+    size, parts = end - start, t.plan.parts_of(t.ranks.rank)
+    if t.config.canonical_shards:
+        canonical_shards.backward(t, size, lambda part: micro_batch_loss(t, size, part, batches))
+        return
+    buffers = t.net.part_buffers() if t.plan.parts > 1 and t.net.moving else None
+    changes = []
+    for part in parts:
+        if buffers:
+            buffers.restore()
+        last = part == parts[-1]
+        with t.net.exchanging(when=last):
+            loss = micro_batch_loss(t, size, part, batches) / size
+            t.net.backward(t.scaler.scale(loss) if t.scaler else loss, last=last)
+        if buffers:
+            changes.append(buffers.change())
+    if buffers:
+        change = t.ranks.sum_(torch.stack(changes).sum(0))
+        buffers.apply(change / t.plan.parts)
 
 
-def micro_batch_loss(t: Training, batch: torch.Tensor, part: int) -> torch.Tensor:
-    """Summed loss of part `part` of the batch. An empty part has zero loss but gradients, since
-    every rank must take part in the all-reduce."""
+def lacks_statistics(t: Training, size: int) -> bool:
+    """Return whether a batch is too small for statistics of its own: one image has none, and with
+    --bn sync the image of an empty part would count in everyone's. It uses the running ones."""
+    return size < t.plan.parts * (1 if t.config.bn == "sync" else 2)
+
+
+def micro_batch_loss(t: Training, size: int, part: int, batches: Iterator[Batch]) -> torch.Tensor:
+    """Return the summed loss of part `part` of a batch of `size` images. An empty part has zero loss
+    but gradients, since every rank must take part in the all-reduce."""
     c, epoch = t.config, t.step // t.plan.steps_per_epoch
-    first, last = part_bounds(len(batch), t.plan.parts, part)
+    first, last = part_bounds(size, t.plan.parts, part)
     began = time.perf_counter()
-    indices = batch[first : max(last, first + 1)]
-    x, y = t.data.train_batch(indices, seed=c.seed, epoch=epoch)
-    if c.cutout:
-        x = cutout(x, indices, c.cutout, seed=c.seed, epoch=epoch)
+    batch = next(batches)
+    x = changed(batch, c, epoch=epoch)
     x, share = mix(x, c.mixup, c.cutmix, seed=mixed_seed(f"mix/{c.seed}/{t.step}/{part}"))
-    t.progress.data_seconds += time.perf_counter() - began
-    if not t.graphed:  # seeding is not allowed while capturing
-        seed_network(t, part)
-    single = last - first < 2 and c.bn == "local"  # an empty part has no batch statistics
-    with fixed_statistics(t.model, when=single or c.bn == "frozen"), t.autocast():
-        logits = t.net(x)
-    loss = t.losses[0](logits, y)
+    t.poll.progress.data_seconds += time.perf_counter() - began
+    # Random numbers (dropout) depend on the micro-batch alone, so nothing needs saving.
+    torch.manual_seed(mixed_seed(f"network/{c.seed}/{t.step}/{part}"))
+    logits = t.net(x, fixed=c.bn == "frozen" or lacks_statistics(t, size))
+    loss = t.losses.training(logits, batch.y)
     if share < 1:
-        loss = share * loss + (1 - share) * t.losses[0](logits, y.roll(1))
-    loss = loss.sum()
+        loss = share * loss + (1 - share) * t.losses.training(logits, batch.y.roll(1))
+    total = loss.sum()
     if last == first:
-        return loss * 0
-    t.totals[0] += loss.detach()
-    t.totals[1] += last - first
-    return loss
-
-
-def seed_network(t: Training, part: int) -> None:
-    """Seed random numbers (dropout) from the micro-batch alone, so that nothing needs saving."""
-    torch.manual_seed(mixed_seed(f"network/{t.config.seed}/{t.step}/{part}"))
+        return total * 0
+    t.poll.totals[LOSS] += total.detach()
+    t.poll.totals[IMAGES] += last - first
+    return total
 
 
 def update(t: Training) -> None:
-    if t.config.clip_grad_norm:
+    c = t.config
+    if c.clip_grad_norm or (t.step + 1) % c.print_every == 0:
         if t.scaler:
             t.scaler.unscale_(t.optimizer)
-        nn.utils.clip_grad_norm_(t.parameters, t.config.clip_grad_norm)
+        norm = get_total_norm([p.grad for p in t.net.trainable if p.grad is not None])
+        t.poll.totals[NORM] = norm
+        if c.clip_grad_norm:
+            clip_grads_with_norm_(t.net.trainable, c.clip_grad_norm, norm)
     if t.scaler:
         t.scaler.step(t.optimizer)
         t.scaler.update()
     else:
         t.optimizer.step()
-    t.optimizer.zero_grad(set_to_none=not keeps_gradients(t.config))
+    t.optimizer.zero_grad(set_to_none=not keeps_gradients(c))
 
 
 def poll(t: Training, last: bool) -> None:
-    """Exchange what the ranks must agree on, in one small all-reduce.
+    """Exchange what the ranks must agree on, write a line of progress, and stop or save if due.
 
-    On a GPU the values are read one poll later, when they have arrived, so that no step waits
-    for the device; at the end of an epoch, all are read.
     Raises Diverged if the loss is not finite, Stopped if any rank was asked to stop.
     """
-    t.moved_at = time.monotonic()
-    if not t.writer.failed:  # if so, all ranks end in the next save
-        t.writer.collect(wait=False)
-    t.totals[2] = float(bool(t.stop))
-    t.totals[3] = float(t.writer.failed or (t.ranks.first and save_is_due(t)))
-    by_rank = t.totals.new_zeros(t.ranks.world_size, 2)
-    by_rank[t.ranks.rank] = t.totals[:2]
-    values = t.ranks.sum_(torch.cat([t.totals, by_rank.flatten()]))
-    t.polls.append((t.step, to_host(values)))
-    t.totals.zero_()
-    t.save_due = stop = False
-    while len(t.polls) > (0 if last else t.poll_lag):
-        step, numbers = t.polls.popleft()
-        stop |= read_poll(t, step, numbers())
-    if t.progress.due(t.step) or last or stop:
+    t.saver.collect()
+    due = t.ranks.first and t.saver.due(t.step, t.config.parsed_save_every)
+    t.poll.exchange(t.step, save_due=due or t.saver.writer.failed)
+    stop = t.poll.read(everything=last)
+    if t.poll.progress.due(t.step) or last or stop:
         rate = float(t.optimizer.param_groups[0]["lr"])
-        fields = t.progress.fields(t.step, t.epoch, rate)
-        t.metrics.write("train", **fields)
+        fields = t.poll.progress.fields(t.step, t.epoch, rate)
+        t.log.write("train", **fields)
         if t.ranks.first:
             say(train_line(fields, t.plan))
     if stop:
         raise Stopped
-    if t.save_due and not last:  # at the end of an epoch, save after evaluating
+    if t.poll.save_due and not last:  # at the end of an epoch, save after evaluating
         save(t)
-
-
-def to_host(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Start copying to the CPU. Calling the result waits for the copy and returns the numbers."""
-    if not values.is_cuda:
-        return values.tolist
-    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    target.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-
-    def numbers() -> list[float]:
-        arrived.synchronize()
-        return target.tolist()
-
-    return numbers
-
-
-def read_poll(t: Training, step: int, values: list[float]) -> bool:
-    """Return whether to stop. Raises Diverged."""
-    (loss_sum, images, stop, due), own = values[:4], values[4:]
-    t.progress.add(loss_sum, images, own)
-    if not math.isfinite(loss_sum):
-        raise Diverged(
-            f"step {step}: the loss is {loss_sum}: lower --lr or lengthen --warmup-epochs"
-        )
-    t.save_due = t.save_due or bool(due)
-    return bool(stop)
-
-
-def save_is_due(t: Training) -> bool:
-    count, unit = t.config.parsed_save_every
-    since = {"st": t.step - max(0, t.saved_step), "s": time.monotonic() - t.saved_at, "ep": 0}
-    return 0 < count <= since[unit]
 
 
 def end_epoch(t: Training) -> None:
     if t.eval_pending:
         record_evaluation(t, selecting_split(t))
         t.eval_pending = False
-    if t.step % t.plan.steps_per_epoch == 0:
-        export(t)
+    export(t)
     count, unit = t.config.parsed_save_every
-    if t.save_due or (unit == "ep" and count and t.epoch % count == 0):
+    if t.poll.save_due or (unit == "ep" and count and t.epoch % count == 0):
         save(t)
+
+
+def save(t: Training) -> None:
+    """Take a snapshot, once all ranks are known to hold the same weights, and write it while
+    training continues. A collective."""
+    began = time.perf_counter()
+    t.saver.finish()
+    t.poll.read(everything=True)  # weights after a loss that is not finite are not worth saving
+    check_replicas(t.ranks, t.net.parameters, t.step)
+    state, meta = to_checkpoint(t)
+    paused = time.perf_counter() - began
+
+    t.saver.save(state, meta, partial(record_saved, t, meta, paused))
+    t.poll.save_due = False
+    t.poll.progress.pause(paused)
+
+
+def record_saved(t: Training, meta: Mapping[str, Any], paused: float, written: Written) -> None:
+    saved, seconds = written
+    t.log.write(
+        "checkpoint",
+        step=meta["step"],
+        epoch=meta["epoch"],
+        path=t.saver.newest,
+        bytes=(saved.path / "state.pt").stat().st_size,
+        sha256=saved.identity,
+        seconds=round(seconds, 4),  # in the background
+        paused=round(paused, 4),  # of training
+    )
 
 
 def save_last(t: Training) -> None:
-    if t.saved_step != t.step:
+    if (t.saver.step, t.saver.eval_pending) != (t.step, t.eval_pending):
         save(t)
-    finish_writing(t)
+    t.saver.finish()
+
+
+def make_profiler(
+    config: Config, ranks: Ranks
+) -> contextlib.AbstractContextManager[profile | None]:
+    """Return a profiler for --profile FIRST:LAST: call its `step` after each step. Steps count from
+    the start or the resume, so that a resumed run can also be profiled."""
+    if config.parsed_profile is None:
+        return contextlib.nullcontext()
+    first, last = config.parsed_profile
+    warmup = min(1, first - 1)
+    on_gpu = [ProfilerActivity.CUDA] if ranks.device.type == "cuda" else []
+
+    def write(recorded: profile) -> None:
+        path = Path(config.out) / f"trace-rank-{ranks.rank}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)  # other nodes do not have it yet
+        recorded.export_chrome_trace(str(path))
+
+    return profile(
+        activities=[ProfilerActivity.CPU, *on_gpu],
+        schedule=profiled_steps(
+            wait=first - 1 - warmup, warmup=warmup, active=last - first + 1, repeat=1
+        ),
+        on_trace_ready=write,
+    )
 
 
 def set_determinism(config: Config) -> None:
@@ -292,6 +298,18 @@ def set_determinism(config: Config) -> None:
     if strict:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        # slow, and nothing reads such memory
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.deterministic = True
-        torch.backends.cuda.matmul.allow_tf32 = False
+        full_precision()
+
+
+def full_precision() -> None:
+    """Forbid TF32. torch 2.9 renamed the switches, and reading an old one after setting a new one is
+    an error."""
+    if hasattr(torch.backends.cudnn, "conv"):
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+    else:
         torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False

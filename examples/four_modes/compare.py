@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from trainer.data import mean_std
-from trainer.data.augment import pad, random_crop_flip
+from trainer.data.augment import cropped, flipped, pad
 from trainer.data.cifar import find, load
+from trainer.data.resident import mean_std
 from trainer.data.synthetic import Arrays, synthetic
 from trainer.model import build_model
 
@@ -103,7 +103,8 @@ def train(
         whole = len(order) // args.batch_size * args.batch_size
         for batch in order[:whole].split(args.batch_size):
             part = batch[rank::ranks]
-            x = prepared(random_crop_flip(padded, part, seed=0, epoch=epoch))
+            crops = cropped(padded, part, seed=0, epoch=epoch)
+            x = prepared(flipped(crops, part, ["flip"], seed=0, epoch=epoch))
             with cast():
                 loss = nn.functional.cross_entropy(net(x), y[part])
             optimizer.zero_grad()

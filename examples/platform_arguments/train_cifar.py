@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.data import mean_std
 from trainer.data.cifar import find, load
+from trainer.data.resident import mean_std
 from trainer.data.synthetic import Arrays, synthetic
 from trainer.model import build_model
 

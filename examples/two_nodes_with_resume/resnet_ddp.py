@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.data import mean_std
-from trainer.data.augment import pad, random_crop_flip
+from trainer.data.augment import cropped, flipped, pad
 from trainer.data.cifar import find, load
+from trainer.data.resident import mean_std
 from trainer.model import build_model
 
 
@@ -61,7 +61,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         mine = mine[: len(padded) // dist.get_world_size()]  # the same number on every rank
         model.train()
         for part in mine.split(args.batch_size):
-            x = prepared(random_crop_flip(padded, part, seed=args.random_seed, epoch=epoch))
+            crops = cropped(padded, part, seed=args.random_seed, epoch=epoch)
+            x = prepared(flipped(crops, part, ["flip"], seed=args.random_seed, epoch=epoch))
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(x), images.train_y[part].to(device))
             loss.backward()

@@ -1,4 +1,4 @@
-"""trainer bench: the table of modes, from real short trainings."""
+"""benchmarks/modes.py: the table of modes, from real short trainings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import json
 
 import pytest
 
+from benchmarks.modes import (
+    Result,
+    Row,
+    main,
+    measured,
+    mode_rows,
+    table,
+    technique_rows,
+    with_global_batch,
+)
 from trainer.config import Config
 from trainer.errors import TrainerError
-from trainer.tools.bench import Result, Row, main, measured, table, with_global_batch
 
 TINY = (
     *("--data", "synthetic", "--synthetic-train", "256", "--synthetic-test", "64"),
@@ -17,12 +26,16 @@ TINY = (
 )
 
 
-def test_every_mode_is_trained_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "--ranks", "2", *TINY]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["name"] for row in rows] == ["DP", "DDP", "DP+AMP", "DDP+AMP"]
-    assert [row["ranks"] for row in rows] == [1, 2, 1, 2]
-    assert all(row["images_per_second"] > 0 and 0 <= row["top1"] <= 1 for row in rows)
+def test_the_modes_are_those_of_published_recipes() -> None:
+    rows = [(row.name, row.ranks, row.flags[1]) for row in mode_rows(4)]
+    assert rows == [
+        ("DP", 1, "off"),
+        ("DDP", 4, "off"),
+        ("DP+AMP", 1, "bf16"),
+        ("DDP+AMP", 4, "bf16"),
+    ]
+    names = [row.name for row in technique_rows(1)]
+    assert names == ["fp32", "+ bf16", "+ channels_last", "+ compile"]
 
 
 def test_all_rows_have_the_same_global_batch() -> None:
@@ -35,6 +48,7 @@ def test_scaling_trains_with_each_number_of_ranks(capsys: pytest.CaptureFixture[
     assert main(["--json", "--scaling", "1,2", *TINY]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["name"], row["ranks"]) for row in rows] == [("1 rank(s)", 1), ("2 rank(s)", 2)]
+    assert all(row["images_per_second"] > 0 and 0 <= row["top1"] <= 1 for row in rows)
 
 
 def test_a_mode_that_fails_says_why() -> None:
@@ -43,12 +57,12 @@ def test_a_mode_that_fails_says_why() -> None:
 
 
 def test_the_median_interval_counts() -> None:
-    found = [
+    lines = [
         {"kind": "start", "global_batch": 100, "steps_per_epoch": 10},
         *({"kind": "train", "img_s": speed} for speed in (10.0, 500.0, 520.0)),
         {"kind": "eval", "top1": 0.5},
     ]
-    assert measured(Row("x", 1, ()), found) == Result("x", 1, 2.0, 500.0, 0.5)
+    assert measured(Row("x", 1, ()), lines) == Result("x", 1, 2.0, 500.0, 0.5)
 
 
 def test_the_table_compares_with_its_first_row() -> None:

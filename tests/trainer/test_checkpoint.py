@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -19,11 +18,12 @@ from trainer import checkpoint
 from trainer.cli import main
 from trainer.errors import CheckpointError
 
-META = {"step": 0, "epoch": 1, "best": {}, "world_size": 1, "config": {"model": "resnet8"}}
+META = {"step": 0, "epoch": 1, "best": {}, "plan": {"world_size": 1}}
+META |= {"eval_pending": False, "config": {"model": "resnet8"}}
 
 
 def save(root: Path, step: int, keep: int = 3) -> checkpoint.Saved:
-    state = {"model": {"w": torch.full((500,), float(step))}, "optimizer": {}}
+    state = {"model": {"w": torch.full((500,), float(step))}, "optimizer": {}, "ema": None}
     return checkpoint.save(root, state, META | {"step": step}, keep)[0]
 
 
@@ -192,18 +192,52 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert not Path("owned").exists()
 
 
-def test_ckpt_ls_verify_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_listing_hashes_every_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
-    assert main(["ckpt", "ls", str(tmp_path), "--json"]) == 0
-    assert [row["step"] for row in json.loads(capsys.readouterr().out)] == [1, 2]
-    assert main(["ckpt", "verify", str(tmp_path / "ckpt")]) == 0
-    assert main(["ckpt", "export", str(tmp_path), str(tmp_path / "net.pth")]) == 0
-    assert float(torch.load(tmp_path / "net.pth")["w"][0]) == 2
+    assert main(["ckpt", "ls", str(tmp_path / "ckpt")]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "step-00000001  epoch 1  0.0 MB  best top-1 -  resnet8, 1 rank(s)  intact" in first
+    assert f"intact {newest.identity[:16]}" in second
     (newest.path / "state.pt").write_bytes(b"")
-    assert main(["ckpt", "verify", str(tmp_path)]) == 4
-    assert main(["ckpt", "export", str(tmp_path), str(tmp_path / "net.pth")]) == 0
-    assert "skipped: " in capsys.readouterr().out  # from the older
-    assert float(torch.load(tmp_path / "net.pth")["w"][0]) == 1
+    assert main(["ckpt", "ls", str(tmp_path)]) == 4
+    assert "state.pt is damaged (sha256 differs)  DAMAGED" in capsys.readouterr().out
     assert main(["ckpt", "ls", str(tmp_path / "nothing")]) == 4
     assert "no checkpoint there" in capsys.readouterr().err
+
+
+def test_exporting_takes_the_newest_intact_checkpoint_and_its_averaged_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    target = tmp_path / "net.pth"
+    assert main(["ckpt", "export", str(tmp_path), str(target)]) == 0
+    assert float(torch.load(target)["w"][0]) == 2
+    (newest.path / "state.pt").write_bytes(b"")
+    assert main(["ckpt", "export", str(tmp_path), str(target)]) == 0
+    assert "skipped: " in capsys.readouterr().out
+    assert float(torch.load(target)["w"][0]) == 1
+    averaged = {"model": {"w": torch.zeros(1)}, "ema": {"w": torch.ones(1)}}
+    checkpoint.save(tmp_path, averaged, META | {"step": 3}, keep=3)
+    assert main(["ckpt", "export", str(tmp_path / "ckpt" / "step-00000003"), str(target)]) == 0
+    assert torch.load(target)["w"].tolist() == [1.0]
+    assert main(["ckpt", "export", str(tmp_path), str(tmp_path / "net.txt")]) == 2
+
+
+def test_weights_on_a_full_disk_are_one_line_and_leave_the_old_ones(tmp_path: Path) -> None:
+    path = tmp_path / "best.pth"
+    checkpoint.write_weights(path, {"w": torch.ones(5)})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write .*best\.pth: File too large$"):
+            checkpoint.write_weights(path, {"w": torch.zeros(5000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert torch.load(path)["w"].tolist() == [1.0] * 5
+    assert [p.name for p in tmp_path.iterdir()] == ["best.pth"]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import re
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from test_gradients import ALONE, make
-from trainer_ranks import Job
+from trainer_ranks import CONTEXT, Job, _enter, make
 
 from trainer import distributed, ending
 from trainer.data.order import epoch_order
-from trainer.errors import TrainerError
+from trainer.errors import DataError, OutOfMemory, PeerLost, TrainerError
 from trainer.flags import parse
-from trainer.optim import part_bounds
+from trainer.plan import part_bounds
 
 
 def errors(job: Job) -> list[str]:
@@ -41,10 +41,10 @@ def poison_one_label() -> None:
 
     real = train.micro_batch_loss
 
-    def poisoned(t, batch, part):
-        value = real(t, batch, part)
+    def poisoned(t, *args):
+        value = real(t, *args)
         if (t.ranks.rank, t.step) == (1, 2):
-            t.totals[0] = float("inf")
+            t.poll.totals[0] = float("inf")
         return value
 
     train.micro_batch_loss = poisoned
@@ -64,7 +64,7 @@ def flip_a_bit_on_rank_1() -> None:
     def update(t):
         real(t)
         if (t.ranks.rank, t.step) == (1, 3):
-            bits = t.parameters[1].data[:1].view(torch.int32)
+            bits = t.net.parameters[1].data[:1].view(torch.int32)
             bits ^= 1 << 10
 
     train.update = update
@@ -114,12 +114,13 @@ def test_a_frozen_rank_ends_the_others_within_the_timeout(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (("--global-batch", "15"), 2, "does not divide"),
-        (("--global-batch", "16", "--grad-accum-steps", "5"), 2, "does not divide"),
+        (("--global-batch", "16", "--grad-accum-steps", "9"), 2, "too small for 18 micro-batches"),
         (("--canonical-shards", "3"), 2, "does not divide by 2 ranks"),
+        (("--canonical-shards", "6"), 2, "does not divide into 6 canonical shards"),
         (("--device", "cuda"), 2, "no GPU here"),
         (("--model", "resnet9"), 2, "resnet9"),
-        (("--cuda-graph",), 2, "needs a single rank on a GPU"),
+        (("--opt", "lion"), 2, "--opt lion"),
+        (("--loss", "torch.nn.functional:cross_entropy"), 2, "return one loss per sample"),
         (("--data", "/nowhere"), 3, "/nowhere"),
         (("--resume", "/nowhere"), 4, "/nowhere"),
     ],
@@ -206,7 +207,7 @@ def test_an_unexpected_error_tells_status_json(tmp_path: Path) -> None:
 def break_the_loop() -> None:
     from trainer import train
 
-    def broken(t, order):
+    def broken(t, batches):
         raise KeyError("a bug")
 
     train.train_step = broken
@@ -246,29 +247,70 @@ def test_a_rank_that_dies_while_the_others_wait_for_its_save_is_missed(tmp_path:
     assert job.codes(timeout=20) == [-signal.SIGKILL, 1]
 
 
-def test_a_stalled_run_leaves_a_provisional_status(tmp_path: Path) -> None:
-    """On a GPU, NCCL's watchdog kills a waiting process; its status.json must be there before."""
-    config = parse(["--out", str(tmp_path)], {})[0]
+def silent_neighbour(folder: str) -> None:
+    """Rank 0 of two, alone in its group and busy for ever; rank 1 gave one sign of life."""
+    _enter(0, 2, f"{folder}/store", f"{folder}/log", {})
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    store.add("alive/1", 1)
+    me = distributed.identify(os.environ, torch.device("cpu"))
+    config = parse(["--out", folder, "--timeout", "1"], {})[0]
+    ending.Watch(config, dataclasses.replace(me, store=store)).start()
+    threading.Event().wait()
+
+
+def test_a_rank_without_a_sign_of_life_ends_ranks_that_wait_for_nothing(tmp_path: Path) -> None:
+    """As in NCCL, where a rank does not notice that its peer's host is gone."""
+    process = CONTEXT.Process(target=silent_neighbour, args=(str(tmp_path),))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 1
+    reason = json.loads((tmp_path / "status.json").read_text())["reason"]
+    assert reason.startswith("rank 0 on ") and "lost contact with rank 1: no sign of life" in reason
+    assert reason in (tmp_path / "log").read_text()
+
+
+def without_its_store(folder: str) -> None:
+    """Rank 1 of two, busy for ever, whose store goes away with the node that held it."""
+    _enter(1, 2, f"{folder}/store", f"{folder}/log", {})
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = torch.distributed.TCPStore("127.0.0.1", store.port)
+    me = distributed.identify(os.environ, torch.device("cpu"))
+    ending.STORE_GRACE = 0.1
+    config = parse(["--out", folder], {})[0]
+    ending.Watch(config, dataclasses.replace(me, store=client)).start()
+    del store
+    threading.Event().wait()
+
+
+def test_a_rank_that_has_lost_the_store_ends_and_says_so(tmp_path: Path) -> None:
+    process = CONTEXT.Process(target=without_its_store, args=(str(tmp_path),))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 1
+    assert "error: rank 1 on " in (log := (tmp_path / "log").read_text())
+    assert "lost the store, which the first node holds" in log
+
+
+def test_torchs_errors_that_a_user_can_act_on_are_one_line() -> None:
     alone = distributed.identify({}, torch.device("cpu"))
-    watch = ending.Watch(config, alone)
-    watch.stalled_after = 10
-    t = watch.t = make(ALONE, "--out", str(tmp_path))
-    watch._note_stall()
-    assert not (tmp_path / "status.json").exists()
-    t.moved_at -= 11
-    watch._note_stall()
-    status = json.loads((tmp_path / "status.json").read_text())
-    assert status["state"] == "failed"
-    assert re.search(r"no progress for \d+ s at step 0", status["reason"])
-    t.moved_at = time.monotonic()
-    watch._note_stall()
-    assert not (tmp_path / "status.json").exists()
-    # Once the run has ended, its status stays, however long the ranks take to part.
-    ending.finish(t, "completed", "")
-    t.moved_at -= 11
-    for _ in range(2):
-        watch._note_stall()
-        assert json.loads((tmp_path / "status.json").read_text())["state"] == "completed"
+    pair = distributed.identify({"RANK": "1", "WORLD_SIZE": "2"}, torch.device("cpu"))
+    t = make()
+    t.step = 7
+    for ranks, error, kind, words in (
+        (alone, torch.cuda.OutOfMemoryError("CUDA"), OutOfMemory, "out of GPU memory at step 7"),
+        (alone, RuntimeError("DataLoader worker (pid 3) is killed"), DataError, "shared memory"),
+        (pair, RuntimeError("Connection closed by peer"), PeerLost, "rank 1 on "),
+        (pair, RuntimeError("NCCL error\nmore"), PeerLost, "another rank at step 7: NCCL error: "),
+    ):
+        line = ending.explain(ranks, t, error)
+        assert type(line) is kind and words in str(line) and "\n" not in str(line)
+    for ranks, error in (
+        (alone, RuntimeError("Connection closed by peer")),  # there is no peer
+        (pair, RuntimeError("shape mismatch")),
+        (pair, ValueError("connection")),
+        (pair, DataError("timeout")),
+    ):
+        assert ending.explain(ranks, t, error) is None
 
 
 def test_a_corrupt_file_on_one_rank_ends_all_ranks_at_once(tmp_path: Path) -> None:
@@ -289,7 +331,7 @@ def fail_on_rank_1_while_rank_0_is_busy() -> None:
     from trainer import train
     from trainer.errors import DataError
 
-    def step(t, order):
+    def step(t, batches):
         if t.ranks.rank == 1:
             raise DataError("/data/bad.jpg: not a readable image")
         time.sleep(100)

@@ -1,11 +1,12 @@
-"""Reading images: CIFAR's layouts, synthetic sets, ImageFolder trees, and what is refused."""
+"""Reading images: CIFAR's layouts, synthetic sets, and what is refused."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import pickle
-import shutil
+import struct
 import tarfile
 import time
 from pathlib import Path
@@ -14,19 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_gradients import ALONE
-from trainer_ranks import CONTEXT
+from trainer_ranks import CONTEXT, make
 
 from trainer.config import Config
 from trainer.data import cifar, fetch, load_dataset
-from trainer.data import packed as packed_images
-from trainer.data import tree as tree_of_files
-from trainer.data.synthetic import synthetic
+from trainer.data.resident import fingerprint, mean_std
+from trainer.data.synthetic import Arrays, synthetic
 from trainer.errors import DataError
 from trainer.model import choose_stem
 from trainer.setup import resolve
 from trainer.tools.data_command import main as data_command
-from trainer.tools.data_command import make, write_cifar10
+from trainer.tools.data_command import write_cifar10
 
 CPU = torch.device("cpu")
 
@@ -39,25 +38,72 @@ def small_cifar(tmp_path: Path) -> Path:
 
 def test_a_written_set_reads_back_the_same(small_cifar: Path) -> None:
     arrays, wrote = cifar.load(small_cifar / cifar.TEN), synthetic(50, 10, 10, 32)
-    assert torch.equal(arrays.train_x, wrote.train_x)
-    assert torch.equal(arrays.test_y, wrote.test_y)
+    assert torch.equal(arrays.train_x, wrote.train_x) and torch.equal(arrays.test_x, wrote.test_x)
+    assert torch.equal(arrays.train_y, wrote.train_y) and torch.equal(arrays.test_y, wrote.test_y)
+    assert (arrays.num_classes, arrays.name) == (10, "CIFAR-10's layout")
 
 
-def test_batches_come_normalised_and_in_order(small_cifar: Path) -> None:
-    data = load_dataset(Config(data=str(small_cifar)), CPU)
-    x, y = data.eval_batch("test", 2, 5)
+def test_every_split_has_its_own_pairs_normalized_and_in_order(small_cifar: Path) -> None:
+    data = load_dataset(Config(data=str(small_cifar), val_split=0.2, augment="none"), CPU)
     raw = synthetic(50, 10, 10, 32)
-    red = raw.test_x[2, 0, 0, 0].item() / 255
-    assert x.shape == (3, 3, 32, 32)
-    assert x[0, 0, 0, 0].item() == pytest.approx((red - 0.4914) / 0.2470, abs=1e-4)
-    assert torch.equal(y, raw.test_y[2:5])
+    mean, std = torch.tensor((0.4914, 0.4822, 0.4465)), torch.tensor((0.2470, 0.2435, 0.2616))
+
+    def normalized(x: torch.Tensor) -> torch.Tensor:
+        return ((x.float() / 255 - mean) / std).permute(0, 3, 1, 2)
+
+    ((numbers, x, y),) = data.eval_batches("test", [slice(2, 5)])
+    torch.testing.assert_close(x, normalized(raw.test_x[2:5]))
+    assert torch.equal(y, raw.test_y[2:5]) and numbers.tolist() == [2, 3, 4]
+    assert (data.size("train"), data.size("val"), data.size("test")) == (40, 10, 10)
+    known = {
+        row.numpy().tobytes(): label
+        for row, label in zip(raw.train_x, raw.train_y.tolist(), strict=True)
+    }
+    seen = []
+    batches = [
+        *data.train_batches(
+            torch.arange(40).flip(0), [slice(0, 30), slice(30, 40)], seed=0, epoch=0
+        ),
+        *data.eval_batches("val", [slice(0, 10)]),
+    ]
+    assert batches[0].indices.tolist() == list(range(39, 9, -1))
+    for _, x, y in batches:
+        pixels = ((x.permute(0, 2, 3, 1) * std + mean) * 255).round().to(torch.uint8)
+        for image, label in zip(pixels, y.tolist(), strict=True):
+            seen.append(image.numpy().tobytes())
+            assert known[seen[-1]] == label
+    assert len(set(seen)) == 50
 
 
-def test_unaugmented_training_images_are_the_images(small_cifar: Path) -> None:
-    data = load_dataset(Config(data=str(small_cifar), augment=False), CPU)
-    x, _ = data.train_batch(torch.tensor([7]), seed=0, epoch=0)
-    raw = synthetic(50, 10, 10, 32).train_x[7, 31, 31, 2].item() / 255
-    assert x[0, 2, 31, 31].item() == pytest.approx((raw - 0.4465) / 0.2616, abs=1e-4)
+def test_images_are_nhwc_in_memory_unless_told() -> None:
+    for flag, stride in ((True, 1), (False, 32 * 32)):
+        data = load_dataset(Config(data="synthetic", channels_last=flag), CPU)
+        _, x, _ = next(data.eval_batches("test", [slice(0, 4)]))
+        assert x.shape == (4, 3, 32, 32) and x.stride(1) == stride
+
+
+def test_another_sets_images_are_normalized_by_their_own_statistics() -> None:
+    _, x, _ = next(
+        load_dataset(
+            Config(data="synthetic", synthetic_train=300, synthetic_size=16, augment="none"), CPU
+        ).train_batches(torch.arange(300), [slice(0, 300)], seed=0, epoch=0)
+    )
+    assert x.mean((0, 2, 3)).abs().max() < 1e-3
+    assert (x.std((0, 2, 3)) - 1).abs().max() < 1e-3
+    flat = Arrays(torch.full((9, 8, 8, 3), 7, dtype=torch.uint8), *raw_rest(), 10, "flat")
+    assert mean_std(flat)[1].tolist() == [1.0, 1.0, 1.0]  # not zero: it divides
+
+
+def raw_rest() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.zeros(9).long(), torch.zeros(1, 8, 8, 3, dtype=torch.uint8), torch.zeros(1).long()
+
+
+@pytest.mark.parametrize("part", ["train_x", "train_y", "test_x", "test_y"])
+def test_one_changed_pixel_or_label_changes_the_fingerprint(part: str) -> None:
+    raw = synthetic(50, 10, 10, 8)
+    before = fingerprint(raw)
+    getattr(raw, part).view(-1)[-1] += 1
+    assert fingerprint(raw) != before
 
 
 def test_a_malicious_pickle_is_refused_and_not_run(small_cifar: Path) -> None:
@@ -73,31 +119,123 @@ def test_a_malicious_pickle_is_refused_and_not_run(small_cifar: Path) -> None:
     assert not mark.exists()
 
 
+def opcodes(*parts: bytes) -> bytes:
+    return b"\x80\x02" + b"".join(parts) + b"."
+
+
+NDARRAY, DTYPE = b"cnumpy\nndarray\n", b"cnumpy\ndtype\n"
+HOSTILE = {
+    "an array of pointers": opcodes(
+        b"}U\x04data", NDARRAY, b"(K\x01\x85", DTYPE, b"U\x01O\x85RU\x08AAAAAAAAtRs"
+    ),
+    "an array that starts before its buffer": opcodes(
+        b"}U\x04data", NDARRAY, b"(K\x01\x85U\x02u8U\x08AAAAAAAAJ\xf8\xff\xff\xfftRs"
+    ),
+    "an array of pointers, filled in": opcodes(
+        b"}U\x04data",
+        b"cnumpy.core.multiarray\n_reconstruct\n",
+        NDARRAY,
+        b"K\x00\x85U\x01b\x87R",
+        b"(K\x01K\x01\x85",
+        DTYPE,
+        b"U\x01O\x85R(K\x03U\x01|NNNtb\x89U\x08AAAAAAAAtbs",
+    ),
+    "a call of numpy.dtype": opcodes(b"}U\x04data", DTYPE, b"U\x03f8,\x85Rs"),
+    "labels that are objects": opcodes(b"}U\x06labels]", DTYPE, b"U\x02u1\x85Ras"),
+    "a class made anew": opcodes(b"}U\x04data", NDARRAY, b"K\x01\x85\x85\x81s"),
+    "an instance": opcodes(b"}U\x04data(K\x01inumpy\nndarray\ns"),
+    "a persistent id": opcodes(b"}U\x04dataPname\ns"),
+    "an extension": opcodes(b"}U\x04data\x82\x01s"),
+    "state of a number": opcodes(b"}U\x04dataK\x01K\x02bs"),
+    "more bytes than there are": opcodes(b"}U\x04data\x96", struct.pack("<Q", 1 << 40), b"AAs"),
+    "text in another codec": opcodes(
+        b"}", b"c_codecs\nencode\n", b"X\x04\x00\x00\x00dataU\x06utf-16\x86RK\x01s"
+    ),
+    "no table": opcodes(b"]"),
+    "keys that are numbers": opcodes(b"}K\x01K\x02s"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_one_line_whatever_it_holds(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(HOSTILE[name])
+    with pytest.raises(DataError) as caught:
+        cifar._batch(path, 1, b"labels", 10)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "LARGEST", 3 << 20)
+    path = tmp_path / "batch"
+    with path.open("wb") as file:
+        file.truncate((3 << 20) + 1)
+    with pytest.raises(DataError, match="larger than 3 MB"):
+        cifar.read(path)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    ("pixels", "labels"),
+    [(np.ascontiguousarray, list), (np.asfortranarray, np.array)],
+    ids=["lists", "arrays"],
+)
+def test_arrays_written_by_any_python_read_back(
+    tmp_path: Path, protocol: int, pixels: Any, labels: Any
+) -> None:
+    draw = np.random.default_rng(protocol)
+    x = draw.integers(0, 256, (4, 3072), np.uint8)
+    y = [int(label) for label in draw.integers(0, 10, 4)]
+    batch = {b"data": pixels(x), b"labels": labels(y)}
+    (tmp_path / "b").write_bytes(pickle.dumps(batch, protocol=protocol))
+    images, numbers = cifar._batch(tmp_path / "b", 4, b"labels", 10)
+    assert np.array_equal(images.transpose(0, 3, 1, 2).reshape(4, 3072), x)
+    assert numbers.tolist() == y and numbers.dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", ["u1", "<i2", ">i4", "<u8"])
+def test_labels_may_be_of_any_kind_of_integer(tmp_path: Path, kind: str) -> None:
+    y = np.array([3, 0, 9], kind)
+    batch = {"data": np.zeros((3, 3072), np.uint8), "labels": y}
+    (tmp_path / "b").write_bytes(pickle.dumps(batch))
+    assert cifar._batch(tmp_path / "b", 3, b"labels", 10)[1].tolist() == [3, 0, 9]
+
+
+def test_labels_of_floats_are_refused(tmp_path: Path) -> None:
+    batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": np.array([0.0, 1.0])}
+    (tmp_path / "b").write_bytes(pickle.dumps(batch))
+    with pytest.raises(DataError, match="b: damaged"):
+        cifar._batch(tmp_path / "b", 2, b"labels", 10)
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda folder: (folder / "data_batch_2").unlink(), "data_batch_2 is missing"),
         (lambda folder: (folder / "test_batch").write_bytes(b"\x80junk"), "test_batch: damaged"),
-        (lambda folder: _relabel(folder / "data_batch_1", 10), "labels from 0 to 10"),
-        (lambda folder: _shorten(folder / "data_batch_1"), "10 images of 3072 bytes expected"),
+        (lambda folder: _change(folder, labels=[0] * 9 + [10]), "labels from 0 to 10"),
+        (lambda folder: _change(folder, labels=[-1] * 10), "labels from -1 to -1"),
+        (lambda folder: _change(folder, labels=[0] * 9), "10 labels expected, found"),
+        (lambda folder: _change(folder, labels="0" * 10), "10 labels expected, found none"),
+        (lambda folder: _change(folder, data=np.zeros((9, 3072), np.uint8)), "10 images of 3072"),
+        (lambda folder: _change(folder, data=np.zeros((10, 3072), np.int8)), "found .* of int8"),
+        (lambda folder: _change(folder, data=None), "expected, found none"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(small_cifar: Path, spoil: object, said: str) -> None:
-    spoil(small_cifar / cifar.TEN)  # type: ignore[operator]
+def test_what_is_wrong_is_said_in_one_line(small_cifar: Path, spoil: Any, said: str) -> None:
+    spoil(small_cifar / cifar.TEN)
     with pytest.raises(DataError, match=said) as caught:
         load_dataset(Config(data=str(small_cifar)), CPU)
     assert "\n" not in str(caught.value)
 
 
-def _relabel(path: Path, label: int) -> None:
+def _change(folder: Path, **entries: object) -> None:
+    path = folder / "data_batch_1"
     batch = pickle.loads(path.read_bytes(), encoding="bytes")  # noqa: S301
-    batch[b"labels"] = [0] * (len(batch[b"labels"]) - 1) + [label]
-    path.write_bytes(pickle.dumps(batch, protocol=2))
-
-
-def _shorten(path: Path) -> None:
-    batch = pickle.loads(path.read_bytes(), encoding="bytes")  # noqa: S301
-    batch[b"data"] = batch[b"data"][:-1]
+    batch |= {key.encode(): value for key, value in entries.items()}
     path.write_bytes(pickle.dumps(batch, protocol=2))
 
 
@@ -108,19 +246,28 @@ def test_cifar_100_has_its_own_layout(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, count in (("train", 100), ("test", 20)):
         labels = [i % 100 for i in range(count)]
         pixels = np.zeros((count, 3072), np.uint8)
-        batch = {b"fine_labels": labels, b"coarse_labels": labels, b"data": pixels}
+        batch = {b"fine_labels": labels, b"coarse_labels": [0] * count, b"data": pixels}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
-    data = load_dataset(Config(data=str(tmp_path)), CPU)
-    assert (data.num_classes, data.size("train"), data.size("test")) == (100, 100, 20)
-
-
-def test_eleven_classes_do_not_fit_a_head_of_ten(tmp_path: Path) -> None:
-    for name in range(11):
-        for split in ("train", "val"):
-            (tmp_path / split / f"class{name}").mkdir(parents=True)
-            (tmp_path / split / f"class{name}" / "0.png").touch()
-    with pytest.raises(DataError, match="11 classes, but --num-classes 10"):
+    for path in (tmp_path, folder):
+        data = load_dataset(Config(data=str(path)), CPU)
+        assert (data.num_classes, data.size("train"), data.size("test")) == (100, 100, 20)
+        assert data.name == "CIFAR-100's layout"
+    ((_, _, y),) = data.train_batches(torch.arange(100), [slice(0, 100)], seed=0, epoch=0)
+    assert y.tolist() == list(range(100))
+    with pytest.raises(DataError, match="100 classes, but --num-classes 10"):
         load_dataset(Config(data=str(tmp_path), num_classes=10), CPU)
+
+
+def test_a_folder_of_bare_cifar_batches_is_recognized(small_cifar: Path) -> None:
+    (small_cifar / cifar.TEN).rename(small_cifar / "other")
+    data = load_dataset(Config(data=str(small_cifar / "other")), CPU)
+    assert (data.num_classes, data.size("train")) == (10, 50)
+
+
+def test_ten_thousand_images_are_expected_without_batches_meta(small_cifar: Path) -> None:
+    (small_cifar / cifar.TEN / "batches.meta").unlink()
+    with pytest.raises(DataError, match="10000 images of 3072 bytes expected"):
+        load_dataset(Config(data=str(small_cifar)), CPU)
 
 
 def test_no_folder_and_a_folder_of_nothing(tmp_path: Path) -> None:
@@ -131,34 +278,69 @@ def test_no_folder_and_a_folder_of_nothing(tmp_path: Path) -> None:
 
 
 def test_synthetic_images_are_the_same_everywhere_and_balanced() -> None:
-    one, other = synthetic(500, 100, 10, 32), synthetic(500, 100, 10, 32)
-    assert torch.equal(one.train_x, other.train_x)
-    assert torch.bincount(one.train_y).tolist() == [50] * 10
+    one, other = synthetic(2500, 100, 10, 32), synthetic(2500, 100, 10, 32)
+    assert torch.equal(one.train_x, other.train_x) and torch.equal(one.test_x, other.test_x)
+    assert torch.bincount(one.train_y).tolist() == [250] * 10
+    assert torch.bincount(one.test_y).tolist() == [10] * 10
+    assert not torch.equal(one.train_y[:100], one.test_y)
+    assert one.train_x.shape == (2500, 32, 32, 3) and one.train_x.dtype == torch.uint8
 
 
-def test_held_out_images_leave_the_training_set() -> None:
-    data = load_dataset(Config(data="synthetic", synthetic_train=100, val_split=0.2), CPU)
-    assert (data.size("train"), data.size("val"), data.size("test")) == (80, 20, 1000)
+def test_a_synthetic_image_is_its_classs_prototype_and_noise() -> None:
+    images = synthetic(2000, 10, 4, 32)
+    x = images.train_x.float()
+    means = torch.stack([x[images.train_y == c].mean(0) for c in range(4)])
+    noise = x - means[images.train_y]
+    assert 30 < noise.std() < 41  # of 40, less what is cut off at 0 and 255
+    assert abs(float(x.mean()) - 128) < 10
+    assert 25 < means.std() < 55  # the prototypes differ as much
+    steps = (means[:, 1:] - means[:, :-1]).abs().mean()
+    assert steps < means.std() / 4  # and are smooth
 
 
-def test_making_a_set_from_idx_files(tmp_path: Path) -> None:
-    import gzip
-    import struct
+def test_a_split_for_validation_has_at_least_one_image() -> None:
+    t = make(None, "--val-split", "0.005")  # of 100 images
+    assert (t.data.size("train"), t.data.size("val")) == (99, 1)
 
+
+def idx(folder: Path, name: str, pixels: np.ndarray[Any, Any], labels: list[int]) -> None:
+    head = struct.pack(">4i", 2051, *pixels.shape)
+    (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + pixels.tobytes(), 1))
+    head = struct.pack(">2i", 2049, len(labels))
+    (folder / f"{name}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(head + bytes(labels), 1))
+
+
+def test_making_a_set_from_idx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "idx"
     source.mkdir()
-    for name, count in (("train", 50_000), ("t10k", 10)):
-        pixels = np.full((count, 28, 28), 9, np.uint8)
-        head = struct.pack(">4i", 2051, count, 28, 28)
-        packed = gzip.compress(head + pixels.tobytes(), 1)
-        (source / f"{name}-images-idx3-ubyte.gz").write_bytes(packed)
-        labels = struct.pack(">2i", 2049, count) + bytes(count)
-        (source / f"{name}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels, 1))
-    folder = make("fashion-mnist", tmp_path, source)
-    arrays = cifar.load(folder)
-    assert arrays.test_x.shape == (10, 32, 32, 3)
-    assert arrays.test_x[0, 1].max() == 0  # the border
-    assert arrays.test_x[0, 16, 16].tolist() == [9, 9, 9]
+    draw = np.random.default_rng(0)
+    train = draw.integers(0, 256, (50, 28, 28), np.uint8)
+    test = draw.integers(0, 256, (10, 28, 28), np.uint8)
+    idx(source, "train", train, [n % 10 for n in range(50)])
+    idx(source, "t10k", test, list(range(9, -1, -1)))
+    words = ["make", "--from", "fashion-mnist", "--folder", str(source), "--to", str(tmp_path)]
+    assert data_command(words) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / cifar.TEN)
+    arrays = cifar.load(tmp_path / cifar.TEN)
+    assert arrays.train_y.tolist() == [n % 10 for n in range(50)]
+    assert arrays.test_y.tolist() == list(range(9, -1, -1))
+    for images, made in ((train, arrays.train_x), (test, arrays.test_x)):
+        padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+        for channel in range(3):
+            assert np.array_equal(made[..., channel].numpy(), padded)
+    missing = ["make", "--from", "fashion-mnist", "--folder", "/nowhere", "--to", str(tmp_path)]
+    with pytest.raises(DataError, match="/nowhere is missing: `apt-get install"):
+        data_command(missing)
+
+
+def test_making_and_verifying_a_synthetic_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert data_command(["make", "--from", "synthetic", "--to", str(tmp_path)]) == 0
+    assert data_command(["verify", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "CIFAR-10's layout: 5000 + 1000 images, 10 classes" in printed.out
+    assert printed.err == f"sha256 {fingerprint(cifar.load(tmp_path / cifar.TEN))}\n"
 
 
 def fetch_slowly(folder: Path, archive: Path, together: Any) -> None:
@@ -169,47 +351,26 @@ def fetch_slowly(folder: Path, archive: Path, together: Any) -> None:
     fetch.SOURCES["cifar10"] = fetch.Source(archive.as_uri(), digest, cifar.TEN)
     real = fetch._download
 
-    def download(source: fetch.Source, to: Path) -> None:
+    def download(source: fetch.Source, to: Path) -> Path:
         with (folder.parent / "downloads").open("a") as file:
             file.write("x")
         time.sleep(0.5)
-        real(source, to)
+        return real(source, to)
 
     fetch._download = download
     together.wait(60)
     assert (fetch.fetch("cifar10", folder) / "data_batch_1").is_file()
 
 
-def list_slowly(tree: Path, together: Any) -> None:
-    from trainer.data import tree as tree_of_files
-
-    real = tree_of_files._listed
-
-    def listed(root: bytes) -> Any:
-        with (tree / "lists").open("a") as file:
-            file.write("x")
-        time.sleep(0.1)
-        return real(root)
-
-    tree_of_files._listed = listed
-    together.wait(60)
-    assert load_dataset(Config(data=str(tree), image_size=32), CPU).size("train") == 12
-
-
-@pytest.mark.parametrize("name", ["../evil", "/abs/../../evil"])
-def test_an_archive_puts_nothing_outside_its_folder(tmp_path: Path, name: str) -> None:
-    with tarfile.open(tmp_path / "evil.tar", "w") as tar:
-        tar.addfile(tarfile.TarInfo(name))
-    with pytest.raises(DataError, match="is not a file of the set"):
-        fetch._unpack(tmp_path / "evil.tar", tmp_path / "to", cifar.TEN)
-    assert not list(tmp_path.rglob("evil"))
-
-
-def test_ranks_that_download_at_once_take_turns(tmp_path: Path) -> None:
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
     write_cifar10(synthetic(50, 10, 10, 32), tmp_path / "made")
-    archive = tmp_path / "cifar.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
+    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "made" / cifar.TEN, cifar.TEN)
+    return tmp_path / "cifar.tar.gz"
+
+
+def test_ranks_that_download_at_once_take_turns(tmp_path: Path, archive: Path) -> None:
     given = (tmp_path / "cache", archive, CONTEXT.Barrier(2))
     ranks = [CONTEXT.Process(target=fetch_slowly, args=given) for _ in range(2)]
     for rank in ranks:
@@ -218,152 +379,78 @@ def test_ranks_that_download_at_once_take_turns(tmp_path: Path) -> None:
         rank.join(60)
     assert [rank.exitcode for rank in ranks] == [0, 0]
     assert (tmp_path / "downloads").read_text() == "x"
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {".fetch.lock", cifar.TEN}
 
 
-class TestImageTree:
-    @pytest.fixture
-    def tree(self, tmp_path: Path) -> Path:
-        pytest.importorskip("torchvision")
-        from PIL import Image
+def test_a_download_that_is_not_the_published_file_is_refused(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = fetch.Source(archive.as_uri(), "0" * 32, cifar.TEN)
+    monkeypatch.setitem(fetch.SOURCES, "cifar10", source)
+    with pytest.raises(DataError, match=r"md5 .*, published is 0000"):
+        fetch.fetch("cifar10", tmp_path / "cache")
+    assert not (tmp_path / "cache" / cifar.TEN).exists()
 
-        for split, count in (("train", 6), ("val", 3)):
-            for label, name in enumerate(("cat", "dog")):
-                folder = tmp_path / split / name
-                folder.mkdir(parents=True)
-                for number in range(count):
-                    colour = (label * 200, number * 30, 90)
-                    Image.new("RGB", (50 + number, 40), colour).save(folder / f"{number}.png")
-        return tmp_path
 
-    def test_sizes_labels_and_shapes(self, tree: Path) -> None:
-        data = load_dataset(Config(data=str(tree), image_size=32), CPU)
-        x, y = data.eval_batch("test", 0, 6)
-        assert (data.size("train"), data.size("test"), data.num_classes) == (12, 6, 2)
-        assert x.shape == (6, 3, 32, 32)
-        assert y.tolist() == [0, 0, 0, 1, 1, 1]
+def test_without_a_network_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = fetch.Source((tmp_path / "none").as_uri(), "0" * 32, cifar.TEN)
+    monkeypatch.setitem(fetch.SOURCES, "cifar10", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=r"cannot be fetched .*pass its folder as --data"):
+        load_dataset(Config(data="download"), CPU)
 
-    def test_a_sample_is_cropped_alike_in_any_batch_and_anew_each_epoch(self, tree: Path) -> None:
-        data = load_dataset(Config(data=str(tree), image_size=32), CPU)
-        whole, _ = data.train_batch(torch.arange(12), seed=0, epoch=0)
-        part, _ = data.train_batch(torch.tensor([5]), seed=0, epoch=0)
-        assert torch.equal(part[0], whole[5])
 
-    def test_randaugment_changes_training_images_only(self, tree: Path) -> None:
-        plain, strong = (
-            load_dataset(Config(data=str(tree), image_size=32, randaugment=m), CPU) for m in (0, 15)
-        )
-        numbers = torch.arange(12)
-        changed = strong.train_batch(numbers, seed=0, epoch=0)[0]
-        assert not torch.equal(changed, plain.train_batch(numbers, seed=0, epoch=0)[0])
-        assert torch.equal(changed, strong.train_batch(numbers, seed=0, epoch=0)[0])
-        assert torch.equal(strong.eval_batch("test", 0, 6)[0], plain.eval_batch("test", 0, 6)[0])
+def test_downloaded_images_are_kept_in_the_cache_folder(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+    source = fetch.Source(archive.as_uri(), digest, cifar.TEN)
+    monkeypatch.setitem(fetch.SOURCES, "cifar10", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for _ in range(2):
+        assert load_dataset(Config(data="download"), CPU).size("train") == 50
+        archive.unlink(missing_ok=True)  # the second time it is there
+    assert (tmp_path / "cache" / "ddpctl-trainer" / cifar.TEN).is_dir()
 
-    def test_looking_ahead_changes_nothing(self, tree: Path) -> None:
-        data = load_dataset(Config(data=str(tree), image_size=32), CPU)
-        order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
-        parts = [slice(n, n + 2) for n in range(4, 12, 2)]  # resumed in the middle of an epoch
-        assert torch.equal(data.start_epoch(order, parts, seed=0, epoch=3), order)
-        other = load_dataset(Config(data=str(tree), image_size=32), CPU)
-        for part in parts:
-            ahead, labels = data.train_batch(order[part], seed=0, epoch=3)
-            alone, same = other.train_batch(order[part], seed=0, epoch=3)
-            assert torch.equal(ahead, alone) and torch.equal(labels, same)
 
-    def test_three_batches_are_decoded_ahead(self, tree: Path) -> None:
-        data = load_dataset(Config(data=str(tree), image_size=32), CPU)
-        data.start_epoch(torch.arange(12), (slice(n, n + 1) for n in range(12)), seed=0, epoch=0)
-        assert [batch.indices.tolist() for batch in data._ahead] == [[0], [1], [2]]
-        data.train_batch(torch.tensor([0]), seed=0, epoch=0)
-        assert [batch.indices.tolist() for batch in data._ahead] == [[1], [2], [3]]
+def test_what_is_published_are_the_authors_archives() -> None:
+    urls = {name: (source.url, source.md5, source.folder) for name, source in fetch.SOURCES.items()}
+    base = "https://www.cs.toronto.edu/~kriz"
+    assert urls == {
+        "cifar10": (f"{base}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", cifar.TEN),
+        "cifar100": (
+            f"{base}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", cifar.HUNDRED
+        ),
+    }  # fmt: skip
 
-    def test_files_are_listed_once_until_a_folder_changes(
-        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        lists: list[bytes] = []
-        real = tree_of_files._listed
 
-        def listed(root: bytes) -> Any:
-            lists.append(root)
-            return real(root)
+def test_the_stem_follows_the_size_of_the_images(capsys: pytest.CaptureFixture[str]) -> None:
+    for size, model, width, stem in (
+        (224, "resnet18", None, "imagenet"),
+        (64, "resnet50", None, "imagenet"),
+        (63, "resnet50", None, "cifar"),
+        (224, "resnet8", None, "cifar"),
+        (224, "resnet18", 32, "cifar"),
+    ):
+        assert choose_stem(model, "auto", width, size) == stem
+    assert choose_stem("resnet18", "cifar", None, 224) == "cifar"
+    assert choose_stem("pkg.module:net", "auto", None, 224) == "auto"
+    t = make(None, "--synthetic-size", "96", "--model", "resnet8")
+    capsys.readouterr()
+    for stem, noted in (("cifar", True), ("auto", False)):
+        config = Config(model="resnet18", stem=stem, synthetic_size=96)
+        resolved = resolve(config, t.ranks, t.data)
+        assert resolved.stem == ("cifar" if noted else "imagenet")
+        said = capsys.readouterr().out
+        assert ("note: at 96 pixels --stem imagenet does a sixteenth" in said) == noted
 
-        monkeypatch.setattr(tree_of_files, "_listed", listed)
-        config = Config(data=str(tree), image_size=32)
-        first = load_dataset(config, CPU)
-        assert len(lists) == 4  # cat and dog of train/ and of val/
-        again = load_dataset(config, CPU)
-        assert len(lists) == 4 and again.fingerprint == first.fingerprint
-        shutil.copy(tree / "val/cat/0.png", tree / "val/cat/new.png")
-        more = load_dataset(config, CPU)
-        assert len(lists) == 6 and more.fingerprint != first.fingerprint
-        assert (first.size("test"), more.size("test")) == (6, 7)
-        assert more.eval_batch("test", 0, 7)[1].tolist() == [0, 0, 0, 0, 1, 1, 1]
 
-    def test_ranks_that_start_at_once_list_once(self, tree: Path, tmp_path: Path) -> None:
-        together = CONTEXT.Barrier(3)
-        ranks = [CONTEXT.Process(target=list_slowly, args=(tree, together)) for _ in range(3)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(60)
-        assert [rank.exitcode for rank in ranks] == [0, 0, 0]
-        assert (tree / "lists").read_text() == "xxxx"
-
-    @pytest.mark.parametrize("decoded", [0, 36])
-    def test_a_pack_trains_as_its_tree_does(self, tree: Path, decoded: int) -> None:
-        assert (
-            data_command(["pack", str(tree), "--to", str(tree / "p"), "--decoded", str(decoded)])
-            == 0
-        )
-        with pytest.raises(DataError, match="already exists"):
-            data_command(["pack", str(tree), "--to", str(tree / "p")])
-        loose = load_dataset(Config(data=str(tree), image_size=32), CPU)
-        packed = load_dataset(Config(data=str(tree / "p"), image_size=32), CPU)
-        for split, count in (("train", 12), ("test", 6)):
-            assert packed.size(split) == loose.size(split) == count
-        numbers = torch.tensor([7, 0, 11])
-        (x, y), (other, labels) = (
-            data.train_batch(numbers, seed=0, epoch=1) for data in (packed, loose)
-        )
-        assert torch.equal(y, labels)
-        assert torch.equal(x, other) if not decoded else (x - other).abs().max() < 0.1
-        if decoded:  # the short side is 40 in the tree
-            assert packed._splits["train"][0].picture(0, 32).size == (45, 36)
-        assert packed.fingerprint != loose.fingerprint
-
-    def test_a_pack_has_as_many_files_as_it_needs(
-        self, tree: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(packed_images, "SHARD", 300)
-        data_command(["pack", str(tree), "--to", str(tree / "p")])
-        assert len(list((tree / "p/train").glob("*.bin"))) > 1
-        loose, packed = (
-            load_dataset(Config(data=str(at), image_size=32), CPU) for at in (tree, tree / "p")
-        )
-        assert torch.equal(packed.eval_batch("test", 0, 6)[0], loose.eval_batch("test", 0, 6)[0])
-        (tree / "p/train/00001.bin").unlink()
-        with pytest.raises(DataError, match="pack the images again"):
-            load_dataset(Config(data=str(tree / "p"), image_size=32), CPU)
-
-    def test_the_stem_follows_the_size_of_the_images(
-        self, tree: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        for size, model, width, stem in (
-            (224, "resnet18", None, "imagenet"),
-            (64, "resnet50", None, "imagenet"),
-            (32, "resnet18", None, "cifar"),
-            (224, "resnet8", None, "cifar"),
-            (224, "resnet18", 32, "cifar"),
-        ):
-            assert choose_stem(model, "auto", width, size) == stem
-        config = Config(data=str(tree), image_size=96, stem="cifar")
-        assert resolve(config, ALONE, load_dataset(config, CPU)).stem == "cifar"
-        assert "note: at 96 pixels --stem imagenet does a sixteenth" in capsys.readouterr().out
-        config = Config(data=str(tree), image_size=96)
-        assert resolve(config, ALONE, load_dataset(config, CPU)).stem == "imagenet"
-        assert not capsys.readouterr().out
-
-    def test_a_file_that_is_no_image(self, tree: Path) -> None:
-        (tree / "val" / "cat" / "0.png").write_bytes(b"not a png")
-        data = load_dataset(Config(data=str(tree), image_size=32), CPU)
-        with pytest.raises(DataError, match=r"cat/0\.png: not a readable image"):
-            data.eval_batch("test", 0, 6)
+def test_settings_that_depend_on_the_machine_are_chosen_for_a_cpu() -> None:
+    t = make()
+    resolved = resolve(Config(model="resnet8"), t.ranks, t.data)
+    assert (resolved.amp, resolved.grad_exchange, resolved.stem) == ("off", "fp64", "cifar")
+    given = Config(model="resnet8", amp="bf16", grad_exchange="fp32")
+    resolved = resolve(given, t.ranks, t.data)
+    assert (resolved.amp, resolved.grad_exchange) == ("bf16", "fp32")

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from test_gradients import ALONE, make
-from trainer_ranks import Job, metrics, newest_state, on_ranks, same
+from trainer_ranks import Job, batches, make, metrics, newest_state, on_ranks, same
 
+from trainer import train
+from trainer.data.order import epoch_order
 from trainer.distributed import Ranks
+from trainer.ending import finish
 from trainer.flags import parse
-from trainer.logs import truncate
+from trainer.logs import (
+    LONGEST_SILENCE,
+    Log,
+    Progress,
+    eval_line,
+    peak_tflops,
+    train_line,
+    truncate,
+)
+from trainer.state import Training
 from trainer.train import set_determinism
 
 KINDS = {
@@ -28,51 +44,210 @@ KINDS = {
 def test_lines_are_the_same_at_any_world_size(tmp_path: Path) -> None:
     files = []
     for count in (1, 2, 4):
-        job = Job(tmp_path / f"w{count}", "--plot", "--tensorboard", count=count).done()
+        job = Job(tmp_path / f"w{count}", count=count).done()
         lines = metrics(job.out)
         for line in lines:
             assert KINDS[line["kind"]] | {"v", "ts"} <= set(line), line["kind"]
         # Checkpoints are written in the background: their lines may come a little later.
         files.append([(m["kind"], m["step"]) for m in lines if m["kind"] != "checkpoint"])
         assert [m["step"] for m in job.metrics("checkpoint")] == [7, 14]
-        assert (job.out / "curves.png").read_bytes().startswith(b"\x89PNG")
-        assert list((job.out / "tb").glob("events.*"))
         assert set(job.status) >= {"state", "step", "checkpoint", "reason"}
         assert [m["samples"] for m in job.metrics("train")][6:8] == [100, 116]
-        for line in job.metrics("train"):
-            own = line.get("ranks", {"loss": [line["loss"]], "img_s": [line["img_s"]]})
-            assert len(own["loss"]) == len(own["img_s"]) == count
-            assert sum(own["img_s"]) == pytest.approx(line["img_s"], abs=count)
-            weights = [images / sum(own["img_s"]) for images in own["img_s"]]
-            mean = sum(w * loss for w, loss in zip(weights, own["loss"], strict=True))
-            assert mean == pytest.approx(line["loss"], rel=0.02)
-        for line in job.metrics("eval"):
-            assert len(line.get("ranks", {"top1": [0]})["top1"]) == count
     assert files[0] == files[1] == files[2]
-    # What rank 0 prints for people: one line an event too.
-    log = job.log()
+
+
+def test_each_ranks_own_numbers_add_up_to_those_of_all(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", count=3).done()
+    for line in job.metrics("train"):
+        own = line["ranks"]
+        assert len(own["loss"]) == len(own["img_s"]) == 3
+        assert sum(own["img_s"]) == pytest.approx(line["img_s"], abs=1)
+        weights = [images / sum(own["img_s"]) for images in own["img_s"]]
+        mean = sum(w * loss for w, loss in zip(weights, own["loss"], strict=True))
+        assert mean == pytest.approx(line["loss"], rel=0.02)
+    for line in job.metrics("eval"):
+        assert len(line["ranks"]["top1"]) == 3
+
+
+def test_rank_0_prints_one_line_per_event_for_people(tmp_path: Path) -> None:
+    log = Job(tmp_path / "run", count=2).done().log()
     assert log.count("epoch 2  test: top-1") == 1
     assert log.count("step 14/14  loss") == 1
-    assert all(word in log for word in ("eta", "img/s", "lr", "mem", "per rank"))
-    assert sum(line.startswith("rank ") for line in log.splitlines()) == 4
+    assert all(word in log for word in ("eta", "img/s", "lr", "mem", "per rank", "grad norm"))
+    assert sum(line.startswith("rank ") for line in log.splitlines()) == 2
+
+
+def progress(**settings: int) -> Progress:
+    t = make(None, "--print-every", "10")
+    return Progress(t.config, t.plan, t.ranks, **settings)
+
+
+def test_a_line_of_progress_has_the_means_since_the_line_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [50.0]
+    monkeypatch.setattr("trainer.logs.time.perf_counter", lambda: now[0])
+    p = progress(flops=2_000_000_000)
+    p.restart(step=30)
+    assert not p.due(39) and p.due(40)
+    p.add(20.0, 16.0, [20.0, 16.0], 0.5)
+    p.add(12.0, 16.0, [12.0, 16.0], 0.0)  # not measured at this step
+    p.data_seconds += 0.3
+    now[0] += 6.0
+    p.pause(2.0)  # an evaluation: 4 seconds of training
+    line = p.fields(step=32, epoch=5, lr=0.25)
+    assert {key: line[key] for key in ("step", "epoch", "lr", "loss", "grad_norm")} == {
+        "step": 32, "epoch": 5, "lr": 0.25, "loss": 1.0, "grad_norm": 0.5,
+    }  # fmt: skip
+    assert (line["img_s"], line["step_ms"], line["data_ms"]) == (8.0, 2000.0, 150.0)
+    assert line["tflops"] == 0.016 and "mfu" not in line
+    assert line["samples"] == 464  # four epochs of 100, and four batches
+    assert line["eta_s"] == round(2.0 * (p.plan.total_steps - 32))
+    assert 20 < line["mem_mb"] < 100_000
+    now[0] += 1.0  # the next interval starts from nothing
+    p.add(3.0, 2.0, [3.0, 2.0])
+    line = p.fields(step=33, epoch=5, lr=0.25)
+    assert (line["loss"], line["img_s"], line["data_ms"], line["grad_norm"]) == (
+        1.5,
+        2.0,
+        0.0,
+        None,
+    )
+    assert not p.due(34)
+    now[0] += LONGEST_SILENCE
+    assert p.due(34)
+
+
+def test_utilization_is_the_share_of_a_known_gpus_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    for name, peak in (("NVIDIA H200", 989.0), ("NVIDIA A100-SXM4-80GB", 312.0), ("Other", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert peak_tflops(gpu) == peak
+    assert peak_tflops(torch.device("cpu")) is None
+    monkeypatch.setattr("trainer.logs.peak_tflops", lambda device: 312.0)
+    p = progress(flops=10**12)
+    assert p._utilization(78.0) == {"tflops": 78.0, "mfu": 0.25}
+    assert progress()._utilization(78.0) == {}
+
+
+def test_the_gradient_norm_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    one = Job(tmp_path / "one", "--bn", "frozen", "--print-every", "3").done()
+    two = Job(tmp_path / "two", "--bn", "frozen", "--print-every", "3", count=2).done()
+    t = make(None, "--bn", "frozen")
+    images = train_batches(t)
+    for _ in range(2):
+        train.train_step(t, images)
+    t.net.model.train()
+    train.backward(t, images)
+    norm = float(torch.cat([p.grad.reshape(-1) for p in t.net.parameters]).norm())
+    for job in (one, two):
+        assert job.metrics("train")[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def train_batches(t: Training) -> Any:
+    return batches(t, epoch_order(0, 0, 100))
+
+
+def test_lines_for_people_say_what_the_fields_say() -> None:
+    plan = make().plan
+    fields = {"epoch": 2, "step": 9, "loss": 0.12345, "lr": 0.05, "grad_norm": 1.234, "img_s": 90.0}
+    fields |= {"step_ms": 200.0, "data_ms": 10.0, "mem_mb": 77, "eta_s": 3723, "mfu": 0.401}
+    assert train_line(fields, plan) == (
+        "epoch 2/2  step 9/14  loss 0.1235  lr 0.05  grad norm 1.23  90 img/s (90 per rank)  "
+        "mfu 40.1 %  data 5 %  mem 77 MB  eta 1:02:03"
+    )
+    fields = {"epoch": 2, "split": "val", "top1": 0.5, "correct1": 3, "n": 6, "top5": 1.0}
+    fields |= {"loss": 0.25, "tta_top1": 2 / 3, "metrics": {"auc": 0.75}}
+    assert eval_line(fields) == (
+        "epoch 2  val: top-1 50.00 % (3 of 6)  top-5 100.00 %  with mirror images 66.67 %  "
+        "loss 0.2500  auc 0.7500"
+    )
 
 
 def test_the_network_without_ddpctl_loads_the_export(tmp_path: Path) -> None:
     job = Job(tmp_path / "run", count=2).done()
     exported = torch.load(job.out / "epoch_2.pth")
     assert not any(name.startswith("module.") for name in exported)
-    make(ALONE).model.load_state_dict(exported, strict=True)
+    make().net.model.load_state_dict(exported, strict=True)
     assert same(exported, newest_state(job.out)["model"])
 
 
 def test_truncating_keeps_what_belongs(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    kinds = [("start", 0), ("train", 5), ("eval", 5), ("train", 9), ("end", 5), ("train", 5)]
+    kinds = [("start", 0), ("train", 5), ("eval", 3), ("train", 9), ("end", 5), ("train", 5)]
+    kinds += [("start", 9), ("eval", 9)]
     lines = [json.dumps({"kind": kind, "step": step}) + "\n" for kind, step in kinds]
-    file.write_text("".join(lines) + '{"kind": "train", "st')  # torn by a kill
-    truncate(file, 5)
-    assert file.read_text() == "".join(lines[:3] + lines[5:])
-    truncate(tmp_path / "none.jsonl", 5)
+    file.write_text("".join(lines) + "no json\n{}\n" + '{"kind": "train", "st')  # torn by a kill
+    truncate(file, 5, {})
+    assert file.read_text() == "".join(lines[:3] + lines[5:7])
+    truncate(tmp_path / "none.jsonl", 5, {})
+
+
+@pytest.mark.parametrize(
+    ("last", "kept"),
+    [
+        ({}, []),
+        ({"step": 2, "split": "test"}, []),
+        ({"step": 5, "split": "val"}, ["val"]),
+        ({"step": 5, "split": "test"}, ["val", "test"]),
+    ],
+)
+def test_evaluations_that_the_checkpoint_does_not_know_are_dropped(
+    tmp_path: Path, last: dict[str, Any], kept: list[str]
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines = [{"kind": "eval", "step": 5, "split": split} for split in ("val", "test")]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    truncate(file, 5, last)
+    assert [json.loads(line)["split"] for line in file.read_text().splitlines()] == kept
+
+
+def test_a_full_disk_delays_lines_and_ends_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Log(tmp_path)
+    log.start(None)
+    log.write("train", step=1)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with no_more_than(len(before) + 20):  # the kernel's own refusal, in the middle of a line
+        for step in (2, 3):
+            log.write("train", step=step)
+        assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    log.write("train", step=4)
+    assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3, 4]
+    warnings = capsys.readouterr().out.splitlines()
+    assert len(warnings) == 1 and "metrics.jsonl: File too large" in warnings[0]
+
+
+def test_a_full_disk_at_the_end_is_a_warning_and_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    t = make(None, "--out", str(tmp_path))
+    with no_more_than(10):
+        finish(t, "completed", "")
+    assert "WARNING: cannot write" in (said := capsys.readouterr().out)
+    assert "status.json: File too large" in said and "completed at step 0" in said
+
+
+@contextlib.contextmanager
+def no_more_than(size: int) -> Iterator[None]:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_tracker_gets_every_line_and_its_failure_ends_no_run(tmp_path: Path) -> None:
+    flags = ("--report-to", "own_parts:tracker", "--synthetic-size", "17")
+    job = Job(tmp_path / "run", *flags, count=2).done()
+    told = [json.loads(line) for line in (tmp_path / "tracked").read_text().splitlines()]
+    written = {(m["kind"], m["step"]): m for m in metrics(job.out)}
+    assert {(m["kind"], m["step"]): m for m in told} == written
+    assert job.log().count("WARNING: --report-to: OSError: out of reach") == 1
 
 
 def test_deterministic_is_really_on(monkeypatch: pytest.MonkeyPatch) -> None:

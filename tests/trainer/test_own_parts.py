@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from trainer_ranks import Job, newest_state, same
+from own_parts import Stripes
+from trainer_ranks import Job, batches, make, newest_state, same
 
 from trainer import model
-from trainer.errors import CheckpointError
+from trainer.config import Config
+from trainer.data import Resident, augment, load_dataset
+from trainer.data.order import mixed_seed
+from trainer.errors import CheckpointError, DataError
 
 OWN = (
     *("--model", "own_parts:network", "--data", "own_parts:stripes", "--loss", "own_parts:squared"),
@@ -46,6 +53,9 @@ def test_they_learn(tmp_path: Path) -> None:
         (("--model", "own_parts:nothing"), "--model own_parts:nothing: "),
         (("--data", "nowhere:fn"), "--data nowhere:fn: No module named 'nowhere'"),
         (("--loss", "hinge"), "--loss hinge: "),
+        (("--opt", "nowhere:fn"), "--opt nowhere:fn: "),
+        (("--schedule", "nowhere:fn"), "--schedule nowhere:fn: "),
+        (("--report-to", "nowhere:fn"), "--report-to nowhere:fn: "),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(
@@ -54,6 +64,30 @@ def test_what_cannot_be_imported_is_one_line(
     job = Job(tmp_path / "run", *flags, count=2)
     assert job.codes() == [2, 2]
     assert f"error: {words}" in job.log() and "Traceback" not in job.log()
+
+
+def test_a_schedule_of_ones_own_gets_the_share_that_is_done_and_the_epoch(tmp_path: Path) -> None:
+    flags = ("--schedule", "own_parts:steps_down", "--warmup-epochs", "0", "--lr", "0.1")
+    job = Job(tmp_path / "run", *flags).done()  # 14 steps in 2 epochs
+    assert [m["lr"] for m in job.metrics("train")] == pytest.approx(
+        [0.1 * (1 - step / 14) * (1.0 if step < 7 else 0.5) for step in range(14)]
+    )
+
+
+def test_an_augmentation_of_ones_own_follows_the_others_and_may_replace_them() -> None:
+    plain = next(batches(make(None, "--augment", "none")))
+    own = make(None, "--augment", "own_parts:numbered", "--seed", "3", "--epochs", "5")
+    own.step = 8  # in the second epoch
+    changed = augment.changed(next(batches(own)), own.config, epoch=1)
+    assert changed.shape == plain.x.shape
+    batch = next(batches(make(None, "--augment", "none", "--seed", "3")))
+    expected = batch.x + batch.indices[:, None, None, None] + 3 * 100 + 1 * 1000
+    torch.testing.assert_close(
+        augment.changed(batch, own.config, epoch=1), expected, rtol=0, atol=1e-3
+    )
+    both = make(None, "--augment", "crop,flip,own_parts:numbered")
+    standard = next(batches(make()))
+    assert same(next(batches(both)).x, standard.x)
 
 
 def test_fine_tuning_starts_from_weights_and_a_new_last_layer(tmp_path: Path) -> None:
@@ -77,3 +111,98 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         model.load_weights(network, str(tmp_path / "other.pth"))
     with pytest.raises(CheckpointError, match="No such file"):
         model.load_weights(network, str(tmp_path / "none.pth"))
+
+
+BAD_DATA = {
+    "one_set": "return two data sets of (image, label)",
+    "empty": "return two data sets of (image, label)",
+    "no_classes": "unknown number of classes",
+    "bytes_": "sample 0 of the train set: an image of torch.uint8, shape (3, 8, 8): return floats",
+    "flat": "sample 0 of the train set: an image of torch.float32, shape (8, 8): return floats",
+    "pictures": "sample 0 of the train set: .*: return (image, label)",
+    "lonely": "sample 0 of the train set: .*: return (image, label)",
+    "out_of_range": "sample 0 of the train set: label 2, but there are 2 classes",
+    "negative": "sample 0 of the train set: label -1, but there are 2 classes",
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_data_that_does_not_fit_is_one_line_that_names_the_sample(name: str) -> None:
+    words = re.escape(BAD_DATA[name]).replace(re.escape(".*"), ".*")
+    with pytest.raises(DataError, match=words) as caught:
+        load_dataset(Config(data=f"bad_data:{name}", workers=0), torch.device("cpu"))
+    assert "\n" not in str(caught.value) and f"--data bad_data:{name}" in str(caught.value)
+
+
+def test_a_sample_of_another_shape_or_label_is_found_when_it_is_loaded() -> None:
+    for name, words in (
+        ("ragged", "different shapes"),
+        ("late", "sample 7 of the train set: label 9"),
+    ):
+        data = load_dataset(Config(data=f"bad_data:{name}", workers=0), torch.device("cpu"))
+        with pytest.raises(DataError, match=words):
+            list(data.train_batches(torch.arange(16), [slice(0, 16)], seed=0, epoch=0))
+
+
+def own(**settings: Any) -> Any:
+    settings = {"data": "own_parts:stripes", "workers": 0} | settings
+    return load_dataset(Config(**settings), torch.device("cpu"))
+
+
+def test_every_split_of_ones_own_data_has_its_own_pairs() -> None:
+    data = load_dataset(
+        Config(data="bad_data:numbered", val_split=0.25, workers=0), torch.device("cpu")
+    )
+    assert (data.size("train"), data.size("val"), data.size("test")) == (12, 4, 5)
+    assert (data.num_classes, data.shape) == (16, (1, 2, 2))
+    whole = [*data.train_batches(torch.arange(12), [slice(0, 12)], seed=0, epoch=0)]
+    whole += data.eval_batches("val", [slice(0, 4)])
+    seen = []
+    for batch in whole:
+        for number, image, label in zip(
+            batch.indices.tolist(), batch.x, batch.y.tolist(), strict=True
+        ):
+            assert image.tolist() == [[[number] * 2] * 2] and label == 15 - number
+            seen.append(number)
+    assert sorted(seen) == list(range(16)) and batch.x.dtype == torch.float32
+    ((_, x, y),) = data.eval_batches("test", [slice(1, 3)])
+    assert x[:, 0, 0, 0].tolist() == [101, 102] and y.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_transforms_are_seeded_by_seed_epoch_split_and_sample(workers: int) -> None:
+    data = own(workers=workers)
+
+    def images(seed: int, epoch: int) -> torch.Tensor:
+        parts = [slice(0, 30), slice(30, 60)]
+        batches = data.train_batches(torch.arange(60), parts, seed=seed, epoch=epoch)
+        return torch.cat([batch.x for batch in batches])
+
+    first = images(0, 0)
+    assert torch.equal(images(0, 0), first)
+    assert not torch.equal(images(0, 1), first) and not torch.equal(images(1, 0), first)
+    number = mixed_seed("sample/0/0/train/5")
+    torch.manual_seed(number)
+    random.seed(number)
+    assert torch.equal(first[5], Stripes(60)[5][0])
+    data.close()
+
+
+def test_the_fingerprint_of_ones_own_data_shows_other_images_and_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = own().fingerprint
+    assert own().fingerprint == before
+    assert own(num_classes=2).fingerprint == before
+    real = Stripes.__getitem__
+    for change in (
+        lambda image, label: (image + 1, label),
+        lambda image, label: (image, 1 - label),
+    ):
+        monkeypatch.setattr(Stripes, "__getitem__", lambda self, n, c=change: c(*real(self, n)))
+        assert own().fingerprint != before
+
+
+def test_an_object_with_the_methods_of_images_is_taken_as_it_is() -> None:
+    data = load_dataset(Config(data="bad_data:images"), torch.device("cpu"))
+    assert isinstance(data, Resident)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from trainer_ranks import Job, metrics, newest_state, same
+from trainer_ranks import Job, make, metrics, newest_state, on_ranks, same
 
 from trainer import checkpoint
+from trainer.distributed import Ranks
+from trainer.restore import check_fits, restore
+from trainer.state import identity, to_checkpoint
 
 FLAT = ("--schedule", "constant", "--warmup-epochs", "0", "--epochs", "3")  # 7 steps an epoch
 
@@ -27,8 +34,6 @@ def test_resume_in_the_middle_of_an_epoch_is_bitwise_equal(tmp_path: Path) -> No
     assert "resumed from ckpt/step-00000010" in again.log()
     a, b = newest_state(whole.out), newest_state(part.out)
     assert same(a, b)
-    assert a["statistics_of_every_rank"].shape[0] == 2
-    assert not same(a["statistics_of_every_rank"][0], a["statistics_of_every_rank"][1])
     # Every step and every checkpoint once, across both attempts.
     lines = metrics(part.out)
     assert [m["step"] for m in lines if m["kind"] == "train"] == list(range(1, 17))
@@ -75,11 +80,67 @@ def test_beginning_anew_keeps_the_earlier_run_aside(tmp_path: Path) -> None:
     assert len([m for m in metrics(tmp_path / "run") if m["kind"] == "start"]) == 1
 
 
-def test_world_size_may_change_between_attempts(tmp_path: Path) -> None:
-    part = Job(tmp_path / "run", *steps(10), count=2).done()
-    again = Job(part.out, *steps(16), "--resume", "auto", count=4).done()
-    assert "world size 2 -> 4" in again.log()
-    assert [m["step"] for m in again.metrics("train")] == list(range(1, 17))
+def losses(job: Job) -> list[float]:
+    return [line["loss"] for line in job.metrics("train")]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--ema", "0.9", "--mixup", "0.2"), ("--grad-accum-steps", "2")],
+    ids=["plain", "ema", "accumulated"],
+)
+def test_from_four_ranks_to_three_and_back_the_losses_are_those_of_four(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """With one command for all, whose batch is per rank: 24 images on 4 ranks, 100 = 4 x 24 + 4."""
+    flags = ("--batch-size", "6", "--epochs", "3", "--resume", "auto", *flags)
+    whole = Job(tmp_path / "whole", *flags, count=4).done()
+    part = tmp_path / "part"
+    stopped = Job(part, *flags, count=4, first=stop_at(6)).codes()
+    stopped += (fewer := Job(part, *flags, count=3, first=stop_at(11))).codes()
+    assert stopped == [75] * 7
+    again = Job(part, *flags, count=4).done()
+    assert losses(again) == losses(whole)
+    assert same(newest_state(part), newest_state(whole.out))
+    assert "world size 4 -> 3: same batches, same order" in fewer.log()
+    if "--grad-accum-steps" not in flags:
+        assert "global batch 24 = 12+6+6 on 3 rank(s), in 4 micro-batch(es)" in fewer.log()
+        assert "--elastic even is faster: 24 = 3 x 8" in fewer.log()
+
+
+def stop_at(step: int) -> Callable[[], None]:
+    return functools.partial(_stop_at, step)
+
+
+def _stop_at(step: int) -> None:
+    """As if a signal had come after this step."""
+    from trainer import train
+
+    real = train.train_step
+
+    def train_step(t: Any, batches: Any) -> None:
+        real(t, batches)
+        if t.step == step:
+            t.poll.stop.name = "SIGTERM"
+
+    train.train_step = train_step
+
+
+def test_an_even_split_is_a_flag_and_keeps_the_batch(tmp_path: Path) -> None:
+    flags = ("--batch-size", "6", "--resume", "auto", *steps(9))
+    Job(tmp_path / "run", *flags, count=4, first=stop_at(5)).codes()
+    job = Job(tmp_path / "run", *flags, "--elastic", "even", count=5).done()
+    assert "global batch 24 = 5+5+5+5+4 on 5 rank(s), in 5 micro-batch(es)" in job.log()
+    assert "micro-batches with their own statistics 4 -> 5" in job.log()
+    other = Job(tmp_path / "run", "--batch-size", "5", "--resume", "auto", *steps(12), count=4)
+    assert other.codes() == [4] * 4 and "global batch 24 -> 20" in other.log()
+
+
+def test_canonical_shards_refuse_ranks_that_do_not_divide_them(tmp_path: Path) -> None:
+    flags = ("--canonical-shards", "4", "--resume", "auto")
+    Job(tmp_path / "run", *steps(3), *flags, count=4).done()
+    job = Job(tmp_path / "run", *steps(6), *flags, count=3)
+    assert job.codes() == [2] * 3 and "--canonical-shards 4 does not divide by 3" in job.log()
 
 
 def test_with_fixed_statistics_the_world_size_changes_rounding_only(tmp_path: Path) -> None:
@@ -131,14 +192,12 @@ def dirs(*paths: Path):
 def test_a_node_with_an_empty_disk_gets_the_checkpoint_from_a_peer(tmp_path: Path) -> None:
     a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     whole = Job(tmp_path / "whole", *steps(12), count=2).done()
-    Job(out, *steps(9), "--copies", "1", count=2, env=dirs(a, b)).done()
-    assert checkpoint.folders(a)
-    assert not b.exists()  # only rank 0 writes
-    again = Job(out, *steps(12), "--copies", "1", count=2, env=dirs(b, a)).done()  # places changed
+    Job(out, *steps(9), count=2, env=dirs(a, b)).done()
+    shutil.rmtree(a)  # node 0 is replaced, with an empty disk
+    again = Job(out, *steps(12), count=2, env=dirs(a, b)).done()
     assert "rank 1 sent the checkpoint" in again.log()
-    assert [path.name for path in checkpoint.folders(b)] == ["step-00000012", "step-00000009"]
-    assert [path.name for path in checkpoint.folders(a)] == ["step-00000009", "step-00000007"]
-    assert same(newest_state(b), newest_state(whole.out))
+    assert [path.name for path in checkpoint.folders(a)] == ["step-00000012", "step-00000009"]
+    assert same(newest_state(a), newest_state(whole.out))
 
 
 def test_a_second_node_keeps_a_copy_so_the_first_may_be_lost(tmp_path: Path) -> None:
@@ -247,6 +306,119 @@ def test_settings_that_change_the_result_are_warned_about(tmp_path: Path) -> Non
     Job(tmp_path / "parts", "--max-steps", "3", count=2).done()
     parts = Job(tmp_path / "parts", "--grad-accum-steps", "2", "--resume", "auto", count=2).done()
     assert "micro-batches with their own statistics 2 -> 4" in parts.log()
+
+
+@pytest.mark.parametrize(
+    ("flags", "change"),
+    [
+        (("--randaugment", "9"), "randaugment 0 -> 9"),
+        (("--cutout", "4"), "cutout 0 -> 4"),
+        (("--image-size", "48"), "image_size 224 -> 48"),
+        (("--augment", "none"), "augment crop,flip -> none"),
+        (("--random-erase", "0.5"), "random_erase 0.0 -> 0.5"),
+        (("--norm-weight-decay", "0"), "norm_weight_decay None -> 0.0"),
+        (("--print-every", "2"), ""),
+        (("--workers", "0"), ""),
+    ],
+)
+def test_only_settings_that_change_the_result_are_noted(
+    flags: tuple[str, ...], change: str
+) -> None:
+    before, after = make(), make(None, *flags)
+    notes = check_fits(to_checkpoint(before)[1], identity(after), after.config)
+    assert notes == ([f"continuing with other settings: {change}"] if change else [])
+
+
+def test_the_best_before_a_resume_is_remembered(tmp_path: Path) -> None:
+    """A worse epoch after the resume must not replace best.pth."""
+    Job(tmp_path / "run", *steps(14)).done()
+    best = (tmp_path / "run" / "best.pth").read_bytes()
+    newest = checkpoint.newest_intact(tmp_path / "run")[0]
+    assert newest
+    files = checkpoint.read(newest.path)
+    meta = json.loads(files["meta.json"])
+    meta["best"]["top1"] = 1.0  # nothing can be better
+    files["meta.json"] = json.dumps(meta).encode()
+    checkpoint.publish(tmp_path / "run", 14, files)
+    job = Job(tmp_path / "run", *steps(21), "--resume", "auto").done()
+    assert (tmp_path / "run" / "best.pth").read_bytes() == best
+    assert job.status["best_top1"] == 1.0
+
+
+def test_a_completed_run_started_again_still_knows_its_results(tmp_path: Path) -> None:
+    for name, flags in (("plain", ()), ("split", ("--val-split", "0.2"))):
+        first = Job(tmp_path / name, *flags).done()
+        again = Job(tmp_path / name, *flags, "--resume", "auto").done()
+        for key in ("top1", "best_top1", "best_step", "selected_on"):
+            assert again.status[key] == first.status[key] is not None
+        kinds = [(m["kind"], m["step"], m.get("split")) for m in metrics(again.out)]
+        assert len([k for k in kinds if k[0] == "eval"]) == len(
+            {k for k in kinds if k[0] == "eval"}
+        )
+
+
+def test_an_evaluation_that_was_not_saved_is_repeated_and_written_once(tmp_path: Path) -> None:
+    """A stop during the last evaluation, and then a start that is only there to evaluate."""
+    flags = ("--epochs", "1", "--save-every", "60s")
+    job = Job(tmp_path / "run", *flags, count=2, first=stop_in_evaluation)
+    assert job.codes() == [75, 75]
+    for _ in range(2):
+        again = Job(tmp_path / "run", *flags, "--resume", "auto", count=2).done()
+        assert [m["step"] for m in again.metrics("eval")] == [7]
+        saved = checkpoint.newest_intact(tmp_path / "run")[0]
+        assert saved
+        meta = checkpoint.decode(checkpoint.read(saved.path))[1]
+        assert (meta["eval_pending"], meta["best"]["step"]) == (False, 7)
+
+
+def stop_in_evaluation() -> None:
+    from trainer import train
+
+    real = train.record_evaluation
+
+    def record(t: Any, split: str) -> None:
+        t.poll.stop.name = "SIGTERM"
+        real(t, split)
+
+    train.record_evaluation = record
+
+
+def own_buffers(*, resumed: bool) -> tuple[str, ...]:
+    return ("--model", "own_parts:instance_norm", *FLAT, *(("--resume", "auto") if resumed else ()))
+
+
+def test_every_running_buffer_of_a_network_resumes_bitwise(tmp_path: Path) -> None:
+    whole = Job(tmp_path / "whole", *own_buffers(resumed=False), count=2).done()
+    Job(tmp_path / "part", *own_buffers(resumed=False), count=2, first=stop_at(10)).codes()
+    part = Job(tmp_path / "part", *own_buffers(resumed=True), count=2).done()
+    assert same(newest_state(whole.out), newest_state(part.out))
+    assert part.metrics("eval")[-1]["loss"] == whole.metrics("eval")[-1]["loss"]
+
+
+def held_by(ranks: Ranks, folder: str, steps: list[int]) -> str:
+    """Each rank has a checkpoint of its own under `folder`, of equal or different bytes."""
+    t = make(ranks, "--checkpoint-dir", f"{folder}/{ranks.rank}", "--resume", "auto")
+    state, meta = to_checkpoint(t)
+    step = steps[ranks.rank]
+    state["model"]["fc.bias"].fill_(float(ranks.rank))
+    if step:
+        checkpoint.save(Path(t.config.checkpoint_dir), state, meta | {"step": step}, keep=3)
+    restored = restore(t.config, ranks, later_attempt=False)
+    assert restored
+    return f"step {restored.step} of rank {float(restored.state['model']['fc.bias'][0]):.0f}"
+
+
+def test_the_highest_step_wins_and_of_two_the_lowest_ranks(tmp_path: Path) -> None:
+    for number, (steps_held, choice) in enumerate(
+        (
+            ([5, 5, 0], "step 5 of rank 0"),
+            ([0, 5, 5], "step 5 of rank 1"),
+            ([5, 5, 9], "step 9 of rank 2"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        results = on_ranks(folder / "r", 3, held_by, str(folder), steps_held)
+        assert results == [choice] * 3
 
 
 def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:

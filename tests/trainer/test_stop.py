@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from trainer_ranks import Job, metrics, newest_state, same
+from trainer_ranks import Job, make, metrics, newest_state, same
 
 from trainer import checkpoint
-from trainer.state import ECHO, StopRequest
+from trainer.poll import ECHO, StopRequest
 
 LONG = ("--epochs", "40")  # 280 steps: never over before the signal comes
 
@@ -88,6 +88,61 @@ def test_a_second_signal_ends_at_once() -> None:
         os._exit(2)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 143
+
+
+def test_a_run_out_of_time_is_stopped_like_one_with_a_signal(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", *LONG, "--max-time", "1s", count=2)
+    assert job.codes() == [75, 75]
+    assert job.status["state"] == "preempted" and "--max-time on rank" in job.status["reason"]
+    assert checkpoint.verify(tmp_path / "run" / job.status["checkpoint"])
+
+
+def test_time_is_up_after_the_seconds_and_never_before_or_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("trainer.poll.time.monotonic", lambda: now[0])
+    limited, endless = StopRequest(30), StopRequest()
+    now[0] = 129.9
+    assert not limited and not endless
+    now[0] = 130.1
+    assert limited and not endless and limited.name == "--max-time"
+    limited._note(signal.SIGTERM, None)  # the first signal does not end the process
+    assert limited.name == "SIGTERM"
+
+
+def test_a_checkpoint_is_due_every_so_many_seconds_or_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("trainer.saver.time.monotonic", lambda: now[0])
+    saver = make().saver
+    meta = {"step": 0, "eval_pending": False}
+    saver.writer.submit = lambda job, then: None  # type: ignore[method-assign]
+    due = []
+    for step in range(1, 200):  # two seconds each: saved at 60, 120, ... seconds
+        now[0] += 2
+        if saver.due(step, (60, "s")):
+            due.append(step)
+            saver.save({}, meta | {"step": step}, lambda written: None)
+    assert due == [30, 60, 90, 120, 150, 180]
+    assert [step for step in range(195, 205) if saver.due(step, (20, "st"))] == [
+        200, 201, 202, 203, 204
+    ]  # fmt: skip
+    assert not saver.due(10_000, (5, "ep")) and not saver.due(10_000, (0, "ep"))
+
+
+def test_a_checkpoint_that_is_due_at_an_epochs_end_is_saved_after_evaluating(
+    tmp_path: Path,
+) -> None:
+    """Even if each epoch is a single step, whose end is always an epoch's end."""
+    flags = ("--synthetic-train", "16", "--epochs", "5", "--save-every", "2st")
+    job = Job(tmp_path / "run", *flags).done()
+    kinds = [
+        (m["kind"], m["step"]) for m in metrics(job.out) if m["kind"] in ("eval", "checkpoint")
+    ]
+    assert [step for kind, step in kinds if kind == "checkpoint"] == [2, 4, 5]
+    assert kinds.index(("eval", 2)) < kinds.index(("checkpoint", 2))
 
 
 def test_under_torchrun_an_orderly_stop_is_exit_code_0(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Real ranks for tests: forked processes that have torch imported already, over real Gloo.
 
-`Job` runs the whole trainer as N ranks; `on_ranks` runs one function on N ranks; `python` and
-`torchrun` run a command line as those programs would. A fork server imports torch once, so four
-ranks start in a tenth of a second instead of ten.
+`make` builds a Training in this process; `Job` runs the whole trainer as N ranks; `on_ranks` runs one
+function on N ranks; `python` and `torchrun` run a command line as those programs would. A fork server
+imports torch once, so four ranks start in a tenth of a second instead of ten.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.data import Batch
+    from trainer.distributed import Ranks
+    from trainer.state import Training
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -43,6 +50,40 @@ TINY = (
 )
 LEAKS = ("DDPCTL_", "TRAINER_", "TORCHELASTIC_", "MASTER_")
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+def make(ranks: Ranks | None = None, *more: str) -> Training:
+    """A Training at step 0, of a tiny network on a few synthetic images."""
+    import torch
+
+    from trainer.data import load_dataset
+    from trainer.distributed import identify
+    from trainer.flags import parse
+    from trainer.model import norms
+    from trainer.plan import make_plan
+    from trainer.setup import build, resolve
+
+    torch.set_num_threads(1)
+    ranks = ranks or identify({}, torch.device("cpu"))
+    config, _ = parse([*TINY, *more], {})
+    data = load_dataset(config, ranks.device)
+    config = resolve(config, ranks, data)
+    t = build(config, make_plan(config, data.size("train"), ranks.world_size), ranks, data)
+    for module in norms(t.net.model) if config.bn == "frozen" else ():
+        module.eval()  # also where a test calls the network itself
+    return t
+
+
+def batches(t: Training, order: torch.Tensor | None = None) -> Iterator[Batch]:
+    """This rank's micro-batches of the rest of an epoch, which visits the samples in the order of
+    their numbers unless told."""
+    import torch
+
+    order = torch.arange(t.plan.samples) if order is None else order
+    epoch, done = divmod(t.step, t.plan.steps_per_epoch)
+    steps = range(t.step, t.step - done + t.plan.steps_per_epoch)
+    parts = t.plan.slices_of(t.ranks.rank, steps)
+    return t.data.train_batches(order, parts, seed=t.config.seed, epoch=epoch)
 
 
 def _enter(rank: int, count: int, store: str, log: str, env: dict[str, str]) -> None:
@@ -209,7 +250,10 @@ class Job:
     ) -> None:
         self.out = out
         self.folder = _fresh(out.parent / f"{out.name}-logs")
-        argv = [*TINY, "--out", str(out), *flags]
+        tiny = list(TINY)
+        if "--batch-size" in flags:
+            del tiny[(batch := tiny.index("--global-batch")) : batch + 2]
+        argv = [*tiny, "--out", str(out), *flags]
         self.processes = []
         for rank in range(count):
             more = env(rank) if env else {}

@@ -10,18 +10,18 @@ import torch
 from ..config import Config, is_function_name
 from ..errors import DataError
 from . import cifar, fetch
-from .images import Images
-from .map_style import load_map_style
-from .resident import Resident, mean_std
+from .images import Batch, Images
+from .own import load_own
+from .resident import Resident
 from .synthetic import synthetic
 
-__all__ = ["Images", "Resident", "load_dataset", "mean_std"]
+__all__ = ["Batch", "Images", "Resident", "load_dataset"]
 
 
 def load_dataset(config: Config, device: torch.device) -> Images:
-    """The images that --data names. Raises DataError."""
+    """Return the images that --data names. Raises DataError."""
     if is_function_name(config.data):
-        return load_map_style(config, device)
+        return load_own(config, device)
     if config.data == "synthetic":
         classes, size = config.num_classes or 10, config.synthetic_size
         arrays = synthetic(config.synthetic_train, config.synthetic_test, classes, size)
@@ -40,9 +40,10 @@ def load_dataset(config: Config, device: torch.device) -> Images:
             )
         return Resident(arrays, config, device)
     if (path / "train").is_dir():  # also a pack
-        from .imagefolder import ImageTree  # needs PIL
+        from .imagefolder import Pictures  # needs PIL
+        from .loader import Loaded
 
-        return ImageTree(path, config, device)
+        return Loaded(Pictures(path, config), config, device)
     raise DataError(
         f"--data {path}: neither cifar-10-batches-py, nor cifar-100-python, nor train/ and val/ "
         "with one folder per class, nor a pack"
@@ -50,7 +51,7 @@ def load_dataset(config: Config, device: torch.device) -> Images:
 
 
 def downloaded() -> Path:
-    """The cache folder with CIFAR-10, fetched by the first process on this machine."""
+    """Return the cache folder with CIFAR-10, fetched by the first process on this machine."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "ddpctl-trainer"
     fetch.fetch("cifar10", folder)

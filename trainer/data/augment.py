@@ -1,5 +1,5 @@
-"""Augmentation, batched on the images' device. Crop, flip and cutout are pure functions of (seed,
-epoch, sample); mixup and CutMix of (seed, step, micro-batch).
+"""Augmentation, batched on the images' device. Crop, flip, erasing and the user's own are pure
+functions of (seed, epoch, sample); mixup and CutMix of (seed, step, micro-batch).
 
 The random numbers are a hash, not a stream: there is no state to save, and a resumed or re-sharded
 run sees the same pixels.
@@ -7,17 +7,22 @@ run sees the same pixels.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ..config import Config, is_function_name, named_function
+from .images import Batch
 from .order import mixed_seed
 
 PAD = 4  # pixels on each side that a crop may shift by
 MASK = 0xFFFFFFFF
 
 
-def normalised(
+def normalized(
     pixels: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, channels_last: bool
 ) -> torch.Tensor:
     """(B, H, W, C) uint8 -> (B, C, H, W) float, with channels_last a view of NHWC memory."""
@@ -30,51 +35,93 @@ def pad(images: torch.Tensor) -> torch.Tensor:
     return F.pad(images, (0, 0, PAD, PAD, PAD, PAD)).contiguous()
 
 
-def random_crop_flip(
-    padded: torch.Tensor, indices: torch.Tensor, *, seed: int, epoch: int
-) -> torch.Tensor:
-    """The crops of samples `indices`, flipped half of the time. (B, H, W, C) uint8.
+def cropped(padded: torch.Tensor, indices: torch.Tensor, *, seed: int, epoch: int) -> torch.Tensor:
+    """Return a random crop of each of samples `indices`, (B, H, W, C) uint8.
 
     padded: the result of `pad`. indices: (B,) int64, on the same device.
     """
-    bits = hashed(indices, mixed_seed(f"augment/{seed}/{epoch}") & MASK)
     shifts = 2 * PAD + 1
-    down = bits % shifts
-    right = (bits // shifts) % shifts
-    flip = (bits // (shifts * shifts)) % 2 == 1
-    crops = windows(padded)[indices, down, right]
-    height, width = padded.shape[1] - 2 * PAD, padded.shape[2] - 2 * PAD
-    crops = crops.view(len(indices), height, width, padded.shape[3])
-    return torch.where(flip[:, None, None, None], crops.flip(2), crops)
-
-
-def windows(padded: torch.Tensor) -> torch.Tensor:
-    """All crops of all images as one view, without a copy: [n, down, right] is one crop."""
+    down = (draw(indices, f"down/{seed}/{epoch}") * shifts).long()
+    right = (draw(indices, f"right/{seed}/{epoch}") * shifts).long()
     n, high, wide, channels = padded.shape
-    a, b, c, _ = padded.stride()
     height, width = high - 2 * PAD, wide - 2 * PAD
-    shifts = 2 * PAD + 1
-    return padded.as_strided((n, shifts, shifts, height, width * channels), (a, b, c, b, 1))
+    a, b, c, _ = padded.stride()
+    # All crops of all images as one view, without a copy: [n, down, right] is one crop.
+    windows = padded.as_strided((n, shifts, shifts, height, width * channels), (a, b, c, b, 1))
+    return windows[indices, down, right].view(len(indices), height, width, channels)
 
 
-def cutout(
-    x: torch.Tensor, indices: torch.Tensor, edge: int, *, seed: int, epoch: int
+def flipped(
+    pixels: torch.Tensor, indices: torch.Tensor, names: Sequence[str], *, seed: int, epoch: int
 ) -> torch.Tensor:
-    """Erase a square of `edge` pixels, centred anywhere, from each image of (B, C, H, W), normalised:
-    zero is the mean. indices: (B,) sample numbers."""
-    bits = hashed(indices.to(x.device), mixed_seed(f"cutout/{seed}/{epoch}") & MASK)
+    """Mirror images of (B, H, W, C): a random half with "flip" among the names of augmentations; with
+    "alternating-flip", each image in every second epoch (Jordan 2024)."""
+    if "flip" in names:
+        mirror = draw(indices, f"flip/{seed}/{epoch}") < 0.5
+    elif "alternating-flip" in names:
+        mirror = (draw(indices, f"flip/{seed}") < 0.5) == (epoch % 2 == 0)
+    else:
+        return pixels
+    return torch.where(mirror[:, None, None, None], pixels.flip(2), pixels)
+
+
+def changed(batch: Batch, config: Config, *, epoch: int) -> torch.Tensor:
+    """Return the images of a batch after the augmentations that work on normalized images."""
+    x = batch.x
+    for name, erase in ERASERS.items():
+        if value := getattr(config, name):
+            x = erase(x, batch.indices, value, f"{name}/{config.seed}/{epoch}")
+    for name in config.parsed_augment:
+        if is_function_name(name):
+            x = named_function("--augment", name)(x, batch.indices, config.seed, epoch)
+    return x
+
+
+def cutout(x: torch.Tensor, indices: torch.Tensor, edge: int, key: str) -> torch.Tensor:
+    """Erase a square of `edge` pixels, centered anywhere, from each image."""
     height, width = x.shape[2:]
-    top, left = bits % height - edge // 2, (bits // height) % width - edge // 2
-    rows = torch.arange(height, device=x.device) - top[:, None]
-    columns = torch.arange(width, device=x.device) - left[:, None]
-    high, wide = (rows >= 0) & (rows < edge), (columns >= 0) & (columns < edge)
-    return x.masked_fill((high[:, :, None] & wide[:, None, :])[:, None], 0.0)
+    top = (draw(indices, f"{key}/top") * height).long() - edge // 2
+    left = (draw(indices, f"{key}/left") * width).long() - edge // 2
+    return _erased(x, top, left, torch.full_like(top, edge), torch.full_like(left, edge))
+
+
+def random_erase(x: torch.Tensor, indices: torch.Tensor, share: float, key: str) -> torch.Tensor:
+    """Erase a box from a share of the images: 2 to 33 % of the area, aspect 0.3 to 3.3, as torchvision
+    does (Zhong et al. 2017); one that does not fit is cut off at the image's size."""
+    height, width = x.shape[2:]
+    area = height * width * (0.02 + 0.31 * draw(indices, f"{key}/area"))
+    low, high = math.log(0.3), math.log(3.3)
+    aspect = torch.exp(low + (high - low) * draw(indices, f"{key}/aspect"))
+    tall = (area * aspect).sqrt().round().clamp(max=height - 1)
+    wide = (area / aspect).sqrt().round().clamp(max=width - 1)
+    top = (draw(indices, f"{key}/top") * (height - tall + 1)).long()
+    left = (draw(indices, f"{key}/left") * (width - wide + 1)).long()
+    chosen = draw(indices, f"{key}/chosen") < share
+    return _erased(x, top, left, tall.long() * chosen, wide.long())
+
+
+# the setting of each that erases: (images (B, C, H, W), sample numbers (B,), its value, key) -> images
+ERASERS: dict[str, Callable[[torch.Tensor, torch.Tensor, float, str], torch.Tensor]] = {
+    "cutout": cutout,  # type: ignore[dict-item]
+    "random_erase": random_erase,
+}
+
+
+def _erased(
+    x: torch.Tensor, top: torch.Tensor, left: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor
+) -> torch.Tensor:
+    """Set one box of each image to zero, the mean."""
+    rows = torch.arange(x.shape[2], device=x.device) - top[:, None]
+    columns = torch.arange(x.shape[3], device=x.device) - left[:, None]
+    high = (rows >= 0) & (rows < tall[:, None])
+    across = (columns >= 0) & (columns < wide[:, None])
+    return x.masked_fill((high[:, :, None] & across[:, None, :])[:, None], 0.0)
 
 
 def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[torch.Tensor, float]:
     """Mix each image of (B, C, H, W) with the one before it in the micro-batch, by mixup or CutMix
-    with these alphas (0: off). Returns the images and the share of its own label that each keeps;
-    the rest belongs to the label before it."""
+    with these alphas (0: off). Return the images and the share of its own label that each keeps; the
+    rest belongs to the label before it."""
     random = np.random.default_rng(seed)
     cuts = bool(cutmix) and (not mixup or random.random() < 0.5)
     alpha = cutmix if cuts else mixup
@@ -84,7 +131,7 @@ def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[tor
     if not cuts:
         return other.lerp(x, share), share
     height, width = x.shape[2:]
-    down, right = random.integers(height), random.integers(width)  # centre of the cut
+    down, right = random.integers(height), random.integers(width)  # center of the cut
     half = (1 - share) ** 0.5 / 2
     rows = slice(max(0, round(down - half * height)), round(down + half * height))
     columns = slice(max(0, round(right - half * width)), round(right + half * width))
@@ -93,8 +140,13 @@ def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[tor
     return mixed, 1 - other[0, 0, rows, columns].numel() / (height * width)
 
 
+def draw(indices: torch.Tensor, key: str) -> torch.Tensor:
+    """Return a number from 0 up to but not including 1 for each index, float64. Pure."""
+    return hashed(indices, mixed_seed(key) & MASK).double() / (MASK + 1)
+
+
 def hashed(indices: torch.Tensor, key: int) -> torch.Tensor:
-    """32 well-mixed bits per index (MurmurHash3's finalizer around a key), as int64 >= 0."""
+    """Return 32 well-mixed bits per index, as int64 >= 0 (MurmurHash3's finalizer around a key)."""
     x = (indices * 0x9E3779B1 + key) & MASK
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK

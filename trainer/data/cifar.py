@@ -3,15 +3,15 @@
     PATH/cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}
     PATH/cifar-100-python/{train,test,meta}
 
-The batches are pickles, and a pickle is a program. `Reader` lets it build only numpy arrays of
-numbers.
+The batches are pickles, and a pickle is a program. `Reader` calls nothing that the file names.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,10 +21,20 @@ from .synthetic import Arrays
 
 TEN, HUNDRED = "cifar-10-batches-py", "cifar-100-python"
 BATCH = 10_000  # images in a file of CIFAR-10, unless its batches.meta says otherwise
+LARGEST = 1 << 30  # bytes; CIFAR-100's training file has 155 MB
+INTEGERS = (b"u1", b"i1", b"u2", b"i2", b"u4", b"i4", b"u8", b"i8")
+NAMES = (  # that numpy's arrays of numbers and Python 3's bytes need
+    *("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct"),
+    *("numpy.core.numeric._frombuffer", "_codecs.encode"),
+)
+UNSAFE = (  # codes that make objects in other ways
+    *(pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.INST, pickle.OBJ, pickle.PERSID, pickle.BINPERSID),
+    *(pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
+)
 
 
 def find(path: Path) -> Path | None:
-    """The folder of a CIFAR layout at or under `path`."""
+    """Return the folder of a CIFAR layout at or under `path`."""
     for folder in (path / TEN, path / HUNDRED, path):
         if folder.name in (TEN, HUNDRED) and folder.is_dir():
             return folder
@@ -34,7 +44,7 @@ def find(path: Path) -> Path | None:
 
 
 def load(folder: Path) -> Arrays:
-    """Raises DataError if a file is missing, damaged or has unexpected contents."""
+    """Return the images in a folder. Raises DataError if a file is missing, damaged or unexpected."""
     if folder.name == HUNDRED:
         name, classes = "CIFAR-100", 100
         train = [_batch(folder / "train", 5 * BATCH, b"fine_labels", classes)]
@@ -58,35 +68,74 @@ def _cases_per_batch(meta: Path) -> int:
     if not meta.exists():
         return BATCH
     count = read(meta).get(b"num_cases_per_batch", BATCH)
-    return count if isinstance(count, int) else BATCH
+    return count if type(count) is int else BATCH
 
 
 def _batch(path: Path, count: int, labels_key: bytes, classes: int) -> tuple[Any, Any]:
     batch = read(path)
-    x, labels = batch.get(b"data"), batch.get(labels_key)
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape != (count, 3072):
-        found = getattr(x, "shape", "none")
+    try:
+        x, y = (numbers(batch.get(key)) for key in (b"data", labels_key))
+    except Exception as error:  # records of a hostile file can be anything
+        raise DataError(f"{path}: damaged ({type(error).__name__}): fetch it again") from None
+    if x is None or x.dtype != np.uint8 or x.shape != (count, 3072):
+        shape = "none" if x is None else f"{x.shape} of {x.dtype}"
         raise DataError(
-            f"{path}: {count} images of 3072 bytes expected, found {found}: unpack the archive "
+            f"{path}: {count} images of 3072 bytes expected, found {shape}: unpack the archive "
             "again (`python -m trainer data fetch`)"
         )
-    y = np.asarray(labels, dtype=np.int64)
-    if y.shape != (count,):
-        raise DataError(
-            f"{path}: {count} labels expected, found {len(y)}: unpack the archive again"
-        )
+    if y is None or y.shape != (count,):
+        shape = "none" if y is None else f"{y.shape}"
+        raise DataError(f"{path}: {count} labels expected, found {shape}: unpack the archive again")
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
             f"{path}: labels from {y.min()} to {y.max()}, but there are classes 0 to {classes - 1}"
         )
-    return x.reshape(count, 3, 32, 32).transpose(0, 2, 3, 1).copy(), y
+    return x.reshape(count, 3, 32, 32).transpose(0, 2, 3, 1).copy(), y.astype(np.int64)
+
+
+def numbers(value: object) -> np.ndarray[Any, Any] | None:
+    """Return the integers that a list or the record of a numpy array holds, None for anything else."""
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return np.array(value, dtype=np.int64)
+    if not isinstance(value, Record):
+        return None
+    if value.name == "numpy.core.multiarray._reconstruct":
+        _, shape, kind, fortran, content = value.state
+    else:  # numpy._core.numeric._frombuffer
+        content, kind, shape, order = value.arguments
+        fortran = order == "F"
+    flat = np.frombuffer(text(content), integers(kind))
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def integers(kind: Record) -> np.dtype[Any]:
+    """Return the kind of integers that a record of numpy.dtype stands for. Raises ValueError."""
+    name, order = text(kind.arguments[0]), text(kind.state[1])
+    if name not in INTEGERS or order not in (b"<", b">", b"|"):
+        raise ValueError("not an array of integers")
+    return np.dtype((order + name).decode())
+
+
+def text(value: object) -> bytes:
+    """Return a pickle's bytes. Python 3 puts bytes into old pickles as text to be encoded."""
+    if isinstance(value, Record) and value.name == "_codecs.encode":
+        value, codec = value.arguments
+        if codec not in ("latin1", b"latin1"):
+            raise ValueError("not bytes")
+    if isinstance(value, str):
+        return value.encode("latin1")
+    if not isinstance(value, bytes):
+        raise ValueError("not bytes")
+    return value
 
 
 def read(path: Path) -> dict[bytes, Any]:
-    """A pickled table with bytes keys. Raises DataError for anything else."""
+    """Return a pickled table with bytes keys. Raises DataError for anything else."""
     try:
-        with path.open("rb") as file:
-            found = Reader(file, encoding="bytes").load()
+        if path.stat().st_size > LARGEST:
+            raise DataError(f"larger than {LARGEST >> 20} MB, which no CIFAR file is")
+        table = Reader(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        return {text(key): value for key, value in dict.items(table)}
     except FileNotFoundError:
         raise DataError(
             f"{path} is missing: fetch the set with `python -m trainer data fetch --to DIR`"
@@ -95,34 +144,46 @@ def read(path: Path) -> dict[bytes, Any]:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{path}: damaged ({type(error).__name__}): fetch it again") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: not a CIFAR batch: fetch it again")
-    return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 
 
-class Reader(pickle.Unpickler):
-    """Refuse all globals but the four that arrays of numbers need."""
+class Record:
+    """What a pickle would have called, with which arguments, and the state that it then set."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy._core", "numpy.core")
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
-        if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
-            return _reconstruct
-        if (module, name) == ("_codecs", "encode"):
-            return _encode
-        raise DataError(f"asks for {module}.{name}, which no CIFAR file needs: refused as unsafe")
+    def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
+        self.name, self.arguments = name, arguments
+        self.state: tuple[Any, ...] = ()
 
 
-def _reconstruct(subtype: type, shape: tuple[int, ...], kind: Any) -> Any:
-    """An empty array, which the pickle's state then fills."""
-    if subtype is not np.ndarray or kind not in (b"b", "b"):
-        raise DataError("builds something other than an array")
-    return np.ndarray.__new__(np.ndarray, (0,), dtype=np.uint8)
+class Reader(pickle._Unpickler):
+    """Reads a pickle without calling anything: a name stays text, and a call becomes a Record."""
 
+    dispatch: ClassVar[Any] = {
+        code: read
+        for code, read in pickle._Unpickler.dispatch.items()
+        if bytes([code]) not in UNSAFE
+    }
+    stack: list[Any]  # these three are the base class's
+    append: Any
+    read: Any
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 puts bytes into old pickles. Other codecs could expand to huge sizes."""
-    if encoding not in ("latin1", b"latin1"):
-        raise DataError(f"asks for the codec {encoding!r}")
-    return text.encode("latin1")
+    def find_class(self, module: str, name: str) -> str:
+        full = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
+        if full not in NAMES:
+            raise DataError(f"asks for {full}, which no CIFAR file needs: refused as unsafe")
+        return full
+
+    def load_reduce(self) -> None:
+        arguments = self.stack.pop()
+        self.stack[-1] = Record(self.stack[-1], arguments)
+
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        self.stack[-1].state = state
+
+    def load_bytes(self) -> None:
+        """Read what numpy writes as a bytearray, without allocating what the file claims to have."""
+        self.append(self.read(int.from_bytes(self.read(8), "little")))
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+    dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytes

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import shutil
 import tarfile
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ TIMEOUT = 30  # seconds without receiving a byte
 
 
 def fetch(name: str, to: Path) -> Path:
-    """The set's folder under `to`, downloaded if missing. The ranks of one machine take turns.
+    """Return the set's folder under `to`, downloaded if missing. The ranks of one machine take turns.
 
     Raises DataError if there is no network or the file is not the published one.
     """
@@ -47,40 +46,31 @@ def fetch(name: str, to: Path) -> Path:
     with (to / ".fetch.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (to / source.folder).is_dir():
-            archive = to / Path(source.url).name
-            _download(source, archive)
-            _unpack(archive, to, source.folder)
-            archive.unlink()
+            scratch = to / f".{source.folder}.part"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            with tarfile.open(_download(source, scratch / "archive")) as tar:
+                tar.extractall(scratch)  # its contents are known: the checksum is right
+            (scratch / source.folder).replace(to / source.folder)
+            shutil.rmtree(scratch)
     return to / source.folder
 
 
-def _download(source: Source, archive: Path) -> None:
-    part = archive.with_name(archive.name + ".part")
+def _download(source: Source, archive: Path) -> Path:
     try:
-        with urllib.request.urlopen(source.url, timeout=TIMEOUT) as answer, part.open("wb") as out:
+        with (
+            urllib.request.urlopen(source.url, timeout=TIMEOUT) as answer,
+            archive.open("wb") as out,
+        ):
             shutil.copyfileobj(answer, out)
-    except (OSError, urllib.error.URLError) as error:
-        part.unlink(missing_ok=True)
+    except OSError as error:  # URLError is one
         reason = getattr(error, "reason", error)
         raise DataError(
             f"{source.url}: cannot be fetched ({reason}): download it elsewhere, unpack it, "
             "and pass its folder as --data"
         ) from None
-    found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
-    if found != source.md5:
-        part.unlink()
-        raise DataError(f"{source.url}: md5 {found}, published is {source.md5}: fetch it again")
-    part.replace(archive)
-
-
-def _unpack(archive: Path, to: Path, folder: str) -> None:
-    scratch = to / f".{folder}.part"
-    shutil.rmtree(scratch, ignore_errors=True)
-    with tarfile.open(archive) as tar:
-        for member in tar:  # Python 3.11.2 has no filter="data"
-            if not (member.isfile() or member.isdir()) or ".." in Path(member.name).parts:
-                raise DataError(f"{archive}: {member.name} is not a file of the set")
-            member.name = member.name.lstrip("/")
-            tar.extract(member, scratch, set_attrs=False)
-    (scratch / folder).replace(to / folder)
-    shutil.rmtree(scratch)
+    with archive.open("rb") as file:
+        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if md5 != source.md5:
+        raise DataError(f"{source.url}: md5 {md5}, published is {source.md5}: fetch it again")
+    return archive

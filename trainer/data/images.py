@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # images (B, C, H, W), normalised floats, and labels (B,)
+
+class Batch(NamedTuple):
+    """A micro-batch on the device that trains."""
+
+    indices: torch.Tensor  # (B,) int64, numbers of the samples in their split
+    x: torch.Tensor  # (B, C, H, W) normalized floats
+    y: torch.Tensor  # (B,) int64
 
 
 class Images(Protocol):
@@ -15,21 +21,19 @@ class Images(Protocol):
 
     name: str
     num_classes: int
-    image_size: int  # side length in pixels
+    shape: torch.Size  # of an image in evaluation: channels, height, width
     fingerprint: str  # detects different images on resume or on another node
 
     def size(self, split: str) -> int:
-        """Images in "train", "val" or "test"."""
+        """Return the number of images in "train", "val" or "test"."""
 
-    def start_epoch(
+    def train_batches(
         self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
-    ) -> torch.Tensor:
-        """Prepare an epoch whose batches are order[part] for each of `parts`, in turn.
-        Returns the order, where `train_batch` wants its indices."""
-        return order
+    ) -> Iterator[Batch]:
+        """Yield the images order[part] for each of `parts`, augmented as the settings say."""
 
-    def train_batch(self, indices: torch.Tensor, *, seed: int, epoch: int) -> Pair:
-        """Augmented if the config says so."""
+    def eval_batches(self, split: str, blocks: Iterable[slice]) -> Iterator[Batch]:
+        """Yield the images of each block of a split, in order, not augmented."""
 
-    def eval_batch(self, split: str, start: int, end: int) -> Pair:
-        """Images start..end-1 of a split, in order, not augmented."""
+    def close(self) -> None:
+        """Release what the data set holds, such as worker processes."""

@@ -1,7 +1,7 @@
 """The sample order: pure functions of (seed, epoch, n), the same on every rank.
 
 An epoch is a permutation of all samples, without padding or dropping; a rank takes the part of each
-batch that `optim.part_bounds` assigns to it.
+batch that `plan.part_bounds` assigns to it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> torch.Tensor:
-    """The permutation of 0..n-1 in which epoch `epoch` visits the samples. int64, on the CPU.
+    """Return the permutation of 0..n-1 in which epoch `epoch` visits the samples. int64, on the CPU.
 
     The generator's seed is a hash of both numbers: with `seed + epoch`, seed 0's second epoch would
     be seed 1's first.
@@ -23,13 +23,13 @@ def epoch_order(seed: int, epoch: int, n: int) -> torch.Tensor:
 
 
 def mixed_seed(text: str) -> int:
-    """63 bits of sha256."""
+    """Return 63 bits of the text's sha256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def held_out(n: int, part: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(train, validation) sample numbers, sorted. Independent of the run's seed, so that runs with
-    different seeds are compared on the same images."""
-    count = int(n * part)
+    """Return (train, validation) sample numbers, sorted. Independent of the run's seed, so that runs
+    with different seeds are compared on the same images. A part above 0 has at least one image."""
+    count = max(1, int(n * part)) if part else 0
     order = epoch_order(0, -1, n) if count else torch.arange(n)
     return order[count:].sort().values, order[:count].sort().values

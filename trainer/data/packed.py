@@ -39,15 +39,23 @@ Item = tuple[bytes, int, int]  # a picture's bytes, width and height
 class Packed:
     """One split of a pack."""
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
+    def __init__(self, folder: Path, fingerprint: str, classes: int) -> None:
         self._folder, self.fingerprint = folder, fingerprint
         try:
-            self._index = np.load(folder / "index.npy", mmap_mode="r")
-            shards = range(int(self._index["shard"].max()) + 1)
+            self._index = index = np.load(folder / "index.npy", mmap_mode="r")
+            if index.dtype != ENTRY or not index.size or index["label"].max() >= classes:
+                raise ValueError("index.npy is not the index of this pack")
+            shards = range(min(int(index["shard"].max()) + 1, len(index)))
             self._shards = [np.memmap(_shard(folder, n), np.uint8, "r") for n in shards]
-        except (OSError, ValueError) as error:
+            lengths = np.array([len(shard) for shard in self._shards])
+            ends = index["offset"].astype(np.float64) + index["size"]  # cannot overflow
+            pixels = index["width"].astype(np.float64) * index["height"] * 3
+            decoded = index["width"] > 0
+            if (ends > lengths[index["shard"]]).any() or (pixels != index["size"])[decoded].any():
+                raise ValueError("index.npy lies about a picture's place or size")
+        except (OSError, EOFError, ValueError, IndexError) as error:
             raise DataError(f"{folder}: {error}: pack the images again") from error
-        self.labels = self._index["label"]
+        self.labels = index["label"]
 
     def picture(self, index: int, edge: int) -> Any:
         entry = self._index[index]
@@ -60,13 +68,14 @@ class Packed:
 
 
 def open_pack(folder: Path) -> tuple[list[str], Packed, Packed]:
-    """The classes, the training and the test images of a pack. Raises DataError."""
+    """Return the classes, the training and the test images of a pack. Raises DataError."""
     try:
         about = json.loads((folder / "pack.json").read_text())
-        classes, digests = about["classes"], about["sha256"]
-        return classes, *(Packed(folder / split, digests[split]) for split in ("train", "val"))
-    except (OSError, ValueError, KeyError) as error:
+        classes, digests = list(about["classes"]), dict(about["sha256"])
+        train, val = (Packed(folder / n, str(digests[n]), len(classes)) for n in ("train", "val"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: {error}: pack the images again") from error
+    return classes, train, val
 
 
 def pack(
@@ -102,7 +111,7 @@ def _items(tree: Tree, decoded: int, pool: ThreadPoolExecutor) -> Iterator[Item]
 
 
 def _write_split(folder: Path, items: Iterator[Item], labels: np.ndarray[Any, Any]) -> str:
-    """Returns the sha256 of all pictures with their labels."""
+    """Write shards and index. Return the sha256 of all pictures with their labels."""
     index = np.zeros(len(labels), ENTRY)
     shard, file, digest = 0, _shard(folder, 0).open("wb"), hashlib.sha256()
     for row, (content, width, height) in enumerate(items):

@@ -1,90 +1,133 @@
-"""Decoding, cropping and changing single pictures with PIL, each a pure function of its arguments."""
+"""Decoding, cropping and changing single pictures with PIL, each a pure function of its arguments.
+
+The geometry and the operations are torchvision's. Its transforms draw from torch's global random
+state; these draw from a seed.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from PIL import Image, ImageEnhance, ImageOps, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
 
 from ..errors import DataError
 
 CROP_MARGIN = 256 / 224  # evaluation resizes the short side to this multiple of the crop
+LARGEST = 1 << 27  # pixels of a picture to decode: 400 MB
+TRIES = 10  # random boxes that may not fit
+BILINEAR = Image.Resampling.BILINEAR
 
 
 def read(source: Path | BinaryIO, name: object, edge: int) -> Any:
-    """An RGB picture, decoded at a lower resolution where the format allows and `edge` suffices.
+    """Return an RGB picture, decoded at a lower resolution where the format allows and `edge` suffices.
 
     Raises DataError with the picture's name.
     """
     try:
         with Image.open(source) as image:
             image.draft("RGB", (round(edge * CROP_MARGIN), round(edge * CROP_MARGIN)))
+            if image.width * image.height > LARGEST:
+                raise ValueError(f"{image.width} x {image.height} pixels")
+            if image.mode.startswith("I"):  # 16 bits of grey: convert() would clip them
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
+    except Exception as error:  # a damaged or hostile file can fail in any way
         raise DataError(f"{name}: not a readable image ({error}): replace or remove it") from None
 
 
 def random_crop(image: Any, edge: int, seed: int) -> Any:
-    """Random resized crop and flip: 8 to 100 % of the area, aspect 3/4 to 4/3."""
+    """Return a random part of the picture, resized: 8 to 100 % of its area, aspect 3/4 to 4/3."""
+    return image.crop(random_box(image.width, image.height, seed)).resize((edge, edge), BILINEAR)
+
+
+def random_box(width: int, height: int, seed: int) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a random part of a picture."""
     draw = random.Random(seed)
-    scale, ratio, down, right, flip = (draw.random() for _ in range(5))
-    area = image.width * image.height * (0.08 + 0.92 * scale)
-    aspect = (3 / 4) * (16 / 9) ** ratio  # log-uniform
-    wide = min(image.width, max(1, round((area * aspect) ** 0.5)))
-    high = min(image.height, max(1, round((area / aspect) ** 0.5)))
-    top, left = round(down * (image.height - high)), round(right * (image.width - wide))
-    box = (left, top, left + wide, top + high)
-    crop = image.resize((edge, edge), Image.Resampling.BILINEAR, box=box)
-    return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < 0.5 else crop
+    for _ in range(TRIES):
+        area = width * height * draw.uniform(0.08, 1)
+        aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = draw.randint(0, width - wide), draw.randint(0, height - high)
+            return left, top, left + wide, top + high
+    wide, high = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - wide) // 2, (height - high) // 2
+    return left, top, left + wide, top + high
 
 
-def centre_crop(image: Any, edge: int) -> Any:
-    """The middle of the picture, its short side resized to 8/7 of the crop."""
-    side = min(image.width, image.height) / CROP_MARGIN
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    box = (left, top, left + side, top + side)
-    return image.resize((edge, edge), Image.Resampling.BILINEAR, box=box)
+def center_crop(image: Any, edge: int) -> Any:
+    """Return the middle of the picture as it is after its short side is resized to 8/7 of the crop."""
+    short, least = round(edge * CROP_MARGIN), min(image.size)
+    sizes = [short * side // least for side in image.size]
+    scales = [side / size for side, size in zip(image.size, sizes, strict=True)]
+    left, top = (round((size - edge) / 2) for size in sizes)
+    corners = (left, top, left + edge, top + edge)
+    box = tuple(corner * scale for corner, scale in zip(corners, scales * 2, strict=True))
+    return image.resize((edge, edge), BILINEAR, box=box)
 
 
 def shrunk(image: Any, short: int) -> Any:
-    """The whole picture, its short side at most `short` pixels long."""
-    scale = min(1.0, short / min(image.size))
-    return image.resize([round(side * scale) for side in image.size], Image.Resampling.BILINEAR)
+    """Return the whole picture, its short side at most `short` pixels long."""
+    least = min(image.size)
+    if least <= short:
+        return image
+    return image.resize([side * short // least for side in image.size], BILINEAR)
 
 
 def randaugment(image: Any, magnitude: int, seed: int) -> Any:
-    """RandAugment (Cubuk et al. 2020): two random operations, with torchvision's ranges. Torchvision
-    draws from torch's global random state, which decoding threads would share.
+    """Return the picture after two random operations of RandAugment (Cubuk et al. 2020).
 
     image: RGB; magnitude: 1 to 30.
     """
     draw = random.Random(seed)
-    for operation in draw.choices(OPERATIONS, k=2):
-        image = operation(image, draw.choice((-1, 1)) * magnitude / 30)
+    for operation, strongest, _ in draw.choices(OPERATIONS, k=2):
+        image = operation(image, draw.choice((-1, 1)) * strongest(image) * magnitude / 30)
     return image
+
+
+def trivialaugment(image: Any, seed: int) -> Any:
+    """Return the picture after one random operation of random strength (Müller and Hutter 2021)."""
+    draw = random.Random(seed)
+    operation, _, strongest = draw.choice(OPERATIONS)
+    return operation(image, draw.choice((-1, 1)) * strongest * draw.randrange(31) / 30)
 
 
 def _affine(image: Any, *matrix: float) -> Any:
     return image.transform(image.size, Image.Transform.AFFINE, matrix)
 
 
-# (picture, strength from -1 to 1) -> picture
-OPERATIONS: list[Callable[[Any, float], Any]] = [
-    lambda image, s: image,
-    lambda image, s: _affine(image, 1, 0.3 * s, 0, 0, 1, 0),
-    lambda image, s: _affine(image, 1, 0, 0, 0.3 * s, 1, 0),
-    lambda image, s: _affine(image, 1, 0, 0.45 * s * image.width, 0, 1, 0),
-    lambda image, s: _affine(image, 1, 0, 0, 0, 1, 0.45 * s * image.height),
-    lambda image, s: image.rotate(30 * s),
-    lambda image, s: ImageEnhance.Brightness(image).enhance(1 + 0.9 * s),
-    lambda image, s: ImageEnhance.Color(image).enhance(1 + 0.9 * s),
-    lambda image, s: ImageEnhance.Contrast(image).enhance(1 + 0.9 * s),
-    lambda image, s: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * s),
-    lambda image, s: ImageOps.posterize(image, 8 - round(4 * abs(s))),
-    lambda image, s: ImageOps.solarize(image, round(255 * (1 - abs(s)))),
-    lambda image, s: ImageOps.autocontrast(image),
-    lambda image, s: ImageOps.equalize(image),
+def _constant(strongest: float) -> Callable[[Any], float]:
+    return lambda image: strongest
+
+
+# (picture, strength) -> picture; the strongest value in RandAugment, and in TrivialAugment.
+# Strengths have either sign; where only one makes sense, the operation ignores it.
+OPERATIONS: list[tuple[Callable[[Any, float], Any], Callable[[Any], float], float]] = [
+    (lambda image, v: image, _constant(0), 0),
+    (lambda image, v: _affine(image, 1, v, 0, 0, 1, 0), _constant(0.3), 0.99),
+    (lambda image, v: _affine(image, 1, 0, 0, v, 1, 0), _constant(0.3), 0.99),
+    (
+        lambda image, v: _affine(image, 1, 0, int(v), 0, 1, 0),
+        lambda image: 150 / 331 * image.width,
+        32,
+    ),
+    (
+        lambda image, v: _affine(image, 1, 0, 0, 0, 1, int(v)),
+        lambda image: 150 / 331 * image.height,
+        32,
+    ),
+    (lambda image, v: image.rotate(v), _constant(30), 135),
+    (lambda image, v: ImageEnhance.Brightness(image).enhance(1 + v), _constant(0.9), 0.99),
+    (lambda image, v: ImageEnhance.Color(image).enhance(1 + v), _constant(0.9), 0.99),
+    (lambda image, v: ImageEnhance.Contrast(image).enhance(1 + v), _constant(0.9), 0.99),
+    (lambda image, v: ImageEnhance.Sharpness(image).enhance(1 + v), _constant(0.9), 0.99),
+    (lambda image, v: ImageOps.posterize(image, 8 - round(abs(v))), _constant(4), 6),
+    (lambda image, v: ImageOps.solarize(image, math.ceil(255 - abs(v))), _constant(255), 255),
+    (lambda image, v: ImageOps.autocontrast(image), _constant(0), 0),
+    (lambda image, v: ImageOps.equalize(image), _constant(0), 0),
 ]

@@ -1,15 +1,15 @@
-"""Images that stay on the device as uint8; batches are built there, without workers."""
+"""Images that stay on the device as uint8; batches are made there, without workers."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from ..config import Config
-from .augment import PAD, normalised, pad, random_crop_flip
-from .images import Images, Pair
+from .augment import PAD, cropped, flipped, normalized, pad
+from .images import Batch, Images
 from .order import held_out
 from .synthetic import Arrays
 
@@ -24,12 +24,12 @@ class Resident(Images):
 
     def __init__(self, arrays: Arrays, config: Config, device: torch.device) -> None:
         self.name, self.num_classes = arrays.name, arrays.num_classes
-        self.image_size = arrays.train_x.shape[1]
+        height, width, channels = arrays.train_x.shape[1:]
+        self.shape = torch.Size((channels, height, width))
         self.fingerprint = fingerprint(arrays)
-        self._device = device
+        self._device, self._config = device, config
         train, val = held_out(len(arrays.train_y), config.val_split)
         border = pad(arrays.train_x)
-        self._augment, self._channels_last = config.augment, config.channels_last
         self._train_x = (border[train] if len(val) else border).to(device)
         labels = {"train": arrays.train_y[train], "val": arrays.train_y[val], "test": arrays.test_y}
         self._y = {split: y.to(device) for split, y in labels.items()}
@@ -40,27 +40,34 @@ class Resident(Images):
     def size(self, split: str) -> int:
         return len(self._y[split])
 
-    def start_epoch(
+    def train_batches(
         self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
-    ) -> torch.Tensor:
-        return order.to(self._device)
+    ) -> Iterator[Batch]:
+        order, names = order.to(self._device), self._config.parsed_augment
+        for part in parts:
+            indices = order[part]
+            if "crop" in names:
+                x = cropped(self._train_x, indices, seed=seed, epoch=epoch)
+            else:
+                x = self._train_x[indices, PAD:-PAD, PAD:-PAD]
+            x = flipped(x, indices, names, seed=seed, epoch=epoch)
+            yield Batch(indices, self._normalized(x), self._y["train"][indices])
 
-    def train_batch(self, indices: torch.Tensor, *, seed: int, epoch: int) -> Pair:
-        if self._augment:
-            x = random_crop_flip(self._train_x, indices, seed=seed, epoch=epoch)
-        else:
-            x = self._train_x[indices, PAD:-PAD, PAD:-PAD]
-        return self._normalised(x), self._y["train"][indices]
+    def eval_batches(self, split: str, blocks: Iterable[slice]) -> Iterator[Batch]:
+        numbers = torch.arange(self.size(split), device=self._device)
+        for block in blocks:
+            x = self._normalized(self._eval_x[split][block])
+            yield Batch(numbers[block], x, self._y[split][block])
 
-    def eval_batch(self, split: str, start: int, end: int) -> Pair:
-        return self._normalised(self._eval_x[split][start:end]), self._y[split][start:end]
+    def close(self) -> None:
+        pass
 
-    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
-        return normalised(x, self._mean, self._scale, self._channels_last)
+    def _normalized(self, x: torch.Tensor) -> torch.Tensor:
+        return normalized(x, self._mean, self._scale, self._config.channels_last)
 
 
 def mean_std(arrays: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) each, in pixel values 0..255: published for CIFAR, else from the first 5000 images."""
+    """Return (C,) each, in pixel values 0..255: published for CIFAR, else of the first 5000 images."""
     if arrays.name in MEAN_STD:
         mean, std = MEAN_STD[arrays.name]
         return torch.tensor(mean) * 255, torch.tensor(std) * 255

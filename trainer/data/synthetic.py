@@ -27,7 +27,7 @@ class Arrays:
 
 
 def synthetic(train: int, test: int, classes: int, size: int) -> Arrays:
-    """`train` + `test` images of `size` x `size` pixels, in classes of nearly equal size."""
+    """Return `train` + `test` images of `size` x `size` pixels, in classes of nearly equal size."""
     generator = torch.Generator()
     generator.manual_seed(mixed_seed(f"synthetic/{classes}/{size}"))
     coarse = torch.randn(classes, 3, 4, 4, generator=generator)

@@ -15,40 +15,32 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ..model import copy, flatten, norms, statistics, unflatten
+from ..model import flatten, unflatten
 from ..state import Training
 
 
-def backward(
-    t: Training,
-    batch: torch.Tensor,
-    micro_batch_loss: Callable[[Training, torch.Tensor, int], torch.Tensor],
-) -> None:
-    """Leave the gradient of the global batch's mean loss in every rank's parameters, and the mean
-    over shards of the new running statistics in every rank's batch norms."""
-    count = t.plan.parts_per_rank
-    running = statistics(t.model) if t.config.bn == "local" else []
-    before = [values.clone() for values in running]
+def backward(t: Training, size: int, micro_batch_loss: Callable[[int], torch.Tensor]) -> None:
+    """Leave the gradient of the mean loss of a batch of `size` images in every rank's parameters, and
+    the mean over shards of the new running statistics in every rank's network."""
+    buffers, parameters = t.net.part_buffers(), t.net.trainable
     rows = []
-    for k in range(count):
-        copy(before, running)
-        part = t.ranks.rank * count + k
-        (micro_batch_loss(t, batch, part) / len(batch)).backward()
-        gradients = [p.grad for p in t.parameters if p.grad is not None]
-        rows.append(flatten([*gradients, *running]))
+    for part in t.plan.parts_of(t.ranks.rank):
+        buffers.restore()
+        (micro_batch_loss(part) / size).backward()
+        used = [p.grad is not None for p in parameters]  # the same ones in every shard
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        rows.append(torch.cat([flatten(gradients), buffers.change().float()]))
         t.optimizer.zero_grad()
     total = in_shard_order(torch.stack(rows), t.ranks.world_size)
-    sums = unflatten(total, [*t.parameters, *running])
-    for parameter, gradient in zip(t.parameters, sums, strict=False):
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
-    copy([total / t.plan.parts for total in sums[len(t.parameters) :]], running)
-    for module in norms(t.model) if running else ():
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked.fill_(t.step + 1)  # not this rank's number of shards
+    length = sum(parameter.numel() for parameter in parameters)
+    sums = unflatten(total[:length], parameters)
+    for parameter, gradient, has_one in zip(parameters, sums, used, strict=True):
+        parameter.grad = torch.empty_like(parameter).copy_(gradient) if has_one else None
+    buffers.apply(total[length:] / t.plan.parts)
 
 
 def in_shard_order(rows: torch.Tensor, world_size: int) -> torch.Tensor:
-    """Sum of all ranks' rows, added one by one in shard order. rows: (shards per rank, n)."""
+    """Return the sum of all ranks' rows, added one by one in shard order. rows: (shards per rank, n)."""
     if world_size > 1:
         gathered = [torch.empty_like(rows) for _ in range(world_size)]
         dist.all_gather(gathered, rows)

@@ -11,6 +11,7 @@ python -m trainer data verify DIR
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import os
 import pickle
@@ -42,10 +43,10 @@ def main(argv: Sequence[str]) -> int:
     elif given.act == "make":
         print(make(given.kind, given.to, given.folder))
     elif given.act == "pack":
-        from ..data.imagefolder import tree_sources  # needs PIL
-        from ..data.packed import pack
+        from ..data.packed import pack  # needs PIL
+        from ..data.tree import open_tree
 
-        classes, training, testing = tree_sources(given.tree)
+        classes, training, testing = open_tree(given.tree)
         splits = {"train": training, "val": testing}
         pack(classes, splits, given.to, given.decoded, os.cpu_count() or 1)
         print(given.to)
@@ -80,23 +81,34 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def verify(folder: Path) -> None:
-    data = load_dataset(Config(data=str(folder)), torch.device("cpu"))
-    sizes = {split: data.size(split) for split in ("train", "test")}
-    print(f"{data.name}: {sizes['train']} + {sizes['test']} images, {data.num_classes} classes")
+    """Read every image of a set, with a process per core. Raises DataError."""
+    config = Config(data=str(folder), augment="none", workers=os.cpu_count() or 1)
+    data = load_dataset(config, torch.device("cpu"))
+    train, test = data.size("train"), data.size("test")
+    with contextlib.closing(data):
+        for _ in data.train_batches(torch.arange(train), blocks(train), seed=0, epoch=0):
+            pass
+        for _ in data.eval_batches("test", blocks(test)):
+            pass
+    print(f"{data.name}: {train} + {test} images, {data.num_classes} classes")
     print(f"sha256 {data.fingerprint}", file=sys.stderr)
+
+
+def blocks(size: int) -> list[slice]:
+    return [slice(n, min(n + 100, size)) for n in range(0, size, 100)]
 
 
 def make(kind: str, to: Path, source: Path | None) -> Path:
     if kind == "fashion-mnist":
-        found = fashion_mnist(source or FASHION_MNIST)
+        images = fashion_mnist(source or FASHION_MNIST)
         # CIFAR's counts: 5 x 10,000 and 10,000
-        few = replace(found, train_x=found.train_x[:50_000], train_y=found.train_y[:50_000])
+        few = replace(images, train_x=images.train_x[:50_000], train_y=images.train_y[:50_000])
         return write_cifar10(few, to)
     return write_cifar10(synthetic(5000, 1000, 10, 32), to)
 
 
 def fashion_mnist(folder: Path = FASHION_MNIST) -> Arrays:
-    """60,000 + 10,000 grey 28x28 images, padded to 32x32, with the grey as R, G and B."""
+    """Return 60,000 + 10,000 grey 28x28 images, padded to 32x32, with the grey as R, G and B."""
     if not folder.is_dir():
         raise DataError(
             f"{folder} is missing: `apt-get install dataset-fashion-mnist`, or --folder DIR"
@@ -112,7 +124,7 @@ def fashion_mnist(folder: Path = FASHION_MNIST) -> Arrays:
 
 
 def _idx_images(path: Path) -> torch.Tensor:
-    """(N, 32, 32, 3) uint8 from the IDX format: magic, count, rows, columns (big-endian), pixels."""
+    """Return (N, 32, 32, 3) uint8 from IDX's format: magic, count, rows, columns (big-endian), pixels."""
     content = _unzipped(path)
     count, rows, columns = (int(n) for n in np.frombuffer(content, ">i4", 3, offset=4))
     grey = np.frombuffer(content, np.uint8, offset=16).reshape(count, rows, columns)

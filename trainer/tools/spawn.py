@@ -1,7 +1,8 @@
 """Ranks on this machine, without torchrun: `--spawn N`, and the older `--rank R --world-size N`.
 
 The ranks are ordinary processes with torchrun's variables, so everything behaves as under torchrun,
-except that exit codes are passed on. When one fails the others are stopped.
+except that exit codes are passed on. When one fails the others are stopped, and all end with the
+process that started them.
 
 --rank and --world-size count nodes, as in the older scripts: run on each node, the command starts
 one process per GPU.
@@ -26,7 +27,7 @@ KILL_AFTER = 30.0  # seconds
 
 
 def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
-    """Run `python -m trainer argv` as this node's ranks. Returns the first exit code that is not 0.
+    """Run `python -m trainer argv` as this node's ranks. Return the first exit code that is not 0.
 
     nodes: NODE_RANK and NNODES, if there are several.
     """
@@ -45,7 +46,7 @@ def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
             "LOCAL_WORLD_SIZE": str(count),
             "GROUP_RANK": str(node_rank),
             "GROUP_WORLD_SIZE": str(nnodes),
-            "TRAINER_SPAWNED": "1",
+            "TRAINER_SPAWNED": str(os.getpid()),
         }
         if nnodes == 1:  # use a file as the store: it needs no port
             shared |= {"TRAINER_STORE": f"{folder}/store"}

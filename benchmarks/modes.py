@@ -1,8 +1,8 @@
-"""`trainer bench`: the same training in several ways, side by side in one table.
+"""The same training in several ways, side by side in one table.
 
-    python -m trainer bench --data ./data --model resnet18 --epochs 2
-    python -m trainer bench --techniques --data ./data --model resnet18 --epochs 2
-    python -m trainer bench --scaling 1,2,4,8 --data ./data --model resnet18 --epochs 2
+    python -m benchmarks.modes --data ./data --model resnet18 --epochs 2
+    python -m benchmarks.modes --techniques --data ./data --model resnet18 --epochs 2
+    python -m benchmarks.modes --scaling 1,2,4,8 --data ./data --model resnet18 --epochs 2
 
 The default rows are DP, DDP, DP+AMP and DDP+AMP. DP is one process on one device, like
 nn.DataParallel on one device; examples/four_modes runs nn.DataParallel on all devices. With
@@ -23,11 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
-from ..errors import TrainerError, UsageError
-from ..flags import Parser, as_json, parse
-from .plot import records
-from .spawn import TRAINER
+from trainer.config import Config
+from trainer.errors import TrainerError, UsageError, print_error
+from trainer.flags import Parser, as_json, parse
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,9 @@ class Result:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table, or JSON. Flags that are not bench's own are passed to every training."""
+    """Print the table, or JSON. Flags that are not its own are passed to every training."""
     parser = Parser(
-        prog="trainer bench",
+        prog="benchmarks.modes",
         description="Train in several ways and compare them; all other flags are the trainer's.",
         allow_abbrev=False,
     )
@@ -73,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_global_batch(config: Config, ranks: int) -> Config:
-    """The same settings, with the global batch that they give on `ranks` ranks."""
+    """Return the same settings, with the global batch that they give on `ranks` ranks."""
     batch = config.global_batch or (config.batch_size or 128) * ranks
     return replace(config, batch_size=None, global_batch=batch)
 
@@ -103,11 +101,11 @@ def technique_rows(ranks: int) -> list[Row]:
 
 
 def run(row: Row, config: Config) -> Result:
-    """One training, in its own folder. Raises TrainerError if it fails."""
+    """Train once, in a folder of its own. Raises TrainerError if it fails."""
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as out:
         settings = Path(out) / "bench.json"
         settings.write_text(as_json(config))
-        command = [sys.executable, "-m", TRAINER, "--config", str(settings), *row.flags]
+        command = [sys.executable, "-m", "trainer", "--config", str(settings), *row.flags]
         command += ["--out", out, "--checkpoint-dir", out, "--resume", "none"]
         command += ["--save-every", "0", "--export-every", "0"]
         if row.ranks > 1:
@@ -115,16 +113,21 @@ def run(row: Row, config: Config) -> Result:
         print(f"{row.name} ...", file=sys.stderr, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
-            raise TrainerError(f"{row.name}: exit code {done.returncode}: {said[-1]}")
+            printed = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
+            raise TrainerError(f"{row.name}: exit code {done.returncode}: {printed[-1]}")
         return measured(row, records(Path(out) / "metrics.jsonl"))
 
 
-def measured(row: Row, found: Sequence[dict[str, Any]]) -> Result:
-    """Read a run's metrics. The speed is the median interval's, so that a slow start does not count."""
-    speeds = [record["img_s"] for record in found if record["kind"] == "train"]
-    evaluations = [record["top1"] for record in found if record["kind"] == "eval"]
-    start = next(record for record in found if record["kind"] == "start")
+def records(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def measured(row: Row, lines: Sequence[dict[str, Any]]) -> Result:
+    """Return a run's speed: the median interval's, so that a slow start does not count."""
+    speeds = [line["img_s"] for line in lines if line["kind"] == "train"]
+    evaluations = [line["top1"] for line in lines if line["kind"] == "eval"]
+    start = next(line for line in lines if line["kind"] == "start")
     images = start["global_batch"] * start["steps_per_epoch"]
     speed = statistics.median(speeds)
     return Result(row.name, row.ranks, images / speed, speed, evaluations[-1])
@@ -143,3 +146,11 @@ def table(results: Sequence[Result]) -> str:
             f"{faster:>7.2f}{faster * first.ranks / r.ranks:>12.0%}{r.top1:>8.2%}"
         )
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except TrainerError as error:
+        print_error(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,122 @@
+"""`Poll`: what the ranks tell one another every few steps, in one small all-reduce."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+
+from .distributed import Ranks
+from .errors import KILLED, Diverged
+from .logs import Progress
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ECHO = 2.0  # seconds
+LOSS, IMAGES, STOP, SAVE, NORM = range(5)  # places in what is exchanged
+
+
+class Stopped(Exception):
+    """All ranks agreed to save and end: one of them received a signal, or the time is up."""
+
+
+class StopRequest:
+    """Truthy once a signal has arrived or the time is up; `name` says which.
+
+    SIGTERM, SIGINT and SIGUSR1 on any rank ask for save-then-stop. The handler only notes the
+    signal; the ranks agree at the next poll. A second signal ends this process at once,
+    unsaved, unless it follows within two seconds: a terminal or `docker stop` signals a whole
+    process group, and torchrun then passes the signal on to its ranks once more.
+    """
+
+    def __init__(self, seconds: float = 0) -> None:
+        """seconds: after which to stop (0: never)."""
+        self.name = ""
+        self.since = 0.0
+        self.deadline = time.monotonic() + (seconds or math.inf)
+
+    def __bool__(self) -> bool:
+        if not self.name and time.monotonic() > self.deadline:
+            self.name = "--max-time"
+        return bool(self.name)
+
+    def listen(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def ignore(self) -> None:
+        """The run is over: ignore further signals."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.since:
+            self.name = signal.Signals(number).name
+            self.since = time.monotonic()
+        elif time.monotonic() - self.since > ECHO:
+            os._exit(KILLED)  # no cleanup: this process may be inside a collective
+
+
+class Poll:
+    """On a GPU the values are read one poll later, when they have arrived, so that no step waits for
+    the device."""
+
+    def __init__(self, ranks: Ranks, progress: Progress, stop: StopRequest) -> None:
+        self.ranks, self.progress, self.stop = ranks, progress, stop
+        on_gpu = ranks.device.type == "cuda"
+        self.every = 10 if on_gpu else 1  # steps
+        self.lag = 1 if on_gpu else 0  # polls that may remain unread
+        # of this rank since the last poll: loss sum, images, stop flag, save flag, gradient norm
+        self.totals = torch.zeros(5, dtype=torch.float64, device=ranks.device)
+        self.save_due = False
+        self._stopping = False
+        self._unread: deque[tuple[int, Callable[[], list[float]]]] = deque()
+
+    def exchange(self, step: int, *, save_due: bool) -> None:
+        """Send this rank's totals and flags to all ranks. A collective."""
+        totals = self.totals
+        totals[STOP], totals[SAVE] = float(bool(self.stop)), float(save_due)
+        by_rank = totals.new_zeros(self.ranks.world_size, 2)
+        by_rank[self.ranks.rank] = totals[: IMAGES + 1]
+        values = self.ranks.sum_(torch.cat([totals, by_rank.flatten()]))
+        self._unread.append((step, to_host(values)))
+        totals.zero_()
+
+    def read(self, *, everything: bool) -> bool:
+        """Read what has arrived. Return whether the ranks agree to stop; `save_due` says whether they
+        want a checkpoint. Raises Diverged if the loss is not finite."""
+        while len(self._unread) > (0 if everything else self.lag):
+            step, numbers = self._unread.popleft()
+            values = numbers()
+            totals, by_rank = values[: NORM + 1], values[NORM + 1 :]
+            if not math.isfinite(totals[LOSS]):
+                raise Diverged(
+                    f"step {step}: the loss is {totals[LOSS]}: lower --lr or lengthen "
+                    "--warmup-epochs"
+                )
+            norm = totals[NORM] / self.ranks.world_size
+            self.progress.add(totals[LOSS], totals[IMAGES], by_rank, norm)
+            self._stopping |= bool(totals[STOP])
+            self.save_due |= bool(totals[SAVE])
+        return self._stopping
+
+
+def to_host(values: torch.Tensor) -> Callable[[], list[float]]:
+    """Start copying to the CPU. Calling the result waits for the copy and returns the numbers."""
+    if not values.is_cuda:
+        return values.tolist
+    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    target.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def numbers() -> list[float]:
+        arrived.synchronize()
+        return target.tolist()
+
+    return numbers

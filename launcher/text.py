@@ -98,7 +98,7 @@ def rfc3339(seconds: float) -> str:
 def duration(seconds: float) -> str:
     """Format a duration as it is written in flags: `90s`, `30m`, `2h30m`, `1d`."""
     if seconds != int(seconds):
-        return f"{seconds:g}s"
+        return f"{round(seconds, 2):g}s"
     rest, parts = int(seconds), ""
     for unit, size in {"d": DAY, "h": 3600, "m": 60, "s": 1}.items():
         number, rest = divmod(rest, size)

@@ -7,23 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+from builders import run_record
 from local_machine import Machine
 
 from launcher.follow import hooks
 from launcher.follow.hooks import EventHook
-from launcher.outcomes import RunState
-from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
+from launcher.runs.record import RunFolder
 from launcher.terminal.console import Console
 
 NOTE = 'echo "$DDPCTL_EVENT $DDPCTL_ATTEMPT [$DDPCTL_NODE_RANK] $DDPCTL_MESSAGE" >> "$HOME/events"'
-
-
-def record_of(folder: RunFolder) -> RunRecord:
-    nodes = [NodeRecord(0, "gpu1", "/r")]
-    attempt = AttemptRecord(1, RunState.RUNNING, "", nodes, 1, "10.0.0.1", 29500)
-    return RunRecord(
-        folder.run_id, "n", "me", "docker", ["gpu1"], "i", None, None, None, [], 60, [attempt]
-    )
 
 
 @pytest.fixture
@@ -39,9 +31,16 @@ def test_events_run_their_commands_one_after_the_other_without_delaying_the_call
     gates = [tmp_path / f"gate-{number}" for number in range(3)]
     for gate in gates:
         os.mkfifo(gate)
+    record = run_record(run_id=folder.run_id)
     hook = EventHook(folder, f"read go < gate-$DDPCTL_NODE_RANK; {NOTE}", Console())
     for number in range(3):  # a call that waited for its command would wait forever
-        hook("contact-lost", record_of(folder), host="gpu1", node_rank=number, message="gone")
+        hook(
+            "contact-lost",
+            record,
+            host="gpu1",
+            node_rank=number,
+            message="gone",
+        )
     for gate in gates:
         gate.write_text("go\n")
     hook.close()
@@ -54,7 +53,7 @@ def test_what_a_host_says_is_an_environment_variable_and_never_a_command(
 ) -> None:
     evil = "$(touch taken); `touch taken`\n'; touch taken; '\0"
     hook = EventHook(folder, 'printf %s "$DDPCTL_MESSAGE" > message', Console())
-    hook("contact-lost", record_of(folder), host=evil, message=evil)
+    hook("contact-lost", run_record(run_id=folder.run_id), host=evil, message=evil)
     hook.close()
     assert (tmp_path / "message").read_text() == evil.rstrip("\0")
     assert [path.name for path in tmp_path.iterdir()] == ["message"]
@@ -65,8 +64,8 @@ def test_a_command_that_hangs_or_fails_is_a_warning(
 ) -> None:
     monkeypatch.setattr(hooks, "EVENT_TIMEOUT", 0.2)
     hook = EventHook(folder, '[ "$DDPCTL_EVENT" = a ] && exec sleep 60; exit 3', Console())
-    hook("a", record_of(folder))
-    hook("b", record_of(folder))
+    hook("a", run_record(run_id=folder.run_id))
+    hook("b", run_record(run_id=folder.run_id))
     hook.close()
     told = capfd.readouterr().err
     assert "the --on-event command was killed after 0.2s" in told

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import run_record
 from local_attempt import local_attempt
 
 from launcher.diagnosis.failure_kinds import FailureKind
 from launcher.follow.hooks import EventHook
 from launcher.follow.interrupts import Interrupts
 from launcher.follow.session import StartedRun, follow
-from launcher.outcomes import Exit, RunState
-from launcher.runs.record import AttemptRecord, NodeRecord, RunFolder, RunRecord
+from launcher.outcomes import Exit
+from launcher.runs.record import RunFolder
 from launcher.terminal.console import Console
 
 JOURNAL = b"""\
@@ -30,11 +31,7 @@ def test_the_time_limit_is_a_cancellation_with_its_reason(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    nodes = [NodeRecord(0, "local", str(tmp_path))]
-    entry = AttemptRecord(1, RunState.RUNNING, "2026-11-22T08:00:00.000Z", nodes, 1, "local", 29500)
-    record = RunRecord(
-        *("run", "run", "me", "process", ["local"]), "", None, None, None, [], 60, [entry]
-    )
+    record = run_record(run_id="run", engine="process", hosts=["local"])
     attempt = local_attempt(tmp_path, JOURNAL)
     with Interrupts() as interrupts:
         run = StartedRun(attempt, folder, record, clock_skews=[0.0])

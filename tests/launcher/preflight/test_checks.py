@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from builders import node_status
 from healthy import (
     GIB,
     IMAGE,
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.engines.engine_info import Capabilities, ImageInfo, parse_capabilities
-from launcher.engines.status import ContainerState, NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.errors import DockerUnavailable
 from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Disk, Holder
@@ -349,18 +350,9 @@ def test_a_launch_that_waits_is_not_refused_what_other_runs_have() -> None:
 
 
 def status(run_id: str, rank: int, state: str) -> NodeStatus:
-    return NodeStatus(
-        run_id=run_id,
-        name="",
-        attempt=1,
-        node_rank=rank,
-        nnodes=2,
-        owner="eve@head",
-        host="gpu1",
-        handle=f"ddpctl-{run_id}-{rank}",
-        state=ContainerState(state),
-        exit_code=0 if state == "exited" else None,
-        master_port="29500",
+    code = 0 if state == "exited" else None
+    return node_status(
+        run_id, rank, state, host="gpu1", owner="eve@head", exit_code=code, master_port="29500"
     )
 
 

@@ -8,29 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from builders import node_status as node
 
-from launcher.engines.status import ContainerState, NodeStatus
+from launcher.engines.status import NodeStatus
 from launcher.hosts import Cluster, Host, Job
 from launcher.ssh.node import Node
 from launcher.stop.inventory import RunProcess, take_inventory
 from launcher.stop.strays import RunTraces, Stray, end_strays, run_traces, strays_of
-
-
-def node(
-    run_id: str, rank: int, state: str, *, nnodes: int = 2, owner: str = "ann@here"
-) -> NodeStatus:
-    return NodeStatus(
-        run_id=run_id,
-        name="",
-        attempt=1,
-        node_rank=rank,
-        nnodes=nnodes,
-        owner=owner,
-        host=f"h{rank}",
-        handle=f"ddpctl-{run_id}-{rank}",
-        state=ContainerState(state),
-        exit_code=None,
-    )
 
 
 def seen(*statuses: NodeStatus, processes: tuple[RunProcess, ...] = ()) -> RunTraces:

@@ -2,7 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -14,6 +15,7 @@ from ..text import names
 from .charts import MOST_CURVES, Chart, Curve, Point
 
 TOPS = {"GPU use (%)": 100.0, "GPU memory (GiB)": 1.0, "CPU cores busy": 1.0}  # see Chart.top
+SAMPLED = 10.0  # seconds between two samples of a supervisor
 HEAD = re.compile(rb"^== (\d{1,7})/attempt-(\d{1,7})$\n?", re.MULTILINE)
 
 
@@ -63,23 +65,45 @@ class Journals:
     def usage_charts(self, began: float) -> tuple[Chart, ...]:
         """Return the charts of resource usage. began: unix seconds at which the x axis begins."""
         curves: dict[str, list[Curve]] = {title: [] for title in TOPS}
-        for node in self.nodes:
-            points: dict[str, list[Point]] = {}
-            for time, usage in node.of(Usage):
-                values = {"CPU cores busy": usage.cores}
-                if gpus := usage.gpus:
-                    values["GPU use (%)"] = sum(gpu.use for gpu in gpus) / len(gpus)
-                    values["GPU memory (GiB)"] = sum(gpu.used for gpu in gpus) / 1024
-                for title, value in values.items():
-                    point = (number((time - began) / 60) or 0.0, number(value) or 0.0)
-                    points.setdefault(title, []).append(point)
-            for title, line in points.items():
-                curves[title].append(Curve(node.name, tuple(line)))
+        many = len({node.name for node in self.nodes}) > MOST_CURVES
+        for attempt in sorted({node.attempt for node in self.nodes}):
+            for title, chart in curves.items():
+                lines = [
+                    Curve(node.name, points)
+                    for node in self.of(attempt)
+                    if (points := tuple(_usage(node, title, began)))
+                ]
+                chart += _extremes(lines) if many and lines else lines
         return tuple(
             Chart(title, tuple(lines), "minute", top=TOPS[title])
             for title, lines in curves.items()
-            if 0 < len({line.name for line in lines}) <= MOST_CURVES
+            if lines
         )
+
+
+def _usage(node: NodeJournal, title: str, began: float) -> Iterator[Point]:
+    """Yield (minute, value) of a chart of TOPS for one node."""
+    for time, usage in node.of(Usage):
+        value, gpus = usage.cores, usage.gpus
+        if title.startswith("GPU"):
+            if not gpus:
+                continue
+            value = sum(gpu.used for gpu in gpus) / 1024
+            if title == "GPU use (%)":
+                value = sum(gpu.use for gpu in gpus) / len(gpus)
+        yield number((time - began) / 60) or 0.0, number(value) or 0.0
+
+
+def _extremes(lines: Iterable[Curve]) -> list[Curve]:
+    """Return three curves in place of one per node: the lowest, mean and highest at each moment."""
+    moments: dict[float, list[float]] = {}
+    for time, value in itertools.chain.from_iterable(line.points for line in lines):
+        moments.setdefault(round(time * 60 / SAMPLED) * SAMPLED / 60, []).append(value)
+    kinds = (("lowest node", min), ("mean of nodes", statistics.fmean), ("highest node", max))
+    return [
+        Curve(name, tuple((time, of(moments[time])) for time in sorted(moments)))
+        for name, of in kinds
+    ]
 
 
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:

@@ -23,6 +23,7 @@ HEAD = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>"""
+SECTION_HEAD = re.compile(r'<section id="([a-z-]+)"><h2>([A-Za-z ]+)</h2>')
 SPAN = 1000  # width of the timeline in units
 
 
@@ -48,26 +49,29 @@ def page(run: Shown) -> str:
     groups = newest_groups(run.journals.of(last.attempt)) if last else []
     stacks = [*verdict(groups), *(line for group in groups for line in block(group))]
     changed = changes(record, run.journals)
+    hosts = preformatted(run.hosts_file)
+    hosts = f"<details><summary>With this hosts.yaml</summary>{hosts}</details>"
     planned = ((key, value) for key, value in plan(run).items() if value)
     return document(
         f"{record.run_id}: {record.state}",
         f"<h1>{text(record.run_id)} {state(record.state)}</h1>",
-        f'<p class="soft">{text(summary(record))}, as of {text(run.now)}</p>',
-        *notes(run),
-        *failures(record),
-        section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
-        section("Attempts", _timeline(record.attempts, run.now)),
-        section("Nodes", _nodes(record)),
-        '<div class="facts">',
-        section("Results", table(results(run).items())),
-        section("Stacks of the last attempt", preformatted("\n".join(stacks)) if groups else ""),
-        section("Changes between attempts", table(changed, ("attempt", "what", "before", "now"))),
-        section("Plan", table(planned)),
-        "</div>",
-        '<div class="screen">',
-        section("Run it again", preformatted(_commands(record))),
-        f"<p>With this hosts.yaml:</p>{preformatted(run.hosts_file)}",
-        "</div>",
+        f'<p class="soft">{text(summary(record))}, as of {text(_clock(run.now))}</p>',
+        [
+            *notes(run),
+            section("First failure", "".join(failures(record))),
+            section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
+            section("Attempts", _timeline(record.attempts, run.now)),
+            section("Nodes", _nodes(record)),
+            '<div class="facts">',
+            section("Results", table(results(run).items())),
+            section("Stacks of the last attempt", preformatted("\n".join(stacks)) * bool(groups)),
+            section("Changes", table(changed, ("attempt", "what", "before", "now"))),
+            section("Plan", table(planned)),
+            "</div>",
+            '<div class="screen">',
+            section("Run it again", f"{preformatted(_commands(record))}{hosts}"),
+            "</div>",
+        ],
     )
 
 
@@ -82,14 +86,19 @@ def comparison(first: Shown, second: Shown) -> str:
     return document(
         f"{first.record.run_id} and {second.record.run_id}",
         "<h1>Two runs</h1>",
-        *heads,
-        *(note for run in runs.values() for note in notes(run)),
-        *(part for name, run in runs.items() for part in failures(run.record, f"{name}, ")),
-        section("Curves", figures(drawn)),
-        '<div class="facts">',
-        section("Results", _compared(results(first), results(second))),
-        section("Plans", _compared(plan(first), plan(second))),
-        "</div>",
+        "".join(heads),
+        [
+            *(note for run in runs.values() for note in notes(run)),
+            *(
+                section(f"First failure of {name}", "".join(failures(run.record)))
+                for name, run in runs.items()
+            ),
+            section("Curves", figures(drawn)),
+            '<div class="facts">',
+            section("Results", _compared(results(first), results(second))),
+            section("Plans", _compared(plan(first), plan(second))),
+            "</div>",
+        ],
     )
 
 
@@ -104,14 +113,19 @@ def _compared(a: dict[str, str], b: dict[str, str]) -> str:
     return _framed(("", "A", "B"), rows, "compared")
 
 
-def document(title: str, *parts: str) -> str:
+def document(title: str, heading: str, about: str, parts: Sequence[str]) -> str:
+    """Return the whole page, with links to its sections below the heading."""
     style = (Path(__file__).parent / "page.css").read_text()
     head = HEAD.format(title=text(title), style=style)
-    return "\n".join([head, *filter(None, parts), "</body></html>\n"])
+    body = "\n".join(filter(None, parts))
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in SECTION_HEAD.findall(body))
+    return "\n".join([head, heading, about, f"<nav>{links}</nav>", body, "</body></html>\n"])
 
 
 def section(title: str, body: str) -> str:
-    return f"<section><h2>{text(title)}</h2>{body}</section>" if body else ""
+    """Return a section, or "" without a body. `title` is ours: never text of a run or a host."""
+    name = title.lower().replace(" ", "-")
+    return f'<section id="{name}"><h2>{title}</h2>{body}</section>' if body else ""
 
 
 def preformatted(body: str) -> str:
@@ -145,7 +159,7 @@ def notes(run: Shown) -> list[str]:
 
 
 def summary(record: RunRecord) -> str:
-    """Summarise a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
+    """Summarize a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
     if not record.attempts:
         return "nothing has started"
     last = record.attempts[-1]
@@ -216,18 +230,19 @@ def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
     return node.state.lower(), "" if node.exit_code is None else node.exit_code
 
 
-def failures(record: RunRecord, of: str = "") -> Iterator[str]:
-    keys = ("host", "node_rank", "rank", "local_rank", "exit_code", "signal", "kind", "time")
-    for attempt in record.attempts:
-        if failure := attempt.first_failure:
-            values = [(key.replace("_", " "), getattr(failure, key)) for key in keys]
-            yield '<section class="failure">'
-            yield f"<h2>{text(f'First failure of {of}attempt {attempt.attempt}')}</h2>"
-            yield f"<p><strong>{text(failure.headline)}</strong></p>"
-            yield table([(key, value) for key, value in values if value is not None])
-            yield preformatted(failure.excerpt) if failure.excerpt else ""
-            yield f"<p>Remedy: {text(failure.remedy)}</p>" if failure.remedy else ""
-            yield "</section>"
+def failures(record: RunRecord) -> Iterator[str]:
+    """Yield the first failure of each attempt, the newest one in full, earlier ones folded."""
+    failed = [(a.attempt, a.first_failure) for a in reversed(record.attempts) if a.first_failure]
+    for place, (attempt, failure) in enumerate(failed):
+        code = None if failure.exit_code is None else f"exit code {failure.exit_code}"
+        words = (failure.kind, code, failure.signal, f"node {failure.node_rank}")
+        about = ", ".join(str(word) for word in (*words, _clock(failure.time)) if word)
+        yield f'<details class="failure"{" open" * (place == 0)}>'
+        yield f"<summary>Attempt {text(attempt)}: <strong>{text(failure.headline)}</strong></summary>"
+        yield f'<p class="soft">{text(about)}</p>'
+        yield preformatted(failure.excerpt) if failure.excerpt else ""
+        yield f"<p>Remedy: {text(failure.remedy)}</p>" if failure.remedy else ""
+        yield "</details>"
 
 
 def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
@@ -248,14 +263,24 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
         if failed is not None:
             at = (min(max(failed, first), last) - first) * scale
             bar += f'<path class="failed" d="M{at:.1f} 0v16"/>'
-        started = (attempt.started or "").replace("T", " ").partition(".")[0]
-        cells = (attempt.attempt, attempt.by, attempt.state, started, _took(attempt))
+        cells = (
+            attempt.attempt,
+            attempt.by,
+            attempt.state,
+            _clock(attempt.started),
+            _took(attempt),
+        )
         rows.append(
-            f'<tr>{_cells(cells)}<td class="span">'
+            f'<tr>{_cells(cells)}</tr><tr><td colspan="5" class="span">'
             f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
             f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
         )
-    return _framed(("attempt", "by", "state", "started", "took", ""), rows)
+    return _framed(("attempt", "by", "state", "started (UTC)", "took"), rows, "attempts")
+
+
+def _clock(time: str | None) -> str:
+    """Return an RFC 3339 time as a person writes it: 2026-11-21 05:00:01."""
+    return (time or "").replace("T", " ").partition(".")[0]
 
 
 def _took(attempt: AttemptRecord) -> str:

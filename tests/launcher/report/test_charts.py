@@ -173,12 +173,15 @@ def test_no_line_joins_two_attempts() -> None:
     assert drawn.count("<li") == 2  # but a node has one entry in the legend
 
 
-def test_the_usage_of_many_attempts_is_drawn_and_that_of_many_nodes_is_not() -> None:
+def test_the_usage_of_many_nodes_is_drawn_as_lowest_mean_and_highest() -> None:
     one = node_journal(1, 0)
-    attempts = [dataclasses.replace(one, attempt=n) for n in range(2 * MOST_CURVES)]
-    assert Journals(attempts).usage_charts(BEGAN)
     nodes = [dataclasses.replace(one, node_rank=n) for n in range(MOST_CURVES + 1)]
-    assert Journals(nodes).usage_charts(BEGAN) == ()
+    later = [(time + 600, event) for time, event in one.events]
+    nodes.append(dataclasses.replace(one, attempt=2, events=later))
+    cores = Journals(nodes).usage_charts(BEGAN)[-1]
+    of_an_attempt = ["lowest node", "mean of nodes", "highest node"]
+    assert [curve.name for curve in cores.curves] == of_an_attempt * 2
+    assert [len(curve.points) for curve in cores.curves] == [3] * 6
 
 
 def test_long_labels_stay_inside_the_chart() -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from .supervisor.events import headline
+
 
 @dataclass(frozen=True)
 class FirstFailure:
@@ -22,6 +24,4 @@ class FirstFailure:
     @property
     def headline(self) -> str:
         """One sentence: which rank or node failed first, and how."""
-        if self.rank is None:
-            return f"{self.host} (node {self.node_rank}): {self.message}"
-        return f"rank {self.rank} ({self.host}, local_rank {self.local_rank}) {self.message}"
+        return headline(self.message, self.host, self.node_rank, self.rank, self.local_rank)

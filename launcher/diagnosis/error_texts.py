@@ -54,7 +54,7 @@ def _pattern(phrase: str) -> str:
 ERROR_TEXTS = parse_error_texts(
     Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"),
 )
-TABLE = KindTable(
-    {kind.value: kind.restart.value for kind in FailureKind},
-    [(text.kind.value, text.pattern, text.remedy or text.kind.remedy) for text in ERROR_TEXTS],
-)
+RESTART_RULES = {kind.value: kind.restart.value for kind in FailureKind}
+ROWS = [(text.kind.value, text.pattern, text.remedy or text.kind.remedy) for text in ERROR_TEXTS]
+FAILURE_TABLE = {"restart_rules": RESTART_RULES, "error_texts": ROWS}  # for spec.json
+TABLE = KindTable(RESTART_RULES, ROWS)

@@ -1,12 +1,21 @@
 """Evidence about an attempt that has ended, and the candidates for its first failure. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
 from ..supervisor.classify import Weight
-from ..supervisor.events import Clock, End, Event, Reason, ResourceUsage, Stopping
+from ..supervisor.events import (
+    Clock,
+    End,
+    Event,
+    Reason,
+    ResourceUsage,
+    RestartInPlace,
+    Stopping,
+)
 from ..text import printable
 from .failure_kinds import FailureKind
 
@@ -27,13 +36,20 @@ class NodeEvidence:
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can
     gpus: Sequence[str] = ()  # PCI address of each local rank's GPU
     xids: Sequence[tuple[str, int]] = ()  # of the run's time: PCI address and number, newest last
+    since: float | None = None  # the node's time of the last restart in place; None: none
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
-        return [(time, event) for time, event in self.events if isinstance(event, kind)]
+        """Return the events of a kind, since the last restart."""
+        return [
+            (t, event) for t, event in self.events if self._counts(t) and isinstance(event, kind)
+        ]
 
     def lines(self, rank: int | None) -> list[str]:
-        texts = (text[:LONGEST_TEXT] for _, who, text in self.tail if who == rank)
-        return [printable(text.decode(errors="replace")) for text in texts]
+        texts = (text for time, who, text in self.tail if who == rank and self._counts(time))
+        return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
+
+    def _counts(self, time: float) -> bool:
+        return self.since is None or time >= self.since
 
     @property
     def end(self) -> End | None:
@@ -73,6 +89,22 @@ def on_one_clock(evidence: Evidence) -> Evidence:
     for node in evidence.nodes:
         best = min((clock for _, clock in node.of(Clock)), key=lambda c: c.error, default=None)
         nodes.append(replace(node, clock_skew=base - best.offset) if best else node)
+    return replace(evidence, nodes=nodes)
+
+
+def of_last_round(evidence: Evidence) -> Evidence:
+    """Return the evidence without what happened before the last restart in place of any node.
+
+    A node may have been lost before it could record that restart. Then nothing of it counts.
+    """
+    times = [
+        {event.number: time for time, event in node.of(RestartInPlace)} for node in evidence.nodes
+    ]
+    last = max((number for own in times for number in own), default=0)
+    if not last:
+        return evidence
+    pairs = zip(evidence.nodes, times, strict=True)
+    nodes = [replace(node, since=own.get(last, math.inf)) for node, own in pairs]
     return replace(evidence, nodes=nodes)
 
 

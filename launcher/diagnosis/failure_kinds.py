@@ -61,6 +61,7 @@ class FailureKind(enum.StrEnum):
         "A GPU ran out of memory.",
         "reduce the batch size per rank, use --amp bf16 or gradient accumulation; `nvidia-smi` on that "
         "host shows which other processes use the GPU",
+        ONCE,
     )
     CUDA_DRIVER = (
         "cuda-driver",
@@ -95,7 +96,7 @@ class FailureKind(enum.StrEnum):
         "An RDMA connection (InfiniBand or RoCE) failed.",
         "the RDMA ports of these hosts cannot reach each other, or a link went down: check GIDs, routes "
         "and MTU, and try --env NCCL_IB_DISABLE=1; with separate rails, NCCL_CROSS_NIC=0",
-        ONCE,
+        ALWAYS,
     )
     MEMLOCK = (
         "memlock",
@@ -159,6 +160,7 @@ class FailureKind(enum.StrEnum):
         "memory",
         "The process could not allocate host memory.",
         "reduce the batch size, or use fewer DataLoader workers",
+        ONCE,
     )
     CREDENTIALS = (
         "credentials",
@@ -234,7 +236,7 @@ class FailureKind(enum.StrEnum):
         "A rank crashed in native code (SIGSEGV, SIGABRT, SIGILL, SIGFPE or an uncaught C++ exception).",
         "the excerpt shows the Python line, if Python could still print it; after SIGILL, the image's "
         "binaries need a newer CPU than that host has",
-        ONCE,
+        ALWAYS,
     )
     KILLED = (
         "killed",
@@ -246,6 +248,7 @@ class FailureKind(enum.StrEnum):
         "oom-killed",
         "The kernel's OOM killer killed a rank.",
         "use less memory (fewer DataLoader workers, a smaller batch) or raise the limit",
+        ONCE,
     )
     STOPPED = (
         "stopped",

@@ -12,7 +12,7 @@ from ..supervisor.classify import Weight, describe, oom_message, torchrun_ending
 from ..supervisor.events import RankExit, Stopping
 from ..text import rfc3339
 from .error_texts import TABLE
-from .evidence import Candidate, Evidence, NodeEvidence, on_one_clock
+from .evidence import Candidate, Evidence, NodeEvidence, of_last_round, on_one_clock
 from .failure_kinds import FailureKind
 from .gpu_fault import blame_gpu
 from .rank_exit import rank_exit
@@ -21,7 +21,7 @@ from .stop_reason import stop_reason
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
     """Return the first failure, or None if there is no sign of one."""
-    evidence = on_one_clock(evidence)
+    evidence = of_last_round(on_one_clock(evidence))
     found: list[Candidate | None] = []
     for node in evidence.nodes:
         for time, exit in node.of(RankExit):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..supervisor.classify import rank_ending
+from ..supervisor.classify import exit_lines, rank_ending
 from ..supervisor.events import RankExit
 from .error_texts import TABLE
 from .evidence import Candidate, NodeEvidence
@@ -13,12 +13,9 @@ def rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | No
     """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
     lines: Sequence[str] = ()
     if exit.exit_code != 0:
-        lines = (
-            (exit.traceback or "").splitlines()
-            or [line for text in exit.last_lines for line in text.splitlines()]
-            or node.lines(exit.rank)
-        )
-    ending = rank_ending(exit, lines, node.resources, TABLE, oom_killed=node.oom_killed)
+        lines = exit_lines(exit) or node.lines(exit.rank)
+    oom_killed = node.oom_killed and node.since is None  # else the engine may mean an earlier round
+    ending = rank_ending(exit, lines, node.resources, TABLE, oom_killed=oom_killed)
     if ending is None:
         return None
     return Candidate(

@@ -2,26 +2,12 @@
 
 from dataclasses import replace
 
-from ..supervisor.classify import Weight
+from ..supervisor.classify import stop_ending
 from ..supervisor.events import Reason
 from .evidence import Candidate, Evidence, NodeEvidence
 from .failure_kinds import FailureKind
 from .stack_groups import newest_groups, stragglers
 
-# Maps a supervisor's reason to kind and weight. Reasons that are missing here (a failed rank,
-# torchrun, `kill`) have their own events.
-REASONS = {
-    "early-exit": (FailureKind.EARLY_EXIT, Weight.CAUSE),
-    "stopped": (FailureKind.STOPPED, Weight.CAUSE),
-    "start": (FailureKind.START, Weight.CAUSE),
-    "supervisor": (FailureKind.SUPERVISOR, Weight.CAUSE),
-    "control-port": (FailureKind.PORT_IN_USE, Weight.CAUSE),
-    "time-limit": (FailureKind.TIME_LIMIT, Weight.CAUSE),
-    "hung": (FailureKind.HUNG, Weight.WITNESS),
-    "never-joined": (FailureKind.NEVER_JOINED, Weight.WITNESS),
-    "signal": (FailureKind.TERMINATED, Weight.WITNESS),
-    "peer-lost": (FailureKind.HOST_LOST, Weight.WITNESS),
-}
 FRAMES = 8  # innermost frames of a stack to quote
 
 
@@ -32,16 +18,17 @@ def stop_reason(
 
     seen: when `node` recorded it, by the node's own clock.
     """
-    if reason.kind not in REASONS:
+    ending = stop_ending(reason)
+    if ending is None:
         return None
-    kind, weight = REASONS[reason.kind]
+    kind = FailureKind(ending.kind)
     about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)
     candidate = Candidate(
-        weight,
+        ending.weight,
         seen - node.clock_skew,
         about,
         kind,
-        reason.message,
+        ending.message,
         "start again: ddpctl will choose another port" if reason.kind == "control-port" else "",
         rank=reason.rank,
         local_rank=reason.local_rank,

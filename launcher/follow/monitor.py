@@ -19,7 +19,7 @@ from ..errors import DdpctlError, HostUnreachable, lines
 from ..logs.event_reader import Unreadable
 from ..logs.store import LogStore, Mark, offset_in
 from ..outcomes import NodeState
-from ..supervisor.events import End, Event, Usage
+from ..supervisor.events import End, Event, RestartInPlace, Usage
 from ..text import names
 from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Item, NodeWatcher
 
@@ -48,6 +48,14 @@ def notices(changes: Sequence[ContactChange]) -> list[str]:
     restored = names(change.host for change in changes if not change.lost)
     back = [f"{restored}: contact restored"] if restored else []
     return [*(f"lost contact with {line}" for line in lost), *back]
+
+
+class RestartReport(NamedTuple):
+    """A node has started again in place. All nodes report each restart."""
+
+    node_rank: int
+    time: float  # unix seconds, the host's clock
+    event: RestartInPlace
 
 
 class TailLine(NamedTuple):
@@ -95,7 +103,7 @@ class NodeOutcome(NodeEvidence):
         return NodeState.CANCELLED if self.cancelled else NodeState.FAILED
 
 
-Observation = Batch | NodeOutcome | list[ContactChange] | str | None
+Observation = Batch | NodeOutcome | RestartReport | list[ContactChange] | str | None
 
 
 class Monitor:
@@ -124,8 +132,8 @@ class Monitor:
     def events(self) -> Iterator[Observation]:
         """Yield what the user should see.
 
-        Yields a Batch for new lines; each node once when it has ended; contact changes (a list);
-        notices (str).
+        Yields a Batch for new lines; each node once when it has ended; restarts in place; contact
+        changes (a list); notices (str).
         Yields None at least every POLL seconds, however much the ranks print, so that the caller
         can handle signals.
         """
@@ -175,7 +183,9 @@ class Monitor:
                 if outcome.end is None:
                     outcome.exit_code = item.status.exit_code
 
-    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Batch | str]:
+    def _take_batch(
+        self, outcome: NodeOutcome, batch: Batch
+    ) -> Iterator[Batch | RestartReport | str]:
         outcome.consumed = batch.consumed
         for record in batch.records:
             event = record.event
@@ -186,6 +196,8 @@ class Monitor:
                 outcome.usage = event
             elif not isinstance(event, Unreadable):
                 outcome.events.append((record.time, event))
+                if isinstance(event, RestartInPlace):
+                    yield RestartReport(outcome.node_rank, record.time, event)
                 if isinstance(event, End):
                     outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
             elif event.known and not outcome.unreadable:

@@ -18,7 +18,7 @@ from rich.text import Text
 from ..engines.running import RunningNode
 from ..errors import DdpctlError
 from ..facts.nvidia import BUSY, IDLE
-from ..supervisor.events import GpuLoad, Stopping
+from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
 from ..text import counted, names, printable, ranges
 from .monitor import NodeOutcome
 from .trainer_progress import Progress, read_progress
@@ -132,7 +132,8 @@ def state_of(outcome: NodeOutcome) -> str:
         return "failed" if code is None else f"failed ({code})"
     if outcome.lost_since is not None:
         return "contact lost"
-    if any(isinstance(event, Stopping) for _, event in outcome.events):
+    phases = [e for _, e in outcome.events if isinstance(e, Stopping | RestartInPlace)]
+    if phases and isinstance(phases[-1], Stopping):
         return "stopping"
     return "running" if outcome.events or outcome.tail else "starting"
 

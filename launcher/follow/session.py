@@ -28,7 +28,7 @@ from ..text import counted
 from . import detach
 from .hooks import EventHook
 from .interrupts import Interrupts
-from .monitor import ContactChange, Monitor, NodeOutcome, notices
+from .monitor import ContactChange, Monitor, NodeOutcome, RestartReport, notices
 from .node_watcher import Batch
 from .panel import Panel
 from .run_lines import RunLines
@@ -93,7 +93,7 @@ class Session:
         self._choices_shown = False  # after the first Ctrl-C
         self._interrupted = False
         self._failed_at: float | None = None  # time.monotonic()
-        self._unsaved = False  # nodes have ended since the record was saved
+        self._unsaved = False  # the record has changed since it was saved
 
     @contextlib.contextmanager
     def panel(self) -> Iterator[None]:
@@ -121,6 +121,8 @@ class Session:
             self._lines.flush()
             if isinstance(event, NodeOutcome):
                 self._node_ended(event)
+            elif isinstance(event, RestartReport):
+                self._restarted(event)
             elif isinstance(event, list):
                 self._contact_changed(event)
             elif event is None and self._unsaved:
@@ -152,6 +154,16 @@ class Session:
                 node_rank=change.node_rank,
                 message=notices([change])[0],
             )
+
+    def _restarted(self, report: RestartReport) -> None:
+        """Record a restart in place, unless another node or an earlier command has reported it."""
+        skews = dict(enumerate(self.run.clock_skews))
+        time = timestamp(report.time - skews.get(report.node_rank, 0.0))
+        if self.record.attempt.add_restart(report.event, time):
+            self._unsaved = True
+            cause = report.event.cause
+            where = {"host": cause.host, "node_rank": cause.node_rank}
+            self.events("restarted", self.record, message=cause.headline, **where)
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..facts.facts import Facts
 from ..facts.network import Address
 from ..hosts import Cluster, Job
+from ..supervisor.restarts import PastRestart
 from . import environment
 from .container import IN_CONTAINER, METRICS_DIR, container_gpus, container_mounts, container_of
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
@@ -54,6 +55,7 @@ def make_plan(
     attempt: int = 1,
     inputs: PlanInputs | None = None,
     env_names: Sequence[str] = (),
+    past_restarts: Sequence[PastRestart] = (),
 ) -> Plan:
     """Return the plan of one attempt. Every attempt after the first resumes.
 
@@ -81,6 +83,7 @@ def make_plan(
         image_digest=inputs.image_digest,
         dataset_digest=inputs.dataset_digest,
         workdir_digest=inputs.workdir_digest,
+        past_restarts=tuple(past_restarts),
         since=inputs.since,
     )
     nodes = tuple(

@@ -11,6 +11,7 @@ from typing import Literal
 
 from ..errors import UsageError
 from ..hosts import Host, Job
+from ..supervisor.restarts import PastRestart
 
 LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host
@@ -170,6 +171,7 @@ class Plan:
     image_digest: str | None
     dataset_digest: str | None
     workdir_digest: str | None
+    past_restarts: tuple[PastRestart, ...] = ()  # of the run, since the user started it
     since: float | None = None  # when the run asked for its GPUs: unix seconds on node 0's clock
     nodes: tuple[NodePlan, ...] = ()
 

@@ -49,7 +49,8 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"workdir       {job.workdir} -> /workspace"
     if job.dataset:
         yield f"dataset       {job.dataset} -> /data (read-only)"
-    yield f"max-restarts  {job.max_restarts}"
+    used = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
+    yield f"max-restarts  {job.max_restarts}{used}"
     yield f"stop-timeout  {duration(job.stop_timeout)}"
     yield f"time-limit    {duration(job.time_limit) if job.time_limit else 'none'}"
     options = dataclasses.asdict(plan.options)

@@ -3,6 +3,7 @@
 The file has mode 0600 on the host, because it contains a secret.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from .plan import CONTROL_DIR, NodePlan, Plan
@@ -28,8 +29,13 @@ def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]
     ]
 
 
-def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
-    """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share."""
+def supervisor_spec(
+    plan: Plan, node: NodePlan, token: str, failure_table: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share.
+
+    failure_table: restart_rules and error_texts, which only a run with restarts needs.
+    """
     names = [other.host.name for other in plan.nodes]
     return {
         "run_id": plan.run_id,
@@ -54,4 +60,8 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "output_dir": node.paths.output,
         "internal_ip": node.internal_ip,
         "metrics_dir": node.paths.metrics,
+        "max_restarts": plan.job.max_restarts,
+        "past_restarts": [(restart.cause, restart.saved) for restart in plan.past_restarts],
+        "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # else in the command
+        **(failure_table if plan.job.max_restarts else {}),
     }

@@ -11,7 +11,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..errors import StateError, UsageError
 from ..failure import FirstFailure
@@ -21,10 +21,13 @@ from ..outcomes import NodeState, RunState
 from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
 from ..state import make_folder, state_home, write_atomically
+from ..supervisor.events import Reason, RestartInPlace
 from ..terminal.console import Console
 from ..text import rfc3339
 
 VERSION = 1
+IN_PLACE, BY_LAUNCHER = "in-place", "launcher"  # kinds of restarts
+MOST_RESTARTS = 1000  # in place, per attempt: what a host reports must not fill this machine
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 
 
@@ -54,9 +57,32 @@ class NodeRecord:
     exit_code: int | None = None
 
 
+@dataclass(frozen=True)
+class RestartRecord:
+    """An automatic restart, in the attempt that had failed. cause: a FailureKind.
+
+    host, node_rank, rank, message: of the failure. saved: a new checkpoint was saved since the start
+    before.
+    """
+
+    time: str
+    kind: str  # in-place: by the supervisors, in the same attempt; launcher: the next attempt
+    cause: str
+    host: str
+    node_rank: int
+    rank: int | None
+    message: str
+    saved: bool
+
+    @classmethod
+    def after(cls, failure: FirstFailure | Reason, *, kind: str, time: str, saved: bool) -> Self:
+        place = (failure.host, failure.node_rank, failure.rank)
+        return cls(time, kind, failure.kind, *place, failure.message, saved)
+
+
 @dataclass
 class AttemptRecord:
-    """One start of a run."""
+    """One start of a run. Restarts in place belong to it."""
 
     attempt: int
     state: RunState
@@ -68,11 +94,20 @@ class AttemptRecord:
     started: str | None = None
     ended: str | None = None
     first_failure: FirstFailure | None = None
-    progress: bool | None = None  # whether it saved a checkpoint; set before a restart
+    restarts: list[RestartRecord] = field(default_factory=list)
     waiting_since: float | None = None  # unix seconds, node 0's clock: its place in line for GPUs
     waiting_until: float | None = None  # unix seconds on this machine's clock; None: no limit
     by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
     digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
+
+    def add_restart(self, event: RestartInPlace, time: str) -> bool:
+        """Record a restart in place. Return False if it is recorded already: each node reports it."""
+        recorded = sum(restart.kind == IN_PLACE for restart in self.restarts)
+        if event.number != recorded + 1 or recorded == MOST_RESTARTS:
+            return False
+        restart = RestartRecord.after(event.cause, kind=IN_PLACE, time=time, saved=event.saved)
+        self.restarts.append(restart)
+        return True
 
     def settle_nodes(self) -> None:
         """Set the final states of the nodes once the attempt has ended.
@@ -117,6 +152,13 @@ class RunRecord:
     def attempt(self) -> AttemptRecord:
         """The newest attempt."""
         return self.attempts[-1]
+
+    @property
+    def restarts(self) -> list[RestartRecord]:
+        """The automatic restarts since the user last launched or resumed the run."""
+        by_hand = [n for n, attempt in enumerate(self.attempts) if attempt.by != "restart"]
+        recent = self.attempts[max(by_hand, default=0) :]
+        return [restart for attempt in recent for restart in attempt.restarts]
 
 
 def document(record: RunRecord) -> dict[str, Any]:

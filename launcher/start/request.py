@@ -14,6 +14,11 @@ from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, run_folder
 from ..ssh.local import account_name
 from ..ssh.node import Node
+from ..supervisor.restarts import PastRestart
+
+
+def past_restarts(record: RunRecord | None) -> list[PastRestart]:
+    return [PastRestart(each.cause, each.saved) for each in record.restarts] if record else []
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Request:
             attempt=self.attempt,
             inputs=inputs,
             env_names=list(user_environment(self.cluster.job)),
+            past_restarts=past_restarts(self.earlier) if self.options.by == "restart" else (),
         )
 
     def on(self, nodes: Sequence[Node]) -> Request:

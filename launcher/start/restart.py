@@ -1,9 +1,11 @@
-"""Whole-job restarts: whether to start another attempt after a failure, when, and on which hosts."""
+"""Restarts by the launcher: whether to start another attempt after a failure, when, and on which hosts.
+
+The supervisors restart a run in place as long as its hosts are alive (launcher/supervisor). What is
+left to the launcher is a run that has ended for good: a host or a container was lost, for example.
+"""
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..diagnosis.failure_kinds import FailureKind
@@ -13,47 +15,34 @@ from ..hosts import Cluster, Host
 from ..outcomes import Outcome, RunState
 from ..plan.plan import LaunchOptions
 from ..runs.newest_attempt import newest_attempt
-from ..runs.record import AttemptRecord, RunFolder, RunRecord
+from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, timestamp
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..supervisor.classify import Restart
+from ..supervisor.restarts import refusal
 from ..terminal.console import Console
 from ..text import duration
-from .request import Request
+from .request import Request, past_restarts
 from .run_attempt import run_attempt
 
-BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart
-NO_PROGRESS_LIMIT = 3  # consecutive attempts without a new checkpoint
+BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart by the launcher
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
 
 
-@dataclass(frozen=True)
-class RestartDecision:
-    restart: bool
-    why: str
-    wait: float = 0.0  # seconds
+def why_not(record: RunRecord, max_restarts: int, *, saved: bool) -> str:
+    """Return why a run that has failed is not restarted; "" if it is.
 
-
-def decide(attempts: Sequence[AttemptRecord], max_restarts: int) -> RestartDecision:
-    failure = attempts[-1].first_failure
-    name = failure.kind if failure else "unknown"
-    kind = FailureKind.named(name)
-    # automatic attempts since the user last launched or resumed the run
-    restarts = _in_a_row(attempts, lambda attempt: attempt.by == "restart")
-    if kind is None or kind.restart is Restart.NEVER:
-        return RestartDecision(False, f"a failure of kind `{name}` would happen again")
-    if restarts >= max_restarts:
-        return RestartDecision(False, f"{restarts} of {max_restarts} restarts are used up")
-    idle = _in_a_row(attempts, lambda attempt: not attempt.progress)
-    if idle >= NO_PROGRESS_LIMIT:
-        return RestartDecision(False, f"{idle} attempts in a row saved no new checkpoint")
-    wait = BACKOFF[min(restarts, len(BACKOFF) - 1)]
-    return RestartDecision(True, f"restart {restarts + 1} of {max_restarts}", wait)
-
-
-def _in_a_row(attempts: Sequence[AttemptRecord], which: Callable[[AttemptRecord], bool]) -> int:
-    return sum(1 for _ in itertools.takewhile(which, reversed(attempts)))
+    saved: it has saved a new checkpoint since its last start. The supervisors have already restarted it
+    in place if they could.
+    """
+    failure = record.attempt.first_failure
+    cause = failure.kind if failure else "unknown"
+    kind = FailureKind.named(cause)
+    rule = kind.restart if kind else Restart.NEVER
+    if rule is Restart.ELSEWHERE:
+        rule = Restart.ALWAYS
+    return refusal(cause, rule, saved, past_restarts(record), max_restarts)
 
 
 def restart_until_done(
@@ -79,19 +68,23 @@ def next_attempt(folder: RunFolder, options: LaunchOptions, console: Console) ->
     except (UsageError, OSError) as error:
         console.error(f"not restarting: {error}")
         return None
-    record.attempt.progress = has_saved(folder, record, console)
-    folder.try_save(record, console)
-    decision = decide(record.attempts, cluster.job.max_restarts)
-    if not decision.restart:
-        console.say(f"not restarting: {decision.why}; {by_hand}")
+    saved = has_saved(folder, record, console)
+    most, used = cluster.job.max_restarts, len(record.restarts)
+    failure = record.attempt.first_failure
+    if (why := why_not(record, most, saved=saved)) or failure is None:
+        console.say(f"not restarting: {why}; {by_hand}")
         return None
-    console.say(f"{decision.why} in {duration(decision.wait)}")
-    time.sleep(decision.wait)
+    wait = BACKOFF[min(sum(r.kind == BY_LAUNCHER for r in record.restarts), len(BACKOFF) - 1)]
+    console.say(f"restart {used + 1} of {most} in {duration(wait)}")
+    time.sleep(wait)
     available = wait_for_hosts(cluster, record, console)
     if available.missing:
         missing = "; ".join(lines(available.missing))
         console.say(f"not restarting: no spare is left, and {missing}; {by_hand}")
         return None
+    restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=timestamp(), saved=saved)
+    record.attempt.restarts.append(restart)
+    folder.try_save(record, console)
     return Request(
         available.cluster,
         options.for_restart(),
@@ -103,7 +96,7 @@ def next_attempt(folder: RunFolder, options: LaunchOptions, console: Console) ->
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
-    """Return whether the last attempt saved a checkpoint on any host that answers."""
+    """Return whether a checkpoint was saved since the last start, on any host that answers."""
     with (
         newest_attempt(folder, console, record) as attempt,
         console.step("looking for new checkpoints"),

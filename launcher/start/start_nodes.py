@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..diagnosis.error_texts import FAILURE_TABLE
 from ..engines.choose import engine_of
 from ..engines.running import RunningAttempt, RunningNode
 from ..engines.status import NodeStatus
@@ -50,7 +51,7 @@ def create_nodes(plan: Plan, attempt: RunningAttempt, inputs: NodeInputs) -> Non
                 member.engine.stop(status, plan.job.stop_timeout)
                 member.engine.remove(status)
         documents = {
-            "spec.json": supervisor_spec(plan, node_plan, token),
+            "spec.json": supervisor_spec(plan, node_plan, token, FAILURE_TABLE),
             "run.json": inputs.record,
         }
         prepare(node, plan, node_plan, documents, inputs.uids[node_plan.node_rank])

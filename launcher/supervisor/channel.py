@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .events import Reason
+from .events import Reason, RestartInPlace
 
 LONGEST_MESSAGE = 1 << 16  # bytes
 # raised for a broken connection, or for data that no supervisor with this run's token sends
@@ -24,6 +24,7 @@ class Status:
     """The state of a node, which it sends to node 0. Ages and durations in seconds."""
 
     node_rank: int
+    round: int = 0  # the number of restarts in place
     phase: str = "running"  # running; done: torchrun succeeded; stopped: any other end
     reason: Reason | None = None  # why this node stops
     alive: int = 0  # number of ranks
@@ -33,6 +34,11 @@ class Status:
     stacks: bool = False  # the stacks that node 0 requested are in the journal
     log_age: float = 0.0  # time since the ranks' last output
     progress_age: float | None = None  # since the trainer's last report; None: none yet, or unused
+    leaving: bool = False  # this node must not start torchrun again
+    # once stopped
+    cause: Reason | None = None  # this node's candidate for the first failure
+    weight: int = 0  # of `cause`: a classify.Weight
+    saved: bool = False  # there is a new checkpoint since the start of this round
     sent: float = 0.0  # unix seconds, the sender's clock
 
 
@@ -40,8 +46,10 @@ class Status:
 class Decision:
     """Node 0's decision, which it sends to all nodes."""
 
+    restart: RestartInPlace | None = None  # the newest; the other fields are about what follows it
     verdict: Reason | None = None  # why all nodes must stop
     over: bool = False  # all nodes are done, have stopped or are lost
+    refusal: str = ""  # why node 0 does not restart the run
     stacks: bool = False  # every node must write its ranks' stacks to its journal
     echo: float = 0.0  # `sent` of the status that this answers
     now: float = 0.0  # unix seconds, node 0's clock
@@ -102,10 +110,12 @@ class Channel:
         self._received += 1
         self.heard = time.monotonic()
         fields = dict(json.loads(text.decode()))
-        for name in ("reason", "early", "verdict"):
+        for name in ("reason", "early", "cause", "verdict"):
             if fields.get(name):
-                lines = tuple(fields[name]["last_lines"])
-                fields[name] = Reason(**dict(fields[name], last_lines=lines))
+                fields[name] = _reason(fields[name])
+        if fields.get("restart"):
+            cause = _reason(fields["restart"]["cause"])
+            fields["restart"] = RestartInPlace(**dict(fields["restart"], cause=cause))
         return Status(**fields) if self._listening else Decision(**fields)
 
     def _signature(self, text: bytes, count: int, from_listener: bool) -> bytes:
@@ -116,3 +126,7 @@ class Channel:
         with contextlib.suppress(BlockingIOError):
             while self._out:
                 self._out = self._out[self.sock.send(self._out) :]
+
+
+def _reason(fields: dict[str, Any]) -> Reason:
+    return Reason(**dict(fields, last_lines=tuple(fields["last_lines"])))

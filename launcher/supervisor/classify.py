@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 from . import log_patterns
-from .events import RankExit, ResourceUsage, signal_name
+from .events import RankExit, Reason, ResourceUsage, signal_name
 
 FULL = 65536  # free bytes at or below which a disk counts as full
 SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
@@ -67,11 +67,31 @@ class Weight(enum.IntEnum):
     WITNESS = 1  # reports another node's failure, or may be its effect
     UNREACHABLE = 2  # the host does not answer, and other nodes lost a connection
     EFFECT = 3
+    TERMINATED = 4  # was stopped by its torchrun or its supervisor
+
+
+# Maps a supervisor's reason to stop to weight and kind. Reasons that are missing here (a failed rank,
+# torchrun, `kill`) have their own events.
+REASONS = {
+    "early-exit": (Weight.CAUSE, "early-exit"),
+    "stopped": (Weight.CAUSE, "stopped"),
+    "start": (Weight.CAUSE, "start"),
+    "supervisor": (Weight.CAUSE, "supervisor"),
+    "control-port": (Weight.CAUSE, "port-in-use"),
+    "time-limit": (Weight.CAUSE, "time-limit"),
+    "hung": (Weight.WITNESS, "hung"),
+    "never-joined": (Weight.WITNESS, "never-joined"),
+    "signal": (Weight.WITNESS, "terminated"),
+    "peer-lost": (Weight.WITNESS, "host-lost"),
+}
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: as a candidate for the first failure. remedy: "" for the kind's own."""
+    """How a process or a node ended: as a candidate for the first failure.
+
+    remedy: "" for the kind's own.
+    """
 
     weight: Weight
     kind: str
@@ -104,8 +124,11 @@ def rank_ending(
         kind, message = "oom-killed", oom_message(resources)
     reaped = exit.exit_code is None  # torchrun reaps its ranks at once when it stops
     stopped_by_us = exit.stopping and (reaped or exit.signal in SIGNALS_OF_OURS)
-    if stopped_by_us or exit.signal == "SIGTERM" or kind == "peer-gone":
-        kind = "peer-gone" if kind == "exception" else kind
+    if stopped_by_us or exit.signal == "SIGTERM":
+        return Ending(
+            Weight.TERMINATED, "peer-gone" if kind == "exception" else kind, message, remedy
+        )
+    if kind == "peer-gone":
         return Ending(Weight.EFFECT, kind, message, remedy)
     if kind == "collective-timeout":
         return Ending(Weight.WITNESS, kind, message, remedy)
@@ -126,6 +149,14 @@ def torchrun_ending(
         kind = "torchrun"
     weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
     return Ending(weight, kind, "torchrun %s" % message, remedy)
+
+
+def stop_ending(reason: Reason) -> Ending | None:
+    """Classify why a node stopped. Return None if the reason has its own event."""
+    if reason.kind not in REASONS:
+        return None
+    weight, kind = REASONS[reason.kind]
+    return Ending(weight, kind, reason.message)
 
 
 def describe(
@@ -165,6 +196,12 @@ def shell_signal(code: int | None) -> str | None:
     """Return the signal that ended a shell's command, which the shell reports as 128 + its number."""
     name = signal_name(128 - code) if code is not None and code > 128 else None
     return name if name in (*CRASHES, "SIGKILL") else None
+
+
+def exit_lines(exit: RankExit) -> list[str]:
+    """Return the recorded traceback of a failed rank or, without one, its last lines."""
+    recorded = (exit.traceback or "").splitlines()
+    return recorded or [line for text in exit.last_lines for line in text.splitlines()]
 
 
 def full_disks(resources: Sequence[ResourceUsage]) -> list[str]:

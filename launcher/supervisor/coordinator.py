@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from .channel import Decision, Status
-from .events import Reason
+from .classify import KindTable
+from .events import Reason, RestartInPlace
+from .restarts import PastRestart, refusal, without_progress
 from .spec import Spec
 
 SILENT_START = 600.0  # seconds for ranks to import, load and compile before their first output
@@ -13,6 +16,7 @@ STACKS_TIMEOUT = 5.0  # seconds for all nodes to write their ranks' stacks
 JOIN_GRACE = 10.0  # seconds after the start during which node 0 stays to inform late nodes
 RECONNECT = 1.0  # seconds for a broken connection to be restored
 SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
+ON_REQUEST = ("cancelled", "signal", "time-limit")  # reasons that are no failure
 
 
 class PeerContact:
@@ -46,25 +50,88 @@ class Coordinator:
         self.contacts: dict[int, PeerContact] = {}  # with the other nodes, by node rank
         self.port_error: OSError | None = None  # why no node can connect to this one
         self.decision = Decision()
+        self.restarts = [PastRestart(*each) for each in spec.past_restarts]
+        self._round = 0
+        self._ended_at: float | None = None  # since when all nodes have ended
         self._early_since: float | None = None
         self._stacks_since: float | None = None
 
     def report(self, status: Status, now: float) -> None:
+        if status.round < self._round:  # the node has not started again yet
+            status = Status(status.node_rank, self._round, sent=status.sent)
         self.statuses[status.node_rank] = status
         if status.node_rank != self.spec.node_rank:
             self.contacts[status.node_rank] = PeerContact(now)
 
     def decide(self, now: float) -> None:
-        verdict, over = self.decision.verdict or self._verdict(now), self.decision.over
+        if self.decision.over:
+            return
+        verdict = self.decision.verdict or self._verdict(now)
+        stacks = self._stacks_since is not None
+        self.decision = replace(self.decision, verdict=verdict, stacks=stacks)
+        if not self._all_have_ended(verdict, now):
+            return
+        if verdict is None or not self._may_restart(verdict):
+            self.decision = replace(self.decision, over=True)
+        elif why_not := self._refusal(verdict, now):
+            self.decision = replace(self.decision, over=True, refusal=why_not)
+        else:
+            self._ended_at = self._ended_at or now
+            pauses = self.spec.restart_pauses
+            idle = without_progress(self._saved, self.restarts)
+            due = now - self._ended_at >= pauses[min(idle, len(pauses) - 1)]
+            if due and all(contact.closed is None for contact in self.contacts.values()):
+                self._restart(self._cause(verdict))
+
+    def _all_have_ended(self, verdict: Reason | None, now: float) -> bool:
         missing = set(range(self.spec.nnodes)) - self.statuses.keys()
-        gone = {s.node_rank for s in self.statuses.values() if s.phase != "running"}
+        ended = {s.node_rank for s in self.statuses.values() if s.phase != "running"}
         if verdict:
-            timeout, contacts = self.spec.peer_timeout, self.contacts.items()
-            gone |= missing
-            gone |= {rank for rank, c in contacts if c.closed is not None or c.lost(now, timeout)}
-        if len(gone) == self.spec.nnodes:
-            over = not missing or now - self.began >= JOIN_GRACE
-        self.decision = Decision(verdict, over, self._stacks_since is not None)
+            final = not self._may_restart(verdict)  # a closed connection will not be restored
+            ended |= missing | self._lost_nodes(now).keys()
+            ended |= {rank for rank, c in self.contacts.items() if final and c.closed is not None}
+        return len(ended) == self.spec.nnodes and (not missing or now - self.began >= JOIN_GRACE)
+
+    def _lost_nodes(self, now: float) -> dict[int, str]:
+        """Return why each lost node counts as lost."""
+        lost = {rank: c.lost(now, self.spec.peer_timeout) for rank, c in self.contacts.items()}
+        return {rank: why for rank, why in lost.items() if why}
+
+    # --- restarts in place ---
+
+    def _may_restart(self, verdict: Reason) -> bool:
+        """Return whether the user wants restarts and has not ended the run."""
+        leaving = any(status.leaving for status in self.statuses.values())
+        return self.spec.max_restarts > 0 and verdict.kind not in ON_REQUEST and not leaving
+
+    def _refusal(self, verdict: Reason, now: float) -> str:
+        """Return why a run whose nodes have all ended is not restarted; "" if it is."""
+        away = set(range(self.spec.nnodes)) - self.statuses.keys() | self._lost_nodes(now).keys()
+        if away:
+            names = ", ".join("node %d (%s)" % (rank, self.spec.hosts[rank]) for rank in away)
+            return "no contact with %s" % names
+        cause, most = self._cause(verdict).kind, self.spec.max_restarts
+        rule = KindTable(self.spec.restart_rules, ()).restart(cause)
+        return refusal(cause, rule, self._saved, self.restarts, most)
+
+    def _cause(self, verdict: Reason) -> Reason:
+        """Return the first failure. A witness of a failure counts only if nobody saw its cause."""
+        causes = [(s.weight, s.cause.time, s.cause) for s in self.statuses.values() if s.cause]
+        return min(causes, key=lambda cause: cause[:2], default=(0, 0.0, verdict))[2]
+
+    @property
+    def _saved(self) -> bool:
+        return any(status.saved for status in self.statuses.values())
+
+    def _restart(self, cause: Reason) -> None:
+        self.restarts.append(PastRestart(cause.kind, self._saved))
+        left = self.spec.max_restarts - len(self.restarts)
+        self._round += 1
+        self.decision = Decision(RestartInPlace(self._round, left, self._saved, cause))
+        self.statuses = {rank: Status(rank, self._round) for rank in self.statuses}
+        self._ended_at = self._early_since = self._stacks_since = None
+
+    # --- why all nodes must stop ---
 
     def _verdict(self, now: float) -> Reason | None:
         reasons = [status.reason for status in self.statuses.values() if status.reason]
@@ -101,9 +168,8 @@ class Coordinator:
 
     def _lost(self, now: float) -> Reason | None:
         """Return the reason if a node is lost. Only a stopped node may disconnect."""
-        for rank, contact in self.contacts.items():
-            why = contact.lost(now, self.spec.peer_timeout)
-            if why and self.statuses[rank].phase != "stopped":
+        for rank, why in self._lost_nodes(now).items():
+            if self.statuses[rank].phase != "stopped":
                 return self._reason("peer-lost", why, rank)
         return None
 

@@ -25,6 +25,10 @@ class Reason:
     signal: str | None = None
     last_lines: tuple[str, ...] = ()
 
+    @property
+    def headline(self) -> str:
+        return headline(self.message, self.host, self.node_rank, self.rank, self.local_rank)
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -154,6 +158,22 @@ class ResourceUsage(Event):
 
 
 @dataclass(frozen=True)
+class RestartInPlace(Event):
+    """torchrun starts again in the same containers. What follows is about this start.
+
+    number: of the restarts in place of this attempt. left: restarts of the run after this one.
+    cause: the first failure; its kind is that of launcher/diagnosis/failure_kinds.py. saved: a new
+    checkpoint was saved since the start before.
+    """
+
+    kind = "restart"
+    number: int
+    left: int
+    saved: bool
+    cause: Reason
+
+
+@dataclass(frozen=True)
 class End(Event):
     """The last record."""
 
@@ -169,6 +189,15 @@ def document(event: Event) -> dict[str, Any]:
     `kind` comes last, so that a shell script can recognise the `end` event with grep.
     """
     return dict(asdict(event), kind=event.kind)
+
+
+def headline(
+    message: str, host: str, node_rank: int, rank: int | None, local_rank: int | None
+) -> str:
+    """Return one sentence about a failure: which rank or node failed, and how."""
+    if rank is None:
+        return "%s (node %s): %s" % (host, node_rank, message)
+    return "rank %s (%s, local_rank %s) %s" % (rank, host, local_rank, message)
 
 
 def signal_name(exit_code: int | None) -> str | None:

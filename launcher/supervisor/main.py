@@ -14,8 +14,8 @@ import sys
 import time
 
 from .channel import Status
-from .coordinator import JOIN_GRACE, SETTLE
-from .events import End, RankStacks, Reason, Stopping
+from .coordinator import JOIN_GRACE, ON_REQUEST, SETTLE
+from .events import End, RankStacks, Reason, RestartInPlace, Stopping
 from .journal import Journal
 from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers, Server
@@ -38,16 +38,16 @@ class Supervisor:
         self.stacks = StackTaker(spec)
         self.sampler = Sampler()
         self.metrics = MetricsFile(spec, self.journal)
-        self.round = Round(spec, self.journal, self.selector, self.peers)
+        self.round = Round(0, spec, self.journal, self.selector, self.peers)
         self.signals: list[int] = []  # received, not handled yet
-        self.signalled = False  # we received a signal to stop
+        self.told: Reason | None = None  # the first signal to stop
 
     def run(self) -> int:
         for number in SIGNALS:
             signal.signal(number, lambda number, _: self.signals.append(number))
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts ranks whose torchrun dies, to kill and reap them
         try:
-            self.round.start(self.stacks.environment(dict(os.environ)))
+            self.round.start(self.environment)
             self.journal.event(environment())
             while not self.finished():
                 self.turn()
@@ -71,16 +71,42 @@ class Supervisor:
         self.peers.turn(self.status())
         self.take_stacks()
         self.take_sample()
-        if verdict := self.peers.decision.verdict:
-            self.round.stop(verdict)
+        decision = self.peers.decision
+        if decision.restart and decision.restart.number > self.round.number:
+            self.restart(decision.restart)
+        if decision.verdict:
+            self.round.stop(decision.verdict)
         self.round.escalate()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """torchrun's environment, but for what the round adds."""
+        return self.stacks.environment(dict(os.environ))
+
+    def restart(self, restart: RestartInPlace) -> None:
+        """Start torchrun again, because node 0 has decided so."""
+        if self.spec.node_rank == 0:
+            most, why = self.spec.max_restarts, restart.cause.headline
+            count = "%d of %d" % (most - restart.left, most)
+            self.journal.say("restarting in place (%s): %s" % (count, why))
+        self.journal.event(restart)
+        self.round.close()
+        spec, peers = self.spec, self.peers
+        self.round = Round(restart.number, spec, self.journal, self.selector, peers)
+        if self.told:  # after our last status
+            self.round.refuse(self.told)
+        else:
+            self.round.start(self.environment)
 
     def check_signals(self) -> None:
         while self.signals:
-            number, self.signalled = self.signals.pop(0), True
+            number = self.signals.pop(0)
             kind = "cancelled" if self.cancelled() else "signal"
             message = "its supervisor received %s" % signal.Signals(number).name
-            self.round.stop(self.round.why(kind, message), number)
+            self.told = self.told or self.round.why(kind, message)
+            self.round.stop(self.told, number)
+        if self.may_restart() and self.cancelled():  # no signal needed while nothing runs
+            self.told = self.round.why("cancelled", "the user cancelled the run")
 
     def cancelled(self) -> bool:
         """Return whether the launcher has created the cancel file.
@@ -107,8 +133,10 @@ class Supervisor:
 
     def status(self) -> Status:
         round, liveness = self.round, self.round.liveness
+        weight, cause = round.cause or (0, None)
         return Status(
             self.spec.node_rank,
+            round=round.number,
             phase=round.phase,
             reason=round.reason,
             alive=len(round.ranks.alive()),
@@ -118,23 +146,43 @@ class Supervisor:
             stacks=self.stacks.written,
             log_age=liveness.log_age(),
             progress_age=liveness.progress_age() if self.spec.hang_timeout else None,
+            leaving=self.leaving,
+            cause=cause,
+            weight=weight,
+            saved=round.saved,
         )
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this node must not start torchrun again."""
+        return self.told is not None or bool(self.round.left)
 
     # --- the end ---
 
     def finished(self) -> bool:
         if self.round.phase == "running":
             return False
+        if self.may_restart():
+            return self.peers.decision.over
         until = self.round.ended_at + SETTLE
         if self.spec.node_rank == 0:  # so that a node that starts late learns the reason
             until = max(until, self.peers.began + JOIN_GRACE)
         late = self.round.phase == "stopped" and time.monotonic() > until
         return self.peers.decision.over or late
 
+    def may_restart(self) -> bool:
+        """Return whether node 0, with which we are in contact, may want this node to start again."""
+        reason = self.round.reason if self.round.phase == "stopped" else None
+        if not self.spec.max_restarts or reason is None or reason.kind in ON_REQUEST:
+            return False
+        return not self.leaving and (self.spec.node_rank == 0 or 0 in self.peers.contacts)
+
     def conclude(self) -> int:
         code = self.round.exit_code
         reason = self.peers.decision.verdict or self.round.reason
         state = self.end_state(code, reason)
+        if self.peers.decision.refusal and self.spec.node_rank == 0:
+            self.journal.say("not restarting in place: %s" % self.peers.decision.refusal)
         self.peers.close()
         if self.round.left:
             left = ", ".join(map(str, self.round.left))
@@ -146,7 +194,7 @@ class Supervisor:
         return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, failed)
 
     def end_state(self, code: int | None, reason: Reason | None) -> str:
-        if self.signalled and self.cancelled():
+        if self.told and self.cancelled():
             return "cancelled"
         if reason is None:
             return "succeeded" if code == 0 else "failed"

@@ -79,10 +79,12 @@ class NodePeer(Peers):
         elif self.channel.ready:
             self._send(self.channel, status, now)
         if why := self._lost(now):  # this node will never learn more
-            self.decision = Decision(self.decision.verdict or status.reason or why, over=True)
+            verdict = self.decision.verdict or status.reason or why
+            self.decision = replace(self.decision, verdict=verdict, over=True)
 
     def _send(self, channel: Channel, status: Status, now: float) -> None:
-        news = (channel, status.phase, status.reason, status.alive, status.stacks)
+        of_status = (status.round, status.phase, status.reason, status.alive, status.stacks)
+        news = (channel, *of_status, status.leaving)
         if news == self._sent and now < self._next_heartbeat:
             return
         self._sent, self._next_heartbeat = news, now + HEARTBEAT

@@ -11,6 +11,7 @@ import ctypes
 import glob
 import json
 import os
+import shutil
 
 from . import log_patterns
 from .journal import Journal, LineSplitter
@@ -41,12 +42,15 @@ class Tail:
         self.lines.feed(data)
         return len(data)
 
+    def close(self) -> None:
+        os.close(self._file)
+
 
 class RankLogs:
     """The files to which torchrun redirects its ranks: <folder>/*/attempt_0/<local_rank>/std*.log."""
 
-    def __init__(self, spec: Spec, journal: Journal) -> None:
-        self.folder = os.path.join(spec.dir, "ranks")
+    def __init__(self, spec: Spec, journal: Journal, round: int) -> None:
+        self.folder = os.path.join(spec.dir, "ranks", str(round))
         self._spec, self._journal = spec, journal
         self._tails: dict[tuple[int, str], Tail] = {}
         os.makedirs(self.folder, exist_ok=True)
@@ -68,6 +72,12 @@ class RankLogs:
             pass
         for tail in self._tails.values():
             tail.lines.finish()
+
+    def close(self) -> None:
+        """Remove the files, which the journal has a copy of."""
+        for tail in self._tails.values():
+            tail.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_lines(self, local_rank: int) -> list[str]:
         """Return the end of the rank's stderr, or of its stdout if stderr is empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -9,8 +10,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .events import RankExit, RankPids, Reason, Stopping, signal_name
+from .classify import Weight
+from .events import RankExit, RankPids, Reason, ResourceUsage, Stopping, signal_name
 from .journal import Journal
+from .own_cause import own_cause
 from .peers import Peers
 from .proc import descendants, kill_descendants, send
 from .rank_logs import RankLogs
@@ -30,11 +33,17 @@ NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
 
 
 class Round:
-    """torchrun and its ranks. The loop of the supervisor calls `copy_output`, `look` and `escalate`."""
+    """torchrun and its ranks. The loop of the supervisor calls `copy_output`, `look` and `escalate`.
 
-    def __init__(self, spec: Spec, journal: Journal, selector: Any, peers: Peers) -> None:
+    number: of restarts in place before this start.
+    """
+
+    def __init__(
+        self, number: int, spec: Spec, journal: Journal, selector: Any, peers: Peers
+    ) -> None:
+        self.number = number
         self.spec, self.journal, self.selector, self.peers = spec, journal, selector, peers
-        self.logs = RankLogs(spec, journal)
+        self.logs = RankLogs(spec, journal, number)
         self.torchrun = Torchrun(spec, journal)
         self.ranks = Ranks(spec.nproc_per_node)
         self.liveness = Liveness(spec.output_dir)
@@ -47,14 +56,30 @@ class Round:
         self.alone_since: float | None = None  # since when no rank is left, or kill_at has passed
         self.killed_torchrun = False  # if True, its exit code means nothing
         self.left: list[int] = []  # processes that survived SIGKILL
+        self.exits: list[RankExit] = []
+        self.resources: list[ResourceUsage] = []  # at the time of the failure
+        self.newest_before = 0  # see newest_file; before the start
+        # once stopped
+        self.cause: tuple[Weight, Reason] | None = None  # our candidate for the first failure
+        self.saved = False  # there is a new checkpoint
 
     def start(self, env: dict[str, str]) -> None:
+        argv = list(self.spec.argv)
+        if self.number:
+            argv += self.spec.resume_args
+            env = dict(env, DDPCTL_RESUME="1", DDPCTL_RESTART_COUNT=str(self.number))
+        if self.spec.max_restarts:
+            self.newest_before = newest_file(self.spec.checkpoint_dir)
         try:
-            pipe = self.torchrun.start(self.logs.folder, env)
+            pipe = self.torchrun.start(argv, self.logs.folder, env)
             self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
         except OSError as error:
-            self.stop(self.why("start", "could not start torchrun: %s" % error))
-            self.phase, self.ended_at = "stopped", time.monotonic()
+            self.refuse(self.why("start", "could not start torchrun: %s" % error))
+
+    def refuse(self, reason: Reason) -> None:
+        """End before the start."""
+        self.stop(reason)
+        self.has_stopped()
 
     def copy_output(self) -> float:
         """Copy new output of the ranks. Return the seconds until there may be more."""
@@ -113,13 +138,16 @@ class Round:
                 continue
             exited.append(rank)
             rank.was_stopping = self.reason is not None
-            if rank.fd is not None:
-                self.selector.unregister(rank.fd)
-                os.close(rank.fd)
+            self.unwatch(rank)
             self.logs.drain(rank.local_rank)
             if rank.exit_code is not None:
                 self.record_exit(rank)
         return exited
+
+    def unwatch(self, rank: Rank) -> None:
+        if rank.fd is not None:
+            self.selector.unregister(rank.fd)
+            os.close(rank.fd)
 
     def stop_if_a_rank_failed(self) -> None:
         if self.reason is None and (first := self.ranks.first_failed()):
@@ -140,9 +168,10 @@ class Round:
             lines = tuple(self.torchrun.last_lines()[-60:])
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
         if self.reason and oom_kills() > self.kills_before:
-            self.journal.event(resource_usage(self.spec, self.kills_before))
-        self.phase = "stopped" if self.reason else "done"
-        self.ended_at = time.monotonic()
+            self.record_resources()
+        self.phase, self.ended_at = "done", time.monotonic()
+        if self.reason:
+            self.has_stopped()
 
     def complete_exits(self, code: int) -> None:
         """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
@@ -174,6 +203,11 @@ class Round:
             tuple(self.logs.last_lines(rank.local_rank) if code != 0 else ()),
         )
         self.journal.event(event)
+        self.exits.append(event)
+
+    def record_resources(self) -> None:
+        self.resources.append(resource_usage(self.spec, self.kills_before))
+        self.journal.event(self.resources[-1])
 
     # --- stopping ---
 
@@ -191,10 +225,11 @@ class Round:
         if self.reason is not None:
             return
         self.reason = reason
-        if self.phase == "done":
-            self.phase = "stopped"
         self.journal.event(Stopping(reason))
-        self.journal.event(resource_usage(self.spec, self.kills_before))
+        self.record_resources()
+        if self.phase == "done":
+            self.has_stopped()
+            return
         self.kill_at = time.monotonic() + time_to_save(self.spec, reason.kind)
         # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
         if self.torchrun.pid and not self.ranks.failed():
@@ -218,6 +253,38 @@ class Round:
         for pid in descendants(os.getpid()):
             if late or (pid != self.torchrun.pid and now > self.kill_at):
                 send(pid, signal.SIGKILL)
+
+    # --- before a restart ---
+
+    def has_stopped(self) -> None:
+        self.phase = "stopped"
+        self.ended_at = self.ended_at or time.monotonic()
+        if self.reason and self.spec.max_restarts:
+            offset = self.peers.clock_offset
+            exits = [replace(exit, time=(exit.time or 0.0) + offset) for exit in self.exits]
+            self.cause = own_cause(self.spec, self.reason, exits, self.resources)
+            self.saved = newest_file(self.spec.checkpoint_dir) > self.newest_before
+
+    def close(self) -> None:
+        """Free what this round used. All its processes have ended."""
+        for rank in self.ranks.alive():  # as far as we know
+            self.unwatch(rank)
+        with contextlib.suppress(KeyError, ValueError):  # at the end of the output
+            self.selector.unregister(self.torchrun.pipe)
+        self.torchrun.close()
+        self.logs.close()
+
+
+def newest_file(folder: str | None) -> int:
+    """Return when the newest file was written, in ns. Ignores hidden files: they are incomplete."""
+    newest = 0
+    for path, folders, names in os.walk(folder or "/nonexistent"):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            with contextlib.suppress(OSError):  # just removed
+                if not name.startswith("."):
+                    newest = max(newest, os.stat(os.path.join(path, name)).st_mtime_ns)
+    return newest
 
 
 def time_to_save(spec: Spec, kind: str) -> float:

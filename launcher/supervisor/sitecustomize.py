@@ -1,4 +1,7 @@
-"""Runs when Python starts in a rank: installs a signal handler that writes the rank's stack.
+"""Runs when Python starts in a rank: sets TORCHELASTIC_RESTART_COUNT, and prepares for `stacks`.
+
+It installs a signal handler that writes the rank's stack. torchrun's own count is always 0, because
+ddpctl starts torchrun again for each restart in place.
 
 The supervisor copies this file to its own folder and puts that folder first on torchrun's
 PYTHONPATH. This code must not break anything. So it ignores errors, removes the folder from
@@ -53,6 +56,8 @@ def begin() -> None:
     try:
         leave(folder, is_rank)
         if is_rank:
+            if "DDPCTL_RESTART_COUNT" in os.environ:
+                os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["DDPCTL_RESTART_COUNT"]
             listen(folder)
     except Exception:  # the run matters more than its stacks
         pass

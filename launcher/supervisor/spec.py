@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Sequence
 
 
 @dataclass(frozen=True)
@@ -35,3 +36,13 @@ class Spec:
     peer_timeout: float = 8.0  # without a heartbeat, or with a rank stopped by SIGSTOP
     early_exit_timeout: float = 10.0  # after a rank exits with 0 and the others stand still
     failure_grace: float = 3.0  # maximum from SIGTERM to SIGKILL after a failure
+    # restarts in place
+    max_restarts: int = 0  # of the run, with those before this attempt
+    past_restarts: Sequence[Sequence[Any]] = ()  # (cause, saved): fields of PastRestart
+    resume_args: Sequence[str] = ()  # appended to argv
+    restart_rules: dict[str, str] = field(
+        default_factory=dict
+    )  # this and error_texts: of KindTable
+    error_texts: Sequence[Sequence[str]] = ()
+    # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
+    restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)

@@ -24,16 +24,16 @@ class Torchrun:
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe = -1
+        self.pipe = -1  # its output
         self._lines = LineSplitter(b"-", journal)
 
-    def start(self, log_folder: str, env: dict[str, str]) -> int:
-        """Start torchrun. Return the pipe with its output. Raises OSError if it cannot start."""
+    def start(self, argv: list[str], log_folder: str, env: dict[str, str]) -> int:
+        """Start torchrun, as `argv`. Return the pipe with its output. Raises OSError if it cannot start."""
         shutdown = max(1, int(stop_grace(self._spec.stop_timeout)) - 1)
         ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": log_folder}
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
         self._process = subprocess.Popen(
-            executable(self._spec.argv),
+            executable(argv),
             cwd=self._spec.cwd,
             env={"PYTHONFAULTHANDLER": "1", **env, **ours},  # the first: a crash prints where
             stdin=subprocess.DEVNULL,
@@ -44,9 +44,9 @@ class Torchrun:
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         assert self._process.stdout
-        self._pipe = self._process.stdout.fileno()
-        os.set_blocking(self._pipe, False)
-        return self._pipe
+        self.pipe = self._process.stdout.fileno()
+        os.set_blocking(self.pipe, False)
+        return self.pipe
 
     @property
     def pid(self) -> int:
@@ -59,7 +59,7 @@ class Torchrun:
     def read(self) -> bool:
         """Copy the output that is available. Return False at its end."""
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self._pipe, READ_SIZE)
+            data = os.read(self.pipe, READ_SIZE)
             self._lines.feed(data)
             return bool(data)
         return True
@@ -68,6 +68,10 @@ class Torchrun:
         """Copy the rest of the output, after torchrun and all its processes have ended."""
         self.read()
         self._lines.finish()
+
+    def close(self) -> None:
+        if self._process and self._process.stdout:
+            self._process.stdout.close()
 
     def last_lines(self) -> list[str]:
         return self._lines.last_lines()

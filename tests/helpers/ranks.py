@@ -36,7 +36,7 @@ def main() -> None:
 
 def until_found() -> None:
     """The supervisor writes the ranks' process ids to its journal."""
-    journal = Path(os.environ["PET_LOG_DIR"]).parent / "journal"
+    journal = Path(os.environ["PET_LOG_DIR"]).parents[1] / "journal"
     while f'"{ME}": {os.getpid()}' not in journal.read_text(errors="replace"):
         time.sleep(0.02)
 

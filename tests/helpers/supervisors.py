@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 def spec(**given: Any) -> Spec:
-    known = dict.fromkeys(Spec.__annotations__) | vars(Spec)
+    known = dict.fromkeys(Spec.__annotations__) | {"restart_rules": {}} | vars(Spec)
     fields = {name: known[name] for name in Spec.__annotations__}
     nodes = {"nnodes": 2, "node_rank": 0, "nproc_per_node": 2, "first_rank": 0, "host": "gpu1"}
     return Spec(**{**fields, **nodes, "hosts": ["gpu1", "gpu2", "gpu3"], **given})
@@ -60,14 +60,17 @@ class Node:
     node_rank: int
     folder: Path
     spec: dict[str, Any]
+    python: str = sys.executable
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         (self.folder / "spec.json").write_text(json.dumps(self.spec))
         (self.folder / BUNDLE).write_bytes(supervisor_file())
         env = {**os.environ, "DDPCTL_RUN_ID": self.spec["run_id"], "OMP_NUM_THREADS": "1"}
+        env["DDPCTL_CHECKPOINT_DIR"] = self.spec["checkpoint_dir"]
+        Path(self.spec["checkpoint_dir"]).mkdir(exist_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, *ISOLATED, str(self.folder / BUNDLE), str(self.folder / "spec.json")],
+            [self.python, *ISOLATED, str(self.folder / BUNDLE), str(self.folder / "spec.json")],
             stdin=subprocess.DEVNULL,
             stdout=(self.folder / "stdout").open("wb"),
             env=env,
@@ -123,6 +126,8 @@ class Attempt:
 
     folder: Path
     nodes: list[Node] = field(default_factory=list)
+    python: str = sys.executable
+    script: Path = SCRIPT
 
     def add(self, count: int, command: Sequence[str], **spec: Any) -> list[Node]:
         """`count` nodes that will run ranks.py COMMAND, not started yet."""
@@ -133,7 +138,7 @@ class Attempt:
             topology = ["--nnodes", str(count), "--node-rank", str(rank)]
             master = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
             argv = ["torchrun", *topology, "--nproc-per-node", str(NPROC), *master]
-            argv += ["--max-restarts", "0", "--", str(SCRIPT), *command]
+            argv += ["--max-restarts", "0", "--", str(self.script), *command]
             known = {
                 "run_id": f"test-{os.getpid()}-{control}",
                 "attempt": 1,
@@ -152,11 +157,11 @@ class Attempt:
                 "control_port": control,
                 "token": "a run's secret",
                 "hang_timeout": None,
-                "checkpoint_dir": str(folder),
+                "checkpoint_dir": str(folder / "checkpoints"),
                 "output_dir": str(folder / "output"),
                 "internal_ip": None,
             }
-            self.nodes.append(Node(rank, folder, {**known, **spec}))
+            self.nodes.append(Node(rank, folder, {**known, **spec}, self.python))
         return self.nodes
 
     def start(self) -> list[Node]:

@@ -10,8 +10,8 @@ import pytest
 
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
-from launcher.diagnosis.stop_reason import REASONS
 from launcher.failure import FirstFailure
+from launcher.supervisor.classify import REASONS
 from launcher.supervisor.events import (
     Clock,
     End,
@@ -119,6 +119,13 @@ def test_effects_alone_still_name_the_first_of_them() -> None:
         node(1, rank_exit(1.0, 2, 1, output("gloo-peer-kill"))),
     )
     assert (failure.rank, failure.kind) == (2, "peer-gone")
+
+
+def test_a_rank_that_was_stopped_gives_way_to_one_that_lost_its_connection() -> None:
+    """torchrun stops the other ranks of its node within milliseconds."""
+    lost = rank_exit(1.001, 1, 1, output("gloo-peer-kill"))
+    failure = first(node(0, rank_exit(1.0, 0, -15), lost))
+    assert (failure.rank, failure.kind) == (1, "peer-gone")
 
 
 def test_a_rank_that_left_with_code_0_is_the_cause_of_the_effects_after_it() -> None:
@@ -267,7 +274,7 @@ def test_times_beyond_the_calendar_are_clamped() -> None:
 @pytest.mark.parametrize("kind", REASONS)
 def test_every_reason_of_a_supervisor_has_its_kind_and_a_remedy(kind: str) -> None:
     failure = first(node(0, stopping(1.0, kind, 0)))
-    assert failure.kind == REASONS[kind][0] and failure.remedy
+    assert failure.kind == REASONS[kind][1] and failure.remedy
 
 
 CUDA_ERROR = [

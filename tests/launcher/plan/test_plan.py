@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from host_facts import facts, gpus
 
+from launcher.diagnosis.error_texts import FAILURE_TABLE
 from launcher.errors import UsageError
 from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
@@ -42,7 +43,7 @@ job:
 
 
 def spec_of(plan: Plan, node_rank: int) -> dict[str, Any]:
-    return supervisor_spec(plan, plan.nodes[node_rank], "token")
+    return supervisor_spec(plan, plan.nodes[node_rank], "token", FAILURE_TABLE)
 
 
 def torchrun(plan: Plan, node_rank: int) -> list[str]:
@@ -59,7 +60,7 @@ def two_nodes(known: bool = True) -> Plan:
 
 def test_the_supervisor_reads_what_the_plan_writes() -> None:
     document = spec_of(two_nodes(), 1)
-    required = {f.name for f in fields(Spec) if f.default is MISSING}
+    required = {f.name for f in fields(Spec) if f.default is f.default_factory is MISSING}
     assert required <= document.keys() <= {f.name for f in fields(Spec)}
     spec = Spec(**document)
     assert (spec.node_rank, spec.first_rank) == (1, 2)

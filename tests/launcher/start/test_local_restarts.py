@@ -1,26 +1,32 @@
-"""Restarts of real runs on this machine, without Docker: which failures, how often, and when they end."""
+"""Restarts of real runs on this machine, in place and by the launcher, and what is recorded of them."""
 
 from __future__ import annotations
 
 import json
-import time
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_machine import Machine
+from supervisors import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
-rank, attempt = int(os.environ["RANK"]), int(os.environ["DDPCTL_ATTEMPT"])
-kept = Path(os.environ["DDPCTL_CHECKPOINT_DIR"], "kept.txt")
-print("attempt", attempt, os.environ["DDPCTL_RESUME"], kept.exists(), sys.argv[2:], flush=True)
+rank, round = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+attempt, kept = os.environ["DDPCTL_ATTEMPT"], Path(os.environ["DDPCTL_CHECKPOINT_DIR"])
+print("attempt", attempt, "round", round, os.environ["DDPCTL_RESUME"], sys.argv[2:], flush=True)
 deed = sys.argv[1]
-if rank == 0 and attempt == 1 and deed == "once":
-    kept.write_text("saved")
-if rank == 0 and (deed == "always" or (deed == "once" and attempt == 1)):
+while deed == "when-told" and not (kept / "go").exists():
+    time.sleep(0.05)
+if deed == "lasting" and (attempt, round) == ("1", 1):
+    time.sleep(120)
+if rank == 0 and (deed == "always" or (attempt, round) == ("1", 0)) and deed != "refuse":
+    (kept / "kept.txt").write_text("saved") if deed != "always" else None
     os.kill(os.getpid(), signal.SIGKILL)
 if deed == "refuse":
     sys.exit(7)
@@ -38,55 +44,128 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
     return machine
 
 
-def wait_for_success(machine: Machine) -> None:
-    deadline = time.monotonic() + 120
-    while machine.record()["state"] != "SUCCEEDED":
-        assert time.monotonic() < deadline, machine.record()
-        time.sleep(0.1)
+def launch(machine: Machine, deed: str, *flags: str, code: int = 0) -> str:
+    """Launch and return stderr."""
+    words = ["launch", "hosts.yaml", "--max-restarts", "2", *flags]
+    return machine.ddpctl(*words, "--", "again.py", deed, code=code).stderr
 
 
-@pytest.mark.parametrize(
-    ("machine", "how"), [(True, []), (False, ["--detach"])], indirect=["machine"]
-)
-def test_a_killed_rank_is_worth_a_restart_that_goes_on(machine: Machine, how: list[str]) -> None:
-    """Detached, it is the recorder that starts it; the run keeps its --hang-timeout."""
-    words = ["launch", "hosts.yaml", "--max-restarts", "2", "--hang-timeout", "77s", *how]
-    machine.ddpctl(*words, "--", "again.py", "once")
-    wait_for_success(machine)
-    first, second = machine.record()["attempts"]
-    assert (first["state"], first["by"]) == ("FAILED", "launch")
-    assert first["first_failure"]["kind"] == "killed"
-    assert (second["state"], second["by"]) == ("SUCCEEDED", "restart")
+def journal(machine: Machine) -> bytes:
+    """The journals of all attempts."""
+    paths = sorted((machine.folder / "home").glob(".ddpctl/runs/*/nodes/0/*/journal"))
+    return b"".join(path.read_bytes() for path in paths)
+
+
+def process(word: str, machine: Machine) -> int:
+    """The one process of this machine's user whose command line has `word`."""
+    found = []
+    mark = f"HOME={machine.folder / 'home'}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = mark in (entry / "environ").read_bytes().split(b"\0")
+            if ours and word.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    [pid] = found
+    return pid
+
+
+def log_lines(machine: Machine) -> list[str]:
+    [log] = (machine.folder / "state").glob("ddpctl/runs/*/logs/node-0.log")
+    return log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("machine", [True], indirect=True)
+def test_a_killed_rank_is_restarted_in_place_and_the_record_and_the_hook_say_so(
+    machine: Machine,
+) -> None:
+    hook = "echo $DDPCTL_EVENT $DDPCTL_MESSAGE >> events"
+    launch(machine, "once", "--hang-timeout", "77s", "--on-event", hook)
+    record: dict[str, Any] = machine.record()
+    [attempt] = record["attempts"]
+    assert (attempt["state"], attempt["first_failure"]) == ("SUCCEEDED", None)
+    [restart] = attempt["restarts"]
+    assert {key: restart[key] for key in ("kind", "cause", "host", "rank", "saved")} == {
+        "kind": "in-place",
+        "cause": "killed",
+        "host": "local",
+        "rank": 0,
+        "saved": True,
+    }
+    assert attempt["started"] < restart["time"] < attempt["ended"]
     said = machine.ddpctl("logs").stdout.splitlines()
-    assert "[local:0] attempt 2 1 True ['--from', 'kept']" in said
+    assert "[local:0] attempt 1 round 1 1 ['--from', 'kept']" in said
+    why = "rank 0 (local, local_rank 0) was killed by SIGKILL"
+    assert f"[local] ddpctl: restarting in place (1 of 2): {why}" in said
+    assert f"restarted {why}" in (machine.folder / "events").read_text().splitlines()
+
+
+def test_a_recorder_that_wakes_up_after_the_end_has_every_line_once_and_tells_the_truth(
+    machine: Machine,
+) -> None:
+    launch(machine, "when-told", "--detach")
+    recorder = process("launcher.start.recorder", machine)
+    until(lambda: b"round 0" in journal(machine), 60)
+    os.kill(recorder, signal.SIGSTOP)
+    [kept] = (machine.folder / "home").glob(".ddpctl/runs/*/checkpoints")
+    (kept / "go").touch()
+    until(lambda: b'"kind": "end"' in journal(machine), 60)
+    assert machine.record()["state"] == "RUNNING"
+    os.kill(recorder, signal.SIGCONT)
+    until(lambda: machine.record()["state"] == "SUCCEEDED", 60)
+    [attempt] = machine.record()["attempts"]
+    assert [restart["kind"] for restart in attempt["restarts"]] == ["in-place"]
+    lines = log_lines(machine)
+    assert [line for line in lines if line.startswith("[local:0]")] == [
+        "[local:0] attempt 1 round 0 0 []",
+        "[local:0] attempt 1 round 1 1 ['--from', 'kept']",
+    ]
+
+
+def test_after_a_restart_in_place_the_launcher_restarts_what_has_lost_its_supervisor(
+    machine: Machine,
+) -> None:
+    """Both count: the second restart is the last."""
+    launch(machine, "lasting", "--detach")
+    until(lambda: b"round 1" in journal(machine), 60)
+    os.kill(process("supervisor.pyz", machine), signal.SIGKILL)
+    until(lambda: machine.record()["state"] == "SUCCEEDED", 60)
+    first, second = machine.record()["attempts"]
+    assert first["first_failure"]["kind"] == "host-lost"
+    assert [(r["kind"], r["cause"]) for r in first["restarts"]] == [
+        ("in-place", "killed"),
+        ("launcher", "host-lost"),
+    ]
+    assert (second["by"], second["restarts"]) == ("restart", [])
     [spec] = (machine.folder / "home").glob(".ddpctl/runs/*/nodes/0/attempt-2/spec.json")
-    assert json.loads(spec.read_text())["hang_timeout"] == 77
+    assert [cause for cause, _ in json.loads(spec.read_text())["past_restarts"]] == [
+        "killed",
+        "host-lost",
+    ]
+    assert b"attempt 2 round 0 1 ['--from', 'kept']" in journal(machine)
 
 
 def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) -> None:
-    words = ["launch", "hosts.yaml", "--max-restarts", "2", "--", "again.py", "refuse"]
-    done = machine.ddpctl(*words, code=1)
-    assert (
-        "no restart: a failure of kind `exit-code` would happen again; `ddpctl resume"
-        in done.stderr
-    )
-    assert len(machine.record()["attempts"]) == 1
+    err = launch(machine, "refuse", code=1)
+    assert "not restarting: a failure of kind `exit-code` would happen again; `ddpctl resume" in err
+    [attempt] = machine.record()["attempts"]
+    assert attempt["restarts"] == []
 
 
-def test_three_attempts_that_save_nothing_are_enough(machine: Machine) -> None:
-    words = ["launch", "hosts.yaml", "--max-restarts", "9", "--", "again.py", "always"]
-    done = machine.ddpctl(*words, code=1)
-    assert "3 attempts in a row saved no new checkpoint" in done.stderr
-    assert [a["by"] for a in machine.record()["attempts"]] == ["launch", "restart", "restart"]
+def test_three_restarts_that_save_nothing_are_enough(machine: Machine) -> None:
+    err = launch(machine, "always", "--max-restarts", "9", code=1)
+    assert "3 restarts in a row brought no new checkpoint" in err
+    [attempt] = machine.record()["attempts"]
+    assert [restart["kind"] for restart in attempt["restarts"]] == ["in-place"] * 3
 
 
-def test_a_resume_keeps_the_hang_timeout_and_restarts_too(machine: Machine) -> None:
-    words = ["launch", "hosts.yaml", "--hang-timeout", "77s", "--max-restarts", "1"]
-    machine.ddpctl(*words, "--", "again.py", "refuse", code=1)
-    folder = machine.folder / "state" / "ddpctl" / "runs"
-    [hosts] = folder.glob("*/hosts.yaml")
+def test_a_resume_keeps_the_hang_timeout_and_begins_the_count_anew(machine: Machine) -> None:
+    launch(machine, "refuse", "--hang-timeout", "77s", "--max-restarts", "1", code=1)
+    [hosts] = (machine.folder / "state").glob("ddpctl/runs/*/hosts.yaml")
     hosts.write_text(hosts.read_text().replace("refuse", "always"))
     machine.ddpctl("resume", code=1)
     record = machine.record()
-    assert [a["by"] for a in record["attempts"]] == ["launch", "resume", "restart"]
+    assert [attempt["by"] for attempt in record["attempts"]] == ["launch", "resume"]
+    assert [len(attempt["restarts"]) for attempt in record["attempts"]] == [0, 1]
     assert record["options"]["hang_timeout"] == 77

@@ -2,68 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from launcher.failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.outcomes import RunState
-from launcher.runs.record import AttemptRecord
-from launcher.start.restart import BACKOFF, decide, with_spares
+from launcher.runs.record import BY_LAUNCHER, IN_PLACE, AttemptRecord, RestartRecord, RunRecord
+from launcher.start.restart import why_not, with_spares
 from launcher.start.resume import on_other_hosts
 from launcher.terminal.console import Console
 
 
-def attempt(kind: str, progress: bool | None = True, by: str = "restart") -> AttemptRecord:
-    return AttemptRecord(
-        attempt=1,
-        state=RunState.FAILED,
-        created="",
-        nodes=[],
-        world_size=2,
-        master_addr="a",
-        master_port=1,
-        first_failure=FirstFailure("a", 0, None, None, 1, None, kind, "", "", "", ""),
-        progress=progress,
-        by=by,
-    )
+def record(kind: str, *restarts: tuple[str, bool], by: str = "launch") -> RunRecord:
+    """A run of two attempts. The last has failed. restarts: (kind of failure, saved), before it."""
+    failure = FirstFailure("a", 0, None, None, 1, None, kind, "", "", "", "")
+    attempts = []
+    for number, started_by in enumerate(("launch", by), 1):
+        made = AttemptRecord(number, RunState.FAILED, "", [], 2, "a", 1, by=started_by)
+        made.first_failure = failure
+        attempts.append(made)
+    for cause, saved in restarts:
+        past = RestartRecord("", BY_LAUNCHER, cause, "a", 0, None, "", saved)
+        attempts[0].restarts.append(past)
+    return RunRecord("r", "", "", "docker", [], "", None, None, None, [], 1, attempts)
 
 
-FIRST = attempt("killed", by="launch")
+@pytest.mark.parametrize("kind", ["host-lost", "killed", "hung", "gpu-failed", "cuda-oom"])
+def test_what_a_new_start_may_help_is_restarted(kind: str) -> None:
+    assert why_not(record(kind), 3, saved=True) == ""
 
 
-@pytest.mark.parametrize("kind", ["host-lost", "killed", "hung", "collective-timeout"])
-def test_what_chance_did_is_tried_again(kind: str) -> None:
-    verdict = decide([attempt(kind, by="launch")], max_restarts=3)
-    assert verdict.restart
-    assert verdict.wait == BACKOFF[0]
+@pytest.mark.parametrize("kind", ["usage", "file-missing", "exception", "unknown"])
+def test_what_would_fail_again_is_not_restarted(kind: str) -> None:
+    assert kind in why_not(record(kind), 3, saved=True)
 
 
-@pytest.mark.parametrize("kind", ["usage", "file-missing", "exception", "cuda-oom", "unknown"])
-def test_what_would_fail_again_is_not(kind: str) -> None:
-    verdict = decide([attempt(kind)], max_restarts=3)
-    assert not verdict.restart
-    assert kind in verdict.why
-
-
-def test_restarts_are_counted_and_wait_longer_each_time() -> None:
-    assert decide([FIRST, attempt("killed")], max_restarts=3).wait == BACKOFF[1]
-    used_up = decide([FIRST, *[attempt("killed")] * 3], max_restarts=3)
-    assert not used_up.restart
-    assert "3 of 3" in used_up.why
-
-
-def test_three_attempts_without_progress_are_enough() -> None:
-    stuck = [attempt("killed"), *[attempt("killed", progress=False)] * 3]
-    verdict = decide(stuck, max_restarts=10)
-    assert not verdict.restart
-    assert "3 attempts" in verdict.why
-    assert decide([*stuck, attempt("killed")], max_restarts=10).restart
+def test_restarts_in_place_and_by_the_launcher_share_one_limit() -> None:
+    run = record("host-lost", ("killed", True), ("host-lost", True), by="restart")
+    run.attempts[0].restarts[0] = dataclasses.replace(run.restarts[0], kind=IN_PLACE)
+    assert why_not(run, 3, saved=True) == ""
+    assert "2 of 2" in why_not(run, 2, saved=True)
 
 
 def test_a_resume_by_hand_begins_the_count_anew() -> None:
-    resumed = [FIRST, *[attempt("killed")] * 3, attempt("killed", by="resume")]
-    verdict = decide(resumed, max_restarts=3)
-    assert verdict.restart and verdict.wait == BACKOFF[0]
+    used_up = [("killed", True)] * 3
+    assert why_not(record("killed", *used_up, by="restart"), 3, saved=True)
+    assert why_not(record("killed", *used_up, by="resume"), 3, saved=True) == ""
 
 
 NOWHERE = Host("127.0.0.1", port=1)  # nothing listens there

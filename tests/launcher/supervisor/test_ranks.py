@@ -112,7 +112,7 @@ def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journa
 
 def test_output_without_end_does_not_keep_the_supervisor(tmp_path: Path, journal: Journal) -> None:
     torchrun = Torchrun(spec(argv=["yes"], cwd=None, stop_timeout=10), journal)
-    torchrun.start(str(tmp_path), dict(os.environ))
+    torchrun.start(["yes"], str(tmp_path), dict(os.environ))
     reading = threading.Thread(target=torchrun.read, daemon=True)
     reading.start()
     reading.join(5)
@@ -128,8 +128,8 @@ def test_ranks_are_killed_before_the_engine_kills_their_supervisor() -> None:
 def test_a_recorded_exception_is_read_and_a_garbled_one_is_skipped(
     tmp_path: Path, journal: Journal
 ) -> None:
-    logs = RankLogs(spec(dir=str(tmp_path)), journal)
-    error = tmp_path / "ranks" / "none_x" / "attempt_0" / "1" / "error.json"
+    logs = RankLogs(spec(dir=str(tmp_path)), journal, 0)
+    error = tmp_path / "ranks" / "0" / "none_x" / "attempt_0" / "1" / "error.json"
     error.parent.mkdir(parents=True)
     assert logs.error(1) == (None, None)
     error.write_text('{"message": {"message": "KeyError: 1", "extraInfo": {"py_callstack": "T"}}}')

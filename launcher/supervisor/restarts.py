@@ -1,0 +1,47 @@
+"""Whether to restart a run after a failure: one rule for node 0's supervisor and the launcher. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Sequence
+
+from .classify import Restart
+
+NO_PROGRESS_LIMIT = 3  # restarts in a row without a new checkpoint
+
+
+@dataclass(frozen=True)
+class PastRestart:
+    """cause: the kind of failure. saved: the start that failed had saved a new checkpoint."""
+
+    cause: str
+    saved: bool
+
+
+def refusal(
+    cause: str, rule: Restart, saved: bool, past: Sequence[PastRestart], max_restarts: int
+) -> str:
+    """Return why a run is not restarted; "" if it is.
+
+    cause, saved: of the start that has failed now. rule: that of `cause`. past: the restarts since
+    the user started the run.
+    """
+    if rule is Restart.NEVER:
+        return "a failure of kind `%s` would happen again" % cause
+    if rule is Restart.ELSEWHERE:
+        return "a failure of kind `%s` would happen again on this host" % cause
+    if rule is Restart.ONCE and any(each.cause == cause for each in past):
+        return "a failure of kind `%s` restarts a run only once" % cause
+    if len(past) >= max_restarts:
+        return "%d of %d restarts are used up" % (len(past), max_restarts)
+    idle = without_progress(saved, past)
+    if idle >= NO_PROGRESS_LIMIT:
+        return "%d restarts in a row brought no new checkpoint" % idle
+    return ""
+
+
+def without_progress(saved: bool, past: Sequence[PastRestart]) -> int:
+    """Return the number of restarts in a row, up to now, that brought no new checkpoint."""
+    after_restarts = [*(each.saved for each in past), saved][1:]  # the first start is no restart
+    return sum(1 for _ in takewhile(lambda saved: not saved, reversed(after_restarts)))

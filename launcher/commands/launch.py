@@ -20,7 +20,7 @@ def launch(
     dry_run: bool = flag("--dry-run", "Print the plan without contacting any host."),
     max_restarts: int | None = option(
         "--max-restarts",
-        "Override job.max_restarts (for lost hosts and killed ranks, not exceptions).",
+        "Override job.max_restarts: how often the run may restart after a failure.",
     ),
     env: list[str] | None = option("--env", "Add to job.env.", "-e", metavar="K=V"),
     env_file: str | None = option("--env-file", "Override job.env_file.", metavar="FILE"),
@@ -64,8 +64,8 @@ def launch(
     If the run was detached, this machine's recorder runs CMD. If CMD fails, you get a warning.
 
     --on-event runs CMD for each event, one at a time, with the variables above and DDPCTL_EVENT
-    (attempt-started contact-lost contact-restored node-ended attempt-ended), DDPCTL_HOST,
-    DDPCTL_NODE_RANK, DDPCTL_MESSAGE. A CMD that takes longer than a minute is killed.
+    (attempt-started restarted contact-lost contact-restored node-ended
+    attempt-ended), DDPCTL_HOST, DDPCTL_NODE_RANK, DDPCTL_MESSAGE. A CMD that takes longer than a minute is killed.
 
     \b
     ddpctl launch hosts.yaml

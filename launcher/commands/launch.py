@@ -64,8 +64,8 @@ def launch(
     If the run was detached, this machine's recorder runs CMD. If CMD fails, you get a warning.
 
     --on-event runs CMD for each event, one at a time, with the variables above and DDPCTL_EVENT
-    (attempt-started restarted contact-lost contact-restored node-ended
-    attempt-ended), DDPCTL_HOST, DDPCTL_NODE_RANK, DDPCTL_MESSAGE. A CMD that takes longer than a minute is killed.
+    (attempt-started restarted contact-lost contact-restored node-ended attempt-ended), DDPCTL_HOST,
+    DDPCTL_NODE_RANK, DDPCTL_MESSAGE. A CMD that takes longer than a minute is killed.
 
     \b
     ddpctl launch hosts.yaml

@@ -80,7 +80,7 @@ def run(
     """
     cluster = cluster_of(hosts, job, include, exclude, source="run()")
     with tempfile.TemporaryDirectory(prefix="ddpctl-run-") as folder:
-        pack(function, args, kwargs or {}, Path(folder), workdir=cluster.job.workdir, trust=trust)
+        pack(function, args, kwargs or {}, Path(folder), cluster=cluster, trust=trust)
         started = launch(
             cluster,
             [CALLER.name],

@@ -13,7 +13,8 @@ from types import FunctionType
 from typing import Any
 
 from ..errors import UsageError
-from ..push.files.scan import scan
+from ..hosts import Cluster
+from ..push.files.scan import scan_workdir
 from .source import Source
 
 CALLER = Path(__file__).with_name("on_rank.py")
@@ -26,12 +27,12 @@ def pack(
     kwargs: Mapping[str, object],
     to: Path,
     *,
-    workdir: str | None,
+    cluster: Cluster,
     trust: bool,
 ) -> None:
-    """Fill the folder `to`. workdir: a folder to include. Raises UsageError or PushFailed."""
-    if workdir:
-        _copy_workdir(workdir, to)
+    """Fill the folder `to`, with the workdir of the job. Raises UsageError or PushFailed."""
+    if cluster.job.workdir:
+        _copy_workdir(cluster, cluster.job.workdir, to)
     name = getattr(function, "__qualname__", "")
     if function.__module__ == "__main__" and isinstance(function, FunctionType):
         source = Source(function)
@@ -88,9 +89,9 @@ def _copy_module(name: str, to: Path) -> None:
         shutil.copy(file, to)
 
 
-def _copy_workdir(workdir: str, to: Path) -> None:
+def _copy_workdir(cluster: Cluster, workdir: str, to: Path) -> None:
     """Copy the files of the workdir that a push would send."""
-    tree = scan(workdir, ignore=True)
+    tree = scan_workdir(cluster, workdir)
     for entry in tree.manifest.entries:
         path = to / os.fsdecode(entry.path)
         if entry.kind == "d":

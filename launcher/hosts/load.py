@@ -113,12 +113,14 @@ def override_job(
     if "env" in read:
         read["env"] = {**cluster.job.env, **read["env"]}
     job, hosts = replace(cluster.job, **read), cluster.hosts
+    former = (getattr(cluster.job, key) for key in ("dataset", "env_file") if key in read)
+    replaced = (*cluster.replaced, *filter(None, former))
     if "nproc_per_node" in read:
         hosts = tuple(replace(host, nproc_per_node=None) for host in hosts)
     entries = [HostEntry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(hosts)]
     reading.mistakes += [*broken_rules(entries, job), *missing(reading.paths)]
     raise_any(reading.source, reading.mistakes)
-    return replace(cluster, hosts=hosts, job=job)
+    return replace(cluster, hosts=hosts, job=job, replaced=replaced)
 
 
 class _Reading:

@@ -87,12 +87,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A hosts file. hosts: by node rank. spares: replacements for lost hosts. source: its name."""
+    """A hosts file. hosts: by node rank. spares: replacements for lost hosts. source: its name.
+
+    replaced: its dataset and env_file if the command line names others.
+    """
 
     hosts: tuple[Host, ...]
     job: Job = field(default_factory=Job)
     spares: tuple[Host, ...] = ()
     source: str = "hosts.yaml"
+    replaced: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def nnodes(self) -> int:

@@ -17,6 +17,7 @@ from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
+from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
 from .image.push_image import ImageResult, check_image, push_image
@@ -66,7 +67,7 @@ def push(
     progress = PushProgress(machines, console)
     images: Mapping[Node, ImageInfo] = {}
     try:
-        trees = scan_folders(cluster.job, needed, progress)
+        trees = scan_folders(cluster, needed, progress)
         hosts, failures = try_each(machines, partial(ask_host, trees))
         with closing(Fanout(relays(hosts), progress)) as fanout:
             if "image" in needed and engine_traits(cluster.job.engine).in_container:
@@ -75,6 +76,9 @@ def push(
                 failures |= failed
             for part, tree in trees.items():
                 ready = {node: host for node, host in hosts.items() if node not in failures}
+                missing = part in parts and any(part not in host.trees for host in ready.values())
+                if tree.left_out and (only or missing):
+                    progress.say(f"left out of the {part}: {listed(tree.left_out)}")
                 failures |= send_tree(part, tree, ready, fanout, send=part in parts)
     except OSError as error:  # of a file or pipe, but not of stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
@@ -88,14 +92,15 @@ def push(
     return PushResult(tuple(ids.get(node.host.account, "") for node in nodes), report)
 
 
-def scan_folders(job: Job, needed: Set[Part], progress: PushProgress) -> dict[str, Tree]:
+def scan_folders(cluster: Cluster, needed: Set[Part], progress: PushProgress) -> dict[str, Tree]:
     """Scan the job's folders on this machine. Return their trees by part."""
-    trees = scan_job(job, needed)
+    trees = scan_job(cluster, needed)
     for tree in trees.values():
         if tree.skipped:
             more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
             name = path_text(tree.skipped[0])
             progress.say(f"{name}{more}: not a file, folder or link; skipped")
+    progress.report.left_out = [each for tree in trees.values() for each in tree.left_out]
     progress.report.dataset_digest = _digest(trees, "dataset") or None
     progress.report.workdir_digest = _digest(trees, "workdir") or None
     return trees

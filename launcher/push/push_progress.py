@@ -17,6 +17,7 @@ from ..outcomes import Exit
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted, printable
+from .files.left_out import LeftOut
 
 INTERVAL = 10.0  # seconds between plain lines about one host
 
@@ -49,9 +50,14 @@ class PushReport:
     sent_bytes: int = 0
     seconds: float = 0.0
     notices: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         document = {"version": 1, "ok": not any(host.error for host in self.hosts), **asdict(self)}
+        document["left_out"] = [
+            {"path": each.path, "bytes": each.size, "at_least": each.at_least}
+            for each in self.left_out
+        ]
         for timed in (document, *document["hosts"]):
             timed["seconds"] = round(timed["seconds"], 3)
         return document

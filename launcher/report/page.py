@@ -21,6 +21,7 @@ from .journals import Journals, changes
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="generator" content="ddpctl">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>"""
 SECTION_HEAD = re.compile(r'<section id="([a-z-]+)"><h2>([A-Za-z ]+)</h2>')

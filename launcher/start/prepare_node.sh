@@ -10,7 +10,9 @@ uname -n > "$control/host"
 umask 022
 mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"}
 if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/null; then
-  cp -a "$code/." "$run/workspace/"
+  # Not hard links: a run that writes to a file would change it for all runs. Where the file system can
+  # (XFS, Btrfs), a copy shares the blocks of the pushed file until one of them changes.
+  cp -a --reflink=auto "$code/." "$run/workspace/" 2>/dev/null || cp -a "$code/." "$run/workspace/"
   chmod -R u+w "$run/workspace"
 fi
 tar -x -m -o -f - -C "$control"

@@ -66,9 +66,7 @@ def prune(
     is removed there, nor on hosts that share its ~/.ddpctl.
     """
     try:
-        own = {
-            tree.manifest.digest for tree in scan_job(cluster.job, {"dataset", "workdir"}).values()
-        }
+        own = {tree.manifest.digest for tree in scan_job(cluster, {"dataset", "workdir"}).values()}
     except OSError as error:
         raise PushFailed(
             f"cannot read the job's folders: {error}; nothing was deleted",

@@ -1,41 +1,32 @@
 """Scan a local folder into a manifest. Unchanged files are not read again.
 
-In a workdir, .git is skipped, and so is everything that .gitignore and .ddpctlignore exclude. As in
-git, patterns apply to the folder of their file and below, a deeper file overrides higher ones, and
-a path below an ignored folder cannot be re-included. .ddpctlignore overrides .gitignore.
-
 A file is unchanged if its size, inode, mtime and ctime (both in ns) match the last scan, and it was
 more than two seconds old then. Otherwise, a write in the clock tick of that scan could go unnoticed.
 """
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
 # ruff: noqa: PTH112, PTH115, PTH118, PTH120
-import contextlib
 import hashlib
 import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import FileIO
-from pathlib import Path
 from typing import NamedTuple
 
-from pathspec import GitIgnoreSpec
-
 from ...errors import PushFailed, Several
-from ...hosts import Job
-from ...state import cache_home, home_folder, read_cache, state_home, write_cache
+from ...hosts import Cluster
+from ...state import cache_home, read_cache, write_cache
 from ...text import LONGEST_PATH, quoted
-from . import manifest
+from . import left_out, manifest
+from .left_out import IgnoreFile, LeftOut, NamedPaths
 from .manifest import Entry, Manifest
 
 RACY = 2 * 10**9  # ns
 SHOWN = 5  # problems listed before "and N more"
-
-Rules = tuple[tuple[str, GitIgnoreSpec], ...]  # folder with trailing slash or "", its patterns
 
 
 class Stamp(NamedTuple):
@@ -50,27 +41,32 @@ class Stamp(NamedTuple):
 
 @dataclass
 class Tree:
-    """A folder and its contents at the time of the scan. skipped: sockets, pipes and devices."""
+    """A folder and its contents at the time of the scan. skipped: sockets, pipes and devices.
+
+    left_out: see `launcher.push.files.left_out`.
+    """
 
     root: bytes
     manifest: Manifest
     stamps: dict[bytes, Stamp]
     skipped: list[bytes] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def path(self, entry: Entry) -> bytes:
         return b"%b/%b" % (self.root, entry.path)  # ten times as fast as os.path.join
 
 
-def scan(folder: str, *, ignore: bool) -> Tree:
-    """Scan a folder. ignore: skip .git and what .gitignore and .ddpctlignore exclude.
+def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
+    """Scan a folder. code_only: leave out everything else. named: paths to leave out in any case.
 
     Raises Several, with each unreadable path and each link that leads out of the tree.
     """
-    walk = _Walk(os.fsencode(os.path.realpath(folder)))
+    named_paths = NamedPaths([*named, *left_out.own_folders()])
+    walk = _Walk(os.fsencode(os.path.realpath(folder)), named_paths, code_only=code_only)
     if not os.path.isdir(walk.root):
         raise PushFailed(f"{folder}: not a folder", "correct the path in the hosts file")
     began = time.time_ns()
-    walk.run(ignore=ignore)
+    walk.run()
     contents = _hash_files(walk, began)
     if walk.problems:
         more = len(walk.problems) - SHOWN
@@ -79,17 +75,23 @@ def scan(folder: str, *, ignore: bool) -> Tree:
     for path, stamp in walk.stamps.items():
         kind = "x" if stamp.executable else "f"
         walk.entries.append(Entry(path, kind, stamp.size, contents[path].encode()))
-    return Tree(walk.root, manifest.make(walk.entries), walk.stamps, walk.skipped)
+    return Tree(walk.root, manifest.make(walk.entries), walk.stamps, walk.skipped, walk.left_out)
 
 
-def scan_job(job: Job, parts: Set[str]) -> dict[str, Tree]:
+def scan_workdir(cluster: Cluster, workdir: str) -> Tree:
+    named = left_out.private_paths(cluster) + left_out.data_paths(cluster)
+    return scan(workdir, code_only=True, named=named)
+
+
+def scan_job(cluster: Cluster, parts: Set[str]) -> dict[str, Tree]:
     """Scan the job's dataset and workdir, if it has them and `parts` names them."""
-    folders = {"dataset": job.dataset, "workdir": job.workdir}
-    return {
-        part: scan(folder, ignore=part == "workdir")
-        for part, folder in folders.items()
-        if folder and part in parts
-    }
+    job, trees = cluster.job, {}
+    if job.dataset and "dataset" in parts:
+        private = left_out.private_paths(cluster)
+        trees["dataset"] = scan(job.dataset, code_only=False, named=private)
+    if job.workdir and "workdir" in parts:
+        trees["workdir"] = scan_workdir(cluster, job.workdir)
+    return trees
 
 
 def path_text(path: bytes) -> str:
@@ -103,47 +105,52 @@ def open_file(path: bytes) -> FileIO:
 
 
 class _Walk:
-    def __init__(self, root: bytes) -> None:
-        self.root = root
+    def __init__(self, root: bytes, named: NamedPaths, *, code_only: bool) -> None:
+        self.root, self.named, self.code_only = root, named, code_only
         self.entries: list[Entry] = []  # folders and links
         self.stamps: dict[bytes, Stamp] = {}  # files
         self.skipped: list[bytes] = []
+        self.left_out: list[LeftOut] = []
         self.problems: list[PushFailed] = []
-        # Never pushed, even as part of a home folder: they change during a push and belong to this
-        # machine only.
-        own = (cache_home(), state_home(), home_folder() / ".ddpctl")
-        self.own = {os.fsencode(os.path.realpath(folder)) for folder in own}
 
-    def run(self, *, ignore: bool) -> None:
-        pending: list[tuple[bytes, Rules]] = [(b"", ())]
+    def run(self) -> None:
+        pending: list[tuple[bytes, tuple[IgnoreFile, ...]]] = [(b"", ())]
         while pending:
             folder, rules = pending.pop()
-            if ignore:
-                rules += tuple(self._rules_of(folder))
             try:
-                with os.scandir(os.path.join(self.root, folder)) as found:
-                    children = list(found)
+                with os.scandir(os.path.join(self.root, folder)) as listed:
+                    children = list(listed)
             except OSError as error:
-                self.problem(folder, error)
+                if not self.is_left_out(folder, frozenset(), rules):
+                    self.problem(folder, error)
                 continue
+            names = {os.fsdecode(child.name) for child in children}
+            if folder and self.is_left_out(folder, names, rules):
+                self.leave_out(folder)
+                continue
+            if folder:
+                self.entries.append(Entry(folder, "d"))
+            if self.code_only:
+                rules += tuple(left_out.ignore_files(self.root, folder))
             for child in children:
                 path = folder + b"/" + child.name if folder else child.name
-                is_folder = child.is_dir(follow_symlinks=False)
-                if ignore and _is_ignored(os.fsdecode(path), is_folder, rules):
-                    continue
-                if not is_folder:
-                    self._leaf(path, child)
-                elif os.path.join(self.root, path) not in self.own:
-                    self.entries.append(Entry(path, "d"))
+                if self.named.include(child):
+                    self.leave_out(path, named=True)
+                elif child.is_dir(follow_symlinks=False):
                     pending.append((path, rules))
+                elif self.is_left_out(path, None, rules):
+                    self.leave_out(path)
+                else:
+                    self._leaf(path, child)
 
-    def _rules_of(self, folder: bytes) -> Iterator[tuple[str, GitIgnoreSpec]]:
-        base = os.fsdecode(folder + b"/" if folder else b"")
-        for name in (".gitignore", ".ddpctlignore"):
-            file = Path(os.fsdecode(self.root), base, name)
-            with contextlib.suppress(OSError):  # no such file
-                lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-                yield base, GitIgnoreSpec.from_lines(lines)
+    def is_left_out(
+        self, path: bytes, children: Set[str] | None, rules: Collection[IgnoreFile]
+    ) -> bool:
+        text = os.fsdecode(path)
+        return self.code_only and left_out.is_left_out(self.root, text, children, rules)
+
+    def leave_out(self, path: bytes, *, named: bool = False) -> None:
+        self.left_out.append(left_out.measured(self.root, path, named=named))
 
     def _leaf(self, path: bytes, child: os.DirEntry[bytes]) -> None:
         try:
@@ -161,7 +168,7 @@ class _Walk:
                         PushFailed(
                             f"{path_text(child.path)}: is a link out of the folder (to {to}), "
                             "which would be broken on the hosts",
-                            "replace it with what it links to",
+                            "replace it with what it links to, or list it in .ddpctlignore",
                         )
                     )
                 else:
@@ -179,17 +186,6 @@ class _Walk:
                 "make it readable, remove it, or exclude it from the workdir with .ddpctlignore",
             )
         )
-
-
-def _is_ignored(path: str, is_folder: bool, rules: Rules) -> bool:
-    """Return whether `path`, relative to the tree, is .git or ignored."""
-    if path.rpartition("/")[2] == ".git":
-        return True
-    for base, spec in reversed(rules):
-        include = spec.check_file(path[len(base) :] + "/" * is_folder).include
-        if include is not None:
-            return bool(include)
-    return False
 
 
 def _hash_files(walk: _Walk, began: int) -> Mapping[bytes, str]:

@@ -15,6 +15,7 @@ import pytest
 
 from launcher.api.parcel import pack
 from launcher.errors import UsageError
+from launcher.hosts import Cluster, Job
 
 pytestmark = pytest.mark.real
 
@@ -38,7 +39,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def called(function: Any, *args: object, to: Path, workdir: Path | None = None, **how: Any) -> Any:
     """Pack, then call as a rank does, in a process that has nothing but the folder."""
     to.mkdir()
-    pack(function, args, {}, to, workdir=str(workdir) if workdir else None, trust=False, **how)
+    cluster = Cluster((), Job(workdir=str(workdir) if workdir else None))
+    pack(function, args, {}, to, cluster=cluster, trust=False, **how)
     env = {"PATH": os.environ["PATH"], "RANK": "0", "DDPCTL_ATTEMPT": "1"}
     env["DDPCTL_OUTPUT_DIR"] = str(to.parent)
     argv = [sys.executable, "on_rank.py"]
@@ -110,4 +112,4 @@ def test_what_cannot_be_sent_is_refused_here(
     function: Any, args: tuple[object, ...], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        pack(function, args, {}, tmp_path, workdir=None, trust=False)
+        pack(function, args, {}, tmp_path, cluster=Cluster(()), trust=False)

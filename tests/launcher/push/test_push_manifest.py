@@ -23,7 +23,7 @@ from launcher.state import cache_home
 
 def test_the_digest_is_of_content_names_and_the_executable_bit(tmp_path: Path) -> None:
     def digest() -> str:
-        return scan(str(tmp_path), ignore=False).manifest.digest
+        return scan(str(tmp_path), code_only=False).manifest.digest
 
     file = tmp_path / "a"
     file.write_text("1")
@@ -48,10 +48,10 @@ def test_a_rewrite_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("one")
     before = file.stat().st_mtime_ns
-    first = scan(str(tmp_path), ignore=False).manifest.digest
+    first = scan(str(tmp_path), code_only=False).manifest.digest
     file.write_text("two")
     os.utime(file, ns=(before, before))
-    assert scan(str(tmp_path), ignore=False).manifest.digest != first
+    assert scan(str(tmp_path), code_only=False).manifest.digest != first
 
 
 def test_an_unchanged_old_file_is_not_read_again(
@@ -59,9 +59,9 @@ def test_an_unchanged_old_file_is_not_read_again(
 ) -> None:
     (tmp_path / "a").write_text("one")
     monkeypatch.setattr("launcher.push.files.scan.RACY", -(10**12))
-    first = scan(str(tmp_path), ignore=False).manifest.digest
+    first = scan(str(tmp_path), code_only=False).manifest.digest
     monkeypatch.setattr("launcher.push.files.scan.open_file", lambda path: pytest.fail("was read"))
-    assert scan(str(tmp_path), ignore=False).manifest.digest == first
+    assert scan(str(tmp_path), code_only=False).manifest.digest == first
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside"])
@@ -70,39 +70,8 @@ def test_a_link_out_of_the_tree_is_refused_by_name(tmp_path: Path, target: str) 
     tree.mkdir()
     (tree / "odd\nname").symlink_to(target)
     with pytest.raises(Several, match=r"odd\\nname': is a link out of the folder") as caught:
-        scan(str(tree), ignore=False)
+        scan(str(tree), code_only=False)
     assert "\n" not in str(caught.value)
-
-
-def test_a_workdir_leaves_out_git_and_what_the_ignore_files_say(tmp_path: Path) -> None:
-    files = {
-        ".gitignore": "*.log\n/build/\n!keep.log\nvenv\n",
-        ".ddpctlignore": "big.bin\n",
-        ".git/config": "",
-        "train.py": "",
-        "a.log": "",
-        "keep.log": "",
-        "build/x": "",
-        "src/build/x": "",
-        "src/.gitignore": "!a.log\n",
-        "src/a.log": "",
-        "venv/keep.log": "",
-        "big.bin": "",
-        "src/.git": "gitdir: elsewhere",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    found = scan(str(tmp_path), ignore=True).manifest.entries
-    assert {entry.path.decode() for entry in found if entry.is_file} == {
-        ".gitignore",
-        ".ddpctlignore",
-        "train.py",
-        "keep.log",
-        "src/build/x",
-        "src/.gitignore",
-        "src/a.log",
-    }
 
 
 _names = st.binary(min_size=1, max_size=8).filter(
@@ -142,7 +111,7 @@ def test_tarfile_reads_the_stream(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("d" * 90 + "/" + "e" * 90)
     raw = os.fsencode(tmp_path) + b"/\xff\n"
     Path(os.fsdecode(raw)).write_text("odd")
-    tree = scan(str(tmp_path), ignore=False)
+    tree = scan(str(tmp_path), code_only=False)
     data = b"".join(tar.stream(tree, tree.manifest.entries, {"m": b"1"}))
     with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as archive:
         members = {member.name: member for member in archive}
@@ -157,7 +126,7 @@ def test_tarfile_reads_the_stream(tmp_path: Path) -> None:
 def test_the_size_of_an_archive_is_known_before_it_is_made(tmp_path: Path) -> None:
     for size in (0, 1, 512, 513):
         (tmp_path / str(size)).write_bytes(bytes(size))
-    tree = scan(str(tmp_path), ignore=False)
+    tree = scan(str(tmp_path), code_only=False)
     data = b"".join(tar.stream(tree, tree.manifest.entries, {"m": b"1"}))
     assert len(data) == tar.size_of([1, *(entry.size for entry in tree.manifest.entries)])
 
@@ -165,7 +134,7 @@ def test_the_size_of_an_archive_is_known_before_it_is_made(tmp_path: Path) -> No
 def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("one")
-    tree = scan(str(tmp_path), ignore=False)
+    tree = scan(str(tmp_path), code_only=False)
     for text in ("two", "on", "onee"):
         file.write_text(text)
         with pytest.raises(PushFailed, match="changed during the push"):
@@ -179,11 +148,11 @@ def test_ddpctls_own_folders_are_never_pushed(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    for name in (".cache/ddpctl", ".local/state/ddpctl", ".ddpctl", ".cache/other"):
+    for name in (".cache/ddpctl", ".local/state/ddpctl", ".ddpctl", ".config/other"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_text("x")
-    files = {entry.path for entry in scan(str(tmp_path), ignore=True).manifest.entries}
-    assert b".cache/other/file" in files
+    files = {entry.path for entry in scan(str(tmp_path), code_only=True).manifest.entries}
+    assert b".config/other/file" in files
     assert not {path for path in files if b"ddpctl" in path}
 
 
@@ -205,12 +174,12 @@ def test_a_damaged_cache_of_hashes_is_ignored(tmp_path: Path, damage: str) -> No
     folder.mkdir()
     (folder / "a").write_text("one")
     os.utime(folder / "a", (1, 1))
-    first = scan(str(folder), ignore=False).manifest.digest
+    first = scan(str(folder), code_only=False).manifest.digest
     caches = cache_home() / "trees"
     caches.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
     (caches / f"{name}.json").write_text(damage)
-    assert scan(str(folder), ignore=False).manifest.digest == first
+    assert scan(str(folder), code_only=False).manifest.digest == first
 
 
 def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(

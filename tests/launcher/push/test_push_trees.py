@@ -104,7 +104,7 @@ def test_another_machine_learns_from_the_host_what_it_has(
 
 
 def test_no_host_waits_for_another_to_say_what_it_has(data: Path) -> None:
-    tree = scan(str(data), ignore=False)
+    tree = scan(str(data), code_only=False)
     earlier = manifest.make(tree.manifest.entries[1:])
     answered = threading.Event()
 
@@ -198,7 +198,7 @@ def test_an_interrupted_push_is_continued(
 ) -> None:
     """The launcher dies half-way: the stream stops and no one cleans up."""
     (machine,) = machines(1)
-    tree = scan(str(data), ignore=False)
+    tree = scan(str(data), code_only=False)
     names = ["datasets", tree.manifest.digest, "cut"]
     draft = machine.home / ".ddpctl" / "datasets" / f".{names[1]}.cut"
     (draft / "tree").mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_a_draft_that_a_process_writes_to_is_left_alone(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
-    digest = scan(str(data), ignore=False).manifest.digest
+    digest = scan(str(data), code_only=False).manifest.digest
     draft = machine.home / ".ddpctl" / "datasets" / f".{digest}.other"
     (draft / "tree").mkdir(parents=True)
     stream = machine.node.open(["sh", "-c", RECEIVE, "sh", "datasets", digest, "other", "none"])

@@ -70,8 +70,8 @@ def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
 def test_a_folder_here_that_cannot_be_read_is_one_line_and_nothing_is_removed(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(job: Job, parts: set[str]) -> None:
-        raise OSError(5, "Input/output error", job.dataset)
+    def broken(cluster: Cluster, parts: set[str]) -> None:
+        raise OSError(5, "Input/output error", cluster.job.dataset)
 
     (machine,) = machines(1)
     versions(machine, tmp_path / "data", 2)

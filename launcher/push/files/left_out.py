@@ -1,0 +1,221 @@
+"""What a pushed workdir leaves out: everything that is not code.
+
+It leaves out what the hosts file names as private or as data, what .gitignore and .ddpctlignore
+exclude, secrets, version control, environments, caches, checkpoints, and ddpctl's own files: hosts
+files, reports and fetched runs. A line such as `!server.pem` in .ddpctlignore keeps a file in.
+
+As in git, patterns apply to the folder of their file and below, a deeper file overrides higher ones,
+and a path below an excluded folder cannot be kept. .ddpctlignore overrides .gitignore.
+"""
+
+# Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
+# ruff: noqa: PTH112, PTH113, PTH114, PTH116, PTH118, PTH123
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from fnmatch import fnmatchcase, translate
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+from rich.filesize import decimal
+
+from ...hosts import Cluster
+from ...hosts.files import MAX_BYTES
+from ...state import cache_home, home_folder, state_home
+from ...text import LONGEST_PATH, quoted
+
+NAMES = (  # of files and folders
+    *(".git", ".hg", ".svn", ".env*", ".netrc", ".pgpass", ".git-credentials"),
+    *(".ssh", ".gnupg", ".aws", ".kube", ".venv", ".conda", ".pixi", ".tox", ".nox", ".eggs"),
+    *(".cache", ".*_cache", "__pycache__", "*.pyc", ".ipynb_checkpoints", "node_modules"),
+)
+FILES = (  # keys, certificates, checkpoints and logs of TensorBoard
+    *("*.env", "id_*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx"),
+    *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.distcp", "events.out.tfevents.*"),
+)
+NO_KEYS = ("id_*.py", "id_*.json", "id_*.yaml", "id_*.yml", "id_*.csv", "id_*.txt", "id_*.sh")
+# Folders with these names may also be Python packages.
+OUTPUT = ("venv", "checkpoints", "checkpoint-*", "lightning_logs", "wandb", "mlruns")
+# A folder that has all files of one of these is an environment, a cache or a fetched run.
+MARKS = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"run.json", "hosts.yaml", "logs"})
+
+REPORT = '<meta name="generator" content="ddpctl">'
+_HEAD = 4096  # bytes of a page that show whether it is a report
+_SHOWN = 8  # names in a message
+_MOST_COUNTED = 50_000  # files whose sizes are added up; there may be millions
+
+
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))
+
+
+_NAME, _FILE = _any_of(NAMES), _any_of(FILES)
+_NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A path that is not pushed. size: bytes, of its whole contents; at_least: there is more."""
+
+    path: str
+    size: int
+    at_least: bool = False
+    named: bool = False  # in the hosts file
+
+
+def listed(left_out: Collection[LeftOut]) -> str:
+    """Return what is left out and its size on one line: what the hosts file names, then the largest."""
+    groups: dict[str, list[LeftOut]] = {}
+    for each in left_out:
+        groups.setdefault(each.path.rpartition("/")[2], []).append(each)
+    order = sorted(groups.values(), key=lambda g: (not g[0].named, -_bytes(g), g[0].path))
+    shown = [f"{_title(group)} ({_size(group)})" for group in order[:_SHOWN]]
+    if rest := [each for group in order[_SHOWN:] for each in group]:
+        shown.append(f"{len(rest)} more ({_size(rest)})")
+    return ", ".join(shown)
+
+
+def _title(group: Sequence[LeftOut]) -> str:
+    path = quoted(group[0].path, LONGEST_PATH)
+    return path if len(group) == 1 else f"{len(group)} {quoted(group[0].path.rpartition('/')[2])}"
+
+
+def _size(group: Sequence[LeftOut]) -> str:
+    return "over " * any(each.at_least for each in group) + decimal(_bytes(group))
+
+
+def _bytes(group: Sequence[LeftOut]) -> int:
+    return sum(each.size for each in group)
+
+
+@dataclass(frozen=True)
+class IgnoreFile:
+    folder: str  # relative to the tree, with a trailing slash, or ""
+    patterns: GitIgnoreSpec
+    can_keep: bool  # it is a .ddpctlignore: it can keep what is left out by default
+
+    def verdict(self, path: str) -> tuple[bool | None, str]:
+        """Return whether it includes `path` in what it ignores, and the pattern that says so."""
+        result = self.patterns.check_file(path[len(self.folder) :])
+        if result.include is None or result.index is None:
+            return None, ""
+        return result.include, str(list(self.patterns.patterns)[result.index].pattern)
+
+
+def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
+    """Read the ignore files of a folder of the tree; the one that counts more comes last."""
+    base = os.fsdecode(folder + b"/" if folder else b"")
+    for name in (".gitignore", ".ddpctlignore"):
+        with contextlib.suppress(OSError):  # no such file
+            text = Path(os.fsdecode(root), base, name).read_text("utf-8", "replace")
+            spec = GitIgnoreSpec.from_lines(text.splitlines())
+            yield IgnoreFile(base, spec, can_keep=name == ".ddpctlignore")
+
+
+def is_left_out(
+    root: bytes, path: str, children: Set[str] | None, files: Collection[IgnoreFile]
+) -> bool:
+    """Return whether a workdir leaves out a path.
+
+    children: the names in a folder; None for a file. files: from the root down.
+    """
+    name = path.rpartition("/")[2]
+    if name == ".git":
+        return True
+    for file in reversed([*files]):
+        ignored, pattern = file.verdict(path if children is None else path + "/")
+        if ignored:
+            return True
+        if ignored is False and file.can_keep and _names(pattern, name):
+            return False
+        if ignored is False:
+            break
+    if _NAME.match(name):
+        return True
+    if children is None:
+        is_data = bool(_FILE.match(name)) and not _NO_KEY.match(name)
+        return is_data or _is_ddpctls(os.path.join(root, os.fsencode(path)))
+    is_output = bool(_OUTPUT.match(name)) and "__init__.py" not in children
+    return is_output or any(mark <= children for mark in MARKS)
+
+
+def _names(pattern: str, name: str) -> bool:
+    """Return whether a pattern is for this name, and not for any name or for a folder above."""
+    last = pattern.rstrip("/").rpartition("/")[2].removeprefix("!")
+    return bool(last.strip("*?.")) and fnmatchcase(name, last)
+
+
+def _is_ddpctls(path: bytes) -> bool:
+    """Return whether a file is a hosts file, which may contain values of `env`, or a report."""
+    extension = path.rpartition(b".")[2].lower()
+    if extension not in (b"yaml", b"yml", b"html"):
+        return False
+    if os.path.islink(path) or not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_HEAD if extension == b"html" else MAX_BYTES)
+    except OSError:
+        return False
+    if extension == b"html":
+        return REPORT.encode() in text
+    return all(re.search(rb"^%b:" % key, text, re.MULTILINE) for key in (b"hosts", b"job"))
+
+
+class NamedPaths:
+    """Paths to leave out wherever they are in a tree, also under another name or as a link."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._ids: set[tuple[int, int]] = set()
+        for path in paths:
+            for follow in (True, False):
+                with contextlib.suppress(OSError, ValueError):
+                    status = os.stat(path, follow_symlinks=follow)
+                    self._ids.add((status.st_ino, status.st_dev))
+        self._inodes = {inode for inode, _ in self._ids}
+
+    def include(self, child: os.DirEntry[bytes]) -> bool:
+        with contextlib.suppress(OSError):
+            if child.inode() in self._inodes:
+                status = child.stat(follow_symlinks=False)
+                return (status.st_ino, status.st_dev) in self._ids
+            if child.is_symlink():
+                status = child.stat()
+                return (status.st_ino, status.st_dev) in self._ids
+        return False
+
+
+def private_paths(cluster: Cluster) -> list[str]:
+    """Return the files on this machine that the hosts file names and that are secret."""
+    keys = (host.identity_file for host in (*cluster.hosts, *cluster.spares))
+    return [path for path in (cluster.job.env_file, *keys) if path]
+
+
+def data_paths(cluster: Cluster) -> list[str]:
+    """Return the paths that the hosts file names as data: the dataset, and what it mounts."""
+    mounts = (mount.partition(":")[0] for mount in cluster.job.mounts)
+    folders = (cluster.job.dataset, cluster.job.metrics_dir, *mounts)
+    return [*filter(None, folders), *cluster.replaced]
+
+
+def own_folders() -> list[str]:
+    """Return ddpctl's own folders. They change during a push and belong to this machine only."""
+    return [str(folder) for folder in (cache_home(), state_home(), home_folder() / ".ddpctl")]
+
+
+def measured(root: bytes, path: bytes, *, named: bool) -> LeftOut:
+    """Add up what is left out with `path`, relative to the tree."""
+    pending, size, count = [os.path.join(root, path)], 0, 0
+    with contextlib.suppress(OSError):
+        size = 0 if os.path.isdir(pending[0]) else os.lstat(pending[0]).st_size
+    while pending and count < _MOST_COUNTED:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as children:
+            for child in children:
+                count += 1
+                if child.is_dir(follow_symlinks=False):
+                    pending.append(child.path)
+                else:
+                    size += child.stat(follow_symlinks=False).st_size
+    return LeftOut(os.fsdecode(path), size, bool(pending), named)

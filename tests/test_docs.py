@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import COMMANDS
+from launcher.outcomes import Exit
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,9 +27,17 @@ def test_links_lead_to_files_and_commands_exist(page: Path) -> None:
     assert set(shown) - set(COMMANDS) == set()
 
 
-def test_the_readme_links_every_page() -> None:
-    linked = {(ROOT / link).resolve() for link in LINK.findall((ROOT / "README.md").read_text())}
-    assert set((ROOT / "docs").glob("*.md")) <= linked
+def test_the_site_lists_every_page_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("nav:\n")[2]
+    listed = re.findall(r": (\S+\.md)$", nav, re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    outside = {"index.md", "contributing.md", "changelog.md", "results.md"}
+    assert sorted(listed) == sorted(pages | outside)
+
+
+def test_the_page_on_exit_codes_has_every_code() -> None:
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    assert [int(code) for code in re.findall(r"(?m)^\| (\d+) \|", page)] == list(Exit)
 
 
 def test_explained_messages_exist() -> None:

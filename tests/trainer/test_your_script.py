@@ -1,0 +1,38 @@
+"""The script of docs/your-script.md trains on two ranks, and resumes where it was stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-script.md"
+
+
+def run(script: Path, epochs: int) -> list[str]:
+    """The epochs that it prints."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script)],
+        env={
+            **os.environ,
+            "EPOCHS": str(epochs),
+            "OMP_NUM_THREADS": "1",
+            "DDPCTL_CHECKPOINT_DIR": str(script.parent),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"epoch (\d+/\d+)  loss", done.stdout)
+
+
+def test_the_script_on_the_page_trains_and_resumes(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    script.write_text(code)
+    assert run(script, epochs=2) == ["1/2", "2/2"]
+    assert run(script, epochs=3) == ["3/3"]

@@ -172,6 +172,8 @@ class JobOptions(TypedDict, total=False):
     user: str
     max_restarts: int
     metrics_dir: str
+    numa: Literal["auto", "off"]
+    torchrun_args: Sequence[str]
     stop_timeout: int
     time_limit: str
 

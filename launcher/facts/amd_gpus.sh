@@ -1,19 +1,25 @@
 #!/bin/sh
 # To be sourced. `amd_gpus` prints a row per node of the KFD driver, separated by tabs: node number,
-# unique_id and memory in bytes (decimal), the name, then `vddnb` for a GPU that is part of a
-# processor. The amdgpu driver reports a northbridge voltage for such GPUs only. Neither KFD nor the
+# unique_id and memory in bytes (decimal), the name, `vddnb` for a GPU that is part of a processor,
+# and the PCI address. The amdgpu driver reports a northbridge voltage for such GPUs only. Neither KFD nor the
 # memory size identifies them (an MI300A is one too, but has no such voltage).
 amd_gpus() {
   for d in /sys/class/kfd/kfd/topology/nodes/*; do
-    id=0 name='' unique=0 render='' bytes=0 kind=''
+    id=0 name='' unique=0 render='' bytes=0 kind='' domain=0 at=''
     { read -r id < "$d/gpu_id"; read -r name < "$d/name"; } 2>/dev/null
     [ "$id" != 0 ] || continue
     while read -r key value; do
-      case $key in unique_id) unique=$value ;; drm_render_minor) render=$value ;; esac
+      case $key in
+        unique_id) unique=$value ;;
+        drm_render_minor) render=$value ;;
+        domain) domain=$value ;;
+        location_id) at=$value ;; # bus, device and function
+      esac
     done 2>/dev/null < "$d/properties"
     g=/sys/class/drm/renderD$render/device
     { read -r bytes < "$g/mem_info_vram_total"; } 2>/dev/null
     for v in "$g"/hwmon/*/in1_label; do read -r kind < "$v"; done 2>/dev/null
-    printf '%s\t%s\t%s\t%s\t%s\n' "${d##*/}" "$unique" "$bytes" "$name" "$kind"
+    pci=${at:+$(printf '%04x:%02x:%02x' "$domain" $((at >> 8)) $((at >> 3 & 31)))}
+    printf '%s\t%s\t%s\t%s\t%s\t%s\n' "${d##*/}" "$unique" "$bytes" "$name" "$kind" "$pci"
   done
 }

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from ..ssh.script_files import load_script
 from ..text import printable
 from . import network, rdma
-from .gpus import Gpu, amd_gpus, nvidia_gpus
+from .gpus import Gpu, amd_gpus, core_list, nvidia_gpus, with_neighbors
 from .hardware import Details, details
 from .network import Address, Interface, IpRoute
 from .rdma import RdmaPort
@@ -39,6 +39,7 @@ class Facts:
     routes: tuple[IpRoute, ...] = ()  # of IPv4, the most specific first
     network_stack: str = ""  # boot id and network namespace: equal if two hosts share addresses
     rdma_ports: tuple[RdmaPort, ...] = ()
+    all_cores: frozenset[int] = frozenset()  # of the machine, online; cores may be fewer
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
     boot_id: str = ""  # equal if two hosts are one machine; "" if unknown
     seconds: float = 0.0  # run time of the script
@@ -127,12 +128,13 @@ def parse(text: str) -> Facts:
         addresses=network.addresses(sections["net"]),
         listening=frozenset(int(port[1], 16) for port in ports if port),
         infiniband=tuple(sections["infiniband"]),
-        gpus=gpus,
+        gpus=with_neighbors(gpus, sections["pci"]),
         gpu_error=gpu_error,
         interfaces=network.interfaces(sections["interfaces"]),
         routes=network.routes(sections["net"]),
         network_stack=f"{boot} {namespace}" if boot and namespace else "",
         rdma_ports=rdma.rdma_ports(sections["rdma"]),
+        all_cores=core_list(first("cpus")),
         gpu_groups=tuple(sorted(groups)),
         boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
         seconds=max(0.0, ended - started),

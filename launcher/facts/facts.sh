@@ -99,9 +99,15 @@ while [ $# -gt 0 ]; do
     gpus)
       gpus=yes; s gpus
       if command -v nvidia-smi >/dev/null 2>&1; then
-        nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits 2>&1
+        nvidia-smi --query-gpu=index,uuid,name,memory.total,pci.bus_id --format=csv,noheader,nounits 2>&1
       fi
       s amd; amd_gpus
+      s pci; for d in /sys/bus/pci/drivers/nvidia/*:* /sys/bus/pci/drivers/amdgpu/*:*; do
+        cpus='' iommu=''
+        { read -r cpus < "$d/local_cpulist"; read -r iommu < "$d/iommu_group/type"; } 2>/dev/null
+        [ -z "$cpus" ] || printf '%s\t%s\t%s\n' "${d##*/}" "$cpus" "$iommu"
+      done
+      s cpus; cat /sys/devices/system/cpu/online 2>/dev/null
       s gpugroups; stat -c %g /dev/kfd /dev/dri/renderD* /dev/dri/card* 2>/dev/null ;;
     check) shift; check "$@"; break ;;
   esac

@@ -1,35 +1,49 @@
-"""The GPUs of a host.
+"""The GPUs of a host, and the cores and the IOMMU next to them.
 
 nvidia-smi lists NVIDIA's. The kernel's KFD driver lists AMD's in /sys/class/kfd, without any tool.
 """
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-_ROW = re.compile(r"([0-9]{1,4})\t([0-9]{1,20})\t([0-9]{1,18})(?:\t([^\t]{0,60}))?(?:\t(vddnb)?)?")
+from ..text import numbers_in
+
+MOST_CORES = 2**16
+_ROW = re.compile(
+    r"([0-9]{1,4})\t([0-9]{1,20})\t([0-9]{1,18})"
+    r"(?:\t([^\t]{0,60}))?(?:\t(vddnb)?)?(?:\t([0-9a-f:]{0,20}))?"
+)
+_PCI = re.compile(r"([0-9a-f:.]{10,16})\t([0-9,-]{1,1000})(?:\t([\w-]{0,20}))?")
 
 
 @dataclass(frozen=True)
 class Gpu:
+    """pci: domain:bus:device. cores: next to the GPU. iommu: its mode, such as DMA or identity."""
+
     index: int
     uuid: str
     name: str
     memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
     vendor: Literal["nvidia", "amd"] = "nvidia"
     integrated: bool = False  # part of a processor: used only where the hosts file names its id
+    pci: str = ""
+    cores: frozenset[int] = frozenset()
+    iommu: str = ""
 
 
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
-    """Parse rows of index, uuid, name and MiB. Any other row is an error: return () and that row."""
+    """Parse rows of index, uuid, name, MiB, PCI address. Any other row is an error: return () and it."""
     gpus = []
     for line in lines:
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) != 4 or not re.fullmatch(r"[0-9]{1,4}", parts[0]):
+        if len(parts) not in (4, 5) or not re.fullmatch(r"[0-9]{1,4}", parts[0]):
             return (), line.strip()
         memory = int(parts[3]) if re.fullmatch(r"[0-9]{1,9}", parts[3]) else None
-        gpus.append(Gpu(int(parts[0]), parts[1], parts[2], memory))
+        pci = pci_address(parts[4]) if len(parts) == 5 else ""
+        gpus.append(Gpu(int(parts[0]), parts[1], parts[2], memory, pci=pci))
     return tuple(gpus), None
 
 
@@ -40,6 +54,33 @@ def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
     for row in sorted(rows, key=lambda row: int(row[1])):
         unique, mib = int(row[2]), int(row[3]) // 2**20
         uuid = f"GPU-{unique:016x}" if 0 < unique < 2**64 else ""
-        name = f"AMD {(row[4] or '').strip() or 'GPU'}"
-        gpus.append(Gpu(len(gpus), uuid, name, mib or None, "amd", row[5] is not None))
+        name, pci = f"AMD {(row[4] or '').strip() or 'GPU'}", pci_address(row[6] or "")
+        gpus.append(Gpu(len(gpus), uuid, name, mib or None, "amd", row[5] is not None, pci))
     return tuple(gpus)
+
+
+def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
+    """Add each GPU's cores and IOMMU mode. lines: PCI address, list of cores, IOMMU mode."""
+    rows = [match for line in lines[:64] if (match := _PCI.fullmatch(line))]
+    known = {pci_address(row[1]): (core_list(row[2]), row[3] or "") for row in rows}
+    known.pop("", None)
+    return tuple(
+        dataclasses.replace(gpu, cores=known[gpu.pci][0], iommu=known[gpu.pci][1])
+        if gpu.pci in known
+        else gpu
+        for gpu in gpus
+    )
+
+
+def core_list(text: str) -> frozenset[int]:
+    """Parse the kernel's `0-15,32-47`; empty for anything else."""
+    try:
+        return numbers_in(text.strip(), MOST_CORES)
+    except ValueError:
+        return frozenset()
+
+
+def pci_address(text: str) -> str:
+    """Normalize a PCI address: `00000000:3B:00.0` and `0000:3b:00` become `0000:3b:00`."""
+    match = re.fullmatch(r"0*([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?", text.lower())
+    return match[1] if match else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..run_id import is_run_id
 from ..ssh.script_files import load_script
 from ..text import printable
+from .gpus import pci_address
 
 BUSY_MIB = 500  # a GPU with at least this much memory in use is busy
 IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
@@ -90,7 +91,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
 
     kernel: lines of the kernel log with the driver's errors.
     """
-    xids = tuple((_pci(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
+    xids = tuple((pci_address(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
     try:
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
@@ -157,7 +158,7 @@ def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) ->
         repair_failed=any_is("Yes", "remapped_rows/remapped_row_failure"),
         slowed=any_is("Active", *_SLOWED),
         narrow=0 < lanes("current") < lanes("max"),
-        pci=_pci(gpu.get("id", "")),
+        pci=pci_address(gpu.get("id", "")),
         processes=tuple(
             dataclasses.replace(
                 owners.get(pid := _text(process, "pid"), Process(_number(pid))),
@@ -168,12 +169,6 @@ def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) ->
             if "C" in (_text(process, "type") or "C")  # graphics processes use next to no memory
         ),
     )
-
-
-def _pci(text: str) -> str:
-    """Normalise a PCI address: `00000000:3B:00.0` and `0000:3b:00` become `0000:3b:00`."""
-    match = re.fullmatch(r"0*([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?", text.lower())
-    return match[1] if match else ""
 
 
 def _text(node: ElementTree.Element, path: str) -> str:

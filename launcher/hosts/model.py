@@ -83,6 +83,8 @@ class Job:
     stop_timeout: int = 60
     time_limit: int | None = None
     metrics_dir: str | None = None
+    numa: Literal["auto", "off"] = "auto"
+    torchrun_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

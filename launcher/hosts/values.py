@@ -27,6 +27,22 @@ SET_BY_DDPCTL = frozenset(
         *("MASTER_ADDR", "MASTER_PORT"),
     }
 )
+_LOGS = "remove it: `ddpctl logs` shows the output of every rank"
+_RENDEZVOUS = "remove it: ddpctl tells the nodes where to meet"
+_SCRIPT = "put it into job.command"
+TORCHRUN_FLAGS = {  # those that ddpctl sets: what to do instead
+    "--nnodes": "list the nodes under hosts:",
+    "--nproc-per-node": "set job.nproc_per_node",
+    "--max-restarts": "set job.max_restarts",
+    "--master-port": "set job.master_port",
+    "--master-addr": "set internal_ip of the first host",
+    **dict.fromkeys(("--node-rank", "--standalone"), _RENDEZVOUS),
+    **dict.fromkeys(
+        (f"--rdzv-{what}" for what in ("backend", "endpoint", "id", "conf")), _RENDEZVOUS
+    ),
+    **dict.fromkeys(("--redirects", "-r", "--tee", "-t", "--log-dir", "--logs-specs"), _LOGS),
+    **dict.fromkeys(("--module", "-m", "--no-python", "--run-path", "--"), _SCRIPT),
+}
 _NUMBER = re.compile("0|-?[1-9][0-9]{0,29}")  # YAML would read a leading 0 as octal
 _STARTS_PYTHON = re.compile(r"python[0-9.]*|torchrun")
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
@@ -240,6 +256,21 @@ def arguments(value: RawValue) -> tuple[str, ...]:
     return list_of(as_written)(value)
 
 
+def torchrun_flags(value: RawValue) -> tuple[str, ...]:
+    """Read flags for torchrun, except those that ddpctl sets: argparse accepts prefixes of them too."""
+    words = arguments(value)
+    for word in words:
+        flag = word.partition("=")[0].replace("_", "-")
+        if not flag.startswith("--"):
+            flag = flag[:2]  # -r3
+        for own, remedy in TORCHRUN_FLAGS.items():
+            if flag == own or (own.startswith(flag) and len(flag) > 2):
+                raise wrong(value, remedy, f"{quoted(word)}, which ddpctl sets itself")
+    if words and not words[0].startswith("-"):
+        raise wrong(value, "put the script into job.command", quoted(words[0]))
+    return words
+
+
 def wrong_env_name(name: str) -> str:
     """Return the remedy if the job's environment may not set `name`, else ""."""
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
@@ -285,6 +316,7 @@ READERS: Mapping[str, Reader] = {  # by `x-reader`
     "address": address,
     "command": command,
     "arguments": arguments,
+    "torchrun flags": torchrun_flags,
     "env": mapping_of(_env_name, as_written),  # {B: yes} gives "yes"
     "capabilities": list_of(_capability),
     "duration": duration,

@@ -130,7 +130,7 @@ def _node(
     env = {
         **environment.run_variables(plan, cluster.nnodes, rank, paths),
         **environment.network_variables(address, facts, env_names),
-        **environment.machine_variables(plan, cluster, inputs.facts, nproc, rank),
+        **environment.machine_variables(plan, cluster, inputs.facts, nproc, rank, env_names),
         **environment.user_variables(plan, facts),
         **environment.gpu_variables(plan.engine, host, gpus, facts),
     }

@@ -6,8 +6,13 @@ from ..facts import rdma
 from ..facts.facts import Facts
 from ..facts.network import Address
 from ..hosts import Cluster, Host
+from ..text import ranges
 from .plan import EngineTraits, JobPaths, Plan
+from .topology import rank_cores, same_machine
 
+GPU_ORDER = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
+)  # if the user sets one of these, a rank's GPU is unknown
 Variables = dict[str, str | None]  # None: only the host knows the value, and it was not asked yet
 
 
@@ -43,23 +48,31 @@ def network_variables(
 
 
 def machine_variables(
-    plan: Plan, cluster: Cluster, facts: Sequence[Facts], nproc: Sequence[int | None], rank: int
+    plan: Plan,
+    cluster: Cluster,
+    facts: Sequence[Facts],
+    nproc: Sequence[int | None],
+    rank: int,
+    env_names: Collection[str],
 ) -> Variables:
-    """Share the machine with the run's other nodes on it. nproc: processes of each node.
-
-    Hosts with the same boot id are one machine, whatever their names.
-    """
-    host = cluster.hosts[rank]
-    boot_ids = [own.boot_id for own in facts] or [""] * cluster.nnodes
-    processes = [
-        count or 1
-        for other, count, boot_id in zip(cluster.hosts, nproc, boot_ids, strict=True)
-        if other.machine == host.machine or boot_id == boot_ids[rank] != ""
-    ]
-    threads = str(max(1, facts[rank].cores // sum(processes))) if facts else None
-    env: Variables = {"OMP_NUM_THREADS": threads}
-    if plan.options.network_only and len(processes) > 1:  # NCCL takes each node for a machine
+    """Share the machine with the run's other nodes on it. nproc: processes of each node."""
+    job, hosts = plan.job, cluster.hosts
+    here = same_machine(hosts, facts, rank)
+    processes = sum(nproc[node] or 1 for node in here)
+    env: Variables = {"OMP_NUM_THREADS": None}
+    if facts:
+        env["OMP_NUM_THREADS"] = str(max(1, facts[rank].cores // processes))
+    if plan.options.network_only and len(here) > 1:  # NCCL takes each node for a machine
         env["NCCL_HOSTID"] = f"ddpctl-{rank}"
+    reorders = not GPU_ORDER.isdisjoint(env_names)
+    binds = any(word.replace("_", "-").startswith("--numa") for word in job.torchrun_args)
+    if job.numa == "off" or hosts[rank].gpus == 0 or reorders or binds:
+        return env
+    if not facts:
+        return env | {"DDPCTL_RANK_CORES": None}
+    nodes = [hosts[node] for node in here], [nproc[node] for node in here]
+    if cores := rank_cores(*nodes, facts[rank])[here.index(rank)]:
+        env["DDPCTL_RANK_CORES"] = " ".join(map(ranges, cores))
     return env
 
 

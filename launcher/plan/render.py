@@ -11,7 +11,7 @@ from .supervisor_spec import torchrun_command
 
 ASKED = "<asked at launch>"  # in a dry run, for values that only the hosts know
 LABELS_AT_LAUNCH = [f"{LABEL}.{key}" for key in ("master-port", "gpus", "since")]
-OF_JOB = ("image", "dataset", "workdir", "stop_timeout", "time_limit", "max_restarts")
+OF_JOB = ("image", "dataset", "workdir", "stop_timeout", "time_limit", "max_restarts", "numa")
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"workdir       {job.workdir} -> /workspace"
     if job.dataset:
         yield f"dataset       {job.dataset} -> /data (read-only)"
+    yield f"numa          {job.numa}"
     used = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
     yield f"max-restarts  {job.max_restarts}{used}"
     yield f"stop-timeout  {duration(job.stop_timeout)}"

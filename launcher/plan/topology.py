@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from ..errors import UsageError
@@ -47,6 +48,40 @@ def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
         uuid if UUID.fullmatch(uuid := uuids.get(gpu, "")) else f"gpu-{gpu}": gpu
         for gpu in gpu_ids(host, facts)
     }
+
+
+def rank_cores(
+    hosts: Sequence[Host], nproc: Sequence[int | None], facts: Facts
+) -> list[list[frozenset[int]]]:
+    """Return the cores next to the GPU of each rank, by node on this machine; [] for free ranks.
+
+    hosts, nproc: the run's nodes on the machine. Ranks are free unless the run has all GPUs of the
+    machine, one per rank, and these are spread evenly over all of its cores: else a rank could lose
+    cores that it needs for its data loaders.
+    """
+    free: list[list[frozenset[int]]] = [[] for _ in hosts]
+    ids = [gpu_ids(host, facts) for host in hosts]
+    gpus = {gpu.index: gpu for gpu in facts.gpus if not gpu.integrated}
+    one_each = all(len(own) == count for own, count in zip(ids, nproc, strict=True))
+    in_order = all(list(own) == sorted(own) for own in ids)
+    all_of_them = sorted(i for own in ids for i in own) == sorted(gpus)
+    alike = len({gpu.name for gpu in gpus.values()}) == 1  # CUDA lists faster models first
+    groups = Counter(gpu.cores for gpu in gpus.values())
+    is_even = len(groups) > 1 and len(set(groups.values())) == 1
+    all_cores = sorted(core for group in groups for core in group) == sorted(facts.all_cores)
+    if not (one_each and in_order and all_of_them and alike and is_even and all_cores):
+        return free
+    return [[gpus[i].cores for i in own] for own in ids]
+
+
+def same_machine(hosts: Sequence[Host], facts: Sequence[Facts], rank: int) -> list[int]:
+    """Return the ranks of the nodes on this node's machine. One boot id is one machine."""
+    boot_ids = [own.boot_id for own in facts] or [""] * len(hosts)
+    return [
+        other
+        for other, host in enumerate(hosts)
+        if host.machine == hosts[rank].machine or boot_ids[other] == boot_ids[rank] != ""
+    ]
 
 
 def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:

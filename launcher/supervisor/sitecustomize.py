@@ -1,7 +1,8 @@
-"""Runs when Python starts in a rank: sets TORCHELASTIC_RESTART_COUNT, and prepares for `stacks`.
+"""Runs when Python starts in a rank, and prepares it.
 
-It installs a signal handler that writes the rank's stack. torchrun's own count is always 0, because
-ddpctl starts torchrun again for each restart in place.
+Answers signals with the rank's stack, stays on the cores next to its GPU, may open many files, and
+has the right TORCHELASTIC_RESTART_COUNT. torchrun's own count is always 0, because ddpctl starts
+torchrun again for each restart in place.
 
 The supervisor copies this file to its own folder and puts that folder first on torchrun's
 PYTHONPATH. This code must not break anything. So it ignores errors, removes the folder from
@@ -18,6 +19,7 @@ import sys
 # stack inside the signal handler, so even a thread that waits in C for another rank responds.
 MAIN_THREAD, ALL_THREADS = 58, 59
 HIGH = 200  # the script may expect its descriptors to have the usual low numbers
+OPEN_FILES = 65536  # data loader workers pass tensors as files; a usual limit is 1024
 
 
 def listen(folder: str) -> None:
@@ -50,17 +52,37 @@ def leave(folder: str, is_rank: bool) -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
+def pin(_: str) -> None:
+    """Run this rank and its children on the cores next to its GPU."""
+    lists = os.environ["DDPCTL_RANK_CORES"].split()
+    cores: set[int] = set()
+    for part in lists[int(os.environ["LOCAL_RANK"])].split(","):
+        low, _, high = part.partition("-")
+        cores.update(range(int(low), int(high or low) + 1))
+    os.sched_setaffinity(0, cores & os.sched_getaffinity(0))
+
+
+def allow_open_files(_: str) -> None:
+    """Raise the soft limit on open files to the hard limit, but at most to OPEN_FILES."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def begin() -> None:
     folder = os.path.dirname(__file__)
     is_rank = "RANK" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
-    try:
-        leave(folder, is_rank)
-        if is_rank:
-            if "DDPCTL_RESTART_COUNT" in os.environ:
-                os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["DDPCTL_RESTART_COUNT"]
-            listen(folder)
-    except Exception:  # the run matters more than its stacks
-        pass
+    leave(folder, is_rank)
+    if is_rank and "DDPCTL_RESTART_COUNT" in os.environ:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["DDPCTL_RESTART_COUNT"]
+    for act in (listen, pin, allow_open_files) if is_rank else ():
+        try:
+            act(folder)
+        except Exception:  # the run matters more
+            pass
     ours = sys.modules.pop("sitecustomize")
     try:
         __import__("sitecustomize")  # the user's, or the image's

@@ -131,6 +131,8 @@ jobs = st.builds(
     cap_add=st.lists(st.sampled_from(["SYS_PTRACE", "ALL"])).map(tuple),
     ulimits=st.dictionaries(st.sampled_from(["nofile", "memlock"]), st.integers(-1, 2**40)),
     user=st.sampled_from(["host", "root", "0:0", "12:34", "1000:1000"]),
+    numa=st.sampled_from(["auto", "off"]),
+    torchrun_args=st.sampled_from([(), ("--role", "a b"), ("--local-addr=::1",)]),
     max_restarts=st.integers(0, 1000),
     stop_timeout=st.integers(0, 86400),
     time_limit=st.none() | st.integers(1, 365 * 86400),

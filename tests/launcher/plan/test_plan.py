@@ -10,6 +10,7 @@ from host_facts import facts, gpus
 
 from launcher.diagnosis.error_texts import FAILURE_TABLE
 from launcher.errors import UsageError
+from launcher.facts.facts import Facts
 from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
 from launcher.facts.rdma import Gid, RdmaPort
@@ -165,7 +166,9 @@ def test_before_the_hosts_are_asked_unknown_values_are_none_and_a_dry_run_says_s
 def test_a_dry_run_names_everything_that_a_launch_sets(user: str) -> None:
     """The rows of both differ in their values only."""
     text = f"hosts: [{{host: a, gpus: [0, 1]}}, b]\njob: {{user: {user}}}"
-    host = facts(infiniband=("uverbs0",), rdma_ports=(roce("mlx5_0", "10.0.0.1"),), gpus=gpus(2))
+    near = tuple(replace(gpu, cores=CORES[gpu.index]) for gpu in gpus(2))
+    host = facts(infiniband=("uverbs0",), rdma_ports=(roce("mlx5_0", "10.0.0.1"),), gpus=near)
+    host = replace(host, all_cores=frozenset(range(16)))
     second = replace(host, addresses=(Address("10.0.0.1", "ib0"),), network_stack="other")
     asked = PlanInputs((host, second), ("i", "i"), dataset_digest="d")
 
@@ -437,7 +440,7 @@ def test_a_dry_run_does_not_know_the_hosts_infiniband() -> None:
     assert (container.devices, container.cap_add) == ((), ())
     assert set(container.env_at_launch) == {
         "NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
-        "OMP_NUM_THREADS", "USER", "LOGNAME",
+        "OMP_NUM_THREADS", "DDPCTL_RANK_CORES", "USER", "LOGNAME",
     }  # fmt: skip
     assert not set(container.env_at_launch) & set(container.env)
     mine = planned("hosts: [a]", env_names=("NCCL_IB_HCA", "USER")).nodes[0].container
@@ -503,3 +506,65 @@ def test_a_node_is_labelled_with_its_gpus_and_the_time_it_asked_for_them() -> No
     assert (labels["io.ddpctl.gpus"], labels["io.ddpctl.since"]) == ("GPU-0,gpu-1", "12.346")
     assert plan.key == (12.346, "r")  # as others read it, else both of two could go first
     assert plan.resources(plan.nodes[0]) == {"GPU-0", "gpu-1", f"port {plan.master_port}"}
+
+
+CORES = (frozenset(range(8)), frozenset(range(8, 16)))
+
+
+def numa_host(**changes: Any) -> Facts:
+    """A host with two NUMA nodes and two GPUs at each."""
+    near = [replace(gpu, cores=CORES[gpu.index // 2]) for gpu in gpus(4)]
+    return facts(gpus=tuple(near), all_cores=frozenset(range(16)), boot_id="b", **changes)
+
+
+def rank_cores_of(text: str, *hosts: Facts, env_names: tuple[str, ...] = ()) -> list[str | None]:
+    inputs = PlanInputs(hosts, ("i",) * len(hosts))
+    plan = planned(text, inputs=inputs, env_names=env_names)
+    return [node.container.env.get("DDPCTL_RANK_CORES") for node in plan.nodes]
+
+
+def test_ranks_run_on_the_cores_next_to_their_gpus() -> None:
+    assert rank_cores_of("hosts: [a]", numa_host()) == ["0-7 0-7 8-15 8-15"]
+    halves = "hosts: [{host: a, gpus: [0, 2]}, {host: a, gpus: [1, 3]}]"
+    assert rank_cores_of(halves, numa_host(), numa_host()) == ["0-7 8-15"] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "env_names"),
+    [
+        ("{hosts: [a], job: {numa: off}}", numa_host(), ()),
+        ("{hosts: [a], job: {torchrun_args: [--numa_binding=node]}}", numa_host(), ()),
+        ("hosts: [a]", numa_host(), ("CUDA_VISIBLE_DEVICES",)),
+        ("hosts: [{host: a, gpus: [0, 1]}]", numa_host(), ()),  # others may use the rest
+        ("{hosts: [a], job: {nproc_per_node: 2}}", numa_host(), ()),  # two GPUs per rank
+        ("hosts: [{host: a, gpus: 0}]", numa_host(), ()),
+        ("hosts: [{host: a, gpus: [3, 2, 1, 0]}]", numa_host(), ()),
+        ("hosts: [a]", facts(gpus=gpus(4), all_cores=CORES[0]), ()),  # nothing is known
+        ("hosts: [a]", replace(numa_host(), all_cores=frozenset(range(32))), ()),  # idle cores
+        ("hosts: [a]", replace(numa_host(), all_cores=CORES[0]), ()),
+        ("hosts: [a]", replace(numa_host(), gpus=numa_host().gpus[:3]), ()),  # uneven
+        ("hosts: [a]", replace(numa_host(), gpus=numa_host().gpus[:2]), ()),  # one NUMA node
+        (
+            "hosts: [a]",
+            replace(
+                numa_host(), gpus=(replace(numa_host().gpus[0], name="L4"), *numa_host().gpus[1:])
+            ),
+            (),
+        ),
+    ],
+)
+def test_ranks_whose_cores_are_unclear_run_anywhere(
+    text: str, host: Facts, env_names: tuple[str, ...]
+) -> None:
+    assert rank_cores_of(text, host, env_names=env_names) == [None]
+
+
+def test_a_dry_run_says_that_the_cores_of_ranks_are_found_out_at_launch() -> None:
+    shown = plan_text(planned("{hosts: [a, {host: b, gpus: 0}], job: {numa: auto}}"))
+    assert "numa          auto" in shown
+    assert shown.count("DDPCTL_RANK_CORES=<asked at launch>") == 1
+
+
+def test_torchrun_gets_the_flags_of_the_job() -> None:
+    plan = planned("{hosts: [a], job: {command: [x.py], torchrun_args: [--role, a]}}")
+    assert torchrun(plan, 0)[-5:] == ["0", "--role", "a", "--", "x.py"]

@@ -33,7 +33,7 @@ Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supp
 
 
 def main() -> None:
-    """Run the command line; exit with a code of docs/your-script.md. typer exits with 2 on usage errors."""
+    """Run the command line; exit with a code of docs/exit-codes.md. typer exits with 2 on usage errors."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a followed node takes three
     application()(prog_name="ddpctl")

@@ -1,6 +1,6 @@
 """Record docs/pictures/: real terminals on the simulated cluster, and a report in a real browser.
 
-python scripts/pictures.py        (takes minutes; needs tmux, chromium, a Docker Engine, scripts/test-images)
+python scripts/pictures.py       (takes minutes; needs tmux, chromium, an engine, scripts/test-images)
 
 A terminal is a tmux session. Its screen is taken four times a second, with the colors that the programs
 printed; nothing is added, left out or cut. Only pauses longer than PAUSE are shortened.

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -116,6 +117,13 @@ def run(row: Row, config: Config) -> Result:
             printed = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
             raise TrainerError(f"{row.name}: exit code {done.returncode}: {printed[-1]}")
         return measured(row, records(Path(out) / "metrics.jsonl"))
+
+
+def note_cpu_time(line: dict[str, Any]) -> None:
+    """Write the CPU time of this process beside each line of progress, for --report-to."""
+    if line["kind"] == "train":
+        with Path(os.environ["CPU_TIMES"]).open("a") as file:
+            file.write(json.dumps([line["samples"], time.process_time()]) + "\n")
 
 
 def records(path: Path) -> list[dict[str, Any]]:

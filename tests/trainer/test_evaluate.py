@@ -14,6 +14,7 @@ from trainer import evaluate as evaluation
 from trainer.distributed import Ranks
 from trainer.evaluate import evaluate, record_evaluation
 from trainer.model import flatten
+from trainer.poll import Stopped
 from trainer.state import Training
 
 # Blocks of 10: 51 images are 6 blocks with one image in the last, so ranks get unequal shares.
@@ -192,6 +193,17 @@ def test_evaluation_uses_mixed_precision() -> None:
     t.net.model.register_forward_hook(lambda net, args, out: dtypes.append(out.dtype))
     evaluate(t, "test")
     assert set(dtypes) == {torch.bfloat16} and len(dtypes) == 6
+
+
+def test_a_stop_is_noticed_after_one_block_and_leaves_no_result() -> None:
+    t = make(None, *FLAGS)
+    blocks: list[int] = []
+    t.net.model.register_forward_hook(lambda net, args, out: blocks.append(len(out)))
+    t.poll.stop.name = "SIGTERM"
+    with pytest.raises(Stopped):
+        record_evaluation(t, "test")
+    assert blocks == [10] and t.log.last == {} and t.best == {}
+    assert evaluation.STOP_EVERY == 50  # blocks, on a GPU
 
 
 def test_averaged_weights_are_what_is_evaluated_and_exported(tmp_path: Path) -> None:

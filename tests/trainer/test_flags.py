@@ -327,3 +327,19 @@ def test_limits_themselves_are_allowed_and_what_is_beyond_is_not(
 
 def test_config_survives_json() -> None:
     assert json.loads(flags.as_json(parse()))["model"] == "resnet18"
+
+
+def test_settings_that_may_change_on_resume_without_a_word_leave_the_results_alone() -> None:
+    """Or they are compared otherwise: what the network and the data are, and the batch."""
+    silent = {field.name for field in dataclasses.fields(Config) if not field.metadata["noted"]}
+    compared = "model stem width num_classes opt seed drop_last canonical_shards"
+    start = "weights synthetic_train synthetic_test synthetic_size val_split"
+    batch = "batch_size global_batch grad_accum_steps elastic"
+    places = "data out checkpoint_dir resume resume_override preset"
+    machine = "workers device spawn threads timeout"
+    output = (
+        "save_every keep export_every eval_every eval_batch_size test_only tta metric report_to"
+    )
+    watching = "max_time check_every profile print_every"
+    groups = (compared, start, batch, places, machine, output, watching)
+    assert silent == {name for group in groups for name in group.split()}

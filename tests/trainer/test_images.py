@@ -402,6 +402,21 @@ def test_without_a_network_the_remedy_is_named(
         load_dataset(Config(data="download"), CPU)
 
 
+def test_a_server_that_falls_silent_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[object] = []
+
+    def silent(url: str, timeout: float) -> None:
+        given.extend((url, timeout))
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("urllib.request.urlopen", silent)
+    with pytest.raises(DataError, match=r"kriz/cifar-100-python.tar.gz: cannot be fetched \(timed"):
+        fetch.fetch("cifar100", tmp_path / "a" / "cache")
+    assert given == [fetch.SOURCES["cifar100"].url, 30]  # seconds
+
+
 def test_downloaded_images_are_kept_in_the_cache_folder(
     tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,6 +254,19 @@ def test_each_rank_writes_a_trace_of_the_profiled_steps(tmp_path: Path) -> None:
         assert "aten::convolution" in names and any("all_reduce" in name for name in names)
 
 
+@pytest.mark.parametrize(("steps", "recorded"), [("1:2", {0, 1}), ("2:2", {1})])
+def test_the_first_steps_may_be_profiled(tmp_path: Path, steps: str, recorded: set[int]) -> None:
+    t = make(None, "--out", str(tmp_path), "--profile", steps)
+    images = batches(t)
+    with train.make_profiler(t.config, t.ranks) as profiler:
+        for _ in range(4):
+            train.train_step(t, images)
+            profiler.step()
+    trace = json.loads((tmp_path / "trace-rank-0.json").read_text())
+    names = {event["name"] for event in trace["traceEvents"] if "ProfilerStep" in event["name"]}
+    assert names == {f"ProfilerStep#{n}" for n in recorded}
+
+
 def no_compiler() -> None:
     def broken(*args: object, **kwargs: object) -> object:
         raise RuntimeError("No working C++ compiler found\nmore")

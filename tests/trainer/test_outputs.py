@@ -114,13 +114,23 @@ def test_a_line_of_progress_has_the_means_since_the_line_before(
         None,
     )
     assert not p.due(34)
-    now[0] += LONGEST_SILENCE
+    now[0] += LONGEST_SILENCE - 0.5
+    assert not p.due(34)
+    now[0] += 0.5
     assert p.due(34)
+    p.add(0.75, 1.0, [0.75, 1.0])
+    assert p.fields(step=34, epoch=5, lr=0.25)["loss"] == 0.75
+    assert p.fields(step=34, epoch=5, lr=0.25)["loss"] == 0.0  # nothing was trained since
+    assert LONGEST_SILENCE == 60.0
 
 
 def test_utilization_is_the_share_of_a_known_gpus_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    for name, peak in (("NVIDIA H200", 989.0), ("NVIDIA A100-SXM4-80GB", 312.0), ("Other", None)):
+    for name, peak in (  # of dense bf16 products, as NVIDIA publishes them
+        ("NVIDIA B200", 2250.0), ("NVIDIA H200", 989.0), ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0), ("NVIDIA L40S", 362.0), ("Other", None),
+        ("NVIDIA GeForce RTX 4090", 165.0), ("NVIDIA GeForce RTX 3090", 71.0),
+    ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert peak_tflops(gpu) == peak
     assert peak_tflops(torch.device("cpu")) is None

@@ -15,7 +15,8 @@ from trainer_ranks import Job, make, metrics, newest_state, on_ranks, same
 
 from trainer import checkpoint
 from trainer.distributed import Ranks
-from trainer.restore import check_fits, restore
+from trainer.errors import CheckpointError
+from trainer.restore import Restored, check_fits, restore
 from trainer.state import identity, to_checkpoint
 
 FLAT = ("--schedule", "constant", "--warmup-epochs", "0", "--epochs", "3")  # 7 steps an epoch
@@ -430,3 +431,60 @@ def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:
     missing = Job(tmp_path / "run", *steps(10), "--resume", str(tmp_path / "nowhere"))
     assert missing.codes() == [4]
     assert "no checkpoint there" in missing.log()
+
+
+def chosen(folder: Path, *flags: str, later_attempt: bool = False) -> Restored | None:
+    """What one rank with this output folder resumes from."""
+    t = make(None, "--out", str(folder), *flags)
+    return restore(t.config, t.ranks, later_attempt=later_attempt)
+
+
+def test_a_checkpoint_is_found_by_its_folder_its_runs_or_ckpt(tmp_path: Path) -> None:
+    t = make()
+    state, meta = to_checkpoint(t)
+    for step in (7, 14):
+        checkpoint.save(tmp_path, state, meta | {"step": step}, keep=3)
+    ckpt = tmp_path / "ckpt"
+    for flags, step in (
+        (("--resume", "auto"), 14),
+        (("--test-only",), 14),
+        (("--resume", str(tmp_path)), 14),
+        (("--resume", str(ckpt)), 14),
+        (("--resume", str(ckpt / "step-00000007")), 7),
+    ):
+        restored = chosen(tmp_path, *flags)
+        assert restored and (restored.step, restored.name) == (step, f"ckpt/step-{step:08d}")
+        assert restored.sender is None and restored.warnings == ()
+        assert same(restored.state, state) and restored.meta["step"] == step
+    assert chosen(tmp_path) is None and chosen(tmp_path, "--resume", "none") is None
+    (ckpt / "step-00000014" / "state.pt").write_bytes(b"damaged")
+    restored = chosen(tmp_path, "--resume", "auto")
+    assert restored and restored.step == 7
+    assert "step-00000014: state.pt is damaged" in restored.warnings[0]
+    damaged = ("--resume", str(ckpt / "step-00000014"))
+    with pytest.raises(CheckpointError, match=r"^--resume .*14: state.pt is damaged"):
+        chosen(tmp_path, *damaged)
+
+
+def test_finding_no_checkpoint_is_an_error_where_one_is_needed(tmp_path: Path) -> None:
+    assert chosen(tmp_path, "--resume", "auto") is None
+    assert chosen(tmp_path, "--resume", "auto", later_attempt=True) is None
+    with pytest.raises(CheckpointError, match=f"^--test-only: no checkpoint in {tmp_path}$"):
+        chosen(tmp_path, "--test-only")
+    with pytest.raises(CheckpointError, match=f"^--resume {tmp_path}: no checkpoint there$"):
+        chosen(tmp_path, "--resume", str(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text('{"v": 1, "kind": "checkpoint", "step": 3}\n')
+    assert chosen(tmp_path, "--resume", "auto") is None
+    with pytest.raises(
+        CheckpointError, match=r"metrics.jsonl lists checkpoints, but no rank finds"
+    ):
+        chosen(tmp_path, "--resume", "auto", later_attempt=True)
+    with pytest.raises(
+        CheckpointError, match=r"metrics.jsonl: not a checkpoint folder: pass a ckpt"
+    ):
+        chosen(tmp_path, "--resume", str(tmp_path / "metrics.jsonl"))
+    (tmp_path / "ckpt" / "step-00000003").mkdir(parents=True)
+    with pytest.raises(
+        CheckpointError, match=r"^every checkpoint is damaged: .*--resume none starts"
+    ):
+        chosen(tmp_path, "--resume", "auto")

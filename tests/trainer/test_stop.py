@@ -129,7 +129,9 @@ def test_a_checkpoint_is_due_every_so_many_seconds_or_steps(
     assert [step for step in range(195, 205) if saver.due(step, (20, "st"))] == [
         200, 201, 202, 203, 204
     ]  # fmt: skip
-    assert not saver.due(10_000, (5, "ep")) and not saver.due(10_000, (0, "ep"))
+    assert not any(saver.due(10_000, every) for every in ((1, "ep"), (5, "ep"), (0, "st")))
+    fresh = make().saver
+    assert [step for step in range(1, 6) if fresh.due(step, (3, "st"))] == [3, 4, 5]
 
 
 def test_a_checkpoint_that_is_due_at_an_epochs_end_is_saved_after_evaluating(

@@ -19,8 +19,9 @@ from trainer_ranks import LEAKS, RANK_NAMES, TINY, Job, metrics, newest_state, s
 from trainer.cli import main
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 TRAINER = ["-m", "trainer", *TINY]
+BATCH = TINY.index("--global-batch")
 
 
 def start(command: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
@@ -36,9 +37,9 @@ def start(command: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 150) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        text, _ = process.communicate(timeout=timeout)
+        text, _ = process.communicate(timeout=150)
     finally:
         process.kill()
     return process.returncode, text
@@ -48,40 +49,57 @@ def status(out: Path) -> dict[str, object]:
     return dict(json.loads((out / "status.json").read_text()))
 
 
-def rank_pids(out: Path, process: subprocess.Popen[str], step: int) -> dict[int, int]:
-    """Process ids by rank from the start-up lines, once training has reached `step`."""
-    deadline, text = time.monotonic() + 60, ""
+def rank_pids(out: Path, process: subprocess.Popen[str], step: int, count: int = 2) -> list[int]:
+    """Process ids in rank order from the start-up lines, once training has reached `step`."""
+    deadline, text = time.monotonic() + 120, ""
     assert process.stdout
-    while time.monotonic() < deadline and len(re.findall(r"pid (\d+)", text)) < 2:
-        text += process.stdout.readline()
-    while not any(m["kind"] == "train" and m["step"] >= step for m in metrics(out)):
+    while len(re.findall(r"pid (\d+)", text)) < count:
+        line = process.stdout.readline()
+        assert line and time.monotonic() < deadline, text
+        text += line
+    while last_step(out) < step:
         assert process.poll() is None and time.monotonic() < deadline, text
         time.sleep(0.01)
-    return {int(r): int(p) for r, p in re.findall(r"rank (\d)/2, .*pid (\d+)", text)}
+    return [int(pid) for _, pid in sorted(re.findall(r"rank (\d)/\d, .*pid (\d+)", text))]
 
 
-def test_sigterm_to_one_rank_is_an_orderly_end_of_the_job(tmp_path: Path) -> None:
-    process = start([*TORCHRUN, *TRAINER], tmp_path / "run", "--epochs", "500")
-    os.kill(rank_pids(tmp_path / "run", process, 3)[1], signal.SIGTERM)
-    code, text = finish(process, timeout=30)
-    assert code == 0, text
-    assert status(tmp_path / "run")["state"] == "preempted"
-    assert status(tmp_path / "run")["reason"] == "SIGTERM on rank 1"
+def last_step(out: Path) -> int:
+    return max((m["step"] for m in metrics(out) if m["kind"] == "train"), default=0)
 
 
-def test_sigterm_to_torchrun_saves_too(tmp_path: Path) -> None:
-    process = start([*TORCHRUN, *TRAINER], tmp_path / "run", "--epochs", "500")
-    rank_pids(tmp_path / "run", process, 3)
-    process.send_signal(signal.SIGTERM)
-    finish(process, timeout=30)  # torchrun's own code is not 0 here
-    found = status(tmp_path / "run")
-    assert found["state"] == "preempted"
-    assert (tmp_path / "run" / str(found["checkpoint"])).is_dir()
+def losses(out: Path) -> list[tuple[int, float]]:
+    return [(m["step"], m["loss"]) for m in metrics(out) if m["kind"] == "train"]
+
+
+def test_four_ranks_three_and_again_four_have_the_losses_of_four(tmp_path: Path) -> None:
+    """With default flags, which give the batch per rank. SIGTERM ends each start, orderly: once to one
+    rank, once to torchrun, and once more to a rank."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    flags = [*TRAINER[: BATCH + 2], "--batch-size", "4", *TRAINER[BATCH + 4 :], "--epochs", "500"]
+    texts = []
+    for ranks, to_torchrun in ((4, False), (3, True), (4, False)):
+        before = last_step(out)
+        process = start([*TORCHRUN, str(ranks), *flags, "--resume", "auto"], out)
+        pids = rank_pids(out, process, before + 3, ranks)
+        os.kill(process.pid if to_torchrun else pids[1], signal.SIGTERM)
+        code, text = finish(process)
+        assert to_torchrun or code == 0, text  # torchrun has a code of its own for a signal
+        assert status(out)["state"] == "preempted"
+        assert to_torchrun or status(out)["reason"] == "SIGTERM on rank 1"
+        assert (out / "ckpt" / f"step-{last_step(out):08d}").is_dir()
+        texts.append(text)
+    four = Job(whole, "--batch-size", "4", "--epochs", "500", count=4)
+    four.wait_for("train", step=last_step(out), timeout=120)
+    four.signal(0)
+    four.codes()
+    assert losses(out) == losses(whole)[: last_step(out)]
+    assert "world size 4 -> 3: same batches, same order" in texts[1]
+    assert "global batch 16 = 8+4+4 on 3 rank(s), in 4 micro-batch(es)" in texts[1]
 
 
 def test_a_killed_rank_and_torchruns_restart_resume_to_the_same_weights(tmp_path: Path) -> None:
     flags, out = ("--epochs", "15", "--save-every", "5st"), tmp_path / "run"
-    process = start([*TORCHRUN, "--max-restarts", "1", *TRAINER], out, *flags)
+    process = start([*TORCHRUN, "2", "--max-restarts", "1", *TRAINER], out, *flags)
     os.kill(rank_pids(out, process, 12)[1], signal.SIGKILL)
     code, text = finish(process)
     assert code == 0, text
@@ -110,7 +128,7 @@ def test_torchrun_names_the_rank_that_failed(tmp_path: Path) -> None:
     """However slow the machine is: no rank waits for a time-out, which is longer than this test."""
     tree, bad = tree_with_a_corrupt_file(tmp_path, rank=1, world_size=2)
     flags = (*tree_flags(tree), "--timeout", "100000")
-    code, text = finish(start([*TORCHRUN, *TRAINER], tmp_path / "run", *flags))
+    code, text = finish(start([*TORCHRUN, "2", *TRAINER], tmp_path / "run", *flags))
     assert code == 1, text
     lines = [line for line in text.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and str(bad) in lines[0], text
@@ -127,7 +145,7 @@ def test_ranks_end_with_the_process_that_spawned_them(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in ranks.values()):
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert len(ranks) == 2
@@ -169,7 +187,7 @@ def test_alone_and_spawned_stop_with_75(tmp_path: Path) -> None:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        code, text = finish(process, timeout=30)
+        code, text = finish(process)
         assert code == 75, text
         assert "SIGINT" in str(status(out)["reason"])
 

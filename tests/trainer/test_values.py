@@ -131,6 +131,12 @@ def test_three_steps_are_those_of_plain_torch(
     assert differs(t, plain) == []
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizers_are_fused(name: str) -> None:
+    """One kernel for all parameters."""
+    assert make(None, "--opt", name).optimizer.defaults["fused"] is True
+
+
 def test_the_comparison_notices_a_small_difference() -> None:
     t, plain = after_three_steps("--momentum", "0.9", optimizer=sgd(momentum=0.89))
     assert differs(t, plain)

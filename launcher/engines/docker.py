@@ -35,6 +35,7 @@ PYTHON_IN_IMAGE = "run --pull=never --rm -i --network host --entrypoint python3"
 MISSING_PATHS = load_script(__file__, "missing_paths.sh")
 CONFLICT = 409  # the Engine API's status if a container runs or is being removed
 PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, with status 500
+LONGEST_WAIT = 7 * 86400  # seconds; of longer runs, the wait is repeated
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
@@ -65,7 +66,7 @@ class Docker(Engine):
     def wait(self, place: Place) -> NodeStatus:
         with self._api.explained("wait for the container"):
             try:
-                self._api.wait(place.container, timeout=None)
+                self._api.wait(place.container, timeout=LONGEST_WAIT)
                 return inspected(self._api.inspect_container(place.container))
             except docker.errors.NotFound:
                 return NodeStatus(state=ContainerState.DEAD, error="the container was removed")

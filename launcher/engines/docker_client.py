@@ -6,8 +6,10 @@ import contextlib
 import email.utils
 import functools
 import io
+import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ import urllib3.connection
 from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
+from ..budget import Budget, parse_json
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
@@ -29,6 +32,8 @@ from .command import DIAL, ENGINE_NAME, NOT_INSTALLED, unavailable
 from .engine_info import WRITE_CDI_SPEC, Capabilities, parse_capabilities
 
 TIMEOUT = 60  # seconds for one answer of the engine, by default
+LARGEST = 16_000_000  # bytes of one answer; 10,000 containers take less
+LONGEST_REFUSAL = 4000  # characters of the engine's reason that are kept
 END_TIMEOUT = 5.0  # seconds for a command to end once it has closed its output
 NOT_FOUND = 127  # a shell's exit code
 IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
@@ -127,13 +132,26 @@ class Api(docker.APIClient):
         return self._adapter or super().get_adapter(url)
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request. Raises connection errors as one-line errors."""
+        """Send a request, and read an answer that is not a stream within its budget.
+
+        Raises one-line errors for connection errors and for answers that no engine gives.
+        """
         if self._adapter:
             kwargs["proxies"] = {}  # this machine's proxies do not apply to the host
+        whole = not kwargs.get("stream")
+        request.headers["Accept-Encoding"] = "identity"
+        kwargs |= {"stream": True, "allow_redirects": False}
         try:
             answer = super().send(request, **kwargs)
-        except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
-            if "timed out" not in str(error):
+            if whole:
+                self._read_whole(answer)
+        except (
+            requests.exceptions.Timeout,
+            requests.exceptions.ConnectionError,
+            HTTPError,
+            TimeoutError,
+        ) as error:
+            if not isinstance(error, TimeoutError) and "timed out" not in str(error):
                 raise unavailable(self.name, str(error)) from None
             raise CommandTimeout(
                 f"Docker did not answer {request.method} {request.path_url} within "
@@ -145,6 +163,29 @@ class Api(docker.APIClient):
             date = email.utils.parsedate_to_datetime(answer.headers.get("Date", ""))
             self.clock = date.timestamp()
         return answer
+
+    def _read_whole(self, answer: requests.Response) -> None:
+        """Read the body, and let the SDK parse it only with `parse_json`."""
+        body, budget = bytearray(), Budget("the engine", self.name, LARGEST, None)
+        for chunk in answer.raw.stream(CHUNK, decode_content=False):
+            budget.take(len(chunk))
+            body += chunk
+        if answer.is_redirect or "Content-Encoding" in answer.headers:
+            raise unavailable(self.name, "it is no Docker Engine: it redirects or compresses")
+        if not answer.ok:  # the SDK expects a message, and detects the charset of other text
+            with contextlib.suppress(ValueError, LookupError, TypeError):
+                body = bytearray(str(parse_json(bytes(body))["message"]).encode(errors="replace"))
+            text = body.decode(errors="replace")[:LONGEST_REFUSAL]
+            body = bytearray(json.dumps({"message": text}).encode())
+        answer._content, answer.encoding = bytes(body), "utf-8"
+        answer.json = functools.partial(self._parse, answer)  # type: ignore[method-assign]
+
+    def _parse(self, answer: requests.Response) -> Any:
+        try:
+            return parse_json(answer.content)
+        except ValueError as error:
+            path = answer.request.path_url.partition("?")[0]
+            raise unavailable(self.name, f"its answer to {path} is not JSON: {error}") from None
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
@@ -187,7 +228,7 @@ class StreamSocket:
 
     def __init__(self, name: str, stream: Stream) -> None:
         self._name, self._stream = name, stream
-        self._timeout: float | None = None
+        self.settimeout(None)
         self._got_output = False
         self.is_alive, self.close = stream.is_alive, stream.close
 
@@ -198,7 +239,8 @@ class StreamSocket:
         """Do nothing, so that closing a response keeps the connection for the next request."""
 
     def recv_into(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer), self._timeout)
+        data = self._stream.read(len(buffer), self._budget.left())
+        self._budget.take(len(data))
         if not data and not self._got_output:
             raise unavailable(self._name, self._error_output())
         self._got_output = True
@@ -207,7 +249,7 @@ class StreamSocket:
 
     def sendall(self, data: Any) -> None:
         try:
-            self._stream.write(data, self._timeout)
+            self._stream.write(data, self._budget.left())
         except BrokenPipeError:
             # if the engine answered before it disconnected, http.client reads that answer
             if not self._got_output:
@@ -215,7 +257,9 @@ class StreamSocket:
             raise
 
     def settimeout(self, timeout: float | None) -> None:
-        self._timeout = timeout
+        """Start the budget of one answer. Without a timeout, it is that of a command: unlimited."""
+        size = sys.maxsize if timeout is None else 2 * LARGEST  # with what frames the body
+        self._budget = Budget("the engine", self._name, size, timeout)
 
     def shutdown(self, _how: int) -> None:
         self._stream.close_stdin()

@@ -16,13 +16,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from ..budget import Budget
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..hosts import Host
 from ..text import duration
 from . import shell
 from .limits import CONNECT_TIMEOUT, SHORT_OUTPUT
 from .local import LocalMachine
-from .stream import Completed, Deadline, Stream
+from .stream import Completed, Stream
 
 if TYPE_CHECKING:
     from .client import SshMachine
@@ -70,7 +71,7 @@ class Node:
         than `limit` bytes. Raises HostUnreachable if the connection is lost, CommandFailed if the
         account cannot run commands.
         """
-        deadline = Deadline(timeout)
+        budget = Budget(f"`{argv[0]}`", self.name, limit, timeout)
 
         def feed() -> None:  # the command may not read it; its exit code reports failures
             with contextlib.suppress(OSError, DdpctlError):
@@ -83,25 +84,11 @@ class Node:
                     threading.Thread(target=feed, daemon=True).start()
                 else:
                     stream.close_stdin()
-                stdout = bytearray()
-                while chunk := stream.read(timeout=deadline.left()):
-                    stdout += chunk
-                    if len(stdout) > limit:
-                        raise CommandFailed(
-                            f"`{argv[0]}` printed more than {limit / 1e6:g} MB and was stopped",
-                            "check the commands on that host's PATH and the files in its ~/.ddpctl",
-                            host=self.name,
-                        )
-                    if deadline.left() == 0.0:
-                        raise TimeoutError
-                stderr = stream.stderr.read(deadline.left() or 0.0)
-                return Completed(stream.wait(deadline.left()), bytes(stdout), stderr)
+                stdout = budget.read(stream)
+                stderr = stream.stderr.read(budget.left() or 0.0)
+                return Completed(stream.wait(budget.left()), stdout, stderr)
         except TimeoutError:
-            raise CommandTimeout(
-                f"`{argv[0]}` did not end within {duration(timeout)}",
-                "check whether the machine or one of its disks hangs",
-                host=self.name,
-            ) from None
+            raise budget.late() from None
 
     def script(
         self,

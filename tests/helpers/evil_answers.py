@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 
 Pieces = Iterator["bytes | float"]
 FOREVER = 1e6  # seconds
-SECTIONS = "memory driver disk nvidia gpuowners xid holder cores user listening net interfaces".split()
+SECTIONS = (
+    "memory driver disk nvidia gpuowners xid holder cores user listening net interfaces".split()
+)
 
 
 def forever(*pieces: bytes | float) -> Callable[[], Pieces]:
@@ -47,7 +49,12 @@ SCRIPTS: dict[str, Callable[[], Pieces]] = {
     "silent": once(FOREVER),
 }  # fmt: skip
 
-HONEST = {"/version": {"ApiVersion": "1.43", "Version": "28.2.2"}}
+HONEST: dict[str, object] = {
+    "/version": {"ApiVersion": "1.43", "Version": "28.2.2"},
+    "/info": {"ServerVersion": "28.2.2", "Driver": "overlay2", "SecurityOptions": []},
+    "/containers/json": [],
+    "/volumes": {"Volumes": None},
+}
 
 
 def response(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
@@ -95,11 +102,11 @@ DOCKER: dict[str, Callable[[], Pieces]] = {
 
 
 def docker_answer(kind: str, request: bytes) -> Pieces:
-    """The pieces of the answer to one request. Only the version is honest."""
+    """The pieces of the answer to one request. kind: of DOCKER, or honest: an empty engine."""
     path = re.sub(rb"^/v[0-9.]+", b"", request.split(b" ")[1]).split(b"?")[0].decode()
-    if path in HONEST:
+    if path == "/version" or (kind == "honest" and path in HONEST):
         return document(HONEST[path])()
-    return DOCKER[kind]()
+    return DOCKER[kind]() if kind in DOCKER else iter([response(b"{}", "404 Not Found")])
 
 
 def whole_request(data: bytes) -> int:

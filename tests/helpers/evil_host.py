@@ -1,8 +1,8 @@
 """An evil host among fakes, and behind a real sshd: it runs a node of a run, then answers nonsense.
 
-    cluster = evil_cluster(tmp_path, monkeypatch)
-    cluster.evil.turn(scripts="endless", docker="a gzip bomb")
-    cluster.ddpctl("ps")
+cluster = evil_cluster(tmp_path, monkeypatch)
+cluster.evil.turn(scripts="endless", docker="a gzip bomb")
+cluster.ddpctl("ps")
 """
 
 from __future__ import annotations

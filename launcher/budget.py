@@ -1,0 +1,99 @@
+"""What one answer of a host may cost this machine: bytes, seconds, and the size and depth of JSON.
+
+Every reader of what hosts send uses it. Past the budget, there is one error, about that host.
+"""
+
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .errors import CommandFailed, CommandTimeout
+from .text import duration
+
+MAX_ITEMS = 500_000  # values in one JSON text; each takes about 100 bytes of memory
+SLOWEST = 10_000  # bytes per second; a slower transfer of a file counts as stuck
+
+
+class Source(Protocol):
+    def read(self, *, timeout: float | None) -> bytes: ...
+
+
+class Budget:
+    """The rest of one answer's budget. what: names the answer in errors."""
+
+    def __init__(
+        self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0
+    ) -> None:
+        """size: bytes. seconds: None if unlimited. slowest: this many bytes earn another second."""
+        self._what, self._host, self._size, self._seconds = what, host, size, seconds
+        self._began, self._slowest, self._taken = time.monotonic(), slowest, 0
+
+    def left(self) -> float | None:
+        """Return the remaining seconds, at least 0; None if unlimited."""
+        if self._seconds is None:
+            return None
+        earned = self._taken / self._slowest if self._slowest else 0.0
+        return max(self._began + self._seconds + earned - time.monotonic(), 0.0)
+
+    def take(self, count: int) -> None:
+        """Count bytes that have arrived. Raises CommandFailed if they are too many, or CommandTimeout."""
+        self._taken += count
+        if self._taken > self._size:
+            raise CommandFailed(
+                f"{self._what} printed more than {self._size / 1e6:g} MB and was stopped",
+                "check the commands on that host's PATH and the files in its ~/.ddpctl",
+                host=self._host,
+            )
+        if self.left() == 0.0:
+            raise self.late()
+
+    def chunks(self, source: Source) -> Iterator[bytes]:
+        """Yield what the source sends until its end. Raises like `take`."""
+        while True:
+            try:
+                data = source.read(timeout=self.left())
+            except TimeoutError:
+                raise self.late() from None
+            if not data:
+                return
+            self.take(len(data))
+            yield data
+
+    def read(self, source: Source) -> bytes:
+        """Return all that the source sends. Raises like `take`."""
+        data = bytearray()  # a host may send single bytes, and a list of those would be large
+        for chunk in self.chunks(source):
+            data += chunk
+        return bytes(data)
+
+    def late(self) -> CommandTimeout:
+        """Return the error of an answer that has not ended in time."""
+        assert self._seconds is not None
+        return CommandTimeout(
+            f"{self._what} did not end within {duration(self._seconds)}",
+            "check whether the machine or one of its disks hangs",
+            host=self._host,
+        )
+
+
+def parse_json(text: bytes, items: int = MAX_ITEMS) -> Any:
+    """Parse JSON from a host. Raises ValueError if it is malformed, too deep, or too many values."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > items:
+        raise ValueError(f"more than {items:,} values")
+    try:
+        return json.loads(text.decode())
+    except RecursionError:
+        raise ValueError("too deep") from None
+
+
+def unpack(data: bytes, size: int) -> bytes:
+    """Decompress what a host sent. Raises ValueError if that is damaged or more than `size` bytes."""
+    try:
+        text = zlib.decompressobj().decompress(data, size + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(text) > size:
+        raise ValueError(f"unpacks to more than {size:,} bytes")
+    return text

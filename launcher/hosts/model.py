@@ -80,6 +80,7 @@ class Job:
     ulimits: Mapping[str, int] = field(default_factory=dict)
     user: str = "host"
     max_restarts: int = 0
+    min_nodes: int | None = None  # None: all hosts
     stop_timeout: int = 60
     time_limit: int | None = None
     metrics_dir: str | None = None
@@ -89,7 +90,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A hosts file. hosts: by node rank. spares: replacements for lost hosts. source: its name.
+    """A hosts file. hosts: by node rank. spares: replacements for unusable hosts. source: its name.
 
     replaced: its dataset and env_file if the command line names others.
     """

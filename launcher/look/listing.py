@@ -55,7 +55,8 @@ class ListedRun:
         if state is RunState.WAITING:
             since = first.since
             ahead = ", ".join(self.waits_for)
-            words = f"{state} for {ahead}" if ahead else f"{state} to start"
+            again = "restart" if first.attempt > 1 or first.has_ended else "start"
+            words = f"{state} for {ahead}" if ahead else f"{state} to {again}"
         if state is not RunState.RUNNING:
             since = max((node.ended for node in self.nodes if node.ended), default=since)
         alive = sum(node.alive for node in self.nodes)

@@ -173,6 +173,7 @@ class Plan:
     workdir_digest: str | None
     past_restarts: tuple[PastRestart, ...] = ()  # of the run, since the user started it
     since: float | None = None  # when the run asked for its GPUs: unix seconds on node 0's clock
+    notes: tuple[str, ...] = ()  # what the run's log says first, such as which host replaces which
     nodes: tuple[NodePlan, ...] = ()
 
     @property

@@ -11,7 +11,10 @@ from .supervisor_spec import torchrun_command
 
 ASKED = "<asked at launch>"  # in a dry run, for values that only the hosts know
 LABELS_AT_LAUNCH = [f"{LABEL}.{key}" for key in ("master-port", "gpus", "since")]
-OF_JOB = ("image", "dataset", "workdir", "stop_timeout", "time_limit", "max_restarts", "numa")
+OF_JOB = (
+    *("image", "dataset", "workdir", "stop_timeout", "time_limit"),
+    *("max_restarts", "min_nodes", "numa"),
+)
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -70,5 +70,6 @@ def supervisor_spec(
         "max_restarts": plan.job.max_restarts,
         "past_restarts": [(restart.cause, restart.saved) for restart in plan.past_restarts],
         "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # else in the command
+        "notes": [] if node.node_rank else plan.notes,
         **(failure_table if plan.job.max_restarts else {}),
     }

@@ -95,7 +95,9 @@ class AttemptRecord:
     ended: str | None = None
     first_failure: FirstFailure | None = None
     restarts: list[RestartRecord] = field(default_factory=list)
-    waiting_since: float | None = None  # unix seconds, node 0's clock: its place in line for GPUs
+    waiting_since: float | None = (
+        None  # when the run asked for its GPUs: unix seconds, node 0's clock
+    )
     waiting_until: float | None = None  # unix seconds on this machine's clock; None: no limit
     by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
     digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
@@ -156,9 +158,14 @@ class RunRecord:
     @property
     def restarts(self) -> list[RestartRecord]:
         """The automatic restarts since the user last launched or resumed the run."""
-        by_hand = [n for n, attempt in enumerate(self.attempts) if attempt.by != "restart"]
-        recent = self.attempts[max(by_hand, default=0) :]
+        recent = self.attempts[self.attempts.index(self.by_hand) :]
         return [restart for attempt in recent for restart in attempt.restarts]
+
+    @property
+    def by_hand(self) -> AttemptRecord:
+        """The attempt that the user last started."""
+        started = [attempt for attempt in self.attempts if attempt.by != "restart"]
+        return (started or self.attempts)[-1]
 
 
 def document(record: RunRecord) -> dict[str, Any]:
@@ -280,6 +287,7 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
         master_addr=plan.master_addr or "",
         master_port=plan.master_port or 0,
         by=plan.options.by,
+        waiting_since=plan.since,
         digests={what: digest for what, digest in inputs.items() if digest},
     )
     return RunRecord(

@@ -61,6 +61,7 @@ def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) 
         attempt.attempt,
         since=attempt.waiting_since,
         until=attempt.waiting_until,
+        handed_over=True,
     )
 
 

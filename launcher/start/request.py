@@ -31,8 +31,10 @@ class Request:
     earlier: RunRecord | None = None  # the record of the attempts so far
     attempt: int = 1
     former: tuple[Host, ...] = ()  # no longer used, but may have the run's checkpoints
-    since: float | None = None  # when it asked for its GPUs, if it has waited; see Plan.since
+    since: float | None = None  # when the run asked for its GPUs, if it did before; see Plan.since
     until: float | None = None  # when it stops waiting, by this machine's clock
+    handed_over: bool = False  # by another process, which has reserved the attempt
+    notes: tuple[str, ...] = ()  # what the run's log says first
 
     @property
     def folder(self) -> RunFolder:
@@ -40,7 +42,7 @@ class Request:
 
     def plan(self, inputs: PlanInputs | None = None) -> Plan:
         """Return the plan of this attempt, as far as `inputs` determine it."""
-        return make_plan(
+        plan = make_plan(
             self.cluster,
             engine_traits(self.cluster.job.engine),
             self.options,
@@ -51,8 +53,15 @@ class Request:
             env_names=list(user_environment(self.cluster.job)),
             past_restarts=past_restarts(self.earlier) if self.options.by == "restart" else (),
         )
+        before = self.earlier.attempt.world_size if self.earlier else None
+        notes = self.notes
+        if before and plan.world_size and plan.world_size != before:
+            notes += (f"WORLD_SIZE {before} -> {plan.world_size}",)
+        return dataclasses.replace(plan, notes=notes)
 
     def on(self, nodes: Sequence[Node]) -> Request:
-        """Return this request for the hosts of `nodes` only."""
+        """Return this request for the hosts of `nodes`. The others become spares."""
         hosts = tuple(node.host for node in nodes)
-        return dataclasses.replace(self, cluster=dataclasses.replace(self.cluster, hosts=hosts))
+        spares = (*self.cluster.spares, *(h for h in self.cluster.hosts if h not in hosts))
+        cluster = dataclasses.replace(self.cluster, hosts=hosts, spares=spares)
+        return dataclasses.replace(self, cluster=cluster)

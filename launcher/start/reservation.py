@@ -17,7 +17,7 @@ class Reservation:
 
     def __init__(self, request: Request, hosts: Sequence[Node], console: Console) -> None:
         self._request, self._hosts, self._console = request, hosts, console
-        self._taken = request.since is not None  # by an earlier process, which has handed it over
+        self._taken = request.handed_over
 
     def take(self) -> None:
         """Reserve the attempt, unless this was done before. Raises UsageError if it is too late.

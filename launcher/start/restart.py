@@ -4,29 +4,43 @@ The supervisors restart a run in place as long as its hosts are alive (launcher/
 left to the launcher is a run that has ended for good: a host or a container was lost, for example.
 """
 
+import contextlib
 import dataclasses
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from ..diagnosis.failure_kinds import FailureKind
-from ..engines.choose import engine_of
-from ..errors import DdpctlError, HostUnreachable, UsageError, lines
-from ..hosts import Cluster, Host
+from ..errors import DdpctlError, HostsFileError, NodesFailed, RunKilled, UsageError, lines
+from ..facts.gather import gather_one
+from ..hosts import Cluster
 from ..outcomes import Outcome, RunState
+from ..plan.build import PlanInputs
 from ..plan.plan import LaunchOptions
+from ..runs.blamed import remember_blame
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, timestamp
-from ..ssh.many import ask_each, try_each
+from ..ssh.many import try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..supervisor.classify import Restart
 from ..supervisor.restarts import refusal
 from ..terminal.console import Console
 from ..text import duration
+from .next_hosts import (
+    NextHosts,
+    Problems,
+    hosts_to_avoid,
+    next_hosts,
+    rejected_hosts,
+    silent_hosts,
+)
 from .request import Request, past_restarts
 from .run_attempt import run_attempt
+from .start_nodes import attempt_of
+from .tickets import Tickets
 
 BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart by the launcher
+PATIENCE = (10.0, 30.0, 60.0)  # seconds until the next look at hosts that are missing
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
 
 
@@ -50,49 +64,141 @@ def restart_until_done(
 ) -> Outcome:
     """Restart a run that has failed as often as the job allows. Return the last outcome."""
     while outcome.state is RunState.FAILED:
-        request = next_attempt(folder, options, console)
-        if request is None:
+        try:
+            cluster, record = folder.kept_cluster(), folder.load()
+        except (UsageError, OSError) as error:
+            console.error(f"not restarting: {error}")
             break
-        outcome = run_attempt(request, console)
+        if cluster.job.max_restarts == 0:
+            break
+        again = restart(folder, record, cluster, options, console)
+        if again is None:
+            break
+        outcome = again
     return outcome
 
 
-def next_attempt(folder: RunFolder, options: LaunchOptions, console: Console) -> Request | None:
-    """Return the request for a restart, after a pause, or None if the run is not restarted."""
+def restart(
+    folder: RunFolder, record: RunRecord, cluster: Cluster, options: LaunchOptions, console: Console
+) -> Outcome | None:
+    """Start the next attempt after a pause, and follow it. Return None if the run is not restarted."""
     by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
-    try:
-        cluster = folder.kept_cluster()
-        if cluster.job.max_restarts == 0:
-            return None
-        record = folder.load()
-    except (UsageError, OSError) as error:
-        console.error(f"not restarting: {error}")
-        return None
-    saved = has_saved(folder, record, console)
-    most, used = cluster.job.max_restarts, len(record.restarts)
-    failure = record.attempt.first_failure
-    if (why := why_not(record, most, saved=saved)) or failure is None:
+    most, failure = cluster.job.max_restarts, record.attempt.first_failure
+    if (why := why_not(record, most, saved=True)) or failure is None:
         console.say(f"not restarting: {why}; {by_hand}")
         return None
-    wait = BACKOFF[min(sum(r.kind == BY_LAUNCHER for r in record.restarts), len(BACKOFF) - 1)]
-    console.say(f"restart {used + 1} of {most} in {duration(wait)}")
-    time.sleep(wait)
-    available = wait_for_hosts(cluster, record, console)
-    if available.missing:
-        missing = "; ".join(lines(available.missing))
-        console.say(f"not restarting: no spare is left, and {missing}; {by_hand}")
-        return None
-    restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=timestamp(), saved=saved)
-    record.attempt.restarts.append(restart)
-    folder.try_save(record, console)
-    return Request(
-        available.cluster,
-        options.for_restart(),
+    base = Request(
+        cluster,
+        dataclasses.replace(options.for_restart(), nodes=None),
         folder.run_id,
         record,
-        record.attempt.attempt + 1,
-        available.former,
+        since=record.attempt.waiting_since,
     )
+    with place_kept(base) as place:
+        saved = has_saved(folder, record, console)
+        if why := why_not(record, most, saved=saved):
+            console.say(f"not restarting: {why}; {by_hand}")
+            return None
+        used = sum(each.kind == BY_LAUNCHER for each in record.restarts)
+        wait = BACKOFF[min(used, len(BACKOFF) - 1)]
+        console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
+        time.sleep(wait)
+        now = timestamp()
+        restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=now, saved=saved)
+        record.attempt.restarts.append(restart)
+        folder.try_save(record, console)
+        avoided = hosts_to_avoid(record, cluster)
+        remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
+        try:
+            return start_somewhere(base, avoided, place, by_hand, console)
+        except RunKilled:
+            record = folder.load()
+            record.attempt.state = RunState.CANCELLED
+            folder.try_save(record, console)
+            console.say(f"run {folder.run_id} was killed while it restarted")
+            return Outcome(RunState.CANCELLED)
+
+
+def start_somewhere(
+    base: Request, avoided: Problems, place: Tickets | None, by_hand: str, console: Console
+) -> Outcome | None:
+    """Start the next attempt on hosts that can run it, and follow it. None: there are too few.
+
+    A host that does not pass the checks, or that another run has taken, is replaced like a lost one.
+    """
+    assert base.earlier is not None
+    nnodes, folder = len(base.earlier.by_hand.nodes), base.folder
+    rejected: Problems = {}
+    patience = iter(PATIENCE)
+    fewer = False  # instead of waiting
+    while True:
+        with console.step("asking which hosts are up"):
+            unusable = {**rejected, **silent_hosts(base.cluster)}
+        choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=fewer)
+        if choice.missing and fewer:
+            missing = "; ".join(lines(choice.missing))
+            console.say(f"not restarting: no spare is left, and {missing}; {by_hand}")
+            return None
+        if choice.missing:
+            wait = next(patience, None)
+            fewer = wait is None
+            if wait is not None:
+                for line in lines(choice.missing):
+                    console.say(f"{line}; looking again in {duration(wait)}")
+                time.sleep(wait)
+                rejected = {}
+            continue
+        request = request_for(choice, base, unusable, console)
+        try:
+            return run_attempt(request, console, place)
+        except (UsageError, RunKilled):
+            raise
+        except DdpctlError as error:
+            newest = folder.load().attempt
+            found = rejected_hosts(error, request.cluster.hosts)
+            if not found or (newest.attempt == request.attempt and newest.started):
+                raise
+            rejected = {**rejected, **found}
+
+
+def request_for(choice: NextHosts, base: Request, unusable: Problems, console: Console) -> Request:
+    """Return the request for an attempt on the chosen hosts."""
+    for note in choice.notes:
+        console.say(note)
+    hosts, record = choice.cluster.hosts, base.folder.load()
+    options = base.options
+    if choice.cluster.spares:  # another host is better than to wait in line
+        options = dataclasses.replace(options, wait=None)
+    return dataclasses.replace(
+        base,
+        cluster=choice.cluster,
+        options=options,
+        earlier=record,
+        attempt=record.attempt.attempt + 1,
+        # no longer used but reachable, so they may have checkpoints
+        former=tuple(h for h in base.cluster.hosts if h not in hosts and h not in unusable),
+        notes=choice.notes,
+    )
+
+
+@contextlib.contextmanager
+def place_kept(base: Request) -> Iterator[Tickets | None]:
+    """Keep the run's GPUs claimed until the next attempt has them. None: no host answers."""
+    silent = base.earlier.pending_stop if base.earlier else []
+    with connected([host for host in base.cluster.hosts if host.name not in silent]) as nodes:
+        facts, _ = try_each(nodes, lambda node: gather_one(node, ports=False))
+        tickets: Tickets | None = None
+        with contextlib.suppress(NodesFailed, HostsFileError):
+            if facts:
+                inputs = PlanInputs(tuple(facts.values()), since=base.since)
+                plan = base.on([*facts]).plan(inputs)
+                tickets = Tickets(attempt_of(plan, [*facts]), plan, ignored_port=True)
+                tickets.join()
+        try:
+            yield tickets
+        finally:
+            if tickets:
+                tickets.close()
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
@@ -108,54 +214,3 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 
         found, _ = try_each(attempt.nodes, look)
         return any(found.values())
-
-
-@dataclass(frozen=True)
-class Available:
-    cluster: Cluster
-    former: tuple[Host, ...] = ()  # replaced but reachable, so they may have checkpoints
-    missing: tuple[DdpctlError, ...] = ()  # of unusable hosts without a spare
-
-
-def wait_for_hosts(cluster: Cluster, record: RunRecord, console: Console) -> Available:
-    """Choose the hosts. Wait a while for missing ones, which may be rebooting."""
-    failure = record.attempt.first_failure
-    cut_off = failure.host if failure and failure.kind == FailureKind.NETWORK_CUT else None
-    for wait in BACKOFF[1:]:
-        available = with_spares(cluster, console, cut_off)
-        if not available.missing:
-            return available
-        for line in lines(available.missing):
-            console.say(f"{line}; looking again in {duration(wait)}")
-        time.sleep(wait)
-    return with_spares(cluster, console, cut_off)
-
-
-def with_spares(cluster: Cluster, console: Console, cut_off: str | None = None) -> Available:
-    """Replace each host that does not answer, or whose engine does not, by a spare with its rank.
-
-    cut_off: a host that the others lost contact with. It is replaced too, but stays if no spare is
-    left, since it may still answer.
-    """
-    answering: set[str] = set()
-
-    def look(node: Node) -> None:
-        node.connect()
-        answering.add(node.name)
-        engine_of(node, cluster.job.engine).list("none")
-
-    with connected(cluster.hosts) as nodes, console.step("asking which hosts are up"):
-        _, lost = ask_each(nodes, look)
-    unwanted = dict(lost)
-    if cut_off:
-        unwanted.setdefault(cut_off, HostUnreachable("the other hosts lost contact with it"))
-    hosts, spares = list(cluster.hosts), list(cluster.spares)
-    for rank, host in enumerate(cluster.hosts):
-        if host.name in unwanted and spares:
-            hosts[rank] = spares.pop(0)
-            console.say(f"{hosts[rank].name} replaces {host.name}: {unwanted[host.name].what}")
-    return Available(
-        dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(spares)),
-        tuple(h for h in cluster.hosts if h not in hosts and h.name in answering),
-        tuple(lost[host.name] for host in hosts if host.name in lost),
-    )

@@ -24,20 +24,24 @@ from .remember import failed_start_recorded, remember
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import NodeInputs, start_nodes
+from .tickets import Tickets
 from .waiting_line import PlaceInLine
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
 
-def run_attempt(request: Request, console: Console) -> Outcome:
-    """Start the attempt on every node, wait in line first if asked to, and follow it to its end."""
+def run_attempt(request: Request, console: Console, kept: Tickets | None = None) -> Outcome:
+    """Start the attempt on every node, wait in line first if asked to, and follow it to its end.
+
+    kept: the tickets of a run that restarts.
+    """
     with (
         connected(request.cluster.hosts) as hosts,
         connected(request.former) as former,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as events,
         failed_start_recorded(request, events, console),
-        PlaceInLine(request, interrupts, console) as line,
+        PlaceInLine(request, interrupts, console, kept) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(hosts, request.cluster, console)

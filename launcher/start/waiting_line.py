@@ -27,7 +27,15 @@ class PlaceInLine:
     taken over its place.
     """
 
-    def __init__(self, request: Request, interrupts: Interrupts, console: Console) -> None:
+    def __init__(
+        self,
+        request: Request,
+        interrupts: Interrupts,
+        console: Console,
+        kept: Tickets | None = None,
+    ) -> None:
+        """kept: the tickets of a run that restarts. They stay if it does not start."""
+        self._kept = kept
         self._request, self._interrupts, self._console = request, interrupts, console
         self._tickets: Tickets | None = None
         self._lock = contextlib.ExitStack()
@@ -76,13 +84,15 @@ class PlaceInLine:
         return Outcome(RunState.WAITING, interrupted=True)
 
     def confirm(self) -> None:
-        """Raise RunKilled if the run was killed while it waited."""
-        if self._tickets:
-            self._tickets.ahead()
+        """Raise RunKilled if the run was killed while it waited or restarted."""
+        if tickets := self._tickets or self._kept:
+            tickets.ahead()
 
     def leave(self, claim: Claim) -> None:
         """Leave the line, because the run has started."""
-        if self._tickets is None and self.since is not None:  # an earlier process waited
+        if self._kept:
+            self._kept.close()
+        elif self._tickets is None and self.since is not None:  # an earlier process waited
             self._tickets = Tickets(claim.attempt, claim.plan, ignored_port=True)
         if self._tickets:
             self._tickets.close()

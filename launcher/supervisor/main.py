@@ -47,6 +47,8 @@ class Supervisor:
             signal.signal(number, lambda number, _: self.signals.append(number))
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts ranks whose torchrun dies, to kill and reap them
         try:
+            for note in self.spec.notes:
+                self.journal.say(note)
             self.round.start(self.environment)
             self.journal.event(environment())
             while not self.finished():

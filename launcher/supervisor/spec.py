@@ -36,6 +36,7 @@ class Spec:
     peer_timeout: float = 8.0  # without a heartbeat, or with a rank stopped by SIGSTOP
     early_exit_timeout: float = 10.0  # after a rank exits with 0 and the others stand still
     failure_grace: float = 3.0  # maximum from SIGTERM to SIGKILL after a failure
+    notes: Sequence[str] = ()  # for the start of the log
     # restarts in place
     max_restarts: int = 0  # of the run, with those before this attempt
     past_restarts: Sequence[Sequence[Any]] = ()  # (cause, saved): fields of PastRestart

@@ -337,10 +337,11 @@ class FakeCluster:
         names: Sequence[str],
         *,
         gpus: int = 0,
+        spares: Sequence[str] = (),
         **job: Any,
     ) -> None:
         self.folder = folder
-        self.hosts = {name: FakeHost(name, folder / "hosts" / name) for name in names}
+        self.hosts = {name: FakeHost(name, folder / "hosts" / name) for name in (*names, *spares)}
         for host in self.hosts.values() if gpus else ():
             host.give_gpus(gpus)
         self.local = FakeHost("local", folder / "local")  # the launching machine's own engine
@@ -360,6 +361,7 @@ class FakeCluster:
         document = {
             "defaults": {"gpus": gpus},
             "hosts": list(names),
+            "spares": list(spares),
             "job": {"image": "any:1", "command": ["train.py"], "master_port": 29500, **job},
         }
         self.hosts_file = str(folder / "hosts.yaml")

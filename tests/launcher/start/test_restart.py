@@ -10,9 +10,8 @@ from launcher.failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.outcomes import RunState
 from launcher.runs.record import BY_LAUNCHER, IN_PLACE, AttemptRecord, RestartRecord, RunRecord
-from launcher.start.restart import why_not, with_spares
+from launcher.start.restart import why_not
 from launcher.start.resume import on_other_hosts
-from launcher.terminal.console import Console
 
 
 def record(kind: str, *restarts: tuple[str, bool], by: str = "launch") -> RunRecord:
@@ -52,32 +51,7 @@ def test_a_resume_by_hand_begins_the_count_anew() -> None:
     assert why_not(record("killed", *used_up, by="resume"), 3, saved=True) == ""
 
 
-NOWHERE = Host("127.0.0.1", port=1)  # nothing listens there
 HERE = Host("local", gpus=0)
-
-
-def test_a_spare_takes_the_rank_of_a_lost_host_and_is_used_once() -> None:
-    cluster = Cluster((HERE, NOWHERE), Job(engine="process"), spares=(HERE,))
-    available = with_spares(cluster, Console())
-    assert available.cluster.hosts == (HERE, HERE)
-    assert (available.cluster.spares, available.missing, available.former) == ((), (), ())
-
-
-def test_a_lost_host_without_a_spare_is_missing() -> None:
-    available = with_spares(Cluster((NOWHERE, HERE), Job(engine="process")), Console())
-    assert available.cluster.hosts == (NOWHERE, HERE)
-    [error] = available.missing
-    assert error.host == "127.0.0.1"
-
-
-def test_a_host_that_its_peers_lost_gives_way_only_to_a_spare() -> None:
-    """It answers the launching machine, so what it has of the checkpoints can still be had."""
-    spare = Host("spare.lab")
-    job = Job(engine="process")
-    replaced = with_spares(Cluster((HERE,), job, spares=(spare,)), Console(), "local")
-    assert (replaced.cluster.hosts, replaced.former, replaced.missing) == ((spare,), (HERE,), ())
-    kept = with_spares(Cluster((HERE,), job), Console(), "local")
-    assert (kept.cluster.hosts, kept.missing) == ((HERE,), ())
 
 
 def test_on_other_hosts_the_job_is_the_runs_own_but_for_what_the_file_says() -> None:

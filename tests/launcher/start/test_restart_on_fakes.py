@@ -6,6 +6,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fakes import FakeCluster, FakeNode
@@ -135,3 +137,122 @@ def test_a_host_that_never_had_the_run_is_sent_its_checkpoint(
     assert code == 0, err
     [there] = cluster.hosts["gpu1"].home.glob(".ddpctl/runs/*/checkpoints/model.pt")
     assert there.read_text() == "weights"
+
+
+def host_is_lost(cluster: FakeCluster, name: str) -> Callable[[FakeNode], None]:
+    """The first attempt loses this host for good; later ones succeed."""
+
+    def start(node: FakeNode) -> None:
+        if node.attempt > 1:
+            node.end(0)
+        elif node.host == name:
+            cluster.hosts[name].reachable = False
+        else:
+            reason = {"kind": "peer-lost", "message": "no heartbeat", "node_rank": 1, "host": name}
+            node.event("stopping", reason=reason)
+            node.end(1, "failed", reason)
+
+    return start
+
+
+@pytest.fixture
+def losing(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """losing("gpu1", ...): a cluster whose first attempt loses that host."""
+    monkeypatch.setattr("launcher.start.restart.PATIENCE", (0.0,))
+
+    def make(name: str, *names: str, **how: Any) -> FakeCluster:
+        cluster = fake_cluster(*names, max_restarts=3, **how)
+        for host in cluster:
+            host.on_start = host_is_lost(cluster, name)
+        return cluster
+
+    return make
+
+
+def hosts_of(cluster: FakeCluster) -> list[list[str]]:
+    """The hosts of each attempt."""
+    return [[node["host"] for node in each["nodes"]] for each in cluster.record["attempts"]]
+
+
+def test_a_dead_spare_is_skipped_and_the_next_one_takes_the_rank(losing: Make) -> None:
+    cluster = losing("gpu1", spares=["spare0", "spare1"])
+    cluster.hosts["spare0"].reachable = False
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    assert hosts_of(cluster) == [["gpu0", "gpu1"], ["gpu0", "spare1"]]
+    assert "spare1 replaces gpu1: no answer within 10s" in err
+    restart = cluster.record["attempts"][0]["restarts"][0]
+    assert (restart["kind"], restart["cause"]) == ("launcher", "host-lost")
+    [node] = cluster.hosts["spare1"].nodes.values()
+    spec = json.loads(node.journal.with_name("spec.json").read_text())
+    assert [cause for cause, _ in spec["past_restarts"]] == ["host-lost"]
+
+
+def test_a_spare_that_cannot_start_the_node_is_replaced_by_the_next(losing: Make) -> None:
+    cluster = losing("gpu1", spares=["spare0", "spare1"])
+    cluster.hosts["spare0"].refuses["create"] = "no space left on device"
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    assert hosts_of(cluster)[-1] == ["gpu0", "spare1"]
+    assert len(cluster.record["attempts"][0]["restarts"]) == 1
+
+
+def test_without_a_spare_a_restart_goes_on_with_min_nodes(losing: Make) -> None:
+    cluster = losing("gpu1", min_nodes=1)
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    assert hosts_of(cluster) == [["gpu0", "gpu1"], ["gpu0"]]
+    [node] = cluster.hosts["gpu0"].nodes.values()
+    spec = json.loads(node.journal.with_name("spec.json").read_text())
+    assert spec["notes"][1:] == ["WORLD_SIZE 2 -> 1"]
+
+
+def test_without_a_spare_and_min_nodes_the_run_ends_and_says_why(losing: Make) -> None:
+    code, _, err = losing("gpu1").launch()
+    assert code == 1
+    assert "not restarting: no spare is left, and gpu1: no answer" in err
+
+
+def test_hosts_that_nodes_did_not_choose_are_spares(losing: Make) -> None:
+    cluster = losing("gpu1", "gpu0", "gpu1", "gpu2")
+    code, _, err = cluster.launch("--nodes", "2")
+    assert code == 0, err
+    assert hosts_of(cluster) == [["gpu0", "gpu1"], ["gpu0", "gpu2"]]
+
+
+def test_no_other_launch_gets_the_gpus_of_a_run_that_restarts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=1, gpus=1)
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    rivals, listed = [], []
+
+    def pause(_seconds: float) -> None:
+        listed.append(cluster.ddpctl("ps", cluster.hosts_file)[1])
+        rivals.append(cluster.launch("--max-restarts", "0", "--name", "rival"))
+
+    monkeypatch.setattr("launcher.start.restart.time", SimpleNamespace(sleep=pause))
+    code, _, err = cluster.launch("--name", "mine")
+    assert code == 0, err
+    assert "WAITING to restart" in listed[0]
+    [(rival, _, why)] = rivals
+    assert rival == 3
+    assert "mine" in why and "waits for GPU 0" in why
+    assert cluster.tickets == []
+
+
+def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=1)
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(rank_is_killed)
+
+    def pause(_seconds: float) -> None:
+        assert cluster.ddpctl("kill", cluster.record["run_id"], "-y")[0] == 0
+
+    monkeypatch.setattr("launcher.start.restart.time", SimpleNamespace(sleep=pause))
+    code, _, err = cluster.launch()
+    assert code == 7, err
+    assert (cluster.record["state"], cluster.nodes) == ("CANCELLED", [])

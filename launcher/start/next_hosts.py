@@ -1,0 +1,127 @@
+"""Choose the hosts of a restart: spares replace hosts that cannot be used, or fewer hosts go on."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..diagnosis.failure_kinds import FailureKind
+from ..engines.choose import engine_of
+from ..errors import DdpctlError, PreflightError, Several
+from ..hosts import Cluster, Host
+from ..runs.record import RunRecord
+from ..ssh.many import try_each
+from ..ssh.node import Node, connected
+from ..supervisor.classify import Restart
+
+# After these, a host is to blame. After the second in one run, it is used only if no other is left.
+BLAMING = (
+    FailureKind.GPU_FAILED,
+    FailureKind.NETWORK_CUT,
+    FailureKind.HOST_LOST,
+    FailureKind.STOPPED,
+)
+Problems = Mapping[Host, DdpctlError]
+
+
+@dataclass(frozen=True)
+class NextHosts:
+    """cluster: for the next attempt. missing: problems of hosts that nothing can replace yet."""
+
+    cluster: Cluster
+    missing: tuple[DdpctlError, ...] = ()
+    notes: tuple[str, ...] = ()  # what changes, and why
+
+
+def next_hosts(
+    cluster: Cluster, nnodes: int, unusable: Problems, avoided: Problems, *, fewer: bool = False
+) -> NextHosts:
+    """Replace the hosts that are unusable, or better avoided, by spares. Pure.
+
+    nnodes: how many the user started the run with. fewer: without enough spares, go on with at least
+    job.min_nodes. Hosts that are left out for that become spares; replaced ones are not used again.
+    """
+    fewest = cluster.job.min_nodes or nnodes
+    spares = [host for host in cluster.spares if host not in unusable]
+    good = [host for host in spares if host not in avoided]
+    last_resort = [host for host in spares if host in avoided]
+    hosts, notes, without = [], [], []
+    replaced: list[Host] = []
+    for host in cluster.hosts:
+        problem = unusable.get(host) or avoided.get(host)
+        if problem is None:
+            hosts.append(host)
+            continue
+        pool = good or (last_resort if host in unusable else [])
+        if pool:
+            hosts.append(pool.pop(0))
+            replaced.append(host)
+            notes.append(f"{hosts[-1].name} replaces {host.name}: {problem.what}")
+        else:
+            hosts.append(host)
+            without.append(host)
+    missing = [host for host in without if host in unusable]
+    dropped = without if len(hosts) - len(without) >= fewest else missing
+    if dropped and (fewer or not missing) and len(hosts) - len(dropped) >= fewest:
+        hosts = [host for host in hosts if host not in dropped]
+        notes += [
+            f"without {host.name}: {(unusable.get(host) or avoided[host]).what}" for host in dropped
+        ]
+        missing = []
+    while len(hosts) < nnodes and good:
+        hosts.append(good.pop(0))
+        notes.append(f"{hosts[-1].name} joins: the run has {len(hosts)} of {nnodes} nodes")
+    used = (*hosts, *replaced)
+    rest = [host for host in (*cluster.spares, *cluster.hosts) if host not in used]
+    return NextHosts(
+        dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(rest)),
+        tuple(unusable[host] for host in missing),
+        tuple(notes),
+    )
+
+
+def silent_hosts(cluster: Cluster) -> Problems:
+    """Return the hosts and spares that do not answer, or whose engines do not."""
+
+    def look(node: Node) -> None:
+        node.connect()
+        engine_of(node, cluster.job.engine).list("none")
+
+    with connected((*cluster.hosts, *cluster.spares)) as nodes:
+        _, failures = try_each(nodes, look)
+    return {node.host: error.on(node.name) for node, error in failures.items()}
+
+
+def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
+    """Return the hosts that are better not used, because earlier failures were theirs."""
+    problems = {}
+    for host in (*cluster.hosts, *cluster.spares):
+        own = [each for each in record.restarts if each.host == host.name]
+        blamed = [each for each in own if each.cause in BLAMING]
+        newest = record.restarts[-1] if record.restarts else None
+        if newest in own and newest and broke_its_host(newest.cause):
+            problems[host] = PreflightError(newest.message, host=host.name)
+        elif len(blamed) > 1:
+            what = (
+                f"{len(blamed)} failures of this run were its own, the last one {blamed[-1].cause}"
+            )
+            problems[host] = PreflightError(what, host=host.name)
+    return problems
+
+
+def broke_its_host(cause: str) -> bool:
+    """Return whether a failure of this kind would happen again on the same host."""
+    kind = FailureKind.named(cause)
+    return kind is FailureKind.NETWORK_CUT or bool(kind and kind.restart is Restart.ELSEWHERE)
+
+
+def rejected_hosts(error: DdpctlError, hosts: Sequence[Host]) -> Problems:
+    """Return which hosts the error of an attempt is about. Empty if it is about none of them."""
+    errors = error.errors if isinstance(error, Several) else (error,)
+    found: dict[Host, DdpctlError] = {}
+    for each in errors:
+        if isinstance(each, Several):
+            found |= rejected_hosts(each, hosts)
+        for host in hosts:
+            if each.host in (host.name, f"{host.name}:{host.port}"):
+                found.setdefault(host, each)
+    return found

@@ -16,7 +16,7 @@ MAX_ITEMS = 500_000  # values in one JSON text; each takes about 100 bytes of me
 SLOWEST = 10_000  # bytes per second; a slower transfer of a file counts as stuck
 
 
-class Source(Protocol):
+class Readable(Protocol):
     def read(self, *, timeout: float | None) -> bytes: ...
 
 
@@ -49,7 +49,7 @@ class Budget:
         if self.left() == 0.0:
             raise self.late()
 
-    def chunks(self, source: Source) -> Iterator[bytes]:
+    def chunks(self, source: Readable) -> Iterator[bytes]:
         """Yield what the source sends until its end. Raises like `take`."""
         while True:
             try:
@@ -61,7 +61,7 @@ class Budget:
             self.take(len(data))
             yield data
 
-    def read(self, source: Source) -> bytes:
+    def read(self, source: Readable) -> bytes:
         """Return all that the source sends. Raises like `take`."""
         data = bytearray()  # a host may send single bytes, and a list of those would be large
         for chunk in self.chunks(source):

@@ -4,36 +4,26 @@ There are two kinds. Our trainer writes folders `ckpt/step-N` with a MANIFEST. T
 the digests match, and the newest complete one on any host wins. For other scripts, ddpctl sees only
 files, so the host that wrote last wins.
 
-The files go through this machine into a hidden folder on the target. They are compared with the
-source's digests and then renamed into place. Files that they replace go to `.before-attempt-N`.
+Files that the sent ones replace go to `.before-attempt-N`.
 """
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import CommandFailed
 from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import STORE, run_dir_in
 from ..runs.record import RunRecord
-from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from ..ssh.stream import Completed
 from ..terminal.console import Console
 from ..text import names
+from .plain_files import CheckpointFolder, copy_files
 
-TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
-TAR_TIMEOUT = 60.0  # seconds for tar to end after its last data
 LIST = load_script(__file__, "list_checkpoints.sh")
-HASH = load_script(__file__, "hash_files.sh")
-SEND = load_script(__file__, "send_files.sh")
-RECEIVE = load_script(__file__, "receive_files.sh")
-PLACE = load_script(__file__, "place_files.sh")
 ROW = re.compile(
     r"(whole|damaged) (ckpt/step-[0-9]{1,18})|([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL
 )
@@ -45,11 +35,9 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class Checkpoints(CheckpointFolder):
     """The run's folder on a host, and the checkpoints in it."""
 
-    node: Node
-    run_dir: str
     rank: int | None  # node rank in the next attempt; None: not part of it
     same_rank: bool  # it had the same rank in the last attempt, so its files are its own
     newest: str = ""  # the newest one that matches its MANIFEST, such as ckpt/step-00000012
@@ -65,19 +53,6 @@ class Checkpoints:
         """Return whether the host needs `file`. If its rank is unchanged, it keeps its own version."""
         own = self.files.get(path)
         return own is None or not (self.same_rank or own == file)
-
-    def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
-        """Run a script with the run's folder as $1. Raises CommandFailed."""
-        done = self.node.script(
-            text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
-        )
-        if done.code != 0:
-            raise CommandFailed(
-                f"{self.run_dir}/checkpoints: {done.reason}",
-                "look at `df -h` and the permissions there",
-                host=self.node.name,
-            )
-        return done
 
 
 @dataclass(frozen=True)
@@ -123,7 +98,8 @@ def distribute_checkpoint(
     aside = f".before-attempt-{len(record.attempts) + 1}"
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.node.name}"):
-            send(point.source, target, paths, aside, open_to_all=open_to_all)
+            wanted = [path.encode(errors="surrogateescape") for path in paths]
+            copy_files(point.source, target, wanted, aside, open_to_all=open_to_all)
 
 
 def checkpoint_folders(
@@ -175,53 +151,3 @@ def choose(hosts: Sequence[Checkpoints]) -> ResumePoint | None:
     files = sorted(source.files.items())
     missing = [(node, [path for path, file in files if node.lacks(path, file)]) for node in nodes]
     return ResumePoint(source, "the newest checkpoint", [each for each in missing if each[1]])
-
-
-def send(
-    source: Checkpoints,
-    target: Checkpoints,
-    paths: Sequence[str],
-    aside: str,
-    *,
-    open_to_all: bool = False,
-) -> None:
-    """Send files, verify them and move them into place. Until then, no checkpoint there changes."""
-    listed = b"".join(path.encode(errors="surrogateescape") + b"\0" for path in paths)
-    arriving = f".arriving-{source.node.name}"
-    wanted = source.script(HASH, "checkpoints", stdin=listed).stdout
-    _stream(source, target, listed, arriving)
-    if target.script(HASH, f"checkpoints/{arriving}", stdin=listed).stdout != wanted:
-        target.node.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{arriving}"])
-        raise CommandFailed(
-            f"the checkpoint from {source.node.name} arrived damaged",
-            "resume again, and check the disks of both hosts",
-            host=target.node.name,
-        )
-    target.script(PLACE, arriving, aside, "open" if open_to_all else "", stdin=listed)
-
-
-def _stream(source: Checkpoints, target: Checkpoints, listed: bytes, arriving: str) -> None:
-    with (
-        source.node.open_script(SEND, source.run_dir) as sending,
-        target.node.open_script(RECEIVE, target.run_dir, arriving) as receiving,
-    ):
-        ends = [(source, sending), (target, receiving)]
-        with contextlib.suppress(BrokenPipeError):  # the source's tar ended early
-            sending.write(listed)
-            sending.close_stdin()
-        try:
-            while data := sending.read():
-                receiving.write(data)
-            receiving.close_stdin()
-        except BrokenPipeError:  # the target's tar ended early
-            ends = ends[1:]
-        for folder, stream in ends:
-            with contextlib.suppress(TimeoutError):
-                if stream.wait(TAR_TIMEOUT) == 0:
-                    continue
-            printed = stream.stderr_tail().splitlines() or ["tar failed or did not finish"]
-            raise CommandFailed(
-                f"could not transfer the checkpoint: {printed[-1]}",
-                "look at `df -h` there",
-                host=folder.node.name,
-            )

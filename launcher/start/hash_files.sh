@@ -1,4 +1,10 @@
 #!/bin/sh
-# Prints the sha256 of each file, sorted by path. $1: run folder, $2: a folder in it.
-# stdin: paths of files and folders, separated by NUL
-cd "$1/$2" && xargs -0 -r -I@ find ./@ -type f -print0 | sort -z | xargs -0 -r sha256sum -z
+# Prints a row for each regular file, each ended by NUL: `SIZE TIME ./PATH`, then, after an empty row,
+# `SHA256  ./PATH`. $1: run folder, $2: a folder in it. stdin: paths of files and folders, separated
+# by NUL
+cd "$1/$2" || exit 1
+paths=$(mktemp) && trap 'rm -f "$paths"' EXIT
+xargs -0 -r -I@ find ./@ -type f -print0 > "$paths"
+xargs -0 -r sh -c 'find "$@" -maxdepth 0 -printf "%s %T@ %p\0"' sh < "$paths"
+printf '\0'
+xargs -0 -r sha256sum -z < "$paths"

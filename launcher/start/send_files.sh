@@ -1,3 +1,4 @@
 #!/bin/sh
-# Prints a tar stream. $1: run folder. stdin: paths in its checkpoints, separated by NUL
-cd "$1/checkpoints" && tar -cf - --null -T -
+# Prints the content of files, one after the other. $1: run folder. stdin: paths in its checkpoints,
+# separated by NUL
+cd "$1/checkpoints" && xargs -0 -r cat --

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 from launcher.ssh.stream import Completed
-from launcher.start import checkpoints
-from launcher.start.checkpoints import Checkpoints, File, ResumePoint, choose, send, with_content
+from launcher.start import plain_files
+from launcher.start.checkpoints import Checkpoints, File, ResumePoint, choose, with_content
+from launcher.start.plain_files import copy_files
 
 
 def host(name: str, rank: int | None, **has: object) -> Checkpoints:
@@ -77,6 +79,11 @@ def keeper(folder: Path, rank: int | None, same_rank: bool = True) -> Checkpoint
     return Checkpoints(Node(Host("local")), str(folder), rank, same_rank)
 
 
+def send(source: Checkpoints, target: Checkpoints, paths: Sequence[str], aside: str) -> None:
+    wanted = [path.encode(errors="surrogateescape") for path in paths]
+    copy_files(source, target, wanted, aside, open_to_all=False)
+
+
 def write_step(folder: Path, number: int, content: bytes) -> Path:
     path = folder / "checkpoints" / "ckpt" / f"step-{number:08d}"
     path.mkdir(parents=True)
@@ -112,7 +119,10 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     theirs = tmp_path / "b" / "checkpoints"
     theirs.mkdir(parents=True)
     (theirs / "last.pt").write_bytes(b"stale")
-    os.utime(theirs / "last.pt", (900_000_000, 900_000_000))
+    (theirs / "deep folder").mkdir()
+    for name in ["last.pt", "deep folder/a b\n$(x).pt"]:
+        (theirs / name).write_bytes(b"stale")
+        os.utime(theirs / name, (900_000_000, 900_000_000))
     choice = choose([with_content(a), with_content(b)])
     assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
@@ -121,7 +131,8 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     for name in names:
         assert (theirs / name).read_bytes() == (mine / name).read_bytes()
         assert (theirs / name).stat().st_mtime == 1_000_000_000
-    assert (theirs / ".before-attempt-2" / "last.pt").read_bytes() == b"stale"
+    for name in ["last.pt", "deep folder/a b\n$(x).pt"]:
+        assert (theirs / ".before-attempt-2" / name).read_bytes() == b"stale"
     assert sorted(path.name for path in theirs.glob(".*")) == [".before-attempt-2"]
     assert with_content(b).files == with_content(a).files
 
@@ -146,10 +157,105 @@ def test_a_tar_that_does_not_end_is_one_line(
     choice = choose([with_content(b), with_content(a)])
     assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
-    monkeypatch.setattr(checkpoints, "RECEIVE", "cat >/dev/null; exec sleep 1000")
-    monkeypatch.setattr(checkpoints, "TAR_TIMEOUT", 0.5)
+    monkeypatch.setattr(plain_files, "RECEIVE", "cat >/dev/null; exec sleep 1000")
+    monkeypatch.setattr(plain_files, "END_TIMEOUT", 0.5)
     with pytest.raises(CommandFailed, match=r"^local: .*did not finish"):
         send(choice.source, target, paths, ".before")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Checkpoints, Checkpoints]:
+    """A source whose `last.pt` the target lacks, and the target."""
+    a, b = keeper(tmp_path / "a", 0), keeper(tmp_path / "b", 1, same_rank=False)
+    for name in ("a", "b"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    (tmp_path / "a" / "checkpoints" / "last.pt").write_bytes(b"weights")
+    return a, b
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_link_of_the_source_is_neither_listed_nor_sent(
+    pair: tuple[Checkpoints, Checkpoints], tmp_path: Path
+) -> None:
+    mine = tmp_path / "a" / "checkpoints"
+    (mine / "step").mkdir()
+    (mine / "step" / "link").symlink_to("/etc")
+    (mine / "step" / "weights").write_bytes(b"w")
+    send(*pair, ["last.pt", "step"], ".before")
+    theirs = tmp_path / "b" / "checkpoints"
+    assert not any(path.is_symlink() for path in theirs.rglob("*"))
+    assert contents(theirs) == {"last.pt": b"weights", "step/weights": b"w"}
+
+
+TAR_OF_A_LINK = "cd $(mktemp -d); ln -s /etc last.pt; tar -cf - last.pt"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        TAR_OF_A_LINK,
+        "printf longer-than-listed",
+        "printf short",
+        "cat /dev/zero",
+        "printf WEIGHTS",
+    ],
+)
+def test_a_source_that_sends_something_else_than_it_listed_changes_nothing(
+    pair: tuple[Checkpoints, Checkpoints],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lie: str,
+) -> None:
+    monkeypatch.setattr(plain_files, "SEND", f"cat >/dev/null; {lie}")
+    with pytest.raises(CommandFailed, match=r"^local: "):
+        send(*pair, ["last.pt"], ".before")
+    assert list((tmp_path / "b" / "checkpoints").iterdir()) == []
+
+
+class Listing(Node):
+    """A host that lists these files, whatever it has."""
+
+    def __init__(self, *paths: bytes) -> None:
+        super().__init__(Host("local"))
+        digest = hashlib.sha256(b"x").hexdigest().encode()
+        rows = [b"1 5.0 ./%b" % path for path in paths], [digest + b"  ./" + p for p in paths]
+        self.listed = b"\0".join([*rows[0], b"", *rows[1], b""])
+
+    def script(self, text: str, *args: str, **how: Any) -> Completed:
+        return Completed(0, self.listed, b"")
+
+
+def test_files_that_nobody_asked_for_and_odd_paths_are_not_taken() -> None:
+    folder = Checkpoints(
+        Listing(b"a", b"other", b"step/../../x", b"step//x", b"/etc/x", b"step/in", b"step"),
+        "/r", 0, same_rank=True,
+    )  # fmt: skip
+    taken = plain_files.listed_files(folder, "checkpoints", [b"a", b"step"])
+    assert [file.path for file in taken] == [b"a", b"step", b"step/in"]
+
+
+@pytest.mark.parametrize("path", ["cache/.ssh/authorized_keys", "cache/deep/er/file", "cache"])
+def test_nothing_is_written_through_a_link_of_the_target(
+    pair: tuple[Checkpoints, Checkpoints], tmp_path: Path, path: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    theirs = tmp_path / "b" / "checkpoints"
+    (theirs / "cache").symlink_to(home)
+    file = tmp_path / "a" / "checkpoints" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"ssh-ed25519 AAAA attacker")
+    if path == "cache":  # the link itself is replaced and kept
+        send(*pair, [path], ".before")
+        assert (theirs / ".before" / "cache").is_symlink()
+        assert (theirs / "cache").read_bytes() == b"ssh-ed25519 AAAA attacker"
+    else:
+        with pytest.raises(CommandFailed, match="link"):
+            send(*pair, [path], ".before")
+    assert list(home.iterdir()) == []
 
 
 class Reporting(Node):

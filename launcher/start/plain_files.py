@@ -1,0 +1,161 @@
+"""Copy files of a run's checkpoints from one host to another, through this machine.
+
+Only regular files and their folders travel: the source lists them and sends their content. This
+machine checks both and writes the archive for the target itself. So what arrives is what was asked
+for, whatever the source sends.
+"""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from ..budget import SLOWEST, Budget
+from ..errors import CommandFailed
+from ..push.files.tar import Member, archive, file_info
+from ..ssh.limits import LONG_OUTPUT
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+from ..ssh.stream import Completed, Stream
+
+TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
+END_TIMEOUT = 60.0  # seconds without data, and for a command to end after its last data
+ARRIVING = ".arriving"  # the folder for them in the checkpoints
+HASH = load_script(__file__, "hash_files.sh")
+SEND = load_script(__file__, "send_files.sh")
+RECEIVE = load_script(__file__, "receive_files.sh")
+PLACE = load_script(__file__, "place_files.sh")
+SIZE = re.compile(rb"([0-9]{1,15}) ([0-9]{1,11})[.0-9]* \./(.+)", re.DOTALL)
+DIGEST = re.compile(rb"([0-9a-f]{64})  \./(.+)", re.DOTALL)
+LOOK_THERE = "look at `df -h` and the permissions there"
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The folder of a run on a host."""
+
+    node: Node
+    run_dir: str
+
+    def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
+        """Run a script with the run's folder as $1. Raises CommandFailed."""
+        done = self.node.script(
+            text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
+        )
+        if done.code != 0:
+            raise self.failed(done.reason)
+        return done
+
+    def failed(self, reason: str, remedy: str = LOOK_THERE) -> CommandFailed:
+        what = f"{self.run_dir}/checkpoints: {reason}"
+        return CommandFailed(what, remedy, host=self.node.name)
+
+
+class PlainFile(NamedTuple):
+    path: bytes
+    size: int  # bytes
+    time: int  # last modification, unix seconds
+    sha256: str
+
+
+def listed_files(
+    folder: CheckpointFolder, below: str, paths: Sequence[bytes]
+) -> tuple[PlainFile, ...]:
+    """Return the regular files at and below `paths` in the folder `below`, sorted by path.
+
+    Skips rows that are malformed and paths that were not asked for.
+    """
+    rows = [*folder.script(HASH, below, stdin=b"".join(path + b"\0" for path in paths)).rows()]
+    middle = rows.index(b"") if b"" in rows else 0
+    digests = {m[2]: m[1].decode() for m in map(DIGEST.fullmatch, rows[middle + 1 :]) if m}
+    files = {
+        match[3]: PlainFile(match[3], int(match[1]), int(match[2]), digests[match[3]])
+        for match in map(SIZE.fullmatch, rows[:middle])
+        if match and match[3] in digests and _is_below(match[3], paths)
+    }
+    return tuple(files[path] for path in sorted(files))
+
+
+def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
+    parts = path.split(b"/")
+    inside = not {b"", b".", b".."} & {*parts}
+    return inside and any(b"/".join(parts[:n]) in paths for n in range(1, len(parts) + 1))
+
+
+def copy_files(
+    source: CheckpointFolder,
+    target: CheckpointFolder,
+    paths: Sequence[bytes],
+    aside: str,
+    *,
+    open_to_all: bool,
+) -> None:
+    """Copy files and folders to the target's checkpoints. Until all have arrived, nothing there changes.
+
+    aside: the folder in its checkpoints that keeps what they replace. Raises CommandFailed.
+    """
+    files = listed_files(source, "checkpoints", paths)
+    try:
+        _stream(source, target, files)
+        arrived = listed_files(target, f"checkpoints/{ARRIVING}", paths)
+        if {file.path: file.sha256 for file in arrived} != {f.path: f.sha256 for f in files}:
+            raise target.failed(f"what {source.node.name} sent arrived damaged", "resume again")
+        wanted = b"".join(path + b"\0" for path in paths)
+        target.script(PLACE, ARRIVING, aside, "open" if open_to_all else "", stdin=wanted)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            target.node.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{ARRIVING}"])
+        raise
+
+
+def _stream(source: CheckpointFolder, target: CheckpointFolder, files: Sequence[PlainFile]) -> None:
+    with (
+        source.node.open_script(SEND, source.run_dir) as sending,
+        target.node.open_script(RECEIVE, target.run_dir, ARRIVING) as receiving,
+    ):
+        with contextlib.suppress(BrokenPipeError):  # it ended early, which shows below
+            sending.write(b"".join(file.path + b"\0" for file in files), END_TIMEOUT)
+            sending.close_stdin()
+        try:
+            for data in archive(_members(source, sending, files)):
+                receiving.write(data, END_TIMEOUT)
+            receiving.close_stdin()
+            ended = receiving.wait(END_TIMEOUT) == 0
+        except (BrokenPipeError, TimeoutError):
+            ended = False
+        if not ended:
+            printed = receiving.stderr_tail().splitlines() or ["tar failed or did not finish"]
+            raise target.failed(printed[-1])
+
+
+def _members(
+    source: CheckpointFolder, sending: Stream, files: Sequence[PlainFile]
+) -> Iterator[Member]:
+    """Yield the files with their content. Raises CommandFailed unless they are as listed."""
+    size = sum(file.size for file in files)
+    budget = Budget("`cat`", source.node.name, size, END_TIMEOUT, slowest=SLOWEST)
+    chunks, ahead = budget.chunks(sending), b""
+
+    def content(file: PlainFile) -> Iterator[bytes]:
+        nonlocal ahead
+        missing, digest = file.size, hashlib.sha256()
+        while missing:
+            ahead = ahead or next(chunks, b"")
+            if not ahead:
+                break
+            block, ahead = ahead[:missing], ahead[missing:]
+            missing -= len(block)
+            digest.update(block)
+            yield block
+        if missing or digest.hexdigest() != file.sha256:
+            printed = sending.stderr_tail().splitlines() or ["changed while it was sent"]
+            path = PurePosixPath(file.path.decode(errors="replace"))
+            raise source.failed(f"{path}: {printed[-1]}", "resume again")
+
+    for file in files:
+        info = file_info(file.path.decode(errors="surrogateescape"), file.size)
+        info.mtime = file.time
+        yield info, content(file)

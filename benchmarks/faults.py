@@ -53,7 +53,7 @@ from faults import (
 CAP = 40.0  # seconds
 TITLE = "Faults"
 HEAD = """\
-Three simulated hosts x 2 ranks. Seconds from the fault until the launcher has said why and has gone
+Three simulated hosts x 2 ranks. Seconds from the fault until the launcher has reported the cause and exited
 (15: until nothing runs on the hosts that are left), on two cores that serve all hosts and other work
 too. torchrun by hand: until no rank runs on the hosts that are left, waited for {cap:.0f} s; without that
 cap a stopped rank left the others hanging for more than 560 s, and a host cut off silently for 962 s.

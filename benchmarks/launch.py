@@ -203,7 +203,7 @@ def report(
         firsts = [launched.first for launched in ours[case]]
         pairs = zip(firsts, theirs[case], strict=True)
         ratio = statistics.median(first / hand for first, hand in pairs)
-        bar = "" if CASES[case][0] == "bare.py" else " (<= 1.15)"
+        bar = "" if CASES[case][0] == "bare.py" else f" (<= 1.15{', missed' * (ratio > 1.15)})"
         text.append(
             f"| command to the first line of every rank, {case} | {statistics.median(firsts):.2f} s "
             f"| {statistics.median(theirs[case]):.2f} s | ratio {ratio:.2f}{bar} |"

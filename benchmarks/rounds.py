@@ -40,7 +40,7 @@ engines and in /proc, not by ddpctl.
 
 **{rounds} rounds: {strays} strays, {touched} foreign containers or processes touched.**
 
-| seed | rounds | with a container by then | strays | foreign touched | kills not confirmed | the blows |
+| seed | rounds | with a container by then | strays | foreign touched | unconfirmed kills | interruptions |
 |---|---|---|---|---|---|---|
 """
 
@@ -79,8 +79,10 @@ def play_all(cluster: Cluster, folder: Path, rounds: int, seed: int, seconds: fl
 
 
 def row_of(seed: int, played: Sequence[Round]) -> str:
-    blows = collections.Counter(each.blow for each in played)
-    said = ", ".join(f"{count} {blow}" for blow, count in sorted(blows.items()))
+    interruptions = collections.Counter(each.interruption for each in played)
+    said = ", ".join(
+        f"{count} {interruption}" for interruption, count in sorted(interruptions.items())
+    )
     strays = sum(len(each.strays) for each in played)
     touched = sum(len(each.touched) for each in played)
     unconfirmed = sum(any(each.kills) for each in played)

@@ -65,8 +65,8 @@ class Terminal:
         path = f"{command.parent}:{home.environment['PATH']}"
         environment = {**home.environment, "PATH": path, "PS1": "$ ", "COLORTERM": "truecolor"}
         size = ["-x", str(COLUMNS), "-y", str(rows)]
-        given = [f"-e{name}={value}" for name, value in environment.items()]
-        self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(folder), *given, "sh")
+        shell = ["env", *(f"{name}={value}" for name, value in environment.items()), "sh"]
+        self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(folder), *shell)
         self.tmux("set", "-g", "status", "off")
         self.type("PS1='$ '; clear")
         time.sleep(1)
@@ -94,7 +94,7 @@ class Terminal:
             if screen != frames[-1][1]:
                 frames.append((time.monotonic() - began, screen))
                 look(frames[-1])
-            if Text.from_ansi(screen[-1]).plain.strip() == "$" and len(frames) > 2:
+            if Text.from_ansi(screen[-1]).plain.strip() == "$" and len(frames) > 1:
                 return frames
             assert time.monotonic() < began + 300, "\n".join(screen)
 

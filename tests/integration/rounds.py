@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster import TRAINER_IMAGE, USER, Cluster, Home, until
 
-LONGEST = 10.0  # seconds from the start of `launch` to the blow
+LONGEST = 10.0  # seconds from the start of `launch` to the interruption
 SCRIPT = """
 import time
 import torch.distributed as dist
@@ -27,7 +27,7 @@ while True:
     time.sleep(0.1)
 """
 # How a round ends the launcher before the run is killed; None: `ddpctl kill` while it is alive.
-BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)
+INTERRUPTIONS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)
 # Whatever carries a run id, whoever's it is: pid and name.
 CARRIERS = r"""
 for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null); do
@@ -45,7 +45,7 @@ class Round:
     """What a round did, and what it should not have left or done."""
 
     moment: float  # seconds after the start of `launch`
-    blow: str
+    interruption: str
     started: bool  # a container of the run existed at the time
     strays: list[str] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
@@ -97,18 +97,20 @@ def write_job(cluster: Cluster, folder: Path) -> Path:
 def play(
     cluster: Cluster, home: Home, file: Path, chance: random.Random, others: Strangers
 ) -> Round:
-    """One round: launch, a blow at a random moment, kill, and a look by other means."""
-    blow = chance.choice(BLOWS)
-    this = Round(chance.uniform(0, LONGEST), blow.name if blow else "kill", started=False)
+    """One round: launch, an interruption at a random moment, kill, and a look by other means."""
+    interruption = chance.choice(INTERRUPTIONS)
+    this = Round(
+        chance.uniform(0, LONGEST), interruption.name if interruption else "kill", started=False
+    )
     launcher = home.start("launch", file, "--no-check", stdout=subprocess.DEVNULL)
     time.sleep(this.moment)  # the moment is the test
     this.started = any(ours(cluster, node) for node in cluster.nodes)
-    if blow is None:
+    if interruption is None:
         this.kills.append(home.ddpctl("kill", file, "--all", "-y").returncode)
     else:
-        launcher.send_signal(blow)
+        launcher.send_signal(interruption)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        launcher.communicate(timeout=0.1 if blow is signal.SIGKILL else 30)
+        launcher.communicate(timeout=0.1 if interruption is signal.SIGKILL else 30)
     launcher.kill()
     launcher.communicate()
     for words in (["--all", "-y"], ["--strays", "-y"]):

@@ -8,7 +8,13 @@ import platform
 from pathlib import Path
 
 PATH = Path(__file__).with_name("RESULTS.md")
-HEAD = "# Results\n\nWritten by the scripts in this folder; ratios are of one run, side by side.\n"
+HEAD = """\
+# Results
+
+The scripts in this folder write these tables. A ratio compares two things that were measured side by side
+in one run. Everything was measured on machines with two CPU cores and no GPU; their names and Python
+versions differ between sections.
+"""
 
 
 def write_section(title: str, command: str, text: str) -> None:

@@ -57,7 +57,7 @@ class Terminal:
     """A terminal in which a shell runs."""
 
     def __init__(self, home: Home, folder: Path, rows: int) -> None:
-        self.socket = f"ddpctl-pictures-{os.getpid()}"
+        self.socket = f"ddpctl-pictures-{os.getpid()}-{time.monotonic_ns()}"
         command = folder / "bin" / "ddpctl"
         command.parent.mkdir(exist_ok=True)
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher "$@"\n')

@@ -24,7 +24,7 @@ def test_make_has_a_target_for_each_benchmark() -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_what_is_missing_is_one_line_with_the_remedy(name: str, tmp_path: Path) -> None:
+def test_a_missing_need_is_one_line_with_the_remedy(name: str, tmp_path: Path) -> None:
     bare = ["-S"] if name == "trainer" else []  # without site-packages there is no torch
     argv = [sys.executable, *bare, "-m", f"benchmarks.{name}"]
     env = {"PATH": "", "HOME": str(tmp_path)}

@@ -28,7 +28,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", [*SUPERVISOR, RELAY_AGENT], ids=lambda path: path.stem)
-def test_what_runs_on_hosts_needs_nothing_but_python(path: Path) -> None:
+def test_code_for_hosts_imports_only_the_standard_library(path: Path) -> None:
     assert set(imported(path)) <= sys.stdlib_module_names
 
 
@@ -62,7 +62,7 @@ def test_a_package_of_the_user_may_be_called_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["stop.kill", "look.ps", "runs.record"])
-def test_what_needs_no_diagnosis_and_no_connection_yet_loads_neither(module: str) -> None:
+def test_modules_without_need_for_diagnosis_or_ssh_import_neither(module: str) -> None:
     code = f"import sys, launcher.{module}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True

@@ -97,7 +97,7 @@ def test_no_permission_on_the_socket(cluster: Cluster, check: Check) -> None:
     assert "permission" in what or "may not" in what
 
 
-def test_a_host_that_is_gone(cluster: Cluster, check: Check) -> None:
+def test_a_lost_host_is_reported_as_unreachable(cluster: Cluster, check: Check) -> None:
     cluster.kill_host("node2")
     document = check()
     ((severity, host, name, what),) = told(document)
@@ -207,7 +207,9 @@ def test_gpu_ids_that_do_not_exist(cluster: Cluster, check: Check) -> None:
     assert "toolkit is not installed" in toolkit[3]
 
 
-def test_a_gpu_in_use_is_told_with_its_process_user_and_run(cluster: Cluster, check: Check) -> None:
+def test_a_gpu_in_use_is_reported_with_its_process_user_and_run(
+    cluster: Cluster, check: Check
+) -> None:
     for node in ("node0", "node1"):
         cluster.give_gpus(node, 2)
     run = "20261122-010203-night"

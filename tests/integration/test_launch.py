@@ -314,7 +314,7 @@ def test_two_launches_at_once_do_not_disturb_each_other(
     assert cluster.idle()
 
 
-def test_a_taken_port_is_said_before_the_start_with_its_owner(
+def test_a_taken_port_is_reported_with_its_owner_before_the_start(
     cluster: Cluster, home: Home, code: Path, tmp_path: Path
 ) -> None:
     name = script(code, FOREVER)
@@ -331,7 +331,7 @@ def test_a_taken_port_is_said_before_the_start_with_its_owner(
     assert len(cluster.containers("node0")) == 1
 
 
-def test_detached_then_seen_attached_and_killed(
+def test_a_detached_run_is_listed_followed_and_killed(
     cluster: Cluster, home: Home, code: Path, tmp_path: Path
 ) -> None:
     name = script(code, FOREVER)

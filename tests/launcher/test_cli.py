@@ -144,7 +144,7 @@ def test_the_completion_script_is_that_of_the_named_shell(ddpctl, shell: str) ->
     assert f"_DDPCTL_COMPLETE=complete_{shell}" in ddpctl("--show-completion", shell).stdout
 
 
-def test_every_help_line_is_whole_at_80_columns(ddpctl, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_no_help_line_is_cut_at_80_columns(ddpctl, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("COLUMNS", "80")
     shown = ddpctl("--help").stdout
     assert "..." not in shown.partition("Commands:")[2]

@@ -51,7 +51,7 @@ def test_scaling_trains_with_each_number_of_ranks(capsys: pytest.CaptureFixture[
     assert all(row["images_per_second"] > 0 and 0 <= row["top1"] <= 1 for row in rows)
 
 
-def test_a_mode_that_fails_says_why() -> None:
+def test_a_failing_mode_reports_the_reason() -> None:
     with pytest.raises(TrainerError, match=r"DP: exit code 3: .*/nowhere: no such folder"):
         main([*TINY, "--data", "/nowhere"])
 

@@ -91,7 +91,7 @@ def test_twenty_flipped_bits_and_five_truncations_are_all_noticed(tmp_path: Path
     assert checkpoint.newest_intact(tmp_path) == (newer, [])
 
 
-def test_fifty_kills_at_random_instants_leave_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_fifty_kills_at_random_moments_leave_a_complete_checkpoint(tmp_path: Path) -> None:
     """The loop runs in a forked child, so that a kill costs milliseconds, not an import. Each child
     is killed somewhere within its first three saves, however slow the machine is."""
     began = time.perf_counter()
@@ -126,7 +126,7 @@ def test_fifty_kills_at_random_instants_leave_a_whole_checkpoint(tmp_path: Path)
 
 
 @pytest.mark.parametrize("call", range(40))
-def test_a_crash_before_any_system_call_leaves_a_whole_checkpoint(
+def test_a_crash_before_any_system_call_leaves_a_complete_checkpoint(
     tmp_path: Path, call: int
 ) -> None:
     """Count the calls that change the disk; at number `call` the process is gone."""
@@ -156,7 +156,7 @@ def test_a_crash_before_any_system_call_leaves_a_whole_checkpoint(
     assert save(tmp_path, 4).step == 4
 
 
-def test_a_full_disk_is_one_line_and_keeps_what_is_there(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error_and_keeps_existing_files(tmp_path: Path) -> None:
     older = save(tmp_path, 1)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -314,7 +314,7 @@ def test_durations_sizes_and_lists_are_read() -> None:
         ("lr", 0.0, None), ("momentum", 0.0, 0.99), ("label-smoothing", 0.0, 0.99), ("ema", 0.0, 0.99),
     ],
 )  # fmt: skip
-def test_limits_themselves_are_allowed_and_what_is_beyond_is_not(
+def test_values_at_a_limit_are_allowed_and_beyond_it_are_not(
     name: str, lowest: float, highest: float | None
 ) -> None:
     field = name.replace("-", "_")

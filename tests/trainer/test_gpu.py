@@ -123,7 +123,7 @@ def test_no_loss_of_a_late_poll_is_lost_and_a_signal_still_saves(tmp_path: Path)
     assert (tmp_path / "stopped" / stopped.status["checkpoint"]).is_dir()
 
 
-def test_a_snapshot_is_what_the_gpu_held() -> None:
+def test_a_snapshot_equals_what_the_gpu_held() -> None:
     t = make(identify({}, DEVICE), *GPU)
     train.train_step(t, batches(t))
     model = t.net.model

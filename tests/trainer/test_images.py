@@ -225,7 +225,7 @@ def test_labels_of_floats_are_refused(tmp_path: Path) -> None:
         (lambda folder: _change(folder, data=None), "expected, found none"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(small_cifar: Path, spoil: Any, said: str) -> None:
+def test_damaged_data_is_a_one_line_error(small_cifar: Path, spoil: Any, said: str) -> None:
     spoil(small_cifar / cifar.TEN)
     with pytest.raises(DataError, match=said) as caught:
         load_dataset(Config(data=str(small_cifar)), CPU)
@@ -430,7 +430,7 @@ def test_downloaded_images_are_kept_in_the_cache_folder(
     assert (tmp_path / "cache" / "ddpctl-trainer" / cifar.TEN).is_dir()
 
 
-def test_what_is_published_are_the_authors_archives() -> None:
+def test_the_download_addresses_are_the_authors_own() -> None:
     urls = {name: (source.url, source.md5, source.folder) for name, source in fetch.SOURCES.items()}
     base = "https://www.cs.toronto.edu/~kriz"
     assert urls == {

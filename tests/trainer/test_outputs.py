@@ -158,7 +158,7 @@ def train_batches(t: Training) -> Any:
     return batches(t, epoch_order(0, 0, 100))
 
 
-def test_lines_for_people_say_what_the_fields_say() -> None:
+def test_a_log_line_shows_the_fields_of_its_entry() -> None:
     plan = make().plan
     fields = {"epoch": 2, "step": 9, "loss": 0.12345, "lr": 0.05, "grad_norm": 1.234, "img_s": 90.0}
     fields |= {"step_ms": 200.0, "data_ms": 10.0, "mem_mb": 77, "eta_s": 3723, "mfu": 0.401}
@@ -182,7 +182,7 @@ def test_the_network_without_ddpctl_loads_the_export(tmp_path: Path) -> None:
     assert same(exported, newest_state(job.out)["model"])
 
 
-def test_truncating_keeps_what_belongs(tmp_path: Path) -> None:
+def test_truncating_keeps_the_entries_before_the_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     kinds = [("start", 0), ("train", 5), ("eval", 3), ("train", 9), ("end", 5), ("train", 5)]
     kinds += [("start", 9), ("eval", 9)]

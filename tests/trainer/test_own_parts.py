@@ -58,7 +58,7 @@ def test_they_learn(tmp_path: Path) -> None:
         (("--report-to", "nowhere:fn"), "--report-to nowhere:fn: "),
     ],
 )
-def test_what_cannot_be_imported_is_one_line(
+def test_a_failing_import_is_a_one_line_error(
     tmp_path: Path, flags: tuple[str, ...], words: str
 ) -> None:
     job = Job(tmp_path / "run", *flags, count=2)

@@ -253,7 +253,7 @@ def bomb() -> io.BytesIO:
     [b"", b"not a picture", saved(photograph(), "PNG").getvalue()[:700], bomb().getvalue()],
     ids=["empty", "text", "cut off", "bomb"],
 )
-def test_what_cannot_be_decoded_is_one_line_with_its_name(content: bytes) -> None:
+def test_an_undecodable_file_is_a_one_line_error_with_its_name(content: bytes) -> None:
     with pytest.raises(DataError, match=r"^cat/7\.png: not a readable image \(") as caught:
         read(io.BytesIO(content), "cat/7.png", 32)
     assert "\n" not in str(caught.value)

@@ -105,7 +105,7 @@ def test_sizes_of_a_run() -> None:
         (["--global-batch", "5", "--grad-accum-steps", "3"], 2, "too small for 6 micro-batches"),
     ],
 )
-def test_what_cannot_be_is_a_usage_error(argv: list[str], world: int, said: str) -> None:
+def test_impossible_flags_are_a_usage_error(argv: list[str], world: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make_plan(config(*argv), 150, world)
     assert make_plan(config("--global-batch", "6", "--grad-accum-steps", "3"), 150, 2).parts == 6

@@ -346,7 +346,7 @@ def test_the_best_before_a_resume_is_remembered(tmp_path: Path) -> None:
     assert job.status["best_top1"] == 1.0
 
 
-def test_a_completed_run_started_again_still_knows_its_results(tmp_path: Path) -> None:
+def test_starting_a_completed_run_again_keeps_its_results(tmp_path: Path) -> None:
     for name, flags in (("plain", ()), ("split", ("--val-split", "0.2"))):
         first = Job(tmp_path / name, *flags).done()
         again = Job(tmp_path / name, *flags, "--resume", "auto").done()
@@ -439,7 +439,7 @@ def chosen(folder: Path, *flags: str, later_attempt: bool = False) -> Restored |
     return restore(t.config, t.ranks, later_attempt=later_attempt)
 
 
-def test_a_checkpoint_is_found_by_its_folder_its_runs_or_ckpt(tmp_path: Path) -> None:
+def test_a_checkpoint_is_named_by_its_own_folder_its_runs_folder_or_ckpt(tmp_path: Path) -> None:
     t = make()
     state, meta = to_checkpoint(t)
     for step in (7, 14):

@@ -123,7 +123,7 @@ def test_kill_proves_it_or_raises(fake_cluster: Make) -> None:
     assert run.state == "CANCELLED" and cluster.nodes == []
 
 
-def test_fetch_brings_what_answers_and_raises_for_the_rest(fake_cluster: Make) -> None:
+def test_fetch_copies_from_hosts_that_answer_and_raises_for_the_others(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     cluster.nodes_end(exit_code=0)
     run = launched(cluster)
@@ -191,7 +191,7 @@ def test_another_thread_than_the_main_one_sets_no_signal_handler(fake_cluster: M
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_recorder_is_seen_by_its_lock(tmp_path: Path) -> None:
+def test_a_live_recorder_is_recognized_by_its_lock(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert not has_recorder(folder)
     with recording(folder), recording(folder):

@@ -58,7 +58,7 @@ def test_the_package_of_a_function_is_sent_without_the_rest(project: Path, tmp_p
     assert sent == {"parcelled", "on_rank.py", "ddpctl_call.json"}
 
 
-def test_what_the_function_leaves_for_the_end_is_done_and_nothing_printed_is_lost(
+def test_exit_handlers_of_the_function_run_and_no_output_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "late.py").write_text(
@@ -108,7 +108,7 @@ def test_a_result_that_is_too_large_is_an_error_of_the_rank(
         (operator.add, (1, object()), "an argument cannot be sent as JSON"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_here(
+def test_values_that_cannot_be_sent_are_refused_before_any_contact(
     function: Any, args: tuple[object, ...], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -38,7 +38,7 @@ def result_elsewhere(function: FunctionType, *args: object) -> tuple[object, set
     return names[function.__name__](*args), source.modules
 
 
-def test_a_function_takes_along_what_it_uses(cell: Cell) -> None:
+def test_a_function_is_sent_with_everything_it_refers_to(cell: Cell) -> None:
     cell(
         "import json as j\nfrom textwrap import indent\nSCALE = {'a': [1, 2.5]}\nlater = object()\n"
     )
@@ -67,7 +67,7 @@ def test_a_function_takes_along_what_it_uses(cell: Cell) -> None:
         ("exec('def f(): pass')", "source of f cannot be found; define it in a file or a notebook"),
     ],
 )
-def test_what_cannot_be_sent_is_named(cell: Cell, text: str, message: str) -> None:
+def test_values_that_cannot_be_sent_are_named(cell: Cell, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Source(cell(text)["f"])
 

@@ -130,11 +130,11 @@ def schema(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_document_is_as_its_schema_says(documents: dict[str, Any], name: str) -> None:
+def test_every_json_document_matches_its_schema(documents: dict[str, Any], name: str) -> None:
     assert violations(documents[name], schema(name)) == []
 
 
-def test_the_documents_hold_what_they_are_about(documents: dict[str, Any]) -> None:
+def test_each_json_document_has_its_content(documents: dict[str, Any]) -> None:
     assert documents["run"]["attempts"][0]["first_failure"]["kind"]
     assert documents["ps"]["runs"][0]["nodes"] and documents["kill"]["runs"][0]["hosts"]
     assert documents["stacks"]["nodes"][0]["ranks"][0]["frames"][-1]["text"] == "time.sleep(300)"
@@ -147,7 +147,7 @@ def test_every_schema_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == set(NAMES) | hosts_file
 
 
-def test_violations_are_seen() -> None:
+def test_documents_that_break_their_schema_are_detected() -> None:
     ps = schema("ps")
     good = {"version": 1, "runs": [], "gpus": [], "unseen": [{"host": "a", "error": "b"}]}
     assert violations(good, ps) == []

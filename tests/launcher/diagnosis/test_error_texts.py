@@ -78,7 +78,7 @@ def test_the_headline_of_an_nccl_error_is_what_nccl_says() -> None:
     )
 
 
-def test_phrases_are_whole_words_on_one_line() -> None:
+def test_phrases_match_whole_words_on_one_line() -> None:
     [entry] = parse_error_texts(
         "# comment\nmemory\n    first...last |\n    MemoryError\n  = buy\n    more\n"
     )
@@ -136,7 +136,7 @@ IGNORED = ("Exception ignored in: <function f>", *LOADER[:2], "ValueError: at ex
         (("lr 0.1", *LOADER[:2], *THREADS, "KeyError: 1"), 1, "exception", "raised KeyError: 1"),
     ],
 )
-def test_what_a_rank_prints_around_its_error_does_not_hide_it(
+def test_output_around_a_ranks_error_does_not_hide_it(
     lines: tuple[str, ...], code: int, kind: str, message: str
 ) -> None:
     """The supervisor keeps only the end of the output."""

@@ -74,7 +74,7 @@ def first(*nodes: NodeEvidence) -> FirstFailure:
         ("gloo-peer-sleep", 1, "collective-timeout", "Timed out waiting 4000ms for recv"),
     ],
 )
-def test_a_known_cause_is_named(text: str, code: int, kind: str, message: str) -> None:
+def test_a_recognized_cause_is_named(text: str, code: int, kind: str, message: str) -> None:
     failure = first(node(0, rank_exit(1.0, 1, code, output(text))))
     assert (failure.kind, failure.rank) == (kind, 1)
     assert message in failure.message
@@ -102,7 +102,7 @@ def test_an_ending_without_output_has_a_kind(code: int, kind: str, sentence: str
 
 
 @pytest.mark.parametrize("effect", ["gloo-peer-kill", "gloo-peer-raise", "gloo-peer-zero"])
-def test_a_lost_connection_is_an_effect_even_when_it_is_seen_first(effect: str) -> None:
+def test_a_lost_connection_is_an_effect_even_if_it_is_recorded_first(effect: str) -> None:
     failure = first(
         node(0, rank_exit(1.0, 0, 1, output(effect)), rank_exit(1.1, 1, -15)),
         node(1, rank_exit(1.2, 3, -6, output("gloo-raise"))),

@@ -52,7 +52,7 @@ def test_every_user_may_read_the_claims_and_only_the_owner_may_remove_one(folder
     claim_files.remove("ddpctl-r-0")
 
 
-def test_what_others_put_there_is_skipped(folder: Path) -> None:
+def test_files_of_others_are_skipped(folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "a.created")
     (folder / "b.running").symlink_to("/etc/passwd")

@@ -68,7 +68,7 @@ def test_who_goes_first(state: str, age: float, earlier: str, later: str) -> Non
         assert ("first" if first else "undecided" if unsure else "") == expected, rival
 
 
-def test_a_line_says_whose_run_has_what_since_when() -> None:
+def test_the_error_names_the_run_that_has_the_gpus_its_owner_and_its_start() -> None:
     said = taken({"GPU-1", "GPU-2", "port 1"}, {"GPU-1": 0, "GPU-2": 1}, status())
     assert said == "run b of ann@desk has GPU 0-1 since 1970-01-01T00:01:40Z"
     said = taken({"port 29500"}, {}, status("waiting"))

@@ -79,7 +79,7 @@ def test_no_engine_limits_the_number_of_threads() -> None:
     assert host_config()["PidsLimit"] == host_config((), PODMAN)["PidsLimit"] == -1
 
 
-def test_what_an_engine_says_of_itself_makes_its_capabilities() -> None:
+def test_capabilities_come_from_the_engines_own_description() -> None:
     assert (PODMAN.product, PODMAN.version, PODMAN.rootless) == ("Podman", (5, 4), True)
     assert parse_capabilities({"BuildahVersion": "1", "ServerVersion": "5.3.9"}).gpus == "none"
     docker = parse_capabilities({"ServerVersion": "28.2.2", "SecurityOptions": ["name=selinux"]})

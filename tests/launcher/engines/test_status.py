@@ -37,7 +37,7 @@ ANSWER = {
 }
 
 
-def test_a_container_of_a_run_is_read_whole() -> None:
+def test_every_field_of_a_runs_container_is_read() -> None:
     status = read_status("gpu1", "c", LABELS, inspected(ANSWER))
     assert status is not None
     assert (status.run_id, status.attempt, status.node_rank) == ("20261122-101500-ab12", 2, 1)
@@ -108,7 +108,7 @@ def test_texts_of_a_host_have_no_control_characters() -> None:
         {"State": {"Status": "exited", "ExitCode": None, "FinishedAt": "2026-99-99T00:00:00Z"}},
     ],
 )
-def test_odd_answers_are_read_as_far_as_they_go(answer: dict[str, object]) -> None:
+def test_malformed_answers_are_parsed_as_far_as_possible(answer: dict[str, object]) -> None:
     status = read_status("gpu1", "c", LABELS, inspected(answer))
     assert status is not None
     assert (status.exit_code, status.started, status.ended) == (None, None, None)

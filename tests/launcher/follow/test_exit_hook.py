@@ -32,7 +32,7 @@ def wait_for_note(machine: Machine, lines: int) -> list[str]:
     return note(machine)
 
 
-def test_a_run_that_succeeds_and_its_resume_each_tell_once(machine: Machine) -> None:
+def test_the_exit_hook_runs_once_for_a_run_and_once_for_its_resume(machine: Machine) -> None:
     done = machine.ddpctl("launch", "hosts.yaml", "--on-exit", NOTE)
     run_id = machine.record()["run_id"]
     assert note(machine) == [f"{run_id} SUCCEEDED 0 1 []"]
@@ -52,7 +52,7 @@ def test_a_failure_is_told_with_its_cause_and_a_failing_command_is_a_warning(
     assert "warning: the --on-exit command exited with 9" in done.stderr
 
 
-def test_detached_the_recorder_tells_and_attach_has_its_own(machine: Machine) -> None:
+def test_the_recorder_runs_a_detached_runs_hook_and_attach_runs_its_own(machine: Machine) -> None:
     flags = ["--detach", "--env", "SLEEP=100", "--on-exit", f"{NOTE}; sleep 5"]
     run_id = machine.ddpctl("launch", "hosts.yaml", *flags).stdout.strip()
     assert note(machine) == []

@@ -65,7 +65,7 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
     assert panel.below(last + 75) == f"no output for 0:01:15  {words}"
 
 
-def test_gpus_of_a_host_are_told_together() -> None:
+def test_gpus_of_a_host_share_a_line() -> None:
     gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
     assert gpus == (GpuLoad(50, 1024, 81920), GpuLoad(0, 3072, 81920))
     assert parse_gpus(b"NVIDIA-SMI has failed\n") == ()
@@ -77,7 +77,7 @@ def test_gpus_of_a_host_are_told_together() -> None:
     assert shown == ("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB")
 
 
-def test_of_a_foreign_script_the_newest_line_is_shown_without_what_moves_the_cursor() -> None:
+def test_a_scripts_newest_line_is_shown_without_its_cursor_movements() -> None:
     outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
     outcomes[0].tail.append(TailLine(1.0, 0, b"older"))
     outcomes[1].tail.append(TailLine(2.0, 3, b"10%\r20% \x1b[2Jdone"))

@@ -157,7 +157,7 @@ def test_logs_looks_up_the_number_of_an_attempt(fake_cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("command", ["logs", "attach"])
-def test_attempts_are_told_apart_on_stderr(fake_cluster: Make, command: str) -> None:
+def test_stderr_says_where_each_attempt_begins(fake_cluster: Make, command: str) -> None:
     cluster = fake_cluster("gpu0")
 
     def work(node: FakeNode) -> None:

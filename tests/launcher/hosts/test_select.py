@@ -97,7 +97,7 @@ def test_spares_are_selected_like_hosts() -> None:
         ("a@A:1", None, "names 'a' twice"),
     ],
 )
-def test_what_cannot_be_selected_is_one_line(
+def test_an_impossible_selection_is_a_one_line_error(
     include: str | None, exclude: str | None, said: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -113,7 +113,7 @@ def test_an_ipv6_address_is_a_name_with_colons() -> None:
 
 
 @given(st.sets(st.integers(0, 3), min_size=1, max_size=3))
-def test_what_is_included_and_what_is_left_make_the_whole(ids: set[int]) -> None:
+def test_include_and_exclude_of_the_same_text_split_the_hosts(ids: set[int]) -> None:
     text = "a:" + ",".join(map(str, ids))
     [kept], rest = select(CLUSTER, text, None).hosts, select(CLUSTER, None, text).hosts[0]
     assert sorted([*kept.gpus, *rest.gpus]) == [0, 1, 2, 3]

@@ -64,7 +64,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     return Journal(str(tmp_path), "gpu2")
 
 
-def test_what_a_supervisor_writes_is_what_the_launcher_reads(
+def test_the_launcher_reads_every_event_that_a_supervisor_writes(
     tmp_path: Path, written: Journal
 ) -> None:
     for event in EVENTS:

@@ -44,7 +44,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     acquired(tmp_path).close()
 
 
-def test_what_a_killed_writer_left_unfinished_is_written_again(tmp_path: Path) -> None:
+def test_an_unfinished_file_of_a_killed_writer_is_written_again(tmp_path: Path) -> None:
     store = acquired(tmp_path)
     write(store, 0, "[a:0] one", time=10.0, offset=50)
     store.close()
@@ -103,7 +103,7 @@ def test_lines_are_chosen_by_node_rank_time_words_and_number(tmp_path: Path) -> 
         assert shown(folder, LogFilter(tail=count)) == last_lines
 
 
-def test_lines_are_shown_up_to_the_known_marks(tmp_path: Path) -> None:
+def test_lines_after_the_given_positions_are_not_shown(tmp_path: Path) -> None:
     known = known_marks(two_nodes(tmp_path))
     store = acquired(tmp_path)
     write(store, 1, "[b:1] later", time=13.0, offset=2)

@@ -105,7 +105,7 @@ def test_a_host_that_does_not_answer_or_refuses(running: FakeCluster) -> None:
     assert running.ddpctl("exec", "--", "ls")[0] == 4
 
 
-def test_on_all_nodes_lines_are_whole_and_prefixed(running: FakeCluster) -> None:
+def test_on_all_nodes_lines_are_complete_and_prefixed(running: FakeCluster) -> None:
     for number, host in enumerate(running):
         host.exec_output = [(1, b"he"), (2, b"warn\n"), (1, b"llo\nlast"), (1, b" line")]
         host.exec_code = 3 + number if number else 0

@@ -56,7 +56,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_was(machine: Machine) -> None:
     assert part_of(machine) is None
 
 
-def test_what_came_wrong_is_not_kept(machine: Machine) -> None:
+def test_damaged_bytes_are_not_kept(machine: Machine) -> None:
     os.truncate(output_of(machine) / "big.bin", 1000)
     machine.ddpctl("fetch", "--to", "got")
     fetched = machine.folder / "got" / "output" / "big.bin"

@@ -58,14 +58,16 @@ def test_odd_labels_are_skipped_and_the_other_runs_are_shown(fake_cluster: Make)
     assert run_id in out
 
 
-def test_no_run_is_said_without_a_table(fake_cluster: Make) -> None:
+def test_without_runs_there_is_one_line_and_no_table(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
     assert (code, out) == (0, "")
     assert "no " in err
 
 
-def test_without_hosts_and_records_it_says_that_it_asked_nobody(fake_cluster: Make) -> None:
+def test_without_hosts_and_records_the_message_says_that_no_host_was_asked(
+    fake_cluster: Make,
+) -> None:
     cluster = fake_cluster()
     Path(cluster.hosts_file).rename(cluster.folder / "lab.yaml")
     code, out, err = cluster.ddpctl("ps")
@@ -130,7 +132,7 @@ def test_a_node_whose_container_was_removed_by_hand_has_no_end(fake_cluster: Mak
     assert all_runs(cluster) == []
 
 
-def test_a_killed_run_is_found_by_its_beginning_on_the_hosts(fake_cluster: Make) -> None:
+def test_a_killed_run_is_found_on_the_hosts_by_a_prefix_of_its_id(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = cluster.launch("--detach")[1].strip()
     assert cluster.ddpctl("kill", run_id)[0] == 0

@@ -223,7 +223,7 @@ def test_a_dry_run_knows_the_processes_that_the_file_sets() -> None:
     assert plan.world_size is None
 
 
-def test_what_the_job_adds_to_its_containers() -> None:
+def test_the_jobs_devices_limits_and_mounts_reach_the_container() -> None:
     job = (
         "{devices: [/dev/fuse], cap_add: [SYS_PTRACE], ulimits: {memlock: 5, nofile: 9}, "
         "tmpfs: {/fast: 1g}}"

@@ -125,7 +125,7 @@ def test_a_firewall_that_rejects_the_master_port_of_one_peer(
     )
 
 
-def test_a_host_that_drops_what_it_should_pass_on(
+def test_a_host_that_drops_forwarded_packets_is_named(
     net: Namespaces, survey: Callable[..., Survey]
 ) -> None:
     """As Docker makes it: FORWARD is DROP. What is for that host itself goes through."""
@@ -152,7 +152,7 @@ def test_a_host_that_drops_what_it_should_pass_on(
     assert all(f"let {net.address(1)} forward it" in found.remedy for found in findings)
 
 
-def test_a_port_that_is_held_is_told_with_its_owner(
+def test_a_port_in_use_is_reported_with_its_owner(
     net: Namespaces, survey: Callable[..., Survey]
 ) -> None:
     listen = (

@@ -13,7 +13,7 @@ from fakes import FakeCluster, FakeDocker, FakeNode
 from launcher.errors import HostUnreachable
 
 
-def test_a_host_that_is_lost_while_its_engine_is_asked_is_unreachable(
+def test_a_host_lost_during_a_call_to_its_engine_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"])

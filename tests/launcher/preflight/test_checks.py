@@ -490,7 +490,7 @@ def test_any_port_will_do_for_auto() -> None:
     assert judge(held, of=cluster(master_port="auto")) == []
 
 
-def test_runs_that_go_on_or_have_ended_whole_are_no_leftovers() -> None:
+def test_live_runs_and_cleanly_ended_ones_are_no_strays() -> None:
     nodes = (status("a", 0, "running"), status("a", 1, "running"), status("b", 0, "exited"))
     leftover = with_engine(machine(0), nodes=nodes)
     assert judge(leftover, of=cluster(master_port="auto")) == []

@@ -149,7 +149,7 @@ def test_another_machine_at_the_address_is_no_success(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("nonsense", ["nonsense!", "ready", "x" * 5000, "dialed 9 ok 0 0.100"])
-def test_an_agent_that_does_not_report_its_dials_is_asked_no_more(
+def test_an_agent_that_does_not_report_its_connections_is_not_asked_again(
     nonsense: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(two_networks(3))

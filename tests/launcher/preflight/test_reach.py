@@ -210,7 +210,7 @@ def test_a_host_behind_nat_is_told_to_set_its_internal_ip() -> None:
     assert finding.remedy.endswith("set internal_ip")
 
 
-def test_a_host_that_drops_what_it_should_forward() -> None:
+def test_a_host_on_the_path_of_failing_connections_is_named() -> None:
     machines = some()
     detour = (
         IpRoute(IPv4Network("10.0.0.2/32"), "10.0.0.1", "eth0"),

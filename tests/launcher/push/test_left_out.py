@@ -211,7 +211,7 @@ def test_an_unreadable_folder_matters_only_if_it_would_be_pushed(tmp_path: Path)
         assert code(tmp_path) == {".gitignore"}
 
 
-def test_the_message_lists_what_the_hosts_file_names_first_then_the_largest() -> None:
+def test_the_message_lists_folders_of_the_hosts_file_first_then_the_largest() -> None:
     many = [LeftOut(f"{name}/__pycache__", 1_000_000) for name in "ab"]
     small = [LeftOut(f"{name}.pt", 1) for name in "abcdefgh"]
     named = LeftOut("secrets.env", 20, named=True)

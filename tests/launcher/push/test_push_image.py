@@ -124,7 +124,7 @@ def test_only_the_layers_that_a_host_lacks_are_sent(
 
 
 @needs_engine
-def test_a_push_of_many_layers_says_one_line_for_each_host(
+def test_a_push_of_many_layers_prints_one_line_per_host(
     hosts: list[Machine], build: Build, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     build({f"layer{number}": MEGABYTE + number for number in range(4)})

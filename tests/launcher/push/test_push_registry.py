@@ -73,7 +73,7 @@ def test_without_the_secret_nothing_can_be_read_or_sent(registry: Registry) -> N
     "data",
     [b"rubbish", gzip.compress(b"another layer", mtime=0), b'{"rootfs": {"diff_ids": []}}', b"{}"],
 )
-def test_what_does_not_belong_to_the_image_is_refused(registry: Registry, data: bytes) -> None:
+def test_blobs_of_another_image_are_refused(registry: Registry, data: bytes) -> None:
     assert upload(registry, data) == 400
     assert not registry.blobs
     assert not list(registry.folder.iterdir())

@@ -102,7 +102,7 @@ def test_any_numbers_can_be_drawn(values: list[tuple[float, float]], log: bool) 
         assert len(drawn) < 40_000
 
 
-def test_a_diverged_loss_is_drawn_and_what_is_no_number_is_not() -> None:
+def test_large_losses_are_drawn_and_values_that_are_no_numbers_are_skipped() -> None:
     assert number(1e29) == 1e29 and number(LARGEST * 10) is None
     assert number(float("nan")) is None and number("1") is None and number(True) is None
 

@@ -249,7 +249,7 @@ def test_the_command_writes_the_page_and_prints_its_path(tmp_path: Path) -> None
     assert done.returncode == 2 and "no/such/folder/out.html: cannot be written" in done.stderr
 
 
-def test_a_host_that_is_not_seen_hides_no_other(tmp_path: Path) -> None:
+def test_an_unreachable_host_does_not_hide_the_others(tmp_path: Path) -> None:
     env = local_run(tmp_path)
     (folder,) = (tmp_path / "state" / "ddpctl" / "runs").iterdir()
     record = RunFolder(folder).load()

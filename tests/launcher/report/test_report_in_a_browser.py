@@ -64,7 +64,7 @@ def test_it_loads_nothing_and_runs_no_script(tab: Page, pages: dict[str, Path]) 
     assert tab.complaints == []
 
 
-def test_it_is_dark_where_the_system_is(tab: Page, pages: dict[str, Path]) -> None:
+def test_the_report_is_dark_if_the_system_is(tab: Page, pages: dict[str, Path]) -> None:
     tab.open(pages["one"], 768)
     assert tab.evaluate(BACKGROUND) == "rgb(255, 255, 255)"
     tab.open(pages["one"], 768, dark=True)

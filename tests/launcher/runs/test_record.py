@@ -66,7 +66,7 @@ def test_the_record_has_what_the_contract_names_and_reads_back() -> None:
     assert folder.load().attempt.nodes[0].host == "a"
 
 
-def test_what_a_host_keeps_stays_small_however_many_nodes_and_attempts_there_are() -> None:
+def test_the_copy_of_the_record_on_a_host_stays_small_with_many_nodes_and_attempts() -> None:
     record = remember("r1").load()
     record.attempt.nodes = record.attempt.nodes * 64
     record.attempts = record.attempts * 20
@@ -76,14 +76,14 @@ def test_what_a_host_keeps_stays_small_however_many_nodes_and_attempts_there_are
     assert len(record.attempt.nodes) == 64
 
 
-def test_a_run_is_found_by_its_beginning_and_the_newest_without_a_name() -> None:
+def test_a_run_is_found_by_a_prefix_of_its_id_and_without_one_the_newest_is() -> None:
     remember("aa-1", age=100)
     remember("bb-2", age=10)
     assert find_run("aa").run_id == "aa-1"
     assert find_run(None).run_id == "bb-2"
 
 
-def test_a_beginning_of_several_and_of_none_are_said() -> None:
+def test_an_ambiguous_or_unknown_prefix_of_a_run_id_is_an_error() -> None:
     remember("aa-1")
     remember("aa-2")
     with pytest.raises(UsageError, match="matches several runs"):
@@ -150,7 +150,7 @@ def test_a_sanity_run_is_never_the_newest() -> None:
     assert find_run("sanity").run_id == "sanity-20261121-100000-abcd"
 
 
-def test_a_record_that_cannot_be_written_is_said_once(
+def test_a_record_that_cannot_be_written_is_one_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = remember("r1")

@@ -71,12 +71,12 @@ def test_a_host_cannot_choose_what_another_machine_does(machine: Machine) -> Non
 @pytest.mark.parametrize(
     "head", [b"", b"../../x 0 1 0 5", b"r 0 99999999 0 5", b"r 0 1 2 5", b"r 0 0 1 5"]
 )
-def test_what_is_no_report_is_left_out(head: bytes) -> None:
+def test_text_that_is_no_report_is_skipped(head: bytes) -> None:
     assert list(parse_reports(head + b"\n{}\n\n", "h")) == []
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b"{", b"[" * 100_000])
-def test_a_record_that_is_none_says_nothing(document: bytes) -> None:
+def test_a_document_that_is_no_record_is_ignored(document: bytes) -> None:
     [(status, run)] = parse_reports(b"r 0 1 0 5\n" + document + b"\n\n", "h")
     assert (run, status.state) == (ReportedRun(), "unknown")
 

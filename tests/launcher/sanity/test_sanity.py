@@ -61,7 +61,7 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
     assert row.split() == ["4000", "1000", "float", "1000.0", "1.500", "2.000"]
 
 
-def test_bandwidth_below_the_wish_or_the_last_run_is_said() -> None:
+def test_bandwidth_below_the_minimum_or_the_last_run_is_reported() -> None:
     found = report(size(1000, 1e-3, 2.0), DONE)
     assert "below --min-busbw 3" in problems(found, 3.0, None)[0]
     assert "but was 2.6 in the last run on these hosts" in problems(found, None, 2.6)[0]
@@ -136,7 +136,7 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
         size_of(text)
 
 
-def test_a_host_that_is_not_there_is_told_in_the_document_too(tmp_path: Path) -> None:
+def test_an_unreachable_host_is_in_the_json_document_too(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text("hosts: [{host: 127.0.0.1, port: 1, gpus: 0}]\njob: {image: x}\n")
     done = subprocess.run(

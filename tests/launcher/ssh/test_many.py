@@ -9,7 +9,7 @@ import pytest
 from launcher.ssh.many import in_background
 
 
-def test_what_runs_in_the_background_does_not_delay_the_exit() -> None:
+def test_background_processes_do_not_delay_the_exit() -> None:
     """The interpreter waits for all threads but daemons before it exits."""
     release = threading.Event()
 

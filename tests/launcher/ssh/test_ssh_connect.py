@@ -423,7 +423,7 @@ def test_the_first_connection_takes_the_early_login_and_the_next_one_its_own(
         assert server.log.read_text().count("Accepted publickey") == logins
 
 
-def test_why_an_early_login_failed_is_told_when_the_connection_is_used(node: NodeMaker) -> None:
+def test_the_error_of_an_early_login_is_raised_when_the_connection_is_used(node: NodeMaker) -> None:
     host = Host("127.0.0.1", port=free_port())
     connect_early([host])
     assert f"connection refused at port {host.port};" in why_not(node(host))

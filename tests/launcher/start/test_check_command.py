@@ -41,7 +41,7 @@ def test_a_syntax_error_is_one_line_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["-m", "--no-python", "/opt/image/train.py"])
-def test_what_may_be_in_the_image_is_not_looked_for(tmp_path: Path, command: str) -> None:
+def test_a_command_that_may_be_in_the_image_is_not_looked_for(tmp_path: Path, command: str) -> None:
     check_command(job(tmp_path, command, "trainer"))
 
 

@@ -35,7 +35,7 @@ def step(number: int) -> str:
     return f"ckpt/step-{number:08d}"
 
 
-def test_the_newest_whole_one_counts_and_ranks_of_its_attempt_hand_it_on_themselves() -> None:
+def test_the_newest_complete_checkpoint_counts_and_its_ranks_share_it_themselves() -> None:
     hosts = [host("a", 0, newest=step(10)), host("b", 1, newest=step(20)), host("c", 2)]
     assert chosen(*hosts) == ("b", "step-00000020", {})
 
@@ -62,7 +62,7 @@ def test_a_node_in_its_own_place_keeps_the_shard_that_it_wrote() -> None:
     assert chosen(host("a", 0, files={"shard": NEW}), host("b", 1, files={"shard": OLD}))[2] == {}
 
 
-def test_what_a_host_kept_from_another_place_gives_way_to_the_newest() -> None:
+def test_older_files_of_a_host_are_replaced_by_those_of_the_newest_checkpoint() -> None:
     stale = host("back", 0, files={"last.pt": OLD, "other": OLD}, same_rank=False)
     missing = chosen(stale, host("b", 1, files={"last.pt": NEW}))[2]
     assert missing == {"back": ["last.pt"]}
@@ -92,7 +92,7 @@ def write_step(folder: Path, number: int, content: bytes) -> Path:
     return path
 
 
-def test_a_damaged_one_is_passed_over_for_the_whole_one_before_it(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_complete_one_before_it(tmp_path: Path) -> None:
     write_step(tmp_path, 1, b"oldest")
     write_step(tmp_path, 2, b"older")
     (write_step(tmp_path, 3, b"newest") / "state.pt").write_bytes(b"newesT")
@@ -137,7 +137,7 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     assert with_content(b).files == with_content(a).files
 
 
-def test_one_that_cannot_be_taken_whole_changes_nothing_there(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_copied_completely_changes_nothing(tmp_path: Path) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")
     choice = choose([with_content(b), with_content(a)])

@@ -51,7 +51,7 @@ def test_the_first_failure_is_named_and_the_others_are_stopped(machine: Machine)
     assert machine.left() == []
 
 
-def test_detached_seen_attached_and_killed(machine: Machine) -> None:
+def test_a_detached_run_is_listed_followed_and_killed(machine: Machine) -> None:
     started = machine.ddpctl("launch", "hosts.yaml", "--detach", "--env", "SLEEP=100")
     run_id = started.stdout.strip()
     seen = json.loads(machine.ddpctl("ps", "hosts.yaml", "--json").stdout)

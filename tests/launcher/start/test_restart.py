@@ -29,12 +29,12 @@ def record(kind: str, *restarts: tuple[str, bool], by: str = "launch") -> RunRec
 
 
 @pytest.mark.parametrize("kind", ["host-lost", "killed", "hung", "gpu-failed", "cuda-oom"])
-def test_what_a_new_start_may_help_is_restarted(kind: str) -> None:
+def test_failures_that_a_restart_may_fix_are_restarted(kind: str) -> None:
     assert why_not(record(kind), 3, saved=True) == ""
 
 
 @pytest.mark.parametrize("kind", ["usage", "file-missing", "exception", "unknown"])
-def test_what_would_fail_again_is_not_restarted(kind: str) -> None:
+def test_permanent_failures_are_not_restarted(kind: str) -> None:
     assert kind in why_not(record(kind), 3, saved=True)
 
 

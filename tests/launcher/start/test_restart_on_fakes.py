@@ -62,7 +62,9 @@ def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:
     assert len(cluster.record["attempts"]) == 2
 
 
-def test_an_exception_is_not_restarted_and_the_message_says_how(fake_cluster: Make) -> None:
+def test_an_exception_is_not_restarted_and_the_message_says_how_to_resume(
+    fake_cluster: Make,
+) -> None:
     cluster = fake_cluster(max_restarts=3)
     for host in cluster:
         host.on_start = lambda node: (

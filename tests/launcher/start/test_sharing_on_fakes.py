@@ -283,7 +283,7 @@ def test_nobody_is_overtaken_but_by_a_run_that_wants_none_of_the_same_gpus(make:
     assert cluster.launch("--detach", "--include", "gpu2")[0] == 0
 
 
-def test_a_ticket_whose_launch_has_gone_stops_no_other(make: Make) -> None:
+def test_a_ticket_of_a_dead_launch_does_not_block_others(make: Make) -> None:
     cluster = make("gpu0")
     cluster.launch("--detach")
     cluster.launch("--detach", "--wait")

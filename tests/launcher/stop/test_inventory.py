@@ -73,7 +73,7 @@ def test_a_draft_is_busy_while_its_push_may_be_running(store: Path) -> None:
     assert {name.rpartition(".")[2] for name in busy} == {"here", "elsewhere"}
 
 
-def test_open_attempts_are_listed_with_what_they_use(store: Path) -> None:
+def test_open_attempts_are_listed_with_their_data_and_code(store: Path) -> None:
     attempts = {}
     for name in ("open", "ended", "dead", "odd"):
         attempts[name] = store / "runs" / name / "nodes" / "0" / "attempt-2"
@@ -94,7 +94,7 @@ def test_open_attempts_are_listed_with_what_they_use(store: Path) -> None:
     ]
 
 
-def test_a_host_that_tells_no_time_has_nothing_that_is_old_enough_to_remove() -> None:
+def test_without_a_hosts_clock_nothing_there_counts_as_old_enough_to_remove() -> None:
     inventory = parse_inventory(f"host soon h /h\nentry 5 datasets/{DIGEST}\n", "gpu1")
     assert (inventory.folder, unused_trees(inventory, set())) == ("", [])
 

@@ -34,7 +34,7 @@ def test_kill_stops_and_removes_every_node(fake_cluster: Make) -> None:
     assert cluster.record["state"] == "CANCELLED"
 
 
-def test_a_stop_that_was_not_seen_is_remembered_and_finished_at_the_next_contact(
+def test_an_unconfirmed_stop_is_remembered_and_finished_at_the_next_contact(
     fake_cluster: Make,
 ) -> None:
     cluster = fake_cluster("gpu0", "gpu1", "gpu2")

@@ -39,7 +39,7 @@ def test_a_node_that_was_never_started_is_one() -> None:
     assert handles(hosts) == ["ddpctl-r-0"]
 
 
-def test_a_node_is_not_gone_because_its_host_is_out_of_sight() -> None:
+def test_losing_contact_with_a_host_does_not_end_its_node() -> None:
     hosts = {"h0": seen(node("r", 0, "running"))}
     assert handles(hosts, complete=False) == []
     assert handles(hosts, complete=True) == ["ddpctl-r-0"]
@@ -94,7 +94,7 @@ def test_the_gpu_memory_of_each_process_is_found(
     assert run_traces(Node(here), Cluster((here,), Job(engine="process"))).gpu_mib == {41: 70000}
 
 
-def test_gpu_memory_that_it_holds_is_said() -> None:
+def test_the_gpu_memory_that_a_stray_holds_is_reported() -> None:
     hosts = {"h0": RunTraces((), (RunProcess(41, "dead", "python3"),), {41: 70000})}
     [stray] = strays_of(hosts, "ann", complete=True)
     assert stray.what == "python3, holds 70000 MiB of a GPU"

@@ -51,7 +51,7 @@ def test_the_first_rank_is_named_even_if_all_were_gone_at_the_next_look(tmp_path
     assert cause is not None and (cause.kind, cause.rank) == ("killed", 1)
 
 
-def test_a_success_that_the_supervisor_did_not_see_is_not_taken_for_the_failure_after_it(
+def test_a_rank_that_succeeded_unnoticed_is_not_blamed_for_a_later_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisors, "NPROC", 3)

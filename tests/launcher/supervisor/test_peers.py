@@ -169,7 +169,7 @@ def test_a_node_joins_although_no_thread_can_start(
     network.until(lambda: 0 in peer.contacts, step=0.1)
 
 
-def test_a_supervisor_that_is_gone_is_missed_at_once(pair: Network) -> None:
+def test_a_dead_supervisor_is_noticed_at_once(pair: Network) -> None:
     first, second = pair.nodes
     first.close()
     gone = pair.clock.now
@@ -187,7 +187,7 @@ def test_clocks_are_compared(pair: Network) -> None:
     assert abs(clock.offset) < clock.error + 0.001 < 1.0
 
 
-def test_a_late_node_is_told_that_it_is_over(network: Network) -> None:
+def test_a_node_that_joins_late_learns_that_the_run_has_ended(network: Network) -> None:
     [first] = network.nodes
     reason = why("start", 0, 1.0)
     network.statuses[0] = status(0, reason=reason, phase="stopped", alive=0)

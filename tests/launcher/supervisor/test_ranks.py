@@ -68,7 +68,7 @@ def test_a_rank_that_sigstop_holds_is_timed_from_the_first_look() -> None:
         process.kill()
 
 
-def test_without_a_descriptor_left_a_live_rank_is_not_taken_for_gone() -> None:
+def test_a_live_rank_counts_as_live_when_no_file_descriptor_is_free() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     rank = Rank(os.getpid(), 0, 0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))

@@ -126,7 +126,7 @@ def test_a_round_that_has_ended_keeps_no_file_open(start: Start) -> None:
 @pytest.mark.parametrize(
     ("deed", "kind"), [("kill", "killed"), ("crash", "segv"), ("lose", "peer-gone")]
 )
-def test_what_may_not_happen_again_is_restarted(start: Start, deed: str, kind: str) -> None:
+def test_transient_failures_are_restarted(start: Start, deed: str, kind: str) -> None:
     made = start(1, f"1:0:{deed}")
     assert made.wait() == [0]
     assert [restart.cause.kind for restart in restarts(made.nodes[0])] == [kind]

@@ -44,7 +44,7 @@ def expected_lines(rank: int, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("rank", range(NPROC))
-def test_every_line_is_whole_in_order_and_there_once(wrote: Node, rank: int) -> None:
+def test_every_line_arrives_complete_in_order_and_once(wrote: Node, rank: int) -> None:
     assert wrote.lines(rank) == expected_lines(rank, 1000)
 
 
@@ -74,7 +74,7 @@ def test_the_token_is_written_nowhere_but_in_the_spec(wrote: Node) -> None:
 
 
 @pytest.mark.slow
-def test_a_flood_is_whole_and_cheap(tmp_path: Path) -> None:
+def test_a_flood_of_output_loses_no_line_and_costs_little(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with attempt(tmp_path, 1, ["lines", "200000", "90"]) as made:
         made.wait()

@@ -86,7 +86,7 @@ def metrics_file(folder: Path) -> MetricsFile:
     return MetricsFile(made, Journal(str(folder.parent), "gpu1"))
 
 
-def test_prometheus_reads_one_whole_file_while_the_node_runs(folder: Path) -> None:
+def test_prometheus_never_reads_a_partial_file(folder: Path) -> None:
     lines = (
         '{"kind": "train", "step": 7, "loss": 0.5, "img_s": 900}\n{"kind": "eval"}\n{"kind": "tr'
     )

@@ -34,7 +34,7 @@ sys.exit(7)
 """
 
 
-def test_no_text_is_too_odd_to_print(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_any_text_can_be_printed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     console = Console()
     for text in ("a file \udcff", "half a pair \ud800"):
         console.print(text)

@@ -40,7 +40,7 @@ def test_ordinary_text_stays_as_it_is_wherever_it_is_cut(text: str, cut: int) ->
 
 
 @given(TEXTS, st.lists(st.integers(0, 5), max_size=30))
-def test_pieces_give_what_the_whole_gives(text: str, sizes: list[int]) -> None:
+def test_text_in_pieces_gives_the_same_result(text: str, sizes: list[int]) -> None:
     """But for carriage returns, where what has been written cannot be taken back."""
     data = (text.replace("\r", "") + "end\n").encode(errors="replace")
     cuts = [0, *itertools.accumulate(sizes), len(data)]
@@ -66,12 +66,12 @@ def test_pieces_give_what_the_whole_gives(text: str, sizes: list[int]) -> None:
         ("[gpu1:3] 10%\r", "[gpu1:3] 10%"),
     ],
 )
-def test_what_a_terminal_shows(written: str, shown: str) -> None:
+def test_text_is_reduced_to_what_a_terminal_would_show(written: str, shown: str) -> None:
     sanitizer = Sanitizer()
     assert sanitizer.feed(written.encode()) == shown
 
 
-def test_what_follows_an_endless_sequence_is_not_held_back_for_ever() -> None:
+def test_text_after_an_endless_escape_sequence_is_shown_in_the_end() -> None:
     sanitizer = Sanitizer()
     shown = sanitizer.feed(b"\x1b]0;") + "".join(sanitizer.feed(b"x" * 100) for _ in range(100))
     assert len(shown) > 5000 and "\x1b" not in shown

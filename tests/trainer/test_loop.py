@@ -53,6 +53,25 @@ def test_each_epoch_has_its_own_order_and_its_own_crops() -> None:
         calls.clear()
 
 
+def test_polls_and_checks_come_every_so_many_steps_and_at_the_end_of_an_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    t = make(None, "--check-every", "3", "--max-steps", "12")  # seven steps an epoch
+    polls: list[tuple[int, bool]] = []
+    checks: list[int] = []
+    monkeypatch.setattr(train, "poll", lambda t, last: polls.append((t.step, last)))
+    monkeypatch.setattr(train, "check_replicas", lambda ranks, values, step: checks.append(step))
+    t.poll.every = 5
+    train.train_epoch(t)
+    assert (polls, checks) == ([(5, False), (7, True)], [3, 6]) and t.eval_pending
+    polls.clear()
+    train.train_epoch(t)  # to the last step of the run
+    assert (t.step, polls, checks) == (12, [(10, False), (12, True)], [3, 6, 9, 12])
+    never = make(None, "--check-every", "0", "--eval-every", "2")
+    train.train_epoch(never)
+    assert checks == [3, 6, 9, 12] and not never.eval_pending
+
+
 def test_an_epoch_resumed_in_the_middle_goes_on_with_its_own_batches() -> None:
     t = make(None, "--epochs", "3", "--max-steps", "12")
     t.step = 9  # two steps into the second epoch
@@ -177,6 +196,11 @@ def test_one_graph_is_compiled_for_training_none_for_evaluation_or_the_last_batc
     assert compiler.graphs == [True]
     for mine, other in zip(t.net.parameters, plain.net.parameters, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+def test_the_sizes_of_full_parts_are_compiled_for() -> None:
+    assert make(None).net._sizes == {16}
+    assert make(None, "--grad-accum-steps", "3").net._sizes == {5, 6}
 
 
 def test_the_compiler_gets_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:

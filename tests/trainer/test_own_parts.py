@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import bad_data
 import pytest
 import torch
 from own_parts import Stripes
@@ -201,6 +202,13 @@ def test_the_fingerprint_of_ones_own_data_shows_other_images_and_labels(
     ):
         monkeypatch.setattr(Stripes, "__getitem__", lambda self, n, c=change: c(*real(self, n)))
         assert own().fingerprint != before
+    few = load_dataset(Config(data="bad_data:numbered", workers=0), torch.device("cpu"))
+    train, test = bad_data.numbered()
+    for number in range(5):  # every sample of a small set counts
+        other = [test[n] if n != number else (test[n][0] + 1, test[n][1]) for n in range(5)]
+        monkeypatch.setattr(bad_data, "numbered", lambda other=other: (train, other))
+        changed = load_dataset(Config(data="bad_data:numbered", workers=0), torch.device("cpu"))
+        assert changed.fingerprint != few.fingerprint
 
 
 def test_an_object_with_the_methods_of_images_is_taken_as_it_is() -> None:

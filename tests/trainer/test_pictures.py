@@ -84,6 +84,15 @@ def test_random_boxes_are_spread_as_torchvisions_are() -> None:
     )
 
 
+def test_random_boxes_reach_every_edge() -> None:
+    boxes = [random_box(8, 6, seed) for seed in range(300)]
+    lefts, tops, rights, bottoms = (set(values) for values in zip(*boxes, strict=True))
+    assert lefts >= {0, 1, 2, 3, 4} and tops >= {0, 1, 2, 3}
+    assert max(rights) == 8 and max(bottoms) == 6
+    assert (0, 0, 8, 6) in boxes  # the whole picture
+    assert all(left < right and top < bottom for left, top, right, bottom in boxes)
+
+
 @pytest.mark.parametrize("size", [(600, 10), (10, 600), (1, 1)])
 def test_where_no_box_fits_it_is_the_middle_as_in_torchvision(size: tuple[int, int]) -> None:
     width, height = size

@@ -357,6 +357,8 @@ def test_a_pack_trains_as_its_tree_does(tree: Path, decoded: int) -> None:
     else:
         assert torch.equal(ours.x, theirs.x)
         assert torch.equal(training(packed, 7, 0, 11), training(loose, 7, 0, 11))
+        index = np.load(tree / "p/train/index.npy")
+        assert not index["width"].any() and not index["height"].any()
     assert packed.fingerprint != loose.fingerprint
 
 

@@ -92,6 +92,10 @@ def main() -> int:
     about = f"torch {torch.__version__}; {given.ranks} ranks, real images (Fashion-MNIST in "
     about += f"CIFAR-10's layout), {given.epochs} epochs, median of {given.rounds} alternating "
     about += "rounds. So few steps show speed; accuracies are there to see that both learn.\n\n"
+    about += (
+        "**Most of this difference is the precision's**: the recipes train in fp32 as published, "
+    )
+    about += "the trainer in bf16. The next section compares like with like.\n\n"
     write_section("trainer", command, about + text)
     return 0
 

@@ -62,6 +62,9 @@ def page(run: Shown) -> str:
             section("First failure", "".join(failures(record))),
             section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
             section("Attempts", _timeline(record.attempts, run.now)),
+            section(
+                "Restarts", table(_restarts(record), ("attempt", "time (UTC)", "kind", "cause"))
+            ),
             section("Nodes", _nodes(record)),
             '<div class="facts">',
             section("Results", table(results(run).items())),
@@ -277,6 +280,14 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
             f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
         )
     return _framed(("attempt", "by", "state", "started (UTC)", "took"), rows, "attempts")
+
+
+def _restarts(record: RunRecord) -> Iterator[Sequence[object]]:
+    for attempt in record.attempts:
+        for restart in attempt.restarts:
+            who = restart.host if restart.rank is None else f"rank {restart.rank} ({restart.host})"
+            cause = f"{restart.cause}: {who} {restart.message}"
+            yield attempt.attempt, _clock(restart.time), restart.kind, cause
 
 
 def _clock(time: str | None) -> str:

@@ -9,7 +9,13 @@ from launcher.outcomes import NodeState, RunState
 from launcher.report.charts import Chart, charts
 from launcher.report.journals import Journals, NodeJournal, began
 from launcher.report.page import Shown
-from launcher.runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
+from launcher.runs.record import (
+    AttemptRecord,
+    NodeRecord,
+    RestartRecord,
+    RunRecord,
+    parse_timestamp,
+)
 from launcher.supervisor.events import (
     Environment,
     Event,
@@ -51,6 +57,8 @@ def record_of(evil: str = "plain") -> RunRecord:
             by="restart", digests={"code": "22" * 20},
         ),
     ]  # fmt: skip
+    cause = (failure.host, failure.node_rank, failure.rank, f"was killed by SIGKILL {evil}")
+    attempts[0].restarts.append(RestartRecord(TIMES[1], "in-place", "killed", *cause, saved=True))
     return RunRecord(
         run_id="20261121-050000-abcd",
         name=f"night{evil}",

@@ -161,6 +161,7 @@ def test_the_page_describes_the_run() -> None:
         "20261121-050000-abcd",
         "Attempt 1:  rank 3 (gpu2",
         "ValueError: boom",
+        "in-place  killed: rank 3 (gpu2plain) was killed by SIGKILL",
         "exception, exit code 1, node 1, 2026-11-21 05:00:30",
         "10.0.0.1:29500",
         "4 on 2 nodes",

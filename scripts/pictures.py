@@ -33,7 +33,6 @@ from browser import browser  # noqa: E402
 from cluster import Cluster, Home  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-COLUMNS = 110
 PAUSE = 1.5  # seconds between two frames, at most
 HELD = 8.0  # seconds of the last frame
 LETTER, LINE = 7.8, 17.0  # size of a cell in pixels, at 13 px
@@ -45,18 +44,18 @@ for epoch in range(1, 4):
     for step in range(20, 101, 20):
         time.sleep(0.4)
         if (rank, epoch, step) == (3, 2, 60):
-            raise ValueError("loss is NaN at step 160")
+            raise ValueError("loss is NaN")
         if rank == 0:
             print(f"epoch {epoch}/3  step {step}/100  loss {2.3 / (epoch + step / 100):.3f}")
 """
-TRAIN = "-- -m trainer --model resnet8 --data synthetic --epochs 3"
+TRAIN = "--model resnet8 --data synthetic --global-batch 96 --lr 0.02 --epochs 3 --save-every 1ep"
 Frame = tuple[float, list[str]]  # seconds since the beginning, lines with escape sequences
 
 
 class Terminal:
     """A terminal in which a shell runs."""
 
-    def __init__(self, home: Home, folder: Path, rows: int) -> None:
+    def __init__(self, home: Home, folder: Path, rows: int, columns: int) -> None:
         self.socket = f"ddpctl-pictures-{os.getpid()}-{time.monotonic_ns()}"
         command = folder / "bin" / "ddpctl"
         command.parent.mkdir(exist_ok=True)
@@ -64,7 +63,7 @@ class Terminal:
         command.chmod(0o755)
         path = f"{command.parent}:{home.environment['PATH']}"
         environment = {**home.environment, "PATH": path, "PS1": "$ ", "COLORTERM": "truecolor"}
-        size = ["-x", str(COLUMNS), "-y", str(rows)]
+        size = ["-x", str(columns), "-y", str(rows)]
         shell = ["env", *(f"{name}={value}" for name, value in environment.items()), "sh"]
         self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(folder), *shell)
         self.tmux("set", "-g", "status", "off")
@@ -100,8 +99,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(home: Home, folder: Path, rows: int) -> Iterator[Terminal]:
-    opened = Terminal(home, folder, rows)
+def terminal(home: Home, folder: Path, rows: int, columns: int = 120) -> Iterator[Terminal]:
+    opened = Terminal(home, folder, rows, columns)
     try:
         yield opened
     finally:
@@ -145,16 +144,17 @@ def panel(cluster: Cluster, home: Home, project: Path) -> None:
     taken: list[Frame] = []
 
     def look(frame: Frame) -> None:
-        if not taken and "epoch 2/3" in "\n".join(frame[1]):
+        text = "\n".join(frame[1])
+        if not taken and "epoch 2/3" in text and "2 node2  running" in text:
             taken.append(frame)
             cluster.exec("node1", "pkill", "-9", "-o", "-f", "python3 -u -m trainer")
 
-    with terminal(home, project, 30) as shell:
-        shell.record(f"ddpctl launch --max-restarts 1 {TRAIN}", look)
-        write("panel.svg", taken)
+    with terminal(home, project, 30, columns=140) as shell:
+        shell.record(f"ddpctl launch --max-restarts 1 -- -m trainer {TRAIN}", look)
+        write("panel.svg", taken, columns=140)
 
 
-def write(name: str, frames: list[Frame]) -> None:
+def write(name: str, frames: list[Frame], columns: int = 120) -> None:
     """Draw frames as an SVG that shows them one after the other, and again from the beginning."""
     starts, clock = [0.0], 0.0
     for (before, _), (at, _) in itertools.pairwise(frames):
@@ -162,7 +162,7 @@ def write(name: str, frames: list[Frame]) -> None:
         starts.append(clock)
     total = clock + HELD
     rows = max(len(lines) for _, lines in frames)
-    width, height = COLUMNS * LETTER + 20, rows * LINE + 20
+    width, height = columns * LETTER + 20, rows * LINE + 20
     rules, drawn = "", ""
     for number, ((_, lines), start) in enumerate(zip(frames, starts, strict=True)):
         end = [*starts, total][number + 1]
@@ -184,9 +184,10 @@ def write(name: str, frames: list[Frame]) -> None:
 
 def draw(row: int, line: str) -> str:
     """Return a line of the screen as SVG text, each piece at its column and in its color."""
-    console = Console(width=COLUMNS, color_system="truecolor", file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    console = Console(width=1000, color_system="truecolor", file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
     column, drawn = 0, ""
-    for text, style, _ in Segment.simplify(console.render(Text.from_ansi(line), console.options)):
+    screen = Text.from_ansi(line, end="")
+    for text, style, _ in Segment.simplify(console.render(screen, console.options)):
         cells = cell_len(text)
         if text.strip():
             at = f'x="{10 + column * LETTER:.1f}" y="{10 + (row + 0.75) * LINE:.1f}"'

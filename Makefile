@@ -15,7 +15,7 @@
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
-# each process starts with neighbouring tests, which share fixtures, and takes tests from the others at the end
+# each process starts with neighboring tests, which share fixtures, and takes tests from the others at the end
 FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
 BENCHES = bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale bench-trainer

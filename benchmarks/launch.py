@@ -7,7 +7,7 @@ machine's speed changes between rounds. The script imports torch and prints a li
 does; one row uses a script that imports nothing. By hand nothing is checked, so one row skips the
 check. Three hosts have python3, as most have, and one row is of three without: there the probe runs
 in a container of the job's image. The last rows show the cost of the end, the memory and `--help`.
-Use an optimised Python as users have it: pyenv's default build needs a fifth more CPU.
+Use an optimized Python as users have it: pyenv's default build needs a fifth more CPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train ResNet-18 as published DDP examples do; for comparison only.
 
-Each image is a PIL picture that a DataLoader worker crops, flips, converts and normalises: CIFAR-10's,
+Each image is a PIL picture that a DataLoader worker crops, flips, converts and normalizes: CIFAR-10's,
 or those of an ImageFolder tree at 224 pixels. Eight workers per process, plain SGD, one optimizer step
 per batch; the loss is read every step. fp32, or with --mixed bf16 autocast and channels_last.
 benchmarks/trainer.py starts it with torchrun. Writes {"images_per_second", "cpu_ms", "top1"} to --to;

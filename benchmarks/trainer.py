@@ -341,7 +341,7 @@ def shares(stem: Stem, given: argparse.Namespace, scratch: Path) -> list[str]:
     saving = statistics.median(r["paused"] for r in found if r["kind"] == "checkpoint")
     share = saving / (EPOCH / speed)
     return [
-        f"- making batches (crop, flip, normalise): {data_share:.2%} of a step (bar 3 %)",
+        f"- making batches (crop, flip, normalize): {data_share:.2%} of a step (bar 3 %)",
         f"- a checkpoint: {saving:.2f} s, {share:.2%} of an epoch of {EPOCH:,} images at this "
         "speed (bar 2 %)",
     ]

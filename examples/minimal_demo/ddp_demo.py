@@ -30,12 +30,12 @@ class Model(nn.Module):
 
 
 def images(count: int, classes: int) -> TensorDataset:
-    """Images of noise over one colour per class."""
+    """Images of noise over one color per class."""
     generator = torch.Generator().manual_seed(0)
-    colours = torch.randn(classes, 3, 1, 1, generator=generator)
+    colors = torch.randn(classes, 3, 1, 1, generator=generator)
     labels = torch.arange(count) % classes
     noise = torch.randn(count, 3, 32, 32, generator=generator)
-    return TensorDataset(colours[labels] + 0.5 * noise, labels)
+    return TensorDataset(colors[labels] + 0.5 * noise, labels)
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ class Run:
         """Yield the lines of all nodes, merged by time: `[host:rank] text`.
 
         node, rank: a number, or several such as "0-3,5". grep: a regular expression. follow:
-        continue until the run has ended. Colours are kept, other escape sequences removed. Raises
+        continue until the run has ended. Colors are kept, other escape sequences removed. Raises
         NodesFailed at the end if a host did not answer.
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..preflight.fleet import Fleet
     from ..preflight.machine import Machine
 
-COLOURS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
+COLORS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
 
 
 def check(
@@ -101,7 +101,7 @@ def print_table(survey: Survey, console: Console) -> None:
 
     names = [machine.name for machine in survey.machines]
     rows = findings.table(names, survey.findings, [m.name for m in survey.unreachable])
-    console.table(rows, ["HOST", *(check.upper() for check in findings.CHECKS)], COLOURS)
+    console.table(rows, ["HOST", *(check.upper() for check in findings.CHECKS)], COLORS)
 
 
 def print_addresses(fleet: Fleet, console: Console) -> None:

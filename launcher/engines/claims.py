@@ -1,6 +1,6 @@
 """Decide which of several runs may use a GPU or a master port. Pure: the input is one host's nodes.
 
-A launch claims the GPUs of its nodes by creating the nodes, labelled with the GPUs' UUIDs and the
+A launch claims the GPUs of its nodes by creating the nodes, labeled with the GPUs' UUIDs and the
 time of the request. It starts none of them before it has created all and then listed every host.
 Two launches can never both start on one GPU: on the GPU's host, the launch that lists last sees the
 other's node. It may go ahead only if it removes that node, and then the other cannot start.

@@ -1,4 +1,4 @@
-"""The Docker engine: each node of a run is a labelled container on its host."""
+"""The Docker engine: each node of a run is a labeled container on its host."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

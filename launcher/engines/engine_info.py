@@ -48,7 +48,7 @@ class Capabilities:
     product: Literal["Docker", "Podman"] = "Docker"
     version: tuple[int, ...] = ()
     rootless: bool = False  # a container's root is the SSH user, and its other uids are subordinate
-    relabels: bool = False  # SELinux: containers may use only relabelled folders
+    relabels: bool = False  # SELinux: containers may use only relabeled folders
     gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how to request NVIDIA GPUs
     keeps_groups: bool = False  # a container can have the SSH user's groups, but no others
     creates_missing_sources: bool = False  # of every mount; Docker fails instead

@@ -2,7 +2,7 @@
 
 A node is one detached process. Its control folder contains `labels.json` and `pid`. `pid` has the
 process id and the start time in clock ticks, so that a process that reuses the id is never
-signalled.
+signaled.
 """
 
 import contextlib

@@ -23,7 +23,7 @@ from ..text import counted, names, printable, ranges
 from .monitor import NodeOutcome
 from .trainer_progress import Progress, read_progress
 
-COLOURS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
+COLORS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
 LAST_LINE = 300  # maximum characters of a log line; the terminal may cut it further
 RECENT_LINES = 50  # lines of each node that are searched for progress
 LONGEST = 2000  # bytes of a line that are searched or cleaned
@@ -82,7 +82,7 @@ class Panel:
         rows = [*(self.rows() if len(self.outcomes) <= room else self.folded())]
         shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
         for node, state, gpus in shown:
-            cells = Text(node), Text(state, COLOURS.get(state.split()[0], "")), Text(gpus)
+            cells = Text(node), Text(state, COLORS.get(state.split()[0], "")), Text(gpus)
             for cell in cells:
                 cell.no_wrap, cell.overflow = True, "ellipsis"
             table.add_row(*cells)

@@ -17,7 +17,7 @@ from .charts import Chart, together, totals
 from .drawing import figures, text
 from .journals import Journals, changes
 
-# The policy is a second line of defence: even unescaped data could not run or load anything.
+# The policy is a second line of defense: even unescaped data could not run or load anything.
 HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">

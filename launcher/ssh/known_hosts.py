@@ -2,7 +2,7 @@
 
 Files are matched as in `ssh` (sshd(8)): hashed names, wildcards, negations, `[host]:port`, @revoked
 and several files. paramiko's HostKeys supports only plain and hashed names. @cert-authority lines
-are not supported, but are recognised for the error message.
+are not supported, but are recognized for the error message.
 """
 
 import base64

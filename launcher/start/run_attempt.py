@@ -121,7 +121,7 @@ def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
 
 
 def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
-    """Summarise the steps of a start, given as (name, seconds). Return "" for a quick start."""
+    """Summarize the steps of a start, given as (name, seconds). Return "" for a quick start."""
     total = sum(seconds for _, seconds in steps)
     if total < QUIET_BEFORE:
         return ""

@@ -186,7 +186,7 @@ class End(Event):
 def document(event: Event) -> dict[str, Any]:
     """Return an event's JSON object.
 
-    `kind` comes last, so that a shell script can recognise the `end` event with grep.
+    `kind` comes last, so that a shell script can recognize the `end` event with grep.
     """
     return dict(asdict(event), kind=event.kind)
 

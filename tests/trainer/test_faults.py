@@ -247,7 +247,7 @@ def test_a_rank_that_dies_while_the_others_wait_for_its_save_is_missed(tmp_path:
     assert job.codes(timeout=20) == [-signal.SIGKILL, 1]
 
 
-def silent_neighbour(folder: str) -> None:
+def silent_neighbor(folder: str) -> None:
     """Rank 0 of two, alone in its group and busy for ever; rank 1 gave one sign of life."""
     _enter(0, 2, f"{folder}/store", f"{folder}/log", {})
     store = torch.distributed.FileStore(f"{folder}/store", 2)
@@ -260,7 +260,7 @@ def silent_neighbour(folder: str) -> None:
 
 def test_a_rank_without_a_sign_of_life_ends_ranks_that_wait_for_nothing(tmp_path: Path) -> None:
     """As in NCCL, where a rank does not notice that its peer's host is gone."""
-    process = CONTEXT.Process(target=silent_neighbour, args=(str(tmp_path),))
+    process = CONTEXT.Process(target=silent_neighbor, args=(str(tmp_path),))
     process.start()
     process.join(30)
     assert process.exitcode == 1
@@ -362,8 +362,8 @@ def tree_with_a_corrupt_file(folder: Path, rank: int = 1, world_size: int = 3) -
         for name in ("cat", "dog"):
             (tree / split / name).mkdir(parents=True)
             for number in range(12):
-                colour = (20 * number, 200 * (name == "cat"), 90)
-                Image.new("RGB", (20, 20), colour).save(tree / split / name / f"{number:02}.png")
+                color = (20 * number, 200 * (name == "cat"), 90)
+                Image.new("RGB", (20, 20), color).save(tree / split / name / f"{number:02}.png")
     first, _ = part_bounds(12, world_size, rank)
     index = int(epoch_order(0, 0, 24)[first])
     bad = sorted((tree / "train").rglob("*.png"))[index]

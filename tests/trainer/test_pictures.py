@@ -243,7 +243,7 @@ def test_pictures_of_every_mode_become_rgb(mode: str) -> None:
     assert difference.mean() < 3
 
 
-def test_sixteen_bits_of_grey_keep_their_upper_eight() -> None:
+def test_sixteen_bits_of_gray_keep_their_upper_eight() -> None:
     values = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     decoded = read(saved(Image.fromarray(values), "PNG"), "x", 32)
     assert np.array_equal(np.asarray(decoded), np.repeat((values >> 8)[..., None], 3, 2))

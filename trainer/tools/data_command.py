@@ -108,7 +108,7 @@ def make(kind: str, to: Path, source: Path | None) -> Path:
 
 
 def fashion_mnist(folder: Path = FASHION_MNIST) -> Arrays:
-    """Return 60,000 + 10,000 grey 28x28 images, padded to 32x32, with the grey as R, G and B."""
+    """Return 60,000 + 10,000 gray 28x28 images, padded to 32x32, with the gray as R, G and B."""
     if not folder.is_dir():
         raise DataError(
             f"{folder} is missing: `apt-get install dataset-fashion-mnist`, or --folder DIR"
@@ -127,9 +127,9 @@ def _idx_images(path: Path) -> torch.Tensor:
     """Return (N, 32, 32, 3) uint8 from IDX's format: magic, count, rows, columns (big-endian), pixels."""
     content = _unzipped(path)
     count, rows, columns = (int(n) for n in np.frombuffer(content, ">i4", 3, offset=4))
-    grey = np.frombuffer(content, np.uint8, offset=16).reshape(count, rows, columns)
+    gray = np.frombuffer(content, np.uint8, offset=16).reshape(count, rows, columns)
     border = ((0, 0), ((32 - rows) // 2,) * 2, ((32 - columns) // 2,) * 2)
-    return torch.from_numpy(np.repeat(np.pad(grey, border)[..., None], 3, axis=3))
+    return torch.from_numpy(np.repeat(np.pad(gray, border)[..., None], 3, axis=3))
 
 
 def _idx_labels(path: Path) -> torch.Tensor:

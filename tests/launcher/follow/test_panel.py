@@ -195,7 +195,7 @@ class Terminal:
         """The lines after cursor movements: \\r, up and erasing are all that is used."""
         lines, row, column = [""], 0, 0
         whole = re.sub(rb"\x1b\[?[?0-9;]*$", b"", self.raw)  # a sequence may be read in two parts
-        whole = re.sub(rb"\x1b\[(\?25[lh]|[0-9;]*m)", b"", whole)  # cursor on and off, colours
+        whole = re.sub(rb"\x1b\[(\?25[lh]|[0-9;]*m)", b"", whole)  # cursor on and off, colors
         text = whole.decode(errors="replace")
         for piece in re.split(r"(\r|\n|\x1b\[1A|\x1b\[J|\x1b\[2K)", text):
             if piece == "\r":

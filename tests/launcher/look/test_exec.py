@@ -186,7 +186,7 @@ def test_a_local_command_gets_this_terminal(local: Machine) -> None:
     assert code == 42  # Ctrl-C went to the command, not to ddpctl
 
 
-def test_without_t_a_terminal_gets_no_escape_sequences_but_colours(local: Machine) -> None:
+def test_without_t_a_terminal_gets_no_escape_sequences_but_colors(local: Machine) -> None:
     script = """
         printf '\\033]0;title\\007\\033[31mred\\033[0m\\n'
         printf '\\033[2Jcleared\\n' >&2

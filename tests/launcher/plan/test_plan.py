@@ -498,7 +498,7 @@ def test_hosts_of_one_subnet_are_taken_together(
     assert same_subnet_first(subnets, count) == picked
 
 
-def test_a_node_is_labelled_with_its_gpus_and_the_time_it_asked_for_them() -> None:
+def test_a_node_is_labeled_with_its_gpus_and_the_time_it_asked_for_them() -> None:
     odd = Gpu(1, "[N/A]", "GB10", None)
     host = facts(gpus=(*gpus(1), odd))
     plan = planned("hosts: [gpu1]", inputs=PlanInputs((host,), ("i",), since=12.3456))

@@ -1,4 +1,4 @@
-"""The report in a real browser: at three widths, in both colour schemes, and on paper."""
+"""The report in a real browser: at three widths, in both color schemes, and on paper."""
 
 from __future__ import annotations
 

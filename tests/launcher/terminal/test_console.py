@@ -60,7 +60,7 @@ def on_terminal(program: str, **env: str) -> bytes:
     return seen.replace(b"\r\n", b"\n")
 
 
-def test_a_terminal_gets_colours_and_no_other_escape() -> None:
+def test_a_terminal_gets_colors_and_no_other_escape() -> None:
     seen = on_terminal(PROGRAM)
     assert b"[gpu1:0] \xef\xbf\xbd2J\x1b[31mred\x1b[0m\n" in seen
     assert b"a title \n" in seen

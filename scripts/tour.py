@@ -1,6 +1,8 @@
 """Write docs/tour.md: run the commands of the tour and record what they print.
 
-python scripts/tour.py        (takes a minute; tests/test_tour.py does the same and compares)
+PYTHONPATH=. python scripts/tour.py    (takes a minute; tests/test_tour.py does the same and compares)
+
+The commands run with ddpctl installed from its wheel, where nothing else of this checkout is found.
 """
 
 from __future__ import annotations
@@ -8,14 +10,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from clean_install import ROOT, build, install
 
-from launcher.terminal.table import table  # noqa: E402
+from launcher.terminal.table import table
 
 PAGE = ROOT / "docs" / "tour.md"
 HOSTS = """\
@@ -59,18 +59,13 @@ def tour(folder: Path) -> str:
         (folder / name).write_text(text)
     home = folder / "home"
     home.mkdir()
-    bin_folder = folder / "bin"
-    bin_folder.mkdir()
-    command = f'#!/bin/sh\nexec {sys.executable} -m launcher "$@"\n'
-    (bin_folder / "ddpctl").write_text(command)
-    (bin_folder / "ddpctl").chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDPCTL_", "PET_"))}
+    programs = install(build("wheel", home / "dist"), home / "installed")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DDPCTL_", "PET_", "PYTHON"))}
     environment = {
         **kept,
         "HOME": str(home),
         "XDG_STATE_HOME": str(home / ".local" / "state"),
-        "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PATH": f"{programs}:{os.environ['PATH']}",
         "LOGNAME": "you",
         "LC_ALL": "C.UTF-8",
     }

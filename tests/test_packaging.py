@@ -5,38 +5,30 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from clean_install import TORCH, build, install
 
 from launcher import __version__
 
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[1]
-ABSENT = ("torch", "nvidia", "numpy", "triton", "ddpctl", "_editable_impl", "__editable__")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist. The wheel is made from the sdist, as pip makes it."""
     out = tmp_path_factory.mktemp("dist")
-    _build(ROOT, "sdist", out)
-    (sdist,) = out.glob("*.tar.gz")
+    sdist = build("sdist", out)
     with tarfile.open(sdist) as archive:
         archive.extractall(out / "source", filter="data")
     (source,) = (out / "source").iterdir()
-    _build(source, "wheel", out)
+    build("wheel", out, source)
     return out
-
-
-def _build(source: Path, target: str, out: Path) -> None:
-    argv = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
-    done = subprocess.run(argv, cwd=source, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def tracked(folder: str) -> set[str]:
@@ -53,7 +45,8 @@ def test_the_wheel_holds_every_file_of_launcher_and_trainer_under_the_one_name_d
     (wheel,) = built.glob("*.whl")
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     ours = {name.replace("launcher/", "ddpctl/", 1) for name in tracked("launcher")}
-    assert ours | {f"ddpctl/{name}" for name in tracked("trainer")} == names
+    others = {"trainer.py", "ddpctl/trainer/Dockerfile"}
+    assert ours | {f"ddpctl/{name}" for name in tracked("trainer")} | others == names
     assert not [name for name in names if "__pycache__" in name]
     assert "ddpctl/py.typed" in names and "ddpctl/supervisor/peers.py" in names
 
@@ -70,22 +63,10 @@ def test_the_version_stands_in_one_place(built: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A fresh environment with the wheel. Its dependencies are lent by ours, as links, less torch."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv, lent = folder / "venv", folder / "lent"
-    lent.mkdir()
-    sites = [Path(folder) for folder in sys.path if folder.endswith("-packages")]
-    for path in [path for site in sites for path in site.iterdir()]:  # the first found counts
-        absent = path.name.startswith(ABSENT) or path.suffix == ".pth"
-        if not absent and not (lent / path.name).exists():
-            (lent / path.name).symlink_to(path)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    """A fresh environment with the wheel and its dependencies, but without torch."""
     (wheel,) = built.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install"]
-    argv = [*pip, "--quiet", "--no-index", "--no-deps", str(wheel)]
-    subprocess.run(argv, check=True, timeout=300)
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    return venv / "bin", {**env, "PYTHONPATH": str(lent)}
+    programs = install(wheel, tmp_path_factory.mktemp("installed"), without=TORCH)
+    return programs, {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
 
 
 def test_the_installed_command_works_without_torch(
@@ -123,20 +104,29 @@ def test_the_supervisor_is_packed_from_the_installed_files(
     assert set(done.stdout.split()) == {"__main__.py", *ours}, done.stderr
 
 
-def test_the_trainer_runs_from_the_wheel(
-    installed: tuple[Path, dict[str, str]], tmp_path: Path
-) -> None:
-    """As after `pip install 'ddpctl[trainer]'`; torch is this environment's."""
-    scripts, env = installed
-    [site] = (scripts.parent / "lib").glob("python*/site-packages")
+@pytest.mark.parametrize("name", ["trainer", "ddpctl.trainer"])
+def test_the_trainer_runs_from_the_wheel(built: Path, tmp_path: Path, name: str) -> None:
+    """As after `pip install 'ddpctl[trainer]'`."""
+    (wheel,) = built.glob("*.whl")
+    python = str(install(wheel, tmp_path / "installed") / "python")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     data = ["--data", "synthetic", "--synthetic-train", "64", "--synthetic-test", "32"]
-    argv = [sys.executable, "-m", "ddpctl.trainer", *data, "--model", "resnet8", "--epochs", "1"]
-    env = {**env, "PYTHONPATH": str(site)}
+    argv = [python, "-m", name, *data, "--model", "resnet8", "--epochs", "1"]
     done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    where = [sys.executable, "-c", "import ddpctl.trainer; print(ddpctl.trainer.__file__)"]
+    where = [python, "-c", f"import {name}.model as m; print(m.__name__, m.__file__)"]
     done = subprocess.run(where, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.startswith(str(site))
+    assert done.stdout.startswith(f"{name}.model {tmp_path}"), done.stderr
+
+
+def test_a_trainer_of_ones_own_comes_before_ddpctls(
+    installed: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    scripts, env = installed
+    (tmp_path / "trainer.py").write_text("print('mine')")
+    argv = [str(scripts / "python"), "-m", "trainer"]
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "mine\n", done.stderr
 
 
 def test_ci_tests_the_oldest_torch_that_pyproject_names() -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-
 from tour import BEGIN, END, PAGE, STEPS, tour
 
 pytestmark = pytest.mark.real

@@ -12,7 +12,7 @@ if __name__ == "__main__":
     except Exception:
         traceback.print_exc()
         code = 1
-    distributed = sys.modules.get("trainer.distributed")
+    distributed = sys.modules.get(f"{__package__}.distributed")
     if distributed is not None and distributed.kept:
         sys.stdout.flush()
         sys.stderr.flush()

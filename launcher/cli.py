@@ -26,7 +26,7 @@ from .state import make_folder, state_home, write_atomically
 from .terminal.console import Console
 
 COMMANDS = (  # each is a function in commands/, in the file of the same name
-    "check push launch resume kill ps logs attach fetch sanity stacks exec report init clean"
+    "check push image launch resume kill ps logs attach fetch sanity stacks exec report init clean"
 ).split()
 KINDS = {"launch": WithCommandLine, "exec": WithCommandLine}
 Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supports

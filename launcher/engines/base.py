@@ -43,6 +43,9 @@ class ImageStore(Protocol):
     def pull(self, name: str) -> ImageInfo:
         """Make the host pull the image with the host's own credentials."""
 
+    def build(self, context: bytes, name: str) -> Iterator[str]:
+        """Build an image from a tar archive that contains a Dockerfile. Yield the builder's output."""
+
     def save(self, name: str) -> Iterator[bytes]:
         """Yield the image archive, as from `docker save`."""
 

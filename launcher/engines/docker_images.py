@@ -1,6 +1,7 @@
 """The images of one host's Docker or Podman: inspect, save, push, pull, verify."""
 
 import contextlib
+import io
 import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from requests.exceptions import RequestException
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
+from ..text import printable
 from .base import ImageStore
 from .command import engine_command, unavailable
 from .docker_client import LOOK_AT_DOCKER, Api, docker_of
@@ -48,6 +50,17 @@ class DockerImages(ImageStore):
         if image is None:
             raise CommandFailed(f"{name} is missing although the pull succeeded", host=host)
         return image
+
+    def build(self, context: bytes, name: str) -> Iterator[str]:
+        api = self._api
+        api.timeout = TRANSFER_TIMEOUT
+        how: Any = {"custom_context": True, "rm": True, "network_mode": "host"}
+        with api.explained():
+            for message in api.build(fileobj=io.BytesIO(context), tag=name, decode=True, **how):
+                if "error" in message:
+                    what = f"{name} was not built: {printable(str(message['error']))}"
+                    raise CommandFailed(what, "the lines above say why")
+                yield from filter(None, map(printable, message.get("stream", "").splitlines()))
 
     def save(self, name: str) -> Iterator[bytes]:
         with self._api.explained():

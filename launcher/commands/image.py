@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ..errors import UsageError
+from . import options
+from .options import flag, option
+
+
+def image(
+    action: str = typer.Argument(help="build", metavar="build"),
+    source: Path = typer.Argument(
+        Path(),
+        help="requirements.txt, pyproject.toml or a conda environment.yml, or their folder.",
+        metavar="[FILE]",
+    ),
+    base: str | None = option(
+        "--base", "The image to start from (default: PyTorch's own).", metavar="IMAGE"
+    ),
+    name: str | None = option("--name", "Its name (default: ddpctl-FOLDER, tagged by content)."),
+    trainer: bool = flag("--trainer", "Build ddpctl-trainer:latest, for `-m trainer`."),
+    rebuild: bool = flag("--rebuild", "Build it even if an image of this content exists."),
+    dry_run: bool = flag("--dry-run", "Print the Dockerfile and build nothing."),
+    quiet: bool = options.QUIET,
+    verbose: bool = options.VERBOSE,
+) -> int:
+    """Build an image with your project's packages, and print its name for `image:` in the hosts file.
+
+    It needs Docker or Podman on this machine; `push` and `launch` bring the image to the hosts. The
+    torch of the base image stays as it is. Your code is not in the image: it is job.workdir.
+
+    \b
+    ddpctl image build
+    ddpctl image build environment.yml --base condaforge/miniforge3
+    ddpctl image build --base nvcr.io/nvidia/pytorch:25.09-py3
+    ddpctl image build --dry-run > Dockerfile
+    """
+    from ..push.image.build import build
+    from ..push.image.recipe import find_source, recipe_of, trainer_recipe
+
+    console = options.console(quiet, verbose)
+    if action != "build":
+        raise UsageError(f"image {action}: not an action", "use `ddpctl image build`")
+    recipe = trainer_recipe(base) if trainer else recipe_of(find_source(source), base, name)
+    console.print(recipe.dockerfile.rstrip() if dry_run else build(recipe, console, rebuild=rebuild))
+    return 0

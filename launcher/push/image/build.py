@@ -1,0 +1,30 @@
+"""Build an image on this machine."""
+
+from ...engines.choose import images_of
+from ...errors import CommandFailed, UsageError
+from ...hosts import Host
+from ...ssh.node import connected
+from ...terminal.console import Console
+from .recipe import Recipe
+
+
+def build(recipe: Recipe, console: Console, *, rebuild: bool = False) -> str:
+    """Build an image unless it exists. Return its name. rebuild: build it even then."""
+    with connected([Host(host="local")]) as [local]:
+        store = images_of(local, "docker")
+        base = store.inspect(recipe.base)
+        if base is None:
+            console.say(f"pulling the base image {recipe.base}; this may take minutes")
+            try:
+                base = store.pull(recipe.base)
+            except CommandFailed as error:
+                what = f"the base image {recipe.base} cannot be pulled: {error.what}"
+                raise UsageError(what, "pass another with --base") from None
+        name = recipe.tag(base.id)
+        if ":latest" not in name and not rebuild and store.inspect(name):
+            console.say(f"{name} is up to date")
+            return name
+        console.say(f"building {name} from {recipe.base}")
+        for line in store.build(recipe.context(), name):
+            console.say(line)
+    return name

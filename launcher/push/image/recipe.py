@@ -1,0 +1,158 @@
+"""The recipe of an image: a base, and the packages that a project lists. Reads files, runs nothing."""
+
+import hashlib
+import io
+import re
+import tarfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import UsageError
+from ...text import quoted
+
+BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
+CONDA_BASE = "condaforge/miniforge3:latest"
+SOURCES = ("requirements.txt", "pyproject.toml", "environment.yml", "environment.yaml")
+TRAINER = "ddpctl-trainer:latest"
+FOLDER = "/opt/ddpctl/build"
+
+_FILE_FLAG = re.compile(r"(?:-r|-c|-f|--requirement|--constraint|--find-links)[ =]*(\S+)")
+_LOCAL = re.compile(r"(?:-e\b|--editable\b|\.{0,2}/|\.$|file:|.*@ *file:)")
+
+_PIP = """\
+FROM {base}
+USER root
+COPY . {folder}/
+# The torch of the base stays: pip may not replace it, nor what it was built with.
+RUN cd {folder} && export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore && \\
+    {{ python3 -m pip --version >/dev/null 2>&1 || python3 -m ensurepip; }} && \\
+    {{ python3 -m pip list --format=freeze > .all && \\
+      grep -iE '^(torch|torchvision|torchaudio|triton|nvidia-[^=]*)==' .all > .base || true; }} && \\
+    python3 -m pip install --no-cache-dir -r requirements.txt -c .base
+"""
+_CONDA = """\
+FROM {base}
+USER root
+COPY . {folder}/
+RUN conda=$(command -v mamba || command -v conda) || \\
+    {{ echo "the base image has no conda: pass --base with one that has"; exit 1; }}; \\
+    CONDA_OVERRIDE_CUDA=12.4 "$conda" env update --name base --file {folder}/environment.yml && \\
+    "$conda" clean --all --yes
+ENV PATH=/opt/conda/bin:$PATH
+"""
+_CHECK = """\
+RUN python3 -c 'import torch; print("torch", torch.__version__)' && command -v torchrun
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build an image. files: what the build needs, by path; name: without a tag."""
+
+    name: str
+    base: str
+    dockerfile: str
+    files: tuple[tuple[str, bytes], ...]
+
+    def tag(self, base_id: str) -> str:
+        """Return the image's name with a tag that depends on all that goes into the image."""
+        if ":" in self.name:
+            return self.name
+        parts = (base_id.encode(), self.dockerfile.encode(), *(p for f in self.files for p in f))
+        text = b"\0".join(p if isinstance(p, bytes) else p.encode() for p in parts)
+        return f"{self.name}:{hashlib.sha256(text).hexdigest()[:12]}"
+
+    def context(self) -> bytes:
+        """Return the build context, a tar archive."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name, content in (*self.files, ("Dockerfile", self.dockerfile.encode())):
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(content), 0o644
+                tar.addfile(entry, io.BytesIO(content))
+        return buffer.getvalue()
+
+
+def find_source(path: Path) -> Path:
+    """Return the file that lists the packages: `path`, or the first of SOURCES in that folder."""
+    if path.is_file():
+        return path
+    for name in SOURCES:
+        if (path / name).is_file():
+            return path / name
+    raise UsageError(f"{path}: has no {', '.join(SOURCES[:3])}", "write one, or pass its path")
+
+
+def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
+    """Return the recipe for what `source` lists. Raises UsageError."""
+    folder = re.sub("[^a-z0-9._-]+", "-", source.resolve().parent.name.lower()).strip("-._")
+    name = name or f"ddpctl-{folder or 'image'}"
+    try:
+        text = source.read_text("utf-8")
+        if source.suffix in (".yml", ".yaml"):
+            base, files = base or CONDA_BASE, {"environment.yml": text.encode()}
+            dockerfile = _CONDA.format(base=base, folder=FOLDER)
+        else:
+            if source.suffix == ".toml":
+                text = "".join(f"{each}\n" for each in _dependencies(source, text))
+            base, files = base or BASE, dict(_with_named(source, text))
+            files["requirements.txt"] = text.encode()
+            dockerfile = _PIP.format(base=base, folder=FOLDER)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source}: cannot be read: {error}", "correct the file") from None
+    return Recipe(name, base, dockerfile + _CHECK, tuple(sorted(files.items())))
+
+
+def trainer_recipe(base: str | None) -> Recipe:
+    """Return the recipe of ddpctl's own trainer, in a checkout and in an installed ddpctl."""
+    package = Path(__file__).parents[2]
+    trainer = package / "trainer" if (package / "trainer").is_dir() else package.parent / "trainer"
+    here = (trainer / "Dockerfile", package.parent / "Dockerfile")
+    dockerfile = next(path for path in here if path.is_file()).read_text()
+    base = base or BASE
+    dockerfile = re.sub("(?m)^ARG BASE_IMAGE=.*", f"ARG BASE_IMAGE={base}", dockerfile)
+    files = {
+        f"trainer/{path.relative_to(trainer)}": path.read_bytes()
+        for path in trainer.rglob("*")
+        if path.suffix in (".py", ".json") and path.is_file()
+    }
+    return Recipe(TRAINER, base, dockerfile, tuple(sorted(files.items())))
+
+
+def _dependencies(source: Path, text: str) -> list[str]:
+    try:
+        project = tomllib.loads(text).get("project", {})
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source}: is not TOML: {error}", "correct it") from None
+    listed = project.get("dependencies") if isinstance(project, dict) else None
+    if not isinstance(listed, list):
+        remedy = "list the packages there, or in requirements.txt (`pip freeze`, `poetry export`)"
+        raise UsageError(f"{source}: has no project.dependencies", remedy)
+    return [str(each) for each in listed]
+
+
+def _with_named(source: Path, text: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the local files that a requirements file names, and those that they name in turn."""
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition(" #")[0].strip()
+        if _LOCAL.match(line):
+            raise UsageError(
+                f"{source}:{number}: {quoted(line)} is not a package but code on this machine",
+                "remove it: your code is job.workdir, and the working directory of every rank",
+            )
+        flag = _FILE_FLAG.match(line)
+        if flag is None or "://" in flag[1]:
+            continue
+        path = source.parent / flag[1]
+        if Path(flag[1]).is_absolute() or ".." in Path(flag[1]).parts or not path.exists():
+            raise UsageError(
+                f"{source}:{number}: {quoted(flag[1])} is not in the folder of {source.name}",
+                "put it there",
+            )
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                yield str(file.relative_to(source.parent)), file.read_bytes()
+        if path.is_file() and not line.startswith(("-f", "--find")):
+            yield from _with_named(path, path.read_text("utf-8"))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.push.image.recipe import BASE, CONDA_BASE, find_source, recipe_of, trainer_recipe
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def names(context: bytes) -> set[str]:
+    with tarfile.open(fileobj=io.BytesIO(context)) as tar:
+        return set(tar.getnames())
+
+
+def test_the_packages_of_a_project_are_found_in_the_usual_order(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no requirements\.txt, pyproject\.toml"):
+        find_source(tmp_path)
+    for name in ("environment.yml", "pyproject.toml", "requirements.txt"):
+        (tmp_path / name).touch()
+        assert find_source(tmp_path) == tmp_path / name
+    assert find_source(tmp_path / "environment.yml").name == "environment.yml"
+
+
+def test_the_tag_depends_on_the_packages_and_on_the_base_and_on_nothing_else(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "requirements.txt"
+    source.write_text("timm==1.0\n")
+    first = recipe_of(source, "base:1", None).tag("sha256:1")
+    assert first.partition(":")[0] == f"ddpctl-{tmp_path.name.lower()}"
+    assert recipe_of(source, "base:1", None).tag("sha256:1") == first
+    assert recipe_of(source, "base:1", None).tag("sha256:2") != first
+    source.write_text("timm==1.1\n")
+    assert recipe_of(source, "base:1", None).tag("sha256:1") != first
+    assert recipe_of(source, None, "mine:3").tag("sha256:1") == "mine:3"
+
+
+def test_files_that_the_requirements_name_are_part_of_the_build(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "a.whl").touch()
+    write(tmp_path, common__txt="-c pins.txt\nnumpy\n", pins__txt="numpy<3\n", other__txt="")
+    source = tmp_path / "requirements.txt"
+    source.write_text("-r common.txt  # ours\n--find-links=wheels\n-f https://x.org/w\n")
+    recipe = recipe_of(source, None, None)
+    assert names(recipe.context()) == {
+        *("requirements.txt", "common.txt", "pins.txt", "wheels/a.whl", "Dockerfile")
+    }
+    assert recipe.base == BASE
+
+
+@pytest.mark.parametrize("line", ["-e .", ".", "./lib", "x @ file:///home/x", "../lib"])
+def test_code_is_no_package(tmp_path: Path, line: str) -> None:
+    (tmp_path / "requirements.txt").write_text(f"torch\n{line}\n")
+    with pytest.raises(UsageError, match=r"requirements.txt:2: .* your code is job.workdir"):
+        recipe_of(tmp_path / "requirements.txt", None, None)
+
+
+@pytest.mark.parametrize("named", ["../pins.txt", "/etc/pins.txt", "missing.txt"])
+def test_a_file_outside_the_project_is_named(tmp_path: Path, named: str) -> None:
+    (tmp_path / "requirements.txt").write_text(f"-c {named}\n")
+    with pytest.raises(UsageError, match="is not in the folder of"):
+        recipe_of(tmp_path / "requirements.txt", None, None)
+
+
+def test_the_dependencies_of_a_pyproject_are_installed(tmp_path: Path) -> None:
+    source = tmp_path / "pyproject.toml"
+    source.write_text('[project]\nname = "x"\ndependencies = ["timm>=1", "wandb"]\n')
+    assert dict(recipe_of(source, None, None).files) == {"requirements.txt": b"timm>=1\nwandb\n"}
+    source.write_text('[project]\nname = "x"\ndynamic = ["dependencies"]\n')
+    with pytest.raises(UsageError, match=r"has no project\.dependencies"):
+        recipe_of(source, None, None)
+    source.write_text("[project\n")
+    with pytest.raises(UsageError, match="is not TOML"):
+        recipe_of(source, None, None)
+
+
+def test_a_conda_environment_needs_a_base_with_conda(tmp_path: Path) -> None:
+    source = tmp_path / "environment.yml"
+    source.write_text("dependencies: [numpy]\n")
+    recipe = recipe_of(source, None, None)
+    assert recipe.base == CONDA_BASE and "env update --name base" in recipe.dockerfile
+
+
+def test_the_trainers_image_is_made_of_the_installed_files() -> None:
+    recipe = trainer_recipe("mine:1")
+    assert "\nARG BASE_IMAGE=mine:1\n" in recipe.dockerfile
+    assert {"trainer/train.py", "trainer/__main__.py", "Dockerfile"} <= names(recipe.context())
+    assert recipe.tag("x") == "ddpctl-trainer:latest"

@@ -44,5 +44,7 @@ def image(
     if action != "build":
         raise UsageError(f"image {action}: not an action", "use `ddpctl image build`")
     recipe = trainer_recipe(base) if trainer else recipe_of(find_source(source), base, name)
-    console.print(recipe.dockerfile.rstrip() if dry_run else build(recipe, console, rebuild=rebuild))
+    console.print(
+        recipe.dockerfile.rstrip() if dry_run else build(recipe, console, rebuild=rebuild)
+    )
     return 0

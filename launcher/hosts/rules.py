@@ -11,7 +11,7 @@ from .model import Host, Job
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 _CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
-_OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics")
+_OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")
 
 
 @dataclass(frozen=True)

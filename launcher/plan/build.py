@@ -13,7 +13,14 @@ from ..facts.network import Address
 from ..hosts import Cluster, Job
 from ..supervisor.restarts import PastRestart
 from . import environment
-from .container import IN_CONTAINER, METRICS_DIR, container_gpus, container_mounts, container_of
+from .container import (
+    IN_CONTAINER,
+    METRICS_DIR,
+    container_gpus,
+    container_mounts,
+    container_of,
+    container_user,
+)
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
 from .plan import (
     HOME,
@@ -123,6 +130,7 @@ def _node(
         output=f"{place.run_dir}/output",
         workspace=f"{place.run_dir}/workspace",
         data=f"{store}/datasets/{plan.dataset_digest or '<digest>'}",
+        cache=f"{store}/cache/{container_user(job, facts).partition(':')[0]}",
     )
     paths = _paths(job, plan.engine, folders)
     gpus = container_gpus(host, facts)

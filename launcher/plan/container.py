@@ -10,7 +10,9 @@ from .topology import gpu_ids
 METRICS_DIR = "/ddpctl-metrics"  # in the container
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 STACK_BYTES = 67108864  # the value that NVIDIA's images recommend
-IN_CONTAINER = JobPaths(CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data")
+IN_CONTAINER = JobPaths(
+    CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data", "/ddpctl-cache"
+)
 
 
 def container_of(
@@ -22,9 +24,6 @@ def container_of(
     limits override ddpctl's. facts: None if the host was not asked. own: the container's other
     fields.
     """
-    user = "0:0" if job.user == "root" else job.user
-    if job.user == "host" and facts:
-        user = f"{facts.uid}:{facts.gid}"
     infiniband = facts.infiniband if facts else None
     amd = bool(gpus) and facts is not None and facts.has_amd_gpus
     limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
@@ -36,7 +35,7 @@ def container_of(
     return Container(
         gpus=gpus,
         gpu_vendor="amd" if amd else "nvidia",
-        user=user,
+        user=container_user(job, facts),
         group_add=facts.gpu_groups if amd and facts else (),
         shm_size=job.shm_size,
         tmpfs=job.tmpfs,
@@ -45,6 +44,13 @@ def container_of(
         devices=tuple(dict.fromkeys((*devices, *job.devices))),
         **own,
     )
+
+
+def container_user(job: Job, facts: Facts | None) -> str:
+    """Return the container's user; `host` before the host was asked who that is."""
+    if job.user == "host" and facts:
+        return f"{facts.uid}:{facts.gid}"
+    return "0:0" if job.user == "root" else job.user
 
 
 def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
@@ -69,6 +75,7 @@ def container_mounts(job: Job, folders: JobPaths) -> tuple[Mount, ...]:
         mounts.append(Mount(folders.workspace, IN_CONTAINER.workspace))
     mounts.append(Mount(folders.checkpoints, IN_CONTAINER.checkpoints))
     mounts.append(Mount(folders.output, IN_CONTAINER.output))
+    mounts.append(Mount(folders.cache, IN_CONTAINER.cache))
     for mount in job.mounts:
         source, target, *mode = mount.split(":")
         mounts.append(Mount(source, target, read_only="ro" in mode, from_job=True))

@@ -27,6 +27,7 @@ def run_variables(plan: Plan, nnodes: int, rank: int, paths: JobPaths) -> Variab
         "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
         "PYTHONUNBUFFERED": "1",
         **({"DDPCTL_DATA_DIR": paths.data} if plan.job.dataset else {}),
+        **({"DDPCTL_CACHE_DIR": paths.cache} if plan.engine.in_container else {}),
     }
 
 

@@ -137,6 +137,7 @@ class JobPaths:
     output: str
     workspace: str
     data: str
+    cache: str  # shared by all runs of the user
     metrics: str | None = None  # for the node's Prometheus textfile
 
 

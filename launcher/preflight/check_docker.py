@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..engines.status import ContainerState
+from ..hosts import Job
 from .findings import Problem, failure, failure_of, warning
 from .fleet import Fleet, common
 from .machine import Machine
@@ -45,7 +46,8 @@ def check_image(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     images = [engine.image for engine in engines if engine.image]
     if not images and fleet.image_here is None and engines and machine.engine is engines[0]:
         what = f"image {name} is neither on any host nor on this machine"
-        yield failure(what, f"run docker build or docker pull {name} on this machine")
+        build = "ddpctl image build" + " --trainer" * (name == Job.image)
+        yield failure(what, f"run `{build}` or `docker pull {name}` on this machine")
     cpu = machine.facts.kernel.rpartition(" ")[2]
     kind, built = _ARCHITECTURES.get(cpu, cpu), image or fleet.image_here
     if built and built.architecture and kind and built.architecture != kind:

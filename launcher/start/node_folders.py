@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandFailed
-from ..plan.container import writes_as_another_user
+from ..plan.container import IN_CONTAINER, writes_as_another_user
 from ..plan.plan import NodePlan, Place, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..ssh.node import Node
@@ -36,12 +36,14 @@ def prepare(
     there is no space or no permission, or the pushed code is gone.
     """
     place = node_plan.place
+    cache = [m.source for m in node_plan.container.mounts if m.target == IN_CONTAINER.cache]
     done = node.script(
         PREPARE,
         place.run_dir,
         place.control_dir,
         plan.workdir_digest or "",
         "open" if writes_as_another_user(plan, node_plan, uid) else "",
+        *(cache if plan.engine.in_container else ()),
         stdin=_control_files(documents),
         timeout=120.0,
     )

@@ -1,14 +1,14 @@
 #!/bin/sh
 # Creates and fills the folders of a node. $1: run folder, $2: control folder, $3: digest of the
-# pushed code to copy or "", $4: "open" if another user must write. stdin: a tar stream with the
-# control files
+# pushed code to copy or "", $4: "open" if another user must write, $5: the cache folder or "". stdin:
+# a tar stream with the control files
 set -e
-run=$1 control=$2 code=${3:+$HOME/.ddpctl/workdirs/$3} open=$4
+run=$1 control=$2 code=${3:+$HOME/.ddpctl/workdirs/$3} open=$4 cache=$5
 umask 077
 mkdir -p "$control/ranks"
 uname -n > "$control/host"
 umask 022
-mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"}
+mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"} ${cache:+"$cache"}
 if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/null; then
   # Not hard links: a run that writes to a file would change it for all runs. Where the file system can
   # (XFS, Btrfs), a copy shares the blocks of the pushed file until one of them changes.
@@ -23,4 +23,5 @@ if [ "$open" = open ]; then
   chmod 0666 "$control/journal"
   chmod 0644 "$control/spec.json" "$control/supervisor.pyz"
   if [ -d "$run/workspace" ]; then chmod -R a+rwX "$run/workspace"; fi
+  if [ -n "$cache" ]; then chmod 0777 "$cache"; fi
 fi

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 
+from .caches import with_caches
 from .channel import Status
 from .coordinator import JOIN_GRACE, ON_REQUEST, SETTLE
 from .events import End, RankStacks, Reason, RestartInPlace, Stopping
@@ -83,7 +84,7 @@ class Supervisor:
     @property
     def environment(self) -> dict[str, str]:
         """torchrun's environment, but for what the round adds."""
-        return self.stacks.environment(dict(os.environ))
+        return self.stacks.environment(with_caches(os.environ))
 
     def restart(self, restart: RestartInPlace) -> None:
         """Start torchrun again, because node 0 has decided so."""

@@ -88,7 +88,7 @@ def _pull(node: Node, store_of: StoreOf, name: str) -> ImageInfo:
         raise PushFailed(
             f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
             f"({error.what})",
-            f"build it here (`docker build -t {name} .`) or correct job.image",
+            "build it here with `ddpctl image build`, or correct job.image",
             host=node.name,
         ) from None
 

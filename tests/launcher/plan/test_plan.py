@@ -128,7 +128,19 @@ def test_mounts_lie_under_the_hosts_own_home() -> None:
     assert mounts["/data"].read_only
     assert mounts["/checkpoints"].source == "/home/ann/.ddpctl/runs/r1/checkpoints"
     assert mounts["/output"].source == "/home/ann/.ddpctl/runs/r1/output"
+    assert mounts["/ddpctl-cache"].source == "/home/ann/.ddpctl/cache/1000"
     assert "/workspace" not in mounts
+
+
+def test_root_has_a_cache_of_its_own_and_local_processes_have_their_users() -> None:
+    cluster = parse("{hosts: [a], job: {user: root}}", "hosts.yaml")
+    plan = planned(cluster, inputs=PlanInputs((facts(),)))
+    mounts = {m.target: m.source for m in plan.nodes[0].container.mounts}
+    assert mounts["/ddpctl-cache"] == "/home/ann/.ddpctl/cache/0"
+    assert plan.nodes[0].container.env["DDPCTL_CACHE_DIR"] == "/ddpctl-cache"
+    processes = EngineTraits("process", in_container=False)
+    plan = make_plan(cluster, processes, LaunchOptions(), run_id="r", owner="me")
+    assert "DDPCTL_CACHE_DIR" not in plan.nodes[0].container.env
 
 
 def test_the_users_environment_wins_and_ours_fills_the_rest() -> None:

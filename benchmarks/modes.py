@@ -52,7 +52,6 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="benchmarks.modes",
         description="Train in several ways and compare them; all other flags are the trainer's.",
-        allow_abbrev=False,
     )
     parser.add_argument("--ranks", type=int, default=2, help="ranks in the DDP rows (default 2)")
     parser.add_argument("--techniques", action="store_true", help="add one technique at a time")

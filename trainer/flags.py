@@ -29,6 +29,11 @@ saved, 143 stopped unsaved; under torchrun see status.json in the output folder.
 
 
 class Parser(argparse.ArgumentParser):
+    """Takes no abbreviations, and raises errors instead of exiting; so do its subcommands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"trainer: {message} (see python -m trainer --help)")
 
@@ -53,7 +58,6 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train a ResNet with DistributedDataParallel.",
         epilog=EPILOG,
         formatter_class=HelpFormatter,
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", metavar="FILE", help="settings as JSON")

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.run import get_args_parser
@@ -14,6 +15,7 @@ from trainer import flags
 from trainer.cli import main
 from trainer.config import GROUPS, PRESETS, Config
 from trainer.errors import UsageError
+from trainer.tools import checkpoint_command, data_command
 
 
 def parse(*argv: str, **env: str) -> Config:
@@ -343,3 +345,24 @@ def test_settings_that_may_change_on_resume_without_a_word_leave_the_results_alo
     watching = "max_time check_every profile print_every"
     groups = (compared, start, batch, places, machine, output, watching)
     assert silent == {name for group in groups for name in group.split()}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (checkpoint_command, ["export", "a", "b.pth", "--he"]),
+        (data_command, ["fetch", "--t", "x"]),
+        (data_command, ["make", "--from", "synthetic", "--to", "x", "--fold", "y"]),
+        (data_command, ["pack", "tree", "--to", "x", "--dec", "3"]),
+        (data_command, ["bake"]),
+        (data_command, []),
+        (data_command, ["fetch"]),
+        (data_command, ["make", "--to", "x"]),
+        (checkpoint_command, []),
+        (checkpoint_command, ["ls"]),
+    ],
+)
+def test_other_commands_take_no_abbreviations_and_need_what_they_need(command: Any) -> None:
+    module, argv = command
+    with pytest.raises(UsageError, match=r"^trainer: .*\(see python -m trainer --help\)$"):
+        module.main(argv)

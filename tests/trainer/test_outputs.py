@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import resource
 import signal
@@ -124,6 +126,23 @@ def test_a_line_of_progress_has_the_means_since_the_line_before(
     assert LONGEST_SILENCE == 60.0
 
 
+def test_numbers_are_rounded_and_each_ranks_own_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr("trainer.logs.time.perf_counter", lambda: now[0])
+    p = progress(flops=10**12)
+    p.ranks = dataclasses.replace(p.ranks, world_size=3)
+    p.restart(step=0)
+    p.add(7.0, 7.0, [1.0, 3.0, 2.0, 4.0, 0.0, 0.0])
+    p.data_seconds += 0.1
+    now[0] += 3.0
+    line = p.fields(step=7, epoch=1, lr=0.1)
+    assert (line["img_s"], line["step_ms"], line["data_ms"]) == (2.3, 428.57, 14.286)
+    assert (line["tflops"], line["eta_s"]) == (2.3333, 3)
+    assert line["ranks"] == {"loss": [0.333333, 0.5, 0.0], "img_s": [1.0, 1.3, 0.0]}
+    monkeypatch.setattr("trainer.logs.peak_tflops", lambda device: 10.0)
+    assert p._utilization(7 / 3) == {"tflops": 2.3333, "mfu": 0.0778}  # of three GPUs
+
+
 def test_utilization_is_the_share_of_a_known_gpus_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     for name, peak in (  # of dense bf16 products, as NVIDIA publishes them
@@ -180,6 +199,25 @@ def test_the_network_without_ddpctl_loads_the_export(tmp_path: Path) -> None:
     assert not any(name.startswith("module.") for name in exported)
     make().net.model.load_state_dict(exported, strict=True)
     assert same(exported, newest_state(job.out)["model"])
+
+
+def test_a_log_that_was_started_is_there_and_the_end_of_an_earlier_run_is_not(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "a" / "b"
+    log = Log(out)
+    log.start(None)
+    assert (out / "metrics.jsonl").read_text() == ""
+    log.write("train", step=1, loss=math.nan)
+    (out / "status.json").write_text("{}")
+    Log(out).start(1)
+    assert json.loads((out / "metrics.jsonl").read_text())["loss"] is None
+    assert not (out / "status.json").exists()
+    Log(out).start(None)
+    assert sorted(path.name for path in out.iterdir()) == ["earlier-metrics.jsonl", "metrics.jsonl"]
+    silent = Log(None)
+    silent.start(None)
+    silent.write("train", step=1)  # a rank that writes nothing
 
 
 def test_truncating_keeps_the_entries_before_the_checkpoint(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_a_checkpoint_is_due_every_so_many_seconds_or_steps(
     assert not any(saver.due(10_000, every) for every in ((1, "ep"), (5, "ep"), (0, "st")))
     fresh = make().saver
     assert [step for step in range(1, 6) if fresh.due(step, (3, "st"))] == [3, 4, 5]
+    assert fresh.due(1, (1, "st")) and not fresh.due(0, (1, "st"))
 
 
 def test_a_checkpoint_that_is_due_at_an_epochs_end_is_saved_after_evaluating(

@@ -318,6 +318,13 @@ def test_a_tree_that_cannot_be_used_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_that_is_no_tree_cannot_be_packed(tmp_path: Path) -> None:
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match=f"^{folder}: has no train/: pass the folder that has"):
+            data_command(["pack", str(folder), "--to", str(tmp_path / "p")])
+
+
 def test_classes_that_are_not_tested_and_a_folder_called_test_are_fine(tree: Path) -> None:
     shutil.rmtree(tree / "val" / "cat")
     (tree / "val").rename(tree / "test")

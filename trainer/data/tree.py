@@ -59,6 +59,8 @@ def listed(root: Path, below: str) -> Iterator[tuple[bytes, int]]:
 
 def open_tree(path: Path) -> tuple[list[str], Tree, Tree]:
     """Return the classes, the training and the test images of a tree. Raises DataError."""
+    if not (path / "train").is_dir():
+        raise DataError(f"{path}: has no train/: pass the folder that has train/ and val/")
     test = next((path / name for name in TEST_FOLDERS if (path / name).is_dir()), None)
     if test is None:
         raise DataError(f"{path}: has train/ but neither val/ nor test/: add one")

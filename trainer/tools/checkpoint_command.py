@@ -18,7 +18,7 @@ from ..flags import Parser
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="trainer ckpt", description="Inspect checkpoints.", allow_abbrev=False)
+    parser = Parser(prog="trainer ckpt", description="Inspect checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("ls", help="list checkpoints and check every byte")
     exporting = commands.add_parser("export", help="write a plain state_dict")

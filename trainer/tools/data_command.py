@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="trainer data", description="Get images to train on.", allow_abbrev=False)
+    parser = Parser(prog="trainer data", description="Get images to train on.")
     acts = parser.add_subparsers(dest="act", required=True)
     fetch = acts.add_parser("fetch", help="download CIFAR and check it")
     fetch.add_argument("--to", type=Path, required=True, metavar="DIR")

@@ -171,6 +171,7 @@ class JobOptions(TypedDict, total=False):
     ulimits: Mapping[str, int]
     user: str
     max_restarts: int
+    min_nodes: int
     metrics_dir: str
     numa: Literal["auto", "off"]
     torchrun_args: Sequence[str]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..terminal.console import Console
 from . import options
+from .options import option
 
 if TYPE_CHECKING:
     from ..preflight.check import Survey
@@ -21,28 +22,45 @@ def check(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
+    clear: str | None = option(
+        "--clear", "Forget that a host was to blame for failures; check nothing.", metavar="HOST"
+    ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
     """Check all hosts for what would make a launch fail or run slowly.
 
-    Each problem is printed with its remedy. Nothing is installed or left behind on a host.
+    Each problem is printed with its remedy. Nothing is installed or left behind on a host. Problems
+    of spares are warnings.
 
     \b
     ddpctl check hosts.yaml
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
     from ..hosts import cluster_of
-    from ..preflight.check import survey_hosts
+    from ..preflight.blamed import blame_of, clear_blame
+    from ..preflight.check import survey_hosts, survey_spares
+    from ..ssh.many import in_background
     from ..ssh.node import connected
     from ..text import counted
 
-    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
     console = options.console(quiet, verbose)
+    if clear is not None:
+        console.say(f"{clear}: forgotten" if clear_blame(clear) else f"{clear}: was not to blame")
+        return 0
+    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
     began = time.monotonic()
-    with connected(cluster.hosts) as nodes, console.step(f"checking {counted(len(nodes), 'host')}"):
+    hosts_and_spares = counted(len(cluster.hosts) + len(cluster.spares), "host")
+    with (
+        connected(cluster.hosts) as nodes,
+        connected(cluster.spares) as spares,
+        console.step(f"checking {hosts_and_spares}"),
+    ):
+        of_spares = in_background(lambda: survey_spares(spares, cluster))
         survey = survey_hosts(nodes, cluster, with_containers=True)
+        warnings = [*of_spares.result(), *blame_of([*nodes, *spares])]
+        survey = survey.plus(warnings, spares)
     if as_json:
         console.json(document(survey, time.monotonic() - began))
     else:
@@ -99,8 +117,10 @@ def print_table(survey: Survey, console: Console) -> None:
     """Print a row per host and a column per check."""
     from ..preflight import findings
 
-    names = [machine.name for machine in survey.machines]
-    rows = findings.table(names, survey.findings, [m.name for m in survey.unreachable])
+    silent = {m.name for m in survey.unreachable}
+    silent |= {f.host for f in survey.findings if f.check == "ssh" and f.host in survey.spares}
+    names = [*(machine.name for machine in survey.machines), *survey.spares]
+    rows = findings.table(list(dict.fromkeys(names)), survey.findings, silent)
     console.table(rows, ["HOST", *(check.upper() for check in findings.CHECKS)], COLORS)
 
 
@@ -122,4 +142,5 @@ def print_findings(survey: Survey, console: Console) -> None:
     for line in findings.lines(survey.findings):
         console.print(line)
     if not survey.findings:
-        console.print(f"{counted(len(survey.machines), 'host')} checked, no problems found")
+        count = counted(len(survey.machines) + len(survey.spares), "host")
+        console.print(f"{count} checked, no problems found")

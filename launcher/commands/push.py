@@ -19,7 +19,7 @@ def push(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Send image, dataset and code to the hosts that lack them.
+    """Send image, dataset and code to the hosts and spares that lack them.
 
     \b
     ddpctl push hosts.yaml
@@ -47,7 +47,7 @@ def push(
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, given in chosen.items() if given} or {*chosen}
-    with connected(cluster.hosts) as nodes:
+    with connected(cluster.hosts) as nodes, connected(cluster.spares) as spares:
         if prune:
             pruned = prune_hosts(nodes, cluster, confirm, console)
             if as_json:
@@ -56,7 +56,9 @@ def push(
             return 0
         try:
             with console.step("pushing what is missing"):
-                result = pushing.push(nodes, cluster, parts=parts, console=console, only=True)
+                result = pushing.push(
+                    nodes, cluster, parts=parts, console=console, only=True, spares=spares
+                )
         except HostsNotReady as error:
             if as_json:
                 console.json(error.report.document())

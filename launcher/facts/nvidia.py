@@ -91,7 +91,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
 
     kernel: lines of the kernel log with the driver's errors.
     """
-    xids = tuple((pci_address(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
+    xids = xids_in(kernel)
     try:
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
@@ -104,6 +104,11 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
         gpus=tuple(_gpu(index, gpu, known) for index, gpu in enumerate(log.iter("gpu"))),
         xids=xids,
     )
+
+
+def xids_in(kernel: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return the PCI address and the number of each of the driver's errors in a kernel log."""
+    return tuple((pci_address(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
 
 
 def parse_use(text: str) -> tuple[GpuUse, ...]:

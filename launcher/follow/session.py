@@ -14,12 +14,14 @@ from ..diagnosis.failure_kinds import FailureKind
 from ..diagnosis.first_failure import first_failure
 from ..engines.running import RunningAttempt
 from ..errors import DdpctlError
+from ..facts.kernel_log import read_kernel_log
 from ..logs.store import Mark
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..ssh.many import by_name
+from ..ssh.many import by_name, try_each
 from ..ssh.node import Node
+from ..state import make_folder, write_atomically
 from ..stop.stop_run import stop_run
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
@@ -258,6 +260,8 @@ class Session:
         if attempt.state is not RunState.SUCCEEDED:
             for outcome, skew in zip(outcomes, self.run.clock_skews, strict=False):
                 outcome.clock_skew = skew
+            if attempt.state is RunState.FAILED:
+                self._ask_kernels()
             failure = first_failure(Evidence(attempt.world_size, outcomes))
             timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
             if attempt.state is RunState.FAILED or timed_out:
@@ -271,6 +275,28 @@ class Session:
         report_end(self.record.run_id, attempt, self.console)
         self.events("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)
+
+    def _ask_kernels(self) -> None:
+        """Add what the hosts' kernels know about GPUs that have failed, and keep their messages."""
+        began = parse_timestamp(self.record.by_hand.created) or time.time()
+        members, seconds = self.run.attempt.by_node, time.time() - began
+        outcomes = self.monitor.outcomes
+
+        def ask(node: Node) -> None:
+            member = members[node]
+            rank = member.place.node_rank
+            log = read_kernel_log(node, seconds)
+            listed = member.engine.list(self.record.run_id)
+            gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
+            outcomes[rank].gpus, outcomes[rank].xids = log.addresses(gpus), log.xids
+            if log.lines:
+                name = f"kernel-{rank}-attempt-{member.place.attempt}.log"
+                text = "".join(f"{line}\n" for line in log.lines)
+                write_atomically(make_folder(self.run.folder.logs) / name, text)
+
+        unseen = {rank for rank, outcome in outcomes.items() if outcome.unseen or outcome.gone}
+        with self.console.step("looking for GPU and memory errors"):
+            try_each([n for n, m in members.items() if m.place.node_rank not in unseen], ask)
 
     def _final_state(self, outcomes: Sequence[NodeOutcome]) -> RunState:
         if all(outcome.succeeded for outcome in outcomes):

@@ -1,6 +1,9 @@
 """The preflight: examine all machines concurrently, let them dial each other, run the checks."""
 
+from __future__ import annotations
+
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +43,7 @@ class Survey:
     machines: Sequence[Machine | UnreachableMachine]
     fleet: Fleet
     reports: Mapping[int, ContainerReport]
+    spares: tuple[str, ...] = ()  # names of spares that were checked too
 
     @property
     def failures(self) -> list[Finding]:
@@ -55,6 +59,11 @@ class Survey:
         machines = self.fleet.machines
         by_rank = {rank: machine.facts for machine in machines for rank in machine.ranks}
         return tuple(facts for _, facts in sorted(by_rank.items()))
+
+    def plus(self, warnings: Sequence[Finding], spares: Sequence[Node]) -> Survey:
+        """Return the survey with warnings about its hosts and about spares."""
+        names = tuple(dict.fromkeys(node.name for node in spares))
+        return dataclasses.replace(self, findings=[*self.findings, *warnings], spares=names)
 
     @property
     def exit_code(self) -> int:
@@ -89,6 +98,15 @@ def survey_hosts(
     findings += container_test.judge(fleet, reports)
     names = [machine.name for machine in machines]
     return Survey(in_order(findings, names), machines, fleet, reports)
+
+
+def survey_spares(nodes: Sequence[Node], cluster: Cluster) -> list[Finding]:
+    """Check the spares, among each other. All their problems are warnings."""
+    if not nodes:
+        return []
+    spares = dataclasses.replace(cluster, hosts=cluster.spares, spares=())
+    findings = survey_hosts(nodes, spares).findings
+    return [dataclasses.replace(finding, severity="warning") for finding in findings]
 
 
 def judge(fleet: Fleet) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..engines.choose import engine_traits, images_of
 from ..engines.engine_info import ImageInfo
-from ..errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
+from ..errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed, lines
 from ..hosts import Cluster, Host, Job
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
@@ -56,14 +56,16 @@ def push(
     only: bool = False,
     here: ImageInfo | None = None,
     there: Mapping[Node, ImageInfo | None] | None = None,
+    spares: Sequence[Node] = (),
 ) -> PushResult:
     """Send `parts` of the job. Unless `only` is set, verify that hosts have the other parts.
 
     here, there: the image on this machine and on each node; there=None: ask the engines for both.
+    spares: get everything too, but if that fails, it is only a warning.
     Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
-    machines, needed = one_per_account(nodes), parts if only else ALL
+    machines, needed = one_per_account([*nodes, *spares]), parts if only else ALL
     progress = PushProgress(machines, console)
     images: Mapping[Node, ImageInfo] = {}
     try:
@@ -84,9 +86,12 @@ def push(
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
         report = progress.close()
+    for node, failure in failures.items():
+        progress.hosts[node].error = str(failure)
+    optional = {node: failures.pop(node) for node in spares if node in failures}
+    for line in lines(optional.values()):
+        console.say(f"warning: spare {line}")
     if failures:
-        for node, failure in failures.items():
-            progress.hosts[node].error = str(failure)
         raise HostsNotReady(failures, report)
     ids = {node.host.account: image.id for node, image in images.items()}
     return PushResult(tuple(ids.get(node.host.account, "") for node in nodes), report)

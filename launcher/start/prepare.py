@@ -11,11 +11,12 @@ from ..facts.facts import Facts
 from ..facts.gather import gather
 from ..plan.build import PlanInputs
 from ..plan.plan import Plan
-from ..preflight.check import survey_hosts
+from ..preflight.blamed import blame_of
+from ..preflight.check import survey_hosts, survey_spares
 from ..preflight.findings import lines
 from ..push.push import ALL, PushResult
 from ..push.push import push as push_parts
-from ..ssh.many import each_node
+from ..ssh.many import each_node, in_background
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted
@@ -40,9 +41,10 @@ class HostSurvey:
         return [facts.uid for facts in self.facts]
 
 
-def check(choice: Choice, console: Console) -> HostSurvey:
+def check(choice: Choice, spares: Sequence[Node], console: Console) -> HostSurvey:
     """Run the checks, or with --no-check only ask for facts. Print a line if there are warnings.
 
+    All that is wrong with spares is a warning.
     Raises Several, with the failures that the checks found.
     """
     request, nodes = choice.request, choice.nodes
@@ -51,8 +53,10 @@ def check(choice: Choice, console: Console) -> HostSurvey:
         with console.step(f"asking {counted(len(nodes), 'host')}"):
             return HostSurvey(request, nodes, gather(nodes))
     with console.step(f"checking {counted(len(nodes), 'host')}"):
+        of_spares = in_background(lambda: survey_spares(spares, cluster))
         survey = survey_hosts(nodes, cluster, waits=options.wait is not None)
-    warnings = [finding for finding in survey.findings if finding.severity != "failure"]
+        more = [*of_spares.result(), *blame_of([*nodes, *spares])]
+    warnings = [finding for finding in survey.findings if finding.severity != "failure"] + more
     for line in lines(warnings):
         console.detail(line)
     if warnings and not survey.failures:
@@ -71,8 +75,8 @@ def check(choice: Choice, console: Console) -> HostSurvey:
     return HostSurvey(request, nodes, survey.facts, fleet.image_here, images, unreached)
 
 
-def push(survey: HostSurvey, console: Console) -> PushResult:
-    """Push what is missing, or with --no-push verify that nothing is."""
+def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushResult:
+    """Push what is missing, to the spares too, or with --no-push verify that nothing is."""
     wants_push = survey.request.options.push
     step = "pushing what is missing" if wants_push else "checking what the hosts already have"
     with console.step(step):
@@ -82,7 +86,8 @@ def push(survey: HostSurvey, console: Console) -> PushResult:
             parts=ALL if wants_push else frozenset(),
             console=console,
             here=survey.image_here,
-            there=survey.images,
+            there=survey.images if not spares else None,
+            spares=spares if wants_push else (),
         )
 
 

@@ -16,7 +16,7 @@ from ..hosts import Cluster
 from ..outcomes import Outcome, RunState
 from ..plan.build import PlanInputs
 from ..plan.plan import LaunchOptions
-from ..runs.blamed import remember_blame
+from ..preflight.blamed import remember_blame
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, timestamp
 from ..ssh.many import try_each

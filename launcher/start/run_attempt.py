@@ -6,7 +6,7 @@ from ..follow import detach
 from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
 from ..follow.session import StartedRun, follow
-from ..hosts import user_environment
+from ..hosts import Host, user_environment
 from ..outcomes import Outcome, RunState
 from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
@@ -38,6 +38,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
     with (
         connected(request.cluster.hosts) as hosts,
         connected(request.former) as former,
+        connected(new_spares(request)) as spares,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as events,
         failed_start_recorded(request, events, console),
@@ -53,8 +54,8 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                 if outcome := line.wait(choice):
                     return outcome
                 continue
-            survey = check(choice, console)
-            pushed = push(survey, console)
+            survey = check(choice, spares, console)
+            pushed = push(survey, spares, console)
             plan = make_plan(survey, pushed, line.since, console)
             reservation.take()
             record = remember(choice.request, plan)
@@ -74,6 +75,11 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                     return detach.detach(request.folder, RunState.RUNNING, console)
             if outcome := line.wait(claim):
                 return outcome
+
+
+def new_spares(request: Request) -> Sequence[Host]:
+    """Return the spares to check and push to: at a restart none, because that was done before."""
+    return () if request.options.by == "restart" else request.cluster.spares
 
 
 def send_checkpoint(

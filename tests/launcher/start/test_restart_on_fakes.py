@@ -258,3 +258,60 @@ def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
     code, _, err = cluster.launch()
     assert code == 7, err
     assert (cluster.record["state"], cluster.nodes) == ("CANCELLED", [])
+
+
+def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=2, gpus=1, spares=["spare0"])
+    sick = cluster.hosts["gpu1"]
+    smi = sick.tools / "nvidia-smi"
+    rule = "*uuid,pci*) echo 'GPU-gpu1-0, 00000000:07:00.0' ;; esac"
+    smi.write_text(smi.read_text().replace("esac", rule))
+    log = sick.tools / "dmesg"
+
+    def fail(node: FakeNode) -> None:
+        if node.node_rank == 0:
+            node.stop()
+            return
+        log.write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:07:00): 48, pid=7, DBE'\n")
+        log.chmod(0o755)
+        text = "RuntimeError: CUDA error: unspecified launch failure"
+        node.event("rank_exit", rank=1, local_rank=0, pid=7, exit_code=1, last_lines=[text])
+        node.end(1, reason={"kind": "rank", "message": "rank 1 failed", "node_rank": 1})
+
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(fail)
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    assert hosts_of(cluster) == [["gpu0", "gpu1"], ["gpu0", "spare0"]]
+    assert cluster.record["attempts"][0]["first_failure"]["kind"] == "gpu-failed"
+    [kept] = cluster.state.glob("ddpctl/runs/*/logs/kernel-1-attempt-1.log")
+    assert "Xid" in kept.read_text()
+    _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
+    assert "gpu1: runs: run " in out and "Xid 48" in out
+    assert cluster.ddpctl("check", "--clear", "gpu1")[0] == 0
+    assert "avoids it" not in cluster.ddpctl("check", cluster.hosts_file)[1]
+
+
+def test_spares_get_the_code_and_a_dead_one_is_a_warning(
+    fake_cluster: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("pass")
+    cluster = fake_cluster(spares=["spare0", "spare1"], workdir=str(tmp_path / "code"))
+    cluster.hosts["spare1"].reachable = False
+    cluster.nodes_end(exit_code=0)
+    code, _, err = cluster.ddpctl("launch", cluster.hosts_file, "--no-check")
+    assert code == 0, err
+    assert list(cluster.hosts["spare0"].home.glob(".ddpctl/workdirs/*/train.py"))
+    assert "warning: spare spare1: no answer within 10s" in err
+
+
+def test_check_shows_spares_whose_problems_are_warnings(fake_cluster: Make) -> None:
+    cluster = fake_cluster(spares=["spare0", "spare1"])
+    cluster.hosts["spare1"].reachable = False
+    _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
+    assert "warning: spare1: ssh: no answer within 10s" in out
+    rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.strip()}
+    assert (rows["spare0"], rows["spare1"]) == ("ok", "warning")

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..ssh.node import Node
 from ..state import make_folder, state_home, write_atomically
-from ..text import one_line
-from .record import timestamp
+from ..text import one_line, rfc3339
+from .findings import Finding
 
 FILE = "blamed.json"
 
@@ -15,15 +17,23 @@ FILE = "blamed.json"
 def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
     """Remember hosts that a run avoids, and why."""
     if hosts:
-        now = timestamp()
+        now = rfc3339(time.time())
         _save(_load() | {name: [run_id, now, why] for name, why in hosts.items()})
 
 
-def blamed_hosts() -> dict[str, str]:
-    """Return a sentence about each host that was to blame."""
-    return {
-        name: f"run {run} avoids it since {at}: {why}" for name, (run, at, why) in _load().items()
-    }
+def blame_of(nodes: Sequence[Node]) -> list[Finding]:
+    """Return a warning for each host that was to blame."""
+    return [
+        Finding(
+            "warning",
+            name,
+            "runs",
+            f"run {run} avoids it since {at}: {why}",
+            f"repair it; `ddpctl check --clear {name}` forgets this",
+        )
+        for name, (run, at, why) in _load().items()
+        if any(node.name == name for node in nodes)
+    ]
 
 
 def clear_blame(host: str) -> bool:

@@ -1,0 +1,62 @@
+"""What a host's kernel has logged about failing GPUs and full memory, since a moment."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+from ..text import printable
+from .gpus import pci_address
+from .nvidia import xids_in
+
+SCRIPT = load_script(__file__, "kernel_log.sh")
+TIMEOUT = 30.0  # seconds; nvidia-smi is slow while a GPU fails
+_STAMP = re.compile(r"\[ *([0-9]{1,12}\.[0-9]{1,9})\]")
+_GPU = re.compile(r"gpu ([\w-]{1,64}), ([0-9a-fA-F:.]{10,16})")
+_UPTIME = re.compile(r"uptime ([0-9]{1,12}(\.[0-9]{1,9})?)")
+
+
+@dataclass(frozen=True)
+class KernelLog:
+    """lines: since the moment. pci: the addresses of the GPUs that still answer, by UUID."""
+
+    lines: tuple[str, ...] = ()
+    pci: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def xids(self) -> tuple[tuple[str, int], ...]:
+        return xids_in(self.lines)
+
+    def addresses(self, uuids: Sequence[str]) -> tuple[str, ...]:
+        """Return the PCI addresses of GPUs. One that no longer answers has the address in its errors."""
+        lost = [
+            pci
+            for pci in dict.fromkeys(pci for pci, _ in self.xids)
+            if pci not in self.pci.values()
+        ]
+        unknown = lost[0] if len(lost) == 1 else ""
+        return tuple(self.pci.get(uuid, unknown) for uuid in uuids)
+
+
+def read_kernel_log(node: Node, seconds: float) -> KernelLog:
+    """Return what a host's kernel has logged in the last `seconds`."""
+    text = node.script(SCRIPT, timeout=TIMEOUT).stdout.decode(errors="replace")
+    return parse_kernel_log(text, seconds)
+
+
+def parse_kernel_log(text: str, seconds: float) -> KernelLog:
+    """Parse SCRIPT's output. A line without a time counts as recent."""
+    pci: dict[str, str] = {}
+    lines: list[str] = []
+    uptime = 0.0
+    for line in map(printable, text.split("\n")):
+        if gpu := _GPU.fullmatch(line):
+            pci[gpu[1]] = pci_address(gpu[2])
+        elif up := _UPTIME.fullmatch(line):
+            uptime = float(up[1])
+        elif line:
+            stamp = _STAMP.match(line)
+            if stamp is None or float(stamp[1]) >= uptime - seconds:
+                lines.append(line)
+    return KernelLog(tuple(lines), pci)

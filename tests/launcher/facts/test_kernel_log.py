@@ -1,0 +1,34 @@
+"""What a kernel has logged about GPUs and memory."""
+
+from __future__ import annotations
+
+from launcher.facts.kernel_log import parse_kernel_log
+
+TEXT = """gpu GPU-a, 00000000:07:00.0
+gpu GPU-b, 00000000:0B:00.0
+uptime 1000.5
+[  100.000001] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus.
+[  990.123456] host kernel: NVRM: Xid (PCI:0000:0b:00): 48, pid=1, DBE
+[  995.000000] Out of memory: Killed process 7 (python)
+"""
+
+
+def test_only_what_happened_since_the_start_counts() -> None:
+    log = parse_kernel_log(TEXT, 60.0)
+    assert [line[:13] for line in log.lines] == ["[  990.123456", "[  995.000000"]
+    assert log.xids == ((log.pci["GPU-b"], 48),)
+    assert len(parse_kernel_log(TEXT, 2000.0).xids) == 2
+
+
+def test_a_line_without_a_time_counts() -> None:
+    log = parse_kernel_log("NVRM: Xid (PCI:0000:0b:00): 48, DBE\nuptime 5.0\n", 1.0)
+    assert [number for _, number in log.xids] == [48]
+
+
+def test_a_gpu_that_no_longer_answers_has_the_address_in_its_errors() -> None:
+    log = parse_kernel_log(TEXT.replace("gpu GPU-b, 00000000:0B:00.0\n", ""), 60.0)
+    assert log.addresses(["GPU-a", "GPU-b"]) == (log.pci["GPU-a"], log.xids[0][0])
+
+
+def test_lines_that_are_neither_are_only_kept() -> None:
+    assert parse_kernel_log("gpu x\nuptime y\n", 1.0).xids == ()

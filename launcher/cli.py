@@ -6,14 +6,9 @@ Command modules import their dependencies inside the command's function to keep 
 import enum
 import functools
 import logging
-import os
 import resource
-import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 
 import typer
 from typer.completion import completion_init, install_callback, show_callback  # type: ignore
@@ -22,7 +17,7 @@ from . import __version__
 from .commands.options import WithCommandLine
 from .errors import DdpctlError
 from .outcomes import Exit, Outcome
-from .state import make_folder, state_home, write_atomically
+from .state import keep_traceback
 from .terminal.console import Console
 
 COMMANDS = (  # each is a function in commands/, in the file of the same name
@@ -107,16 +102,5 @@ def exiting(function: Callable[..., int | Outcome]) -> Callable[..., None]:
 
 
 def internal_error(error: Exception) -> str:
-    """Write the traceback of a bug to a file; return one line that names the file."""
-    details = "".join(traceback.format_exception(error))
-    name = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    where = f"{type(error).__name__}: {error}"
-    for home in (state_home, lambda: Path(tempfile.gettempdir())):
-        try:
-            path = make_folder(home()) / name
-            write_atomically(path, details, mode=0o600)
-        except (DdpctlError, OSError):
-            continue
-        where = f"details in {path}"
-        break
-    return "; ".join([f"internal error, {where}", *getattr(error, "__notes__", ())])
+    """Keep the traceback of a bug; return one line that names its file."""
+    return "; ".join([f"internal error, {keep_traceback(error)}", *getattr(error, "__notes__", ())])

@@ -53,6 +53,10 @@ class CommandTimeout(DdpctlError):
     exit_code = Exit.UNREACHABLE  # SSH works, but the host does not answer in time
 
 
+class UnusableAnswer(DdpctlError):
+    exit_code = Exit.UNREACHABLE  # the host answers, but ddpctl failed on its answer
+
+
 class CommandFailed(DdpctlError):
     """A command on a host failed."""
 

@@ -5,11 +5,14 @@ import errno
 import fcntl
 import json
 import os
+import tempfile
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import StateError, UsageError
+from .errors import DdpctlError, StateError, UsageError
 
 PROBE_SIZE = 1 << 20  # bytes
 
@@ -102,6 +105,19 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def keep_traceback(error: BaseException) -> str:
+    """Write the traceback of `error` to a file; return where it is, or the error if that failed."""
+    details = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
+    prefix = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-"
+    for home in (state_home, lambda: Path(tempfile.gettempdir())):
+        with contextlib.suppress(DdpctlError, OSError):
+            descriptor, path = tempfile.mkstemp(".txt", prefix, make_folder(home()))  # mode 0600
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(details)
+            return f"details in {path}"
+    return f"{type(error).__name__}: {error}"
 
 
 def write_cache(path: Path, text: str | bytes) -> None:

@@ -9,6 +9,7 @@ import docker.errors
 
 from ..ssh.stream import CHUNK
 from .docker_client import Api
+from .status import mapping
 
 HEADER_BYTES = 8  # of a frame: stream number, three zeros, size of the data
 POLL = 0.05  # seconds between polls for the start or the end of the command
@@ -24,7 +25,8 @@ class DockerExec:
     ) -> None:
         self._api, self._tty = api, tty
         with api.explained("run the command"):
-            self._id = api.exec_create(container, list(command), stdin=stdin, tty=tty)["Id"]
+            created = api.exec_create(container, list(command), stdin=stdin, tty=tty)
+            self._id = str(mapping(created).get("Id"))
             upgraded: Any = api.exec_start(self._id, tty=tty, socket=True)
         self._reader = upgraded._response.raw._fp.fp  # may have buffered some output
         # with a local engine, `upgraded` is the socket itself
@@ -61,7 +63,7 @@ class DockerExec:
     def wait(self) -> int:
         with self._api.explained("ask for the command's exit code"):
             try:
-                while (seen := self._api.exec_inspect(self._id)).get("Running"):
+                while (seen := mapping(self._api.exec_inspect(self._id))).get("Running") is True:
                     time.sleep(POLL)
             except docker.errors.NotFound:
                 return CONTAINER_GONE

@@ -116,8 +116,8 @@ class NodeWatcher:
                         self.read_whole = True
                         return
                 stream.close()
-            except DdpctlError as error:
-                reason = error
+            except Exception as error:
+                reason = node.explain(error)
             self._retry(tries, reason)
             tries += 1
 
@@ -133,8 +133,8 @@ class NodeWatcher:
                     size = int(count[:18]) if count.isdigit() else 0
                 self.put(Exited(self.rank, status, size))
                 return
-            except DdpctlError as error:
-                self._retry(tries, error)
+            except Exception as error:
+                self._retry(tries, self.member.node.explain(error))
             tries += 1
 
     def _retry(self, tries: int, reason: DdpctlError) -> None:

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..engines.running import RunningNode
-from ..errors import DdpctlError
 from ..facts.nvidia import BUSY, IDLE
 from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
 from ..text import counted, names, printable, ranges
@@ -59,8 +58,8 @@ class Panel:
             try:
                 newest = read_progress(member.node, member.place.run_dir, self.attempt, TIMEOUT)
                 self.progress, wait = newest or self.progress, INTERVAL
-            except DdpctlError:
-                wait = BACKOFF  # the monitor reports lost contact
+            except Exception:  # the monitor reports lost contact
+                wait = BACKOFF
 
     def lines(self, columns: int, height: int) -> list[str]:
         """Return the panel as at most `height` lines that fit the terminal's width."""

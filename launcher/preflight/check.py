@@ -166,8 +166,8 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
         engine = engine_of(node, job.engine).engine_info(job.image)
     except HostUnreachable:
         raise
-    except DdpctlError as error:
-        engine_error = error
+    except Exception as error:
+        engine_error = node.explain(error)
     facts = answer.result()
     if engine and engine.root != USUAL_ROOT:
         facts = gather_one(node, ports=first == 0, check=[engine.root, *check])

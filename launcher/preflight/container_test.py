@@ -82,8 +82,8 @@ def run_containers(fleet: Fleet, nodes: Mapping[int, Node]) -> dict[int, Contain
             # like a run's folders, writable by users other than the SSH user
             node.run(["mkdir", "-p", "-m", "0777", folder])
             return parse_report(engine.run_to_end(container, TIMEOUT))
-        except DdpctlError as error:
-            return ContainerReport(error=error)
+        except Exception as error:
+            return ContainerReport(error=node.explain(error))
         finally:
             with contextlib.suppress(DdpctlError):
                 node.run(["rm", "-rf", folder])
@@ -124,7 +124,7 @@ def parse_report(output: str) -> ContainerReport:
     lines = [line for line in output.splitlines() if line.startswith(MARK)]
     try:
         report = json.loads(lines[-1].removeprefix(MARK)) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         report = None
     if not isinstance(report, dict):
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]

@@ -56,7 +56,7 @@ class RecordingConsole(Console):
     def show(self, records: Iterable[Record]) -> None:
         for record in records:
             for line in record.lines:
-                if not self.report.take(line):
+                if record.rank != 0 or not self.report.take(line):
                     self.detail((record.label + line).decode(errors="replace"))
 
     def flush(self) -> None:

@@ -3,12 +3,83 @@
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from ..logs.event_reader import parsed
 
 MARK = b"@sanity "
 SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; a slow host may be in the median pair
 WIDTHS = (12, 12, 8, 11, 10, 10)  # of the table's columns
 WORSE = 0.8  # fraction of the last run's best bus bandwidth
+
+
+@dataclass
+class World:
+    nodes: int
+    ranks: int
+    device: str
+
+
+@dataclass
+class FailedDial:
+    source: int
+    target: int
+    address: str
+    error: str
+
+
+@dataclass
+class Mesh:
+    failed: list[FailedDial]
+
+
+@dataclass
+class Right:
+    collective: str
+    verdict: str
+    ranks: list[int]
+
+
+@dataclass
+class Size:
+    bytes: int
+    count: int
+    type: str
+    seconds: float
+    algbw: float
+    busbw: float
+
+
+@dataclass
+class Pair:
+    source: int
+    target: int
+    gbs: float
+    rounds: list[float]
+
+    def __post_init__(self) -> None:
+        if not self.rounds or min(self.rounds) <= 0:
+            raise ValueError("a pair without rates")
+
+
+@dataclass
+class Late:
+    act: str
+    how: str
+    ranks: list[int]
+    nodes: list[int]
+
+
+@dataclass
+class Done:
+    transports: dict[str, int]
+
+
+# What collectives.py reports, by kind.
+KINDS: dict[str, type[Any]] = {
+    kind.__name__.lower(): kind for kind in (World, Mesh, Right, Size, Pair, Late, Done)
+}
 
 
 class Report:
@@ -19,11 +90,16 @@ class Report:
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
 
     def take(self, text: bytes) -> bool:
-        """If a line of output is a record of rank 0, store it and return True."""
+        """If a line of output is a well-formed record, store it and return True."""
         if not text.startswith(MARK):
             return False
-        record = json.loads(text[len(MARK) :])
-        self.records.setdefault(record.pop("kind"), []).append(record)
+        try:
+            document = json.loads(text[len(MARK) :])
+            kind = document["kind"]
+            record = asdict(parsed(KINDS[kind], document))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return False
+        self.records.setdefault(kind, []).append(record)
         return True
 
     def all(self, kind: str) -> list[dict[str, Any]]:
@@ -47,7 +123,7 @@ class Report:
         return float(self.sizes[0]["seconds"]) if self.sizes else 0.0
 
     def name(self, node: int) -> str:
-        return f"{self.hosts[node]} (node {node})"
+        return f"{self.hosts[node] if 0 <= node < len(self.hosts) else '?'} (node {node})"
 
 
 def problems(
@@ -145,7 +221,7 @@ def text(report: Report) -> str:
         lines.append(" " + _row(size["bytes"], size["count"], size["type"], time, *rates))
     if pairs := report.all("pair"):
         rates_of = {(pair["source"], pair["target"]): f"{pair['gbs']:.3f}" for pair in pairs}
-        nodes = range(world.get("nodes", 0))
+        nodes = range(len(report.hosts))
         lines += ["#", "# node to node, GB/s"]
         lines.append("#  from \\ to" + "".join(f"{target:>9}" for target in nodes))
         for source in nodes:

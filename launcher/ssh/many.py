@@ -10,6 +10,7 @@ from .limits import AT_ONCE
 from .node import Node
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
@@ -31,31 +32,36 @@ def ask_each(
 def try_each(
     nodes: Sequence[Node], do: Callable[[Node], T]
 ) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
-    """Run `do` on all nodes, at most AT_ONCE at a time; return results and errors by node."""
+    """Run `do` on all nodes, at most AT_ONCE at a time; return results and errors by node.
+
+    Whatever `do` raises for one node becomes the error of that node.
+    """
     results: dict[Node, T] = {}
-    errors: dict[Node, BaseException] = {}
+    failures: dict[Node, DdpctlError] = {}
+    stops: list[BaseException] = []  # of ddpctl itself, such as SystemExit
     todo = iter([*nodes])  # shared by the threads
 
     def work() -> None:
         for node in todo:
             try:
                 results[node] = do(node)
-            except BaseException as error:
-                errors[node] = error
+            except Exception as error:
+                failures[node] = node.explain(error)
+            except BaseException as stop:
+                stops.append(stop)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in nodes[:AT_ONCE]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    failures: dict[Node, DdpctlError] = {}
-    for node in [node for node in nodes if node in errors]:
-        error = errors[node]
-        explained = error if isinstance(error, DdpctlError) else node.explain(error)
-        if not explained:  # a bug
-            raise error
-        failures[node] = explained
-    return {node: results[node] for node in nodes if node in results}, failures
+    if stops:
+        raise stops[0]
+
+    def in_order(by_node: Mapping[Node, V]) -> dict[Node, V]:
+        return {node: by_node[node] for node in nodes if node in by_node}
+
+    return in_order(results), in_order(failures)
 
 
 def in_background(call: Callable[[], T]) -> Future[T]:

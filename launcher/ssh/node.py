@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from ..budget import Budget
-from ..errors import CommandFailed, CommandTimeout, DdpctlError
+from ..errors import CommandFailed, CommandTimeout, DdpctlError, UnusableAnswer
 from ..hosts import Host
+from ..state import keep_traceback
 from ..text import duration
 from . import shell
 from .limits import CONNECT_TIMEOUT, SHORT_OUTPUT
@@ -49,6 +50,7 @@ class Node:
         self._machine = _machine(host, connect_timeout)
         self._resource: Resource | None = None
         self._resource_lock = threading.Lock()
+        self._unusable: UnusableAnswer | None = None  # its first one, so that it fills no disk
 
     def __repr__(self) -> str:
         return f"Node({self.name})"
@@ -126,9 +128,22 @@ class Node:
             self._resource = self._resource or make()
             return cast(R, self._resource)
 
-    def explain(self, error: BaseException) -> DdpctlError | None:
-        """Convert an error of the node's resource to one for the user; None for other errors."""
-        return self._resource.explain(error) if self._resource else None
+    def explain(self, error: Exception) -> DdpctlError:
+        """Return the one-line error for whatever went wrong with this host.
+
+        An answer that nobody foresaw is this host's error, so that it cannot end a command for
+        the other hosts. Because it may also be a bug of ddpctl, the traceback is kept.
+        """
+        if isinstance(error, DdpctlError):
+            return error
+        if self._resource and (explained := self._resource.explain(error)):
+            return explained
+        self._unusable = self._unusable or UnusableAnswer(
+            f"ddpctl failed on its answer, {keep_traceback(error)}",
+            "check that host; if it is in order, report this as a bug",
+            host=self.name,
+        )
+        return self._unusable
 
     def home(self) -> str:
         """Return the user's home folder on the host."""

@@ -148,7 +148,7 @@ class FakeHost:
         self.ahead = 0.0  # seconds by which the clock of this host is ahead
         self.asked: list[tuple[str, ...]] = []  # commands and engine calls, in order
         self.refuses: dict[str, str] = {}  # engine call -> the error it answers
-        self.lies: dict[str, Any] = {}  # engine call -> what it answers instead
+        self.lies: dict[str, Any] = {}  # engine call -> what it answers, or raises, instead
         self.ignores_stop = False
         self.on_start: Callable[[FakeNode], object] = lambda node: None
         self.on_stop: Callable[[FakeNode], object] = FakeNode.stop
@@ -172,6 +172,12 @@ class FakeHost:
             response = requests.Response()
             response.status_code = 500
             raise docker.errors.APIError("", response, explanation=self.refuses[call[0]])
+
+    def lie(self, call: str, truth: Any) -> Any:
+        answer = self.lies.get(call, truth)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def count(self, call: str) -> int:
         """How often the host was asked for `call`."""
@@ -222,7 +228,7 @@ class FakeDocker(Api):
     def info(self) -> dict[str, Any]:
         self.host.ask("info")
         docker = {"ServerVersion": "28.2.2", "Driver": "overlay2", "SecurityOptions": []}
-        return self.host.lies.get("info", docker)  # type: ignore[no-any-return]
+        return self.host.lie("info", docker)  # type: ignore[no-any-return]
 
     def inspect_image(self, name: str) -> dict[str, Any]:
         self.host.ask("inspect_image", name)
@@ -246,8 +252,8 @@ class FakeDocker(Api):
     def volumes(self, filters: Mapping[str, Any]) -> dict[str, Any]:
         self.host.ask("volumes")
         key, _, value = filters["label"][0].partition("=")
-        rows = list(self.host.tickets.values())
-        return {"Volumes": [r for r in rows if value in ("", r["Labels"].get(key))] or None}
+        rows = [r for r in self.host.tickets.values() if value in ("", r["Labels"].get(key))]
+        return self.host.lie("volumes", {"Volumes": rows or None})  # type: ignore[no-any-return]
 
     def remove_volume(self, name: str) -> None:
         self.host.ask("remove_volume", name)
@@ -270,10 +276,8 @@ class FakeDocker(Api):
 
     def containers(self, *, filters: Mapping[str, Any], all: bool = False) -> list[dict[str, Any]]:
         self.host.ask("containers")
-        if "containers" in self.host.lies:
-            return self.host.lies["containers"]  # type: ignore[no-any-return]
         key, _, value = filters["label"][0].partition("=")
-        return [
+        rows = [
             {
                 "Id": name,
                 "Names": [f"/{name}"],
@@ -285,10 +289,11 @@ class FakeDocker(Api):
             for name, node in list(self.host.nodes.items())
             if key in node.arguments["labels"] and value in ("", node.arguments["labels"][key])
         ]
+        return self.host.lie("containers", rows)  # type: ignore[no-any-return]
 
     def inspect_container(self, name: str) -> dict[str, Any]:
         self.host.ask("inspect_container", name)
-        return self.host.lies.get("inspect_container", self._node(name).inspected)
+        return self.host.lie("inspect_container", self._node(name).inspected)  # type: ignore[no-any-return]
 
     def stop(self, name: str, timeout: int) -> None:
         self.host.ask("stop", name)
@@ -316,7 +321,7 @@ class FakeDocker(Api):
         return self.host.execs[-1]
 
     def exec_inspect(self, exec_id: str) -> dict[str, Any]:
-        return {"Running": False, "ExitCode": self.host.exec_code}
+        return self.host.lie("exec_inspect", {"Running": False, "ExitCode": self.host.exec_code})  # type: ignore[no-any-return]
 
     def close(self) -> None:
         pass

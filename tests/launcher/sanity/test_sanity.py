@@ -151,3 +151,23 @@ def test_an_unreachable_host_is_in_the_json_document_too(tmp_path: Path) -> None
     [problem] = found["problems"]
     assert problem.startswith("127.0.0.1: ssh: connection refused")
     assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[[[", "{}", "7", '{"kind":"size"}', "[" * 100_000, '{"kind": [1]}',
+     '{"kind": "pair", "source": 0, "target": 1, "gbs": 1, "rounds": []}',
+     '{"kind": "size", "bytes": 1, "count": 1, "type": "f", "seconds": 1, "algbw": 1, "busbw": NaN}'],
+)  # fmt: skip
+def test_a_line_that_only_looks_like_a_record_is_output(line: str) -> None:
+    found = Report(["h0"])
+    assert not found.take(MARK + line.encode())
+    assert found.records == {}
+
+
+def test_node_numbers_that_the_run_does_not_have_break_nothing() -> None:
+    far = 10**9
+    failed = [{"source": -far, "target": far, "address": "x", "error": "y"}]
+    found = report({"kind": "mesh", "failed": failed}, pair(far, 0, [1.0]), nodes=1)
+    assert problems(found, None, None)
+    assert len(text(found)) < 1000

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
-from launcher.ssh.many import in_background
+from launcher.errors import CommandFailed
+from launcher.hosts import Host
+from launcher.outcomes import Exit
+from launcher.ssh.many import in_background, try_each
+from launcher.ssh.node import Node
 
 
 def test_background_processes_do_not_delay_the_exit() -> None:
@@ -28,3 +33,36 @@ def test_an_error_in_the_background_is_raised_where_the_result_is_asked_for() ->
 
     with pytest.raises(ZeroDivisionError):
         in_background(fail).result(10)
+
+
+@pytest.mark.parametrize("odd", [RecursionError("deep"), KeyError("Config"), MemoryError()])
+def test_whatever_one_host_causes_is_the_error_of_that_host(
+    odd: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    evil, plain, good = nodes = [Node(Host(name)) for name in ("evil", "plain", "good")]
+    causes = {evil: odd, plain: CommandFailed("no space")}
+
+    def ask(node: Node) -> str:
+        if node in causes:
+            raise causes[node]
+        return "fine"
+
+    for _ in range(2):
+        results, failures = try_each(nodes, ask)
+        assert results == {good: "fine"}
+        assert [*failures] == [evil, plain]
+        assert failures[evil].exit_code is Exit.UNREACHABLE
+        assert str(failures[plain]) == "no space"
+    [kept] = (tmp_path / "ddpctl").iterdir()  # one, however often the host is asked
+    assert str(kept) in str(failures[evil])
+    assert type(odd).__name__ in kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_ends_ddpctl_itself_is_no_hosts_error() -> None:
+    def leave(_: Node) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        try_each([Node(Host("gpu0"))], leave)

@@ -1,14 +1,16 @@
 """The Docker engine: each node of a run is a labeled container on its host."""
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import docker.errors
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
-from ..plan.plan import LABEL, Container, EngineTraits, NodePlan, Place
+from ..plan.labels import LABEL
+from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..text import duration
@@ -31,6 +33,7 @@ from .status import (
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
+NODE_NAME = re.compile(r"ddpctl-(.+)-[0-9]{1,6}")  # see container_name
 PYTHON_IN_IMAGE = "run --pull=never --rm -i --network host --entrypoint python3".split()
 MISSING_PATHS = load_script(__file__, "missing_paths.sh")
 CONFLICT = 409  # the Engine API's status if a container runs or is being removed
@@ -74,6 +77,18 @@ class Docker(Engine):
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
         return [*self._inspected(self._labelled(label)), *self._tickets(label)]
+
+    def unreadable(self, run_id: str | None = None) -> Sequence[str]:
+        handles = []
+        for row in self._containers({"name": [container_name(run_id or "", 0)[:-2]]}):
+            name = _name(row)
+            match = NODE_NAME.fullmatch(name)
+            if match and CHECK_LABEL not in mapping(row.get("Labels")):
+                status = self._read(name, row, seen_in_list(row))
+                readable = status and container_name(status.run_id, status.node_rank) == name
+                if not readable and run_id in (None, match[1]):
+                    handles.append(name)
+        return handles
 
     def claims(self) -> Sequence[NodeStatus]:
         rows = self._labelled(RUN_LABEL)
@@ -138,9 +153,14 @@ class Docker(Engine):
                     raise
 
     def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
-        """Return the containers with this label. Skips entries that the engine should not have listed."""
-        rows = array(self._api.containers(all=True, filters={"label": [label]}))
-        return [row for row in rows if isinstance(mapping(row).get("Id"), str)]
+        return self._containers({"label": [label]})
+
+    def _containers(self, filters: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+        """Return the containers that match. What is no list of containers says nothing about them."""
+        rows = self._api.containers(all=True, filters=filters) or []
+        if not all(isinstance(mapping(row).get("Id"), str) for row in rows):
+            raise ValueError("the engine lists something other than containers")
+        return cast(Sequence[dict[str, Any]], rows)
 
     def _inspected(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[NodeStatus]:
         for row in rows:

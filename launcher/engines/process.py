@@ -86,11 +86,18 @@ class LocalProcesses(Engine):
             time.sleep(POLL)
         return seen
 
-    def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        found = [
-            read_status(self.host, str(control), _labels(control), _seen(control))
+    def unreadable(self, run_id: str | None = None) -> Sequence[str]:
+        return [
+            str(control)
             for control in self._newest_attempts(run_id)
+            if _seen(control).alive and not self._status(control)
         ]
+
+    def _status(self, control: Path) -> NodeStatus | None:
+        return read_status(self.host, str(control), _labels(control), _seen(control))
+
+    def list(self, run_id: str | None = None) -> list[NodeStatus]:
+        found = map(self._status, self._newest_attempts(run_id))
         tickets = [s for s in self.claims() if s.is_ticket and run_id in (None, s.run_id)]
         return [*(status for status in found if status), *tickets]
 

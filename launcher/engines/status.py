@@ -13,23 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..outcomes import NodeState
-from ..plan.plan import LABEL
-from ..run_id import RUN_ID
+from ..plan.labels import FORMS, LABEL, odd_label
 from ..text import one_line
 
 LEASE = 60.0  # seconds; a launch starts or renews what it has created within this time
 LATEST = 1e11  # unix seconds
 TEXT_LIMIT = 300  # characters kept of a text from a host
 NEVER = "0001"  # the year of a time that means "never"
-POSITIVE = re.compile("[1-9][0-9]{0,5}")
-LABELS = {  # a node is skipped unless these labels match
-    "run-id": RUN_ID,
-    "attempt": POSITIVE,
-    "nnodes": POSITIVE,
-    "node-rank": re.compile("[0-9]{1,6}"),
-    "gpus": re.compile(r"([\w.:-]{1,64}(,[\w.:-]{1,64}){0,999})?", re.ASCII),
-    "since": re.compile(r"([0-9]{1,11}(\.[0-9]{1,3})?)?"),
-}
 warn_once = functools.cache(logging.getLogger("ddpctl").warning)
 
 
@@ -140,14 +130,11 @@ def read_status(
     labels: keys with or without LABEL's prefix. clock: the host's current time; None if unknown.
     """
     bare = {key.removeprefix(f"{LABEL}."): value for key, value in mapping(labels).items()}
-    text = {key: str(bare.get(key) or "") for key in LABELS}
-    odd = [key for key, form in LABELS.items() if not form.fullmatch(text[key])]
-    if not odd and int(text["node-rank"]) >= int(text["nnodes"]):
-        odd = ["node-rank"]
-    if odd:
+    text = {key: str(bare.get(key) or "") for key in FORMS}
+    if odd := odd_label(text):
         warn_once(
             f"ddpctl: warning: {host}: skipped {host_text(handle)}, which has labels that ddpctl does not "
-            f"write: {odd[0]} {host_text(text[odd[0]])!r}; remove it there if it is not in use"
+            f"write: {odd} {host_text(text[odd])!r}; remove it there if it is not in use"
         )
         return None
     port = str(bare.get("master-port"))

@@ -9,6 +9,14 @@ from ..ssh.many import each_node
 from ..ssh.node import Node
 from .facts import SCRIPT, Facts, parse
 
+MOST_SKEW = 3600.0  # seconds
+
+
+def request_time(facts: Facts) -> float:
+    """Return the current time by this host's clock. A clock that is far off does not count."""
+    skew = facts.clock_skew
+    return time.time() + (skew if abs(skew) < MOST_SKEW else 0.0)
+
 
 def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
     """Return the facts of every host, with listening ports only for the first.

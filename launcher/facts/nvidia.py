@@ -84,6 +84,7 @@ class GpuUse:
     used: int | None
     total: int | None
     processes: tuple[Process, ...] = ()
+    boot_id: str = ""  # equal if two hosts are one machine
 
 
 def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
@@ -115,6 +116,7 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
     """Parse USE's output. Skips malformed rows."""
     lines = [printable(line) for line in text.split("\n")]
     owners = _owners(lines)
+    boot_id = next((line.removeprefix("boot, ") for line in lines if line.startswith("boot, ")), "")
     processes: dict[str, list[Process]] = {}
     for app in filter(None, map(_APP.fullmatch, lines)):
         process = owners.get(app[2], Process(int(app[2])))
@@ -124,7 +126,7 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
     for row in filter(None, map(_GPU.fullmatch, lines)):
         use, used, total = (int(n) if n.isdecimal() else None for n in row.group(3, 4, 5))
         theirs = tuple(processes.get(row[2], ()))
-        found.append(GpuUse(int(row[1]), row[2], row[6], use, used, total, theirs))
+        found.append(GpuUse(int(row[1]), row[2], row[6], use, used, total, theirs, boot_id))
     return tuple(found)
 
 

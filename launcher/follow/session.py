@@ -216,7 +216,13 @@ class Session:
 
         def stop() -> None:
             _, self._unconfirmed = stop_run(
-                nodes, record.engine, record.run_id, timeout, remove=False, cancel=cancel
+                nodes,
+                record.engine,
+                record.run_id,
+                timeout,
+                owners=[record.owner],
+                remove=False,
+                cancel=cancel,
             )
 
         self._stopping = threading.Thread(target=stop, daemon=True)

@@ -27,9 +27,13 @@ class GpuRow:
 
 
 def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
-    """Return a row per GPU, in the hosts' order, once if two hosts report the same one. gpus: by host."""
+    """Return a row per GPU, in the hosts' order. gpus: by host.
+
+    Two entries for one machine report the same GPUs, which are shown once. A host that names
+    another machine's GPUs hides nothing: it does not know that machine's boot id.
+    """
     live = [status for status in statuses if status.alive or status.state is ContainerState.CREATED]
-    rows: dict[str, GpuRow] = {}
+    rows: dict[tuple[str, str], GpuRow] = {}  # by machine and UUID
     for host, found in gpus.items():
         here = [status for status in live if status.host == host]
         by_container = {status.container: status for status in here if status.container}
@@ -43,7 +47,7 @@ def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus])
                 for process, owner in zip(gpu.processes, owners, strict=True)
                 if not owner or not node or owner.run_id != node.run_id
             )
-            rows.setdefault(gpu.uuid, GpuRow(host, gpu, node, others))
+            rows.setdefault((gpu.boot_id or host, gpu.uuid), GpuRow(host, gpu, node, others))
     return list(rows.values())
 
 

@@ -118,10 +118,10 @@ def list_runs(clusters: Connected, *, finished: bool) -> Listing:
             return ()
         return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
 
-    gpus, _ = ask_each(answering, ask)
+    gpus, odd = ask_each(answering, ask)
     hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
     runs = [run for run in runs_of(statuses) if finished or run.is_live]
-    return Listing(hosts, runs, failures, joined(gpus, statuses), progress)
+    return Listing(hosts, runs, failures | odd, joined(gpus, statuses), progress)
 
 
 def _nodes_of_runs(

@@ -8,10 +8,12 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ..errors import CommandFailed
 from ..facts.facts import Facts
 from ..facts.network import Address
 from ..hosts import Cluster, Job
 from ..supervisor.restarts import PastRestart
+from ..text import quoted
 from . import environment
 from .container import (
     IN_CONTAINER,
@@ -21,10 +23,10 @@ from .container import (
     container_of,
     container_user,
 )
+from .labels import LABEL, odd_label
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
 from .plan import (
     HOME,
-    LABEL,
     EngineTraits,
     JobPaths,
     LaunchOptions,
@@ -198,4 +200,11 @@ def _labels(
         "gpus": None if uuids is None else ",".join(uuids),
         "since": None if uuids is None else f"{plan.key[0]:.3f}",
     }
-    return {f"{LABEL}.{key}": str(value) for key, value in values.items() if value is not None}
+    labels = {key: str(value) for key, value in values.items() if value is not None}
+    if odd := odd_label(labels):
+        raise CommandFailed(
+            f"it cannot run a node with the label {odd} {quoted(labels[odd])}",
+            "check its clock and `nvidia-smi -L` there",
+            host=cluster.hosts[rank].name,
+        )
+    return {f"{LABEL}.{key}": value for key, value in labels.items()}

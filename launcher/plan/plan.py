@@ -13,7 +13,6 @@ from ..errors import UsageError
 from ..hosts import Host, Job
 from ..supervisor.restarts import PastRestart
 
-LABEL = "io.ddpctl"
 HOME = "~/.ddpctl"  # on a host
 STORE = ".ddpctl"  # the same for commands, which start in the user's home folder
 CONTROL_DIRS = "runs/*/nodes/*/attempt-*"  # in ~/.ddpctl; in sh: attempts.sh

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..text import duration
-from .plan import LABEL, Container, NodePlan, Plan
+from .labels import LABEL
+from .plan import Container, NodePlan, Plan
 from .supervisor_spec import torchrun_command
 
 ASKED = "<asked at launch>"  # in a dry run, for values that only the hosts know

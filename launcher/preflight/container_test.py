@@ -16,7 +16,8 @@ from ..engines.choose import engine_of
 from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
 from ..plan.container import container_of
-from ..plan.plan import LABEL, Container, Mount
+from ..plan.labels import LABEL
+from ..plan.plan import Container, Mount
 from ..ssh.limits import AT_ONCE
 from ..ssh.node import Node
 from .findings import Finding, failure, failure_of, warning

@@ -1,6 +1,6 @@
 """Find the run that the user means, in this machine's records or on the hosts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..engines.choose import engines_on
@@ -90,19 +90,31 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
 
     Without a prefix, return that of the newest live run or, if none is alive, of the newest run.
     Killed runs are found by their folders. Raises UsageError if there is no such run, together with
-    the errors of the hosts that did not answer.
+    the errors of the hosts that did not answer, or if one host alone decides which run is newest.
     """
     statuses, failures = list_nodes(nodes, cluster)
-    alive = {status.run_id for status in statuses if status.alive}
     listed, _ = ask_each(one_per_account(nodes), lambda node: node.script(RUN_IDS).stdout)
-    kept = {word.decode(errors="replace") for text in listed.values() for word in text.split()}
-    known = {status.run_id for status in statuses} | set(filter(is_run_id, kept))
+    runs: dict[str, dict[str, bool]] = {}  # of each host: the ids, and whether they are alive there
+    for host, text in listed.items():
+        words = text.decode(errors="replace").split()
+        runs[host] = dict.fromkeys(filter(is_run_id, words), False)
+    for status in statuses:
+        there = runs.setdefault(status.host, {})
+        there[status.run_id] = status.alive or there.get(status.run_id, False)
     if prefix:
-        found = unique_match(prefix, sorted(known))
+        found = unique_match(
+            prefix, sorted({run_id for there in runs.values() for run_id in there})
+        )
     else:
-        own = {run_id for run_id in known if not is_sanity_run(run_id)} or known
-        # ids start with the time
-        found = max(own, key=lambda run_id: (run_id in alive, run_id), default=None)
+        found = newest_run(runs.values())
+        where = [host for host in runs if found in runs[host]]
+        others = newest_run(there for host, there in runs.items() if host not in where)
+        if found and others and len(where) == 1 and not run_folder(found).record_file.exists():
+            raise UsageError(
+                f"{cluster.source}: the newest run is {found}, but only {where[0]} shows it, and "
+                f"{others} is the newest on other hosts",
+                "name the run that you mean",
+            )
     if found is None:
         answered = [node.name for node in nodes if node.name not in failures]
         which = f" {quoted(prefix)}" if prefix else ""
@@ -114,6 +126,15 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
             raise Several([NodesFailed(failures), *([missing] if answered else [])])
         raise missing
     return found
+
+
+def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
+    """Return the newest live run or, if none is alive, the newest. runs: of each host, as in `find_id`."""
+    alive: dict[str, bool] = {}
+    for there in runs:
+        alive |= {run_id: alive.get(run_id, False) or lives for run_id, lives in there.items()}
+    own = [run_id for run_id in alive if not is_sanity_run(run_id)] or alive
+    return max(own, key=lambda run_id: (alive[run_id], run_id), default=None)  # ids show the time
 
 
 def list_nodes(

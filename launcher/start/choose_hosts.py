@@ -1,12 +1,11 @@
 """Choose the hosts of an attempt: all of the file, or with --nodes any N whose GPUs are free."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import NodesFailed, PreflightError, lines
 from ..facts.facts import Facts
-from ..facts.gather import gather_one
+from ..facts.gather import gather_one, request_time
 from ..plan.build import PlanInputs
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..ssh.many import by_name, try_each
@@ -50,7 +49,7 @@ def choose_hosts(
             f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file names",
             "`ddpctl check` shows what is wrong",
         )
-    since = since or time.time() + facts[able[0]].clock_skew
+    since = since or request_time(facts[able[0]])
     plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able), since=since))
     attempt = attempt_of(plan, able)
     tickets = Tickets(attempt, plan, ignored_port=True)

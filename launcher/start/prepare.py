@@ -1,6 +1,5 @@
 """The steps before a start: check the hosts, push what they lack, make the plan. Nothing starts."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ from ..engines.choose import engine_of, engine_traits
 from ..engines.engine_info import ImageInfo
 from ..errors import Several
 from ..facts.facts import Facts
-from ..facts.gather import gather
+from ..facts.gather import gather, request_time
 from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.blamed import blame_of
@@ -110,7 +109,7 @@ def make_plan(
         image_digest=pushed.report.image_digest,
         # their runs may not be listening yet
         used_ports=frozenset(int(s.master_port) for s in claims if s.alive and s.master_port),
-        since=since or time.time() + survey.facts[0].clock_skew,
+        since=since or request_time(survey.facts[0]),
         unreached=survey.unreached,
     )
     return request.plan(inputs)

@@ -25,7 +25,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
 from ..text import counted
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
-from .kill import kill_run
+from .kill import covers, kill_run
 
 # ~/.ddpctl may be a link to another disk, and hosts may share the link but not the disk. So every
 # host empties its folder before any host removes the link.
@@ -93,7 +93,7 @@ def clean(
         after = traces
         if removed:
             with console.step(f"removing them from {counted(len(to_remove), 'host')}"):
-                remove(machines, leaders, cluster, to_remove, console)
+                remove(machines, traces, leaders, cluster, to_remove, console)
                 after, failures = try_each(machines, lambda node: look(node, leaders, cluster))
     errors = by_name(machines, failures)
     report_errors(errors, console)
@@ -160,14 +160,18 @@ def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
 
 def remove(
     machines: Sequence[Node],
+    answered: Collection[Node],
     leaders: Collection[Node],
     cluster: Cluster,
     to_remove: Mapping[Node, Traces],
     console: Console,
 ) -> None:
-    """Stop the live runs on all hosts, then remove containers and folders."""
+    """Stop the live runs, each on the hosts whose own traces show it; remove containers and folders."""
     for run_id in sorted(set().union(*(each.live_runs for each in to_remove.values()))):
-        kill_run(machines, cluster, run_id, console)
+        there = [node for node in to_remove if run_id in to_remove[node].live_runs]
+        owners = {s.owner for node in there for s in to_remove[node].nodes if s.run_id == run_id}
+        everywhere = covers(answered, run_id, console)
+        kill_run(there, cluster, run_id, console, owners=owners, everywhere=everywhere)
 
     def run(node: Node, script: str) -> None:
         if (done := node.script(script, timeout=TIMEOUT)).code != 0:

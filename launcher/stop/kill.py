@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..engines.choose import engines_on
-from ..engines.status import UNSTARTED
-from ..errors import CommandFailed, DdpctlError, NodesFailed, UsageError
+from ..engines.status import UNSTARTED, NodeStatus
+from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
 from ..runs.find import find_id, find_run, list_nodes, names_hosts
 from ..runs.record import RunFolder, RunRecord, UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.local import account_name
-from ..ssh.many import ask_each, by_name, one_per_account
+from ..ssh.many import ask_each, by_name, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
@@ -45,9 +45,22 @@ def kill(
         )
         if not confirm(f"Stop {what}?"):
             return Exit.INTERRUPTED
+    named = None if everything or names_hosts(target) else target
     with connected(cluster.hosts) as nodes:
-        run_ids = choose_runs(nodes, cluster, target, folder, console, everything=everything)
-        killed = [kill_run(nodes, cluster, run_id, console) for run_id in run_ids]
+        if folder and not everything and (not named or launched_here(folder, console)):
+            killed = [kill_run(nodes, cluster, folder.run_id, console)]
+        elif named:
+            run_id, owners = run_of_others(nodes, cluster, named, folder, console)
+            if owners and not confirm(f"Stop run {run_id} of {', '.join(owners)}?"):
+                return Exit.INTERRUPTED
+            killed = [kill_run(nodes, cluster, run_id, console, owners=owners)]
+        else:
+            there = own_runs(nodes, cluster, console, everything=everything)
+            killed = [
+                # what `there` shows proves nothing about other hosts
+                kill_run(on, cluster, each, console, everywhere=covers(nodes, each, console))
+                for each, on in there.items()
+            ]
         if everything:
             remove_finished(nodes, cluster, console)
     if as_json:
@@ -63,20 +76,24 @@ def kill_run(
     run_id: str,
     console: Console,
     *,
+    owners: Collection[str] = (),
     everywhere: bool = True,
+    silent_hosts: bool = True,
 ) -> Killed:
     """Stop one run on these hosts at once, say what was stopped, and record it.
 
-    everywhere: these are all of its hosts. Otherwise it may have been resumed on others.
+    owners: other users whose nodes of the run are stopped too, see `stop_run`. everywhere: it has
+    no other hosts. silent_hosts: say which hosts did not answer.
     """
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
     machines = one_per_account(nodes)
     timeout = record.stop_timeout if record else STOP_TIMEOUT
     with console.step(f"stopping {run_id} on {names(node.name for node in machines)}"):
-        stopped, failures = stop_run(machines, cluster.job.engine, run_id, timeout)
+        owners = [*owners, record.owner if record else ""]
+        stopped, failures = stop_run(machines, cluster.job.engine, run_id, timeout, owners=owners)
     killed = Killed(run_id, machines, stopped, failures)
-    killed.report(console, silent_hosts=everywhere)  # otherwise the command itself names those
+    killed.report(console, silent_hosts=silent_hosts)
     if record:
         killed.note_in(record, nodes, everywhere=everywhere)
         folder.try_save(record, console)
@@ -116,7 +133,12 @@ class Killed:
         if statuses:
             alive = any(status.alive or status.waits for status in statuses)
             what = f"{'stopped' if alive else 'had ended; removed'}, nothing left"
-        return f"run {self.run_id}: {'; '.join(unclean) or f'{what} on {names(results)}'}"
+        parts = unclean or [f"{what} on {names(results)}"]
+        others = {host: result.others for host, result in results.items() if result.others}
+        if others:
+            owners = ", ".join(sorted({s.owner for left in others.values() for s in left}))
+            parts.append(f"left alone on {names(others)}: nodes of {owners or 'an unknown user'}")
+        return f"run {self.run_id}: {'; '.join(parts)}"
 
     def note_in(self, record: RunRecord, nodes: Sequence[Node], *, everywhere: bool) -> None:
         """Record the end of the run, or the hosts on which it must still be confirmed."""
@@ -151,7 +173,9 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         except UnreadableRecord:
             continue  # the command that needs this record reports it
         if here := [node for node in nodes if node.name in pending]:
-            kill_run(here, cluster, folder.run_id, console, everywhere=False)
+            # it may have been resumed elsewhere; the command itself names silent hosts
+            run_id = folder.run_id
+            kill_run(here, cluster, run_id, console, everywhere=False, silent_hosts=False)
 
 
 def hosts_and_run(target: str | None, hosts: str | None) -> tuple[Cluster, RunFolder | None]:
@@ -162,37 +186,72 @@ def hosts_and_run(target: str | None, hosts: str | None) -> tuple[Cluster, RunFo
     return load(folder.hosts_file, job_files=False), folder
 
 
-def choose_runs(
-    nodes: Sequence[Node],
-    cluster: Cluster,
-    target: str | None,
-    folder: RunFolder | None,
-    console: Console,
-    *,
-    everything: bool,
-) -> list[str]:
-    """Return the ids of the runs to stop: the one that the user named, or this user's on the hosts.
+def launched_here(folder: RunFolder, console: Console) -> bool:
+    record = folder.load_if_readable(console)
+    return record is not None and not record.adopted
 
-    If not `everything`, return at most one id, of a finished run if none is live.
-    Raises UsageError if there are several.
+
+def run_of_others(
+    nodes: Sequence[Node], cluster: Cluster, name: str, folder: RunFolder | None, console: Console
+) -> tuple[str, list[str]]:
+    """Return the id of a run that this machine did not launch, and the other users who own it."""
+    with console.step(f"asking {counted(len(nodes), 'host')} for the run"):
+        run_id = folder.run_id if folder else find_id(nodes, cluster, name)
+        statuses, _ = list_nodes(nodes, cluster, run_id)
+    theirs = {s.owner for s in statuses if s.run_id == run_id and s.user != account_name()}
+    return run_id, sorted(theirs)
+
+
+def own_runs(
+    nodes: Sequence[Node], cluster: Cluster, console: Console, *, everything: bool
+) -> dict[str, list[Node]]:
+    """Return this user's runs, each with the hosts that show it, and those that may have it.
+
+    If not `everything`, return at most one run, a finished one if none is live. Raises UsageError
+    if there are several.
     """
-    if folder and not everything:
-        return [folder.run_id]
+    machines = one_per_account(nodes)
+
+    def ask(node: Node) -> tuple[list[NodeStatus], list[str]]:
+        engines = engines_on(node, cluster.job.engine)
+        own = [s for each in engines for s in each.list() if s.user == account_name()]
+        return own, [name for each in engines for name in each.unreadable()]
+
     with console.step(f"asking {counted(len(nodes), 'host')} for their runs"):
-        if target and not names_hosts(target) and not everything:
-            return [find_id(nodes, cluster, target)]
-        statuses, failures = list_nodes(nodes, cluster)
-    own = [s for s in statuses if s.user == account_name()]
+        answers, failures = try_each(machines, ask)
+    own = [status for statuses, _ in answers.values() for status in statuses]
     # the launch of a node that was created but not started may have died
     live = [s for s in own if s.alive or s.state in UNSTARTED]
     run_ids = sorted({s.run_id for s in (live if everything else live or own)})
-    if failures and not run_ids:
-        raise NodesFailed(failures)
+    if not run_ids:
+        unknown = {
+            node: StopUnconfirmed(
+                f"cannot read the labels of {names(unreadable)}",
+                "remove them there if they are not in use",
+            )
+            for node, (_, unreadable) in answers.items()
+            if unreadable
+        }
+        if failed := by_name(machines, {**failures, **unknown}):
+            raise NodesFailed(failed)
     if len(run_ids) > 1 and not everything:
         raise UsageError(
             f"several runs on these hosts: {', '.join(run_ids)}", "name one of them, or pass --all"
         )
-    return run_ids
+    return {
+        run_id: [
+            node
+            for node in machines
+            if node in failures or run_id in {s.run_id for s in answers[node][0]}
+        ]
+        for run_id in run_ids
+    }
+
+
+def covers(nodes: Collection[Node], run_id: str, console: Console) -> bool:
+    """Return whether these are all hosts of the run, as far as this machine's record shows."""
+    record = run_folder(run_id).load_if_readable(console)
+    return record is None or {*record.hosts} <= {node.name for node in nodes}
 
 
 def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:

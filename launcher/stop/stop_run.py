@@ -1,14 +1,16 @@
 """Stop one run on its hosts and verify it: mark, SIGTERM, wait, SIGKILL, look again."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 
+from ..engines.base import Engine
 from ..engines.choose import engines_on
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import CommandFailed, DdpctlError
+from ..ssh.local import account_name
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -22,10 +24,15 @@ POLL = 0.3  # seconds
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop met on one host, and what remains: nodes, and pids of the run's processes."""
+    """What a stop met on one host: the nodes that it stopped, what remains, and others' nodes.
+
+    remaining: nodes, and pids of the run's processes. others: nodes that carry the run's id, but
+    belong to someone else and were left alone.
+    """
 
     nodes: Sequence[NodeStatus]
     remaining: Sequence[str]
+    others: Sequence[NodeStatus] = ()
 
     @property
     def clean(self) -> bool:
@@ -45,16 +52,33 @@ def stop_run(
     run_id: str,
     timeout: float,
     *,
+    owners: Collection[str] = (),
     remove: bool = True,
     cancel: bool = True,
 ) -> tuple[dict[Node, Stopped], dict[Node, DdpctlError]]:
     """Stop the run on all hosts at once. Return the result of each, and the errors of silent hosts.
 
+    On each host, only nodes count whose labels there name this run and this user or one of `owners`
+    (USER@MACHINE): what another host reports about a run gives no right to stop it here.
+
     engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: also remove the
     containers. cancel: record a cancellation instead of a failure.
     """
 
+    users = {account_name(), *(owner.split("@")[0] for owner in owners if owner)}
+
+    def of_run(each: Engine) -> list[NodeStatus]:
+        return [status for status in each.list(run_id) if status.run_id == run_id]
+
+    def mine(each: Engine) -> list[NodeStatus]:
+        return [status for status in of_run(each) if status.user in users]
+
     def stop(node: Node) -> Stopped:
+        engines = engines_on(node, engine)
+        listed = [status for each in engines for status in of_run(each)]
+        others = [status for status in listed if status.user not in users]
+        if others and others == listed:
+            return Stopped([], [], others)
         if cancel and (done := node.script(MARK_CANCELLED, run_id)).code != 0:
             raise CommandFailed(
                 f"could not mark {run_id} as cancelled: {done.reason}",
@@ -63,22 +87,24 @@ def stop_run(
             )
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
-        for each in engines_on(node, engine):
-            own = each.list(run_id)
+        for each in engines:
+            own = mine(each)
             # concurrently, so that nodes on one machine do not wait for each other's timeout
             with ThreadPoolExecutor(len(own) or 1) as pool:
                 list(pool.map(each.stop, own, repeat(timeout)))
             for status in own if remove else ():
                 each.remove(status)
             statuses += own
-            again = each.list(run_id)
+            again = mine(each)
             for ticket in again:  # one that its launch has renewed meanwhile
                 if ticket.state is ContainerState.WAITING and each.withdraw(ticket):
-                    again = each.list(run_id)
+                    again = mine(each)
             remaining += [status.handle for status in again if status.alive or remove]
+            remaining += [f"{name} (its labels are unreadable)" for name in each.unreadable(run_id)]
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (orphans := processes_on(node, run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)
-        return Stopped(statuses, [*remaining, *(f"pid {orphan.pid}" for orphan in orphans)])
+        remaining += [f"pid {orphan.pid}" for orphan in orphans]
+        return Stopped(statuses, remaining, others)
 
     return try_each(nodes, stop)

@@ -1,8 +1,11 @@
 """Find leftovers of dead runs ("strays") by label and run id, and list them. With -y, end them.
 
-A run is dead if one of its nodes has ended, or is missing although every host answered. The strays
-are its live nodes and those that were created but never started. A process with a run id is a stray
-on a host without a live node of that run. Processes without a run id are never touched.
+A run is dead if all hosts answered and one of its nodes has ended or is missing. The strays are its
+live nodes and those that were created but never started. A process with a run id is a stray on a
+host without a live node of that run. Processes without a run id are never touched.
+
+A host can say anything about a run that it is not part of. So an ended node proves nothing if another
+host has a node of the same rank, and how many nodes a run has is what the stray's own host says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,22 +102,25 @@ def run_traces(node: Node, cluster: Cluster) -> RunTraces:
 
 
 def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> list[Stray]:
-    """Return the strays on `hosts`. complete: every host answered, so a missing node is gone."""
-    runs: dict[str, list[NodeStatus]] = {}
+    """Return the strays on `hosts`. complete: every host answered."""
+    runs: dict[str, dict[int, list[NodeStatus]]] = {}  # by run and node rank
     for status in (status for host in hosts.values() for status in host.statuses):
-        runs.setdefault(status.run_id, []).append(status)
-    dead = set()
-    for run_id, nodes in runs.items():
-        missing = len({status.node_rank for status in nodes}) < nodes[0].nnodes
-        if (complete and missing) or any(status.has_ended for status in nodes):
-            dead.add(run_id)
-    others = {s.run_id for nodes in runs.values() for s in nodes if s.user != user}
+        runs.setdefault(status.run_id, {}).setdefault(status.node_rank, []).append(status)
+
+    def is_dead(run_id: str, nnodes: int) -> bool:
+        ranks = runs[run_id]
+        known = [ranks[rank] for rank in ranks if rank < nnodes]
+        ended = any(len(nodes) == 1 and nodes[0].has_ended for nodes in known)
+        return complete and (ended or len(known) < nnodes)
+
+    others = {s.run_id for host in hosts.values() for s in host.statuses if s.user != user}
     strays = []
     for name, host in hosts.items():
         alive_here = {s.run_id for s in host.statuses if s.alive}
         for status in host.statuses:
             left_behind = status.alive or status.state is ContainerState.CREATED
-            if left_behind and status.run_id in dead and status.user == user:
+            own = left_behind and status.user == user
+            if own and is_dead(status.run_id, status.nnodes):
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
                 strays.append(Stray(name, status.run_id, "container", status.handle, what))
         for process in host.processes:
@@ -133,7 +139,7 @@ def end_strays(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stra
         containers = {stray.handle for stray in own if stray.kind == "container"}
         for engine in engines_on(node, cluster.job.engine) if containers else ():
             for status in engine.list():
-                if status.handle in containers:
+                if status.handle in containers and status.user == account_name():
                     engine.stop(status, STOP_TIMEOUT)
                     engine.remove(status)
         for stray in own:

@@ -36,7 +36,8 @@ from launcher.engines import docker_client
 from launcher.engines.docker_client import Api
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
-from launcher.plan.plan import CONTROL_DIR, LABEL
+from launcher.plan.labels import LABEL
+from launcher.plan.plan import CONTROL_DIR
 from launcher.ssh import client
 from launcher.ssh import node as ssh_node
 from launcher.ssh.local import LocalMachine, LocalStream
@@ -276,7 +277,13 @@ class FakeDocker(Api):
 
     def containers(self, *, filters: Mapping[str, Any], all: bool = False) -> list[dict[str, Any]]:
         self.host.ask("containers")
-        key, _, value = filters["label"][0].partition("=")
+
+        def listed(name: str, labels: Mapping[str, str]) -> bool:
+            if "name" in filters:
+                return filters["name"][0] in name
+            key, _, value = filters["label"][0].partition("=")
+            return key in labels and value in ("", labels[key])
+
         rows = [
             {
                 "Id": name,
@@ -287,7 +294,7 @@ class FakeDocker(Api):
                 "Created": int(node.created),
             }
             for name, node in list(self.host.nodes.items())
-            if key in node.arguments["labels"] and value in ("", node.arguments["labels"][key])
+            if listed(name, node.arguments["labels"])
         ]
         return self.host.lie("containers", rows)  # type: ignore[no-any-return]
 

@@ -14,7 +14,6 @@ Make = Callable[..., FakeCluster]
 LIES: list[tuple[str, Any]] = [
     ("containers", RecursionError("maximum recursion depth exceeded")),
     ("containers", ValueError("Exceeds the limit (4300 digits) for integer string conversion")),
-    ("containers", [{"Id": "\ud800", "Labels": {"io.ddpctl.run-id": "\ud800"}}]),
     ("containers", [[1], None, 7]),
     ("volumes", RecursionError("maximum recursion depth exceeded")),
     ("volumes", [1]),
@@ -67,3 +66,12 @@ def test_a_stop_on_a_host_that_answers_nonsense_is_remembered(fake_cluster: Make
     assert (code, run["confirmed"]) == (6, False)
     assert [host["host"] for host in run["hosts"]] == ["good"]
     assert cluster.record["pending_stop"] == ["evil"]
+
+
+def test_texts_that_are_no_unicode_can_be_printed(fake_cluster: Make) -> None:
+    cluster = fake_cluster("good", "evil")
+    run_id = cluster.launch("--detach")[1].strip()
+    [node] = cluster.hosts["evil"].nodes.values()
+    node.arguments["labels"]["io.ddpctl.owner"] = "\ud800"
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file, "--nodes")
+    assert code == 0 and run_id in out and "evil" in out, err

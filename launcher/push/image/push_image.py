@@ -1,5 +1,6 @@
 """Send the image to every host that lacks it or has a different one; verify each copy."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +18,7 @@ from ..transfer.payload import Payload
 from .archive import partial_ids, with_tag
 from .layers import Layers, NoLayers, remove_stale_tags
 
-ALIASES = "images.json"  # cache file: id on a host -> id on this machine
+ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
 Images = dict[Node, ImageInfo]  # the image of each host that has it
@@ -46,7 +47,7 @@ def push_image(
     progress = fanout.progress
     images: Images = {}
     for node, image in there.items():
-        if image is not None and (here is None or same(image, here)):
+        if image is not None and (here is None or as_here(image, node).same_as(here)):
             images[node] = image
             progress.hosts[node].image = "present"
             progress.hosts[node].layers_skipped += len(image.layers)
@@ -76,7 +77,7 @@ def _different(name: str, images: Images, remedy: str) -> dict[Node, PushFailed]
             host=node.name,
         )
         for node, image in images.items()
-        if first and not same(image, images[first])
+        if first and not as_here(image, node).same_as(as_here(images[first], first))
     }
 
 
@@ -177,8 +178,8 @@ class _Sending:
     def _verify(self, node: Node) -> ImageInfo:
         image = self.store_of(node).verify(self.refs, self.partial)
         if not image.layers:
-            remember(image, self.here)
-        elif not same(image, self.here):
+            remember(image, node, self.here)
+        elif not image.same_as(self.here):
             raise PushFailed(
                 f"{self.name} is not the image that was sent; another user may have moved the tag "
                 "in the meantime",
@@ -188,18 +189,23 @@ class _Sending:
         return image
 
 
-def same(one: ImageInfo, other: ImageInfo) -> bool:
-    """Return whether two images are the same, or known to be the same under different ids."""
-    known = read_cache(cache_home() / ALIASES)
-    return one.same_as(other) or known.get(one.id, one.id) == known.get(other.id, other.id) != ""
+def as_here(image: ImageInfo, node: Node) -> ImageInfo:
+    """Return a host's image with this machine's id of it, if an earlier push cached that."""
+    known = read_cache(cache_home() / ALIASES).get(_key(image, node))
+    return dataclasses.replace(image, id=known) if isinstance(known, str) else image
 
 
-def remember(there: ImageInfo, here: ImageInfo) -> None:
+def remember(there: ImageInfo, node: Node, here: ImageInfo) -> None:
     """Cache the host engine's id of an image that was pushed and verified there.
 
     containerd's store may list an image without its layers, if it already had some of them with
-    another compression. Then only the id identifies the image. Losing this cache costs one more push.
+    another compression. Then only the id identifies the image. Losing this cache costs one more
+    push. A host names that id, so it counts for that host only.
     """
     known = read_cache(cache_home() / ALIASES)
-    if there.id != here.id and known.get(there.id) != here.id:
-        write_cache(cache_home() / ALIASES, json.dumps({**known, there.id: here.id}))
+    if there.id != here.id and known.get(_key(there, node)) != here.id:
+        write_cache(cache_home() / ALIASES, json.dumps({**known, _key(there, node): here.id}))
+
+
+def _key(image: ImageInfo, node: Node) -> str:
+    return " ".join(map(str, (*node.host.account, image.id)))

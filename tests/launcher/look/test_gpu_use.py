@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,15 @@ def test_a_stranger_on_the_gpu_of_a_run_comes_first_and_free_ones_come_last() ->
 
 
 def test_a_machine_under_two_names_counts_once() -> None:
-    assert len(joined({"a": [gpu(0)], "b": [gpu(0)]}, [])) == 1
+    here = replace(gpu(0), boot_id="1")
+    assert len(joined({"a": [here], "b": [here]}, [])) == 1
+
+
+def test_a_host_that_names_the_gpus_of_another_does_not_hide_them() -> None:
+    good, claimed = replace(gpu(0), boot_id="1"), gpu(0, 0, 3)
+    for evil in (claimed, replace(claimed, boot_id="2")):
+        rows = joined({"evil": [evil], "good": [good]}, [node("good", "GPU-a-0")])
+        assert [(row.host, row.is_free) for row in rows] == [("evil", True), ("good", False)]
 
 
 def test_64_hosts_with_8_gpus_are_a_few_lines() -> None:

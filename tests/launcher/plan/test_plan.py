@@ -9,7 +9,7 @@ import pytest
 from host_facts import facts, gpus
 
 from launcher.diagnosis.error_texts import FAILURE_TABLE
-from launcher.errors import UsageError
+from launcher.errors import CommandFailed, UsageError
 from launcher.facts.facts import Facts
 from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
@@ -580,3 +580,9 @@ def test_a_dry_run_says_that_the_cores_of_ranks_are_found_out_at_launch() -> Non
 def test_torchrun_gets_the_flags_of_the_job() -> None:
     plan = planned("{hosts: [a], job: {command: [x.py], torchrun_args: [--role, a]}}")
     assert torchrun(plan, 0)[-5:] == ["0", "--role", "a", "--", "x.py"]
+
+
+def test_labels_that_ddpctl_could_not_read_again_are_not_written() -> None:
+    inputs = PlanInputs((facts(),), since=999999999999.039)
+    with pytest.raises(CommandFailed, match=r"gpu1: .* since '?999999999999"):
+        planned("hosts: [gpu1]", inputs=inputs)

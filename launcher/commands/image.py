@@ -37,7 +37,7 @@ def image(
     ddpctl image build --base nvcr.io/nvidia/pytorch:25.09-py3
     ddpctl image build --dry-run > Dockerfile
     """
-    from ..push.image.build import build
+    from ..push.image.build_image import build_image
     from ..push.image.recipe import find_source, recipe_of, trainer_recipe
 
     console = options.console(quiet, verbose)
@@ -45,6 +45,6 @@ def image(
         raise UsageError(f"image {action}: not an action", "use `ddpctl image build`")
     recipe = trainer_recipe(base) if trainer else recipe_of(find_source(source), base, name)
     console.print(
-        recipe.dockerfile.rstrip() if dry_run else build(recipe, console, rebuild=rebuild)
+        recipe.dockerfile.rstrip() if dry_run else build_image(recipe, console, rebuild=rebuild)
     )
     return 0

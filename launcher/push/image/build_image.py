@@ -8,7 +8,7 @@ from ...terminal.console import Console
 from .recipe import Recipe
 
 
-def build(recipe: Recipe, console: Console, *, rebuild: bool = False) -> str:
+def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> str:
     """Build an image unless it exists. Return its name. rebuild: build it even then."""
     with connected([Host(host="local")]) as [local]:
         store = images_of(local, "docker")

@@ -10,6 +10,7 @@ from typing import Any
 
 import rich.progress
 from rich.console import Console as RichConsole
+from rich.console import RenderableType
 from rich.filesize import decimal
 
 from ..errors import DdpctlError, HostUnreachable, NodesFailed
@@ -88,6 +89,14 @@ class HostsNotReady(NodesFailed):
             self.exit_code = Exit.PUSH
 
 
+class _Spinner(rich.progress.SpinnerColumn):
+    """Moves until a host is ready, which is some time after the last byte has arrived."""
+
+    def render(self, task: rich.progress.Task) -> RenderableType:
+        is_ready = task.finished and not task.fields["doing"]
+        return " " if is_ready else self.spinner.render(task.get_time())
+
+
 class PushProgress:
     """Keeps the report, and shows one row per host and part: image, dataset or workdir.
 
@@ -106,6 +115,7 @@ class PushProgress:
             rich.progress.TimeRemainingColumn(),
         )
         self._bars = rich.progress.Progress(  # visible only during a transfer
+            _Spinner(),
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
             *self._counts,
@@ -173,6 +183,8 @@ class PushProgress:
         with self._lock:
             task = self._tasks[node, part]
             self._bars.advance(task.id, count)
+            if task.finished and not task.fields["doing"]:
+                self._bars.update(task.id, doing="unpacking")
             if not node.host.is_local:
                 self.hosts[node].received_bytes += count
             due = self._seconds() - task.fields["line_at"] > INTERVAL

@@ -116,6 +116,16 @@ def test_without_a_number_a_node_without_gpus_has_one_rank(started: list[Any]) -
     assert [(env["RANK"], env["WORLD_SIZE"]) for _, env in started] == [("1", "2")]
 
 
+@pytest.mark.parametrize(("gpus", "ranks"), [(0, 1), (1, 1), (3, 3)])
+def test_without_a_number_a_node_has_one_rank_for_each_gpu(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert spawn(["--device", "auto"], {"NODE_RANK": "0", "NNODES": "2"}) == 0
+    assert [env["LOCAL_WORLD_SIZE"] for _, env in started] == [str(ranks)] * ranks
+
+
 def test_numbers_of_nodes_that_are_none_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"--rank or --world-size: .*'two'"):
         spawn(["--spawn", "2"], {"NODE_RANK": "0", "NNODES": "two"})

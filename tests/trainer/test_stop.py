@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trainer_ranks import Job, make, metrics, newest_state, same
 
 from trainer import checkpoint
+from trainer.errors import CheckpointError
 from trainer.poll import ECHO, StopRequest
+from trainer.state import to_checkpoint
 
 LONG = ("--epochs", "40")  # 280 steps: never over before the signal comes
 
@@ -133,6 +137,33 @@ def test_a_checkpoint_is_due_every_so_many_seconds_or_steps(
     fresh = make().saver
     assert [step for step in range(1, 6) if fresh.due(step, (3, "st"))] == [3, 4, 5]
     assert fresh.due(1, (1, "st")) and not fresh.due(0, (1, "st"))
+
+
+def test_what_is_written_is_noted_at_once_and_a_failure_when_all_ranks_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = make(None, "--out", str(tmp_path))
+    written: list[Any] = []
+
+    def save() -> None:
+        t.saver.save(*to_checkpoint(t), written.append)
+        concurrent.futures.wait([job for job, _ in t.saver.writer._jobs])
+
+    save()
+    assert (t.saver.step, t.saver.newest, written) == (0, None, [])
+    t.saver.collect()
+    assert t.saver.newest == "ckpt/step-00000000"
+    assert [saved.path.name for saved, _ in written] == ["step-00000000"]
+
+    def full(*args: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr("trainer.checkpoint.save", full)
+    save()
+    t.saver.collect()  # would end this rank alone
+    assert t.saver.writer.failed and len(written) == 1
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        t.saver.finish()
 
 
 def test_a_checkpoint_that_is_due_at_an_epochs_end_is_saved_after_evaluating(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -366,6 +367,12 @@ def test_a_pack_trains_as_its_tree_does(tree: Path, decoded: int) -> None:
         assert torch.equal(training(packed, 7, 0, 11), training(loose, 7, 0, 11))
         index = np.load(tree / "p/train/index.npy")
         assert not index["width"].any() and not index["height"].any()
+        digest = hashlib.sha256()  # a later version must know it again
+        for label, name in enumerate(("cat", "dog")):
+            for file in sorted((tree / "val" / name).iterdir()):
+                digest.update(file.read_bytes() + str(label).encode())
+        about = json.loads((tree / "p/pack.json").read_text())
+        assert (about["v"], about["decoded"], about["sha256"]["val"]) == (1, 0, digest.hexdigest())
     assert packed.fingerprint != loose.fingerprint
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +101,7 @@ def _host(survey: Survey, name: str, ranks: Sequence[int]) -> dict[str, Any]:
         "storage_driver": engine.storage if engine else None,
         "cgroup_driver": engine.cgroup_driver if engine else None,
         "gpus": [gpu.name for gpu in machine.facts.gpus] if machine else None,
+        "gpu_links": (machine.gpu_links or None) if machine else None,
         "torch": report.torch if report else None,
         "nccl": report.nccl if report else None,
         "clock_skew": round(machine.facts.clock_skew, 3) if machine else None,
@@ -133,6 +136,31 @@ def print_addresses(fleet: Fleet, console: Console) -> None:
             console.print(f"{machine.name}: {address.ip}{interface} ({why})")
         for name, value in roce(fleet, machine).items():
             console.print(f"{machine.name}: {name}={value} (RoCE)")
+        if text := gpus_text(fleet, machine):
+            console.print(f"{machine.name}: {text}")
+
+
+def gpus_text(fleet: Fleet, machine: Machine) -> str:
+    """Describe the GPUs in use, the links between them, and the cores of each rank."""
+    from ..plan.topology import rank_cores
+    from ..text import ranges
+
+    used = [gpu for gpu in machine.facts.gpus if gpu.index in machine.gpus]
+    models = Counter(gpu.name for gpu in used)
+    parts = [f"{count} x {name}" for name, count in models.items()]
+    parts += [machine.gpu_links] if machine.gpu_links else []
+    nproc = [
+        host.nproc_per_node or fleet.cluster.job.nproc_per_node or len(machine.gpus_of(host))
+        for host in machine.hosts
+    ]
+    if fleet.cluster.job.numa == "auto":
+        for cores in rank_cores(machine.hosts, nproc, machine.facts):
+            groups = itertools.groupby(enumerate(cores), key=lambda pair: pair[1])
+            parts += [
+                f"ranks {ranges(rank for rank, _ in group)} on cores {ranges(own)}"
+                for own, group in groups
+            ]
+    return ", ".join(parts)
 
 
 def print_findings(survey: Survey, console: Console) -> None:

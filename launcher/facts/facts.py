@@ -57,6 +57,19 @@ class Facts:
     def has_amd_gpus(self) -> bool:
         return any(gpu.vendor == "amd" for gpu in self.gpus)
 
+    @property
+    def roce_ports(self) -> tuple[RdmaPort, ...]:
+        """The ports of RoCE that are up."""
+        return tuple(port for port in self.rdma_ports if port.is_up and port.is_ethernet)
+
+    @property
+    def roce_addresses(self) -> tuple[Address, ...]:
+        """The addresses of these ports, except link-local ones."""
+        ips = {gid.ip for port in self.roce_ports for gid in port.gids if gid.is_roce_v2}
+        return tuple(
+            a for a in self.addresses if a.ip in ips and not ip_address(a.ip).is_link_local
+        )
+
     def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
         """Return `rdma.nccl_settings` for `ip`; empty without RDMA or if the user sets one of them."""
         if not self.infiniband or not rdma.NAMES.isdisjoint(user_sets):

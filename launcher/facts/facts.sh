@@ -29,6 +29,8 @@ check() {
   s memlock
   # shellcheck disable=SC3045 # not in POSIX, but in every shell of Linux
   ulimit -l
+  # shellcheck disable=SC3045 # likewise
+  s nofile && ulimit -Hn
   s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
   s subuids; { grep "^$(id -un):" /etc/subuid || getsubids "$(id -un)"; } 2>/dev/null
   s logout
@@ -66,6 +68,11 @@ check() {
     s nvidia
     xml=$(command -v nvidia-smi >/dev/null 2>&1 && timeout 20 nvidia-smi -q -x 2>/dev/null)
     printf '%s\n' "$xml"
+    s links; timeout 20 nvidia-smi topo -m 2>/dev/null
+    s p2p; timeout 20 nvidia-smi topo -p2p r 2>/dev/null
+    s xgmi; cat /sys/class/kfd/kfd/topology/nodes/*/io_links/*/properties 2>/dev/null | grep -m1 '^type 11$'
+    s peermem; ls -d /sys/module/nvidia_peermem /sys/module/nv_peer_mem 2>/dev/null
+    s acs; lspci -vv 2>/dev/null | grep -m1 'ACSCtl:.*ReqRedir+' # root only
     s xid  # the first that this user may read
     { dmesg || timeout 5 journalctl -kb -q --no-pager -n 10000; } 2>/dev/null | grep 'NVRM: Xid' | tail -n 64
     s gpuowners
@@ -86,7 +93,13 @@ s interfaces
 for d in /sys/class/net/*; do
   mtu='' state='' speed=''
   { read -r mtu < "$d/mtu"; read -r state < "$d/operstate"; read -r speed < "$d/speed"; } 2>/dev/null
-  if [ -d "$d/bridge" ]; then kind=bridge; else kind=plain; fi
+  kind=plain
+  if [ -d "$d/bridge" ]; then
+    kind=bridge
+  elif [ -e "$d/device" ] && [ ! -d "$d/wireless" ]; then
+    read -r type < "$d/type" 2>/dev/null && [ "$type" = 1 ] && kind=ethernet
+    for upper in "$d"/upper_*; do [ -e "$upper" ] && kind=plain; done # it is part of a bond or has a VLAN
+  fi
   printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done
 s network; readlink /proc/self/ns/net

@@ -1,11 +1,12 @@
 """The facts that only `check` needs: disks, memory, GPUs, ports."""
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .nvidia import Nvidia, parse_nvidia
+from .nvidia import Nvidia, gpu_pairs, parse_nvidia
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,17 @@ class Details:
     memory_kib: int = 0
     memory_available_kib: int = 0
     memlock: str = "unlimited"  # or a number of KiB
+    open_files: str = "unlimited"  # or a number
     resolved: str | None = None  # the IP address that the host's own name resolves to
     missing: tuple[str, ...] = ()  # requested folders that do not exist
     home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
     firewalls: tuple[str, ...] = ()
     holder: Holder | None = None
     kernel_driver: str | None = None  # version of the loaded NVIDIA module
+    open_driver: bool = False  # it is NVIDIA's open kernel module
+    peermem: bool = False  # GPUDirect RDMA by nvidia-peermem
+    acs: bool = False  # a PCIe switch redirects transfers; False if only root may know
+    xgmi: bool = False  # links between AMD GPUs
     nvswitches: int = 0
     fabric_manager: bool = False
     toolkit: bool = False  # the NVIDIA container toolkit
@@ -68,19 +74,28 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
         memory_kib=int(memory.get("MemTotal", 0)),
         memory_available_kib=int(memory.get("MemAvailable", 0)),
         memlock=first("memlock") or "unlimited",
+        open_files=first("nofile") or "unlimited",
         resolved=first("resolved").partition(" ")[0].strip() or None,
         missing=tuple(sections["missing"]),
         home_error="" if "yes" in writable else first("writable") or "permission denied",
         firewalls=tuple(sections["firewall"]),
         holder=_holder(first("holder")),
         kernel_driver=driver[1] if driver else None,
+        open_driver="Open Kernel Module" in first("driver"),
+        peermem=bool(sections["peermem"]),
+        acs=bool(sections["acs"]),
+        xgmi=bool(sections["xgmi"]),
         nvswitches=len(sections["nvswitch"]),
         fabric_manager=bool(sections["fabricmanager"]),
         toolkit=bool(sections["toolkit"]),
         cdi=bool(sections["cdi"]),
         subuids=bool(sections["subuids"]),
         lingers=not sections["logout"],
-        nvidia=parse_nvidia("\n".join(sections["nvidia"]), sections["gpuowners"], sections["xid"]),
+        nvidia=dataclasses.replace(
+            parse_nvidia("\n".join(sections["nvidia"]), sections["gpuowners"], sections["xid"]),
+            links=gpu_pairs(sections["links"]),
+            p2p=gpu_pairs(sections["p2p"]),
+        ),
     )
 
 

@@ -35,6 +35,7 @@ class Interface:
     state: str
     speed: int
     is_bridge: bool
+    is_port: bool = False  # a physical port of Ethernet that is not part of a bond, bridge or VLAN
 
 
 def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
@@ -78,7 +79,7 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
 
 
 def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
-    """Parse rows of name, MTU, state, speed and `bridge` or `plain`."""
+    """Parse rows of name, MTU, state, speed and `bridge`, `ethernet` or `plain`."""
     nics = []
     for line in lines:
         name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
@@ -86,5 +87,7 @@ def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
             mbits = int(speed) if re.fullmatch("[0-9]{1,9}", speed) else 0
             if mbits == SPEED_OF_TUNNELS:
                 mbits = 0
-            nics.append(Interface(name, int(mtu), state, mbits, kind == "bridge"))
+            nics.append(
+                Interface(name, int(mtu), state, mbits, kind == "bridge", kind == "ethernet")
+            )
     return tuple(nics)

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..run_id import is_run_id
 from ..ssh.script_files import load_script
@@ -71,6 +71,10 @@ class Nvidia:
     cuda: tuple[int, int] | None = None  # the newest CUDA version that the driver supports
     gpus: tuple[GpuState, ...] = ()
     xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of each logged error
+    links: Mapping[tuple[int, int], str] = field(
+        default_factory=dict
+    )  # of GPUs: NV18, PIX, SYS ...
+    p2p: Mapping[tuple[int, int], str] = field(default_factory=dict)  # of GPUs: OK, CNS, NS ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,20 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
 def xids_in(kernel: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Return the PCI address and the number of each of the driver's errors in a kernel log."""
     return tuple((pci_address(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
+
+
+def gpu_pairs(lines: Sequence[str]) -> dict[tuple[int, int], str]:
+    """Parse a matrix of `nvidia-smi topo`: the word for each pair of GPUs, by their indexes."""
+    rows = [
+        words for line in lines if re.match(r"GPU[0-9]{1,3}\s", line) and (words := line.split())
+    ]
+    names = [int(words[0][3:]) for words in rows if words[0][3:].isdecimal()]
+    return {
+        (source, target): word
+        for source, words in zip(names, rows, strict=False)
+        for target, word in zip(names, words[1:], strict=False)
+        if source != target
+    }
 
 
 def parse_use(text: str) -> tuple[GpuUse, ...]:

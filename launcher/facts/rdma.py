@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 _PORT = re.compile(
-    r"port\t([\w.-]{1,64})\t([0-9]{1,3})\t(?:[0-9]: )?(\w{1,20})\t(\w{1,20})(?:\t([0-9]{1,6})\S* Gb.*)?"
+    r"port\t([\w.-]{1,64})\t([0-9]{1,3})\t(?:[0-9]: )?(\w{1,20})\t(\w{1,20})"
+    r"(?:\t(?:([0-9]{1,6})\S* Gb[^\t]*)?(?:\t(\S{0,15}))?)?"
 )
 _GID = re.compile(r"gid\t([0-9]{1,4})\t([0-9a-f]{4}):([0-9a-f]{4})\t([\w/ .]{0,20})")
 MOST_ROWS = 4096
@@ -34,6 +35,7 @@ class RdmaPort:
     is_ethernet: bool
     gbits: int  # per second; 0 where not reported
     gids: tuple[Gid, ...] = ()
+    interface: str = ""
 
     @property
     def is_up(self) -> bool:
@@ -53,7 +55,8 @@ def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:
             gids = []  # drop the GIDs of an unreadable port
             if match := _PORT.fullmatch(line):
                 name, ethernet = f"{match[1]}:{match[2]}", match[4] == "Ethernet"
-                ports.append((RdmaPort(name, match[3], ethernet, int(match[5] or 0)), gids))
+                port = RdmaPort(name, match[3], ethernet, int(match[5] or 0), (), match[6] or "")
+                ports.append((port, gids))
         elif match := _GID.fullmatch(line):
             ip = str(IPv4Address(int(match[2] + match[3], 16)))
             gids.append(Gid(int(match[1]), ip, match[4]))

@@ -1,13 +1,14 @@
 #!/bin/sh
 # To be sourced. `rdma_ports` prints a row per RDMA port, separated by tabs: port, device, number,
-# state, link layer, rate. After it comes a row per GID that is an IPv4 address: gid, index, address
+# state, link layer, rate, network interface. After it comes a row per GID that is an IPv4 address: gid, index, address
 # in hex, type.
 rdma_ports() {
   for p in /sys/class/infiniband/*/ports/*; do
-    state='' layer='' rate=''
+    state='' layer='' rate='' nic=''
     { read -r state < "$p/state"; read -r layer < "$p/link_layer"; read -r rate < "$p/rate"; } 2>/dev/null
+    { read -r nic < "$p/gid_attrs/ndevs/0"; } 2>/dev/null
     d=${p%/ports/*}
-    printf 'port\t%s\t%s\t%s\t%s\t%s\n' "${d##*/}" "${p##*/}" "$state" "$layer" "$rate"
+    printf 'port\t%s\t%s\t%s\t%s\t%s\t%s\n' "${d##*/}" "${p##*/}" "$state" "$layer" "$rate" "$nic"
     for g in "$p"/gids/*; do
       gid='' type=''
       { read -r gid < "$g"; } 2>/dev/null

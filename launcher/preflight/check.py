@@ -16,7 +16,14 @@ from ..facts.gather import gather_one
 from ..hosts import Cluster, Host, Job
 from ..ssh.many import in_background, try_each
 from ..ssh.node import Node
-from . import check_docker, check_gpus, check_network, check_resources, container_test
+from . import (
+    check_docker,
+    check_gpus,
+    check_network,
+    check_rdma,
+    check_resources,
+    container_test,
+)
 from .container_test import ContainerReport
 from .findings import Finding, failure_of, in_order
 from .fleet import Fleet
@@ -26,7 +33,7 @@ from .probe import Probe
 USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
 CHECKS = [
     (name, check)
-    for module in (check_docker, check_gpus, check_resources, check_network)
+    for module in (check_docker, check_gpus, check_resources, check_network, check_rdma)
     for name, checks in module.CHECKS.items()
     for check in checks
 ]

@@ -9,6 +9,7 @@ from .fleet import Fleet, common
 from .machine import Machine
 
 SLOW_STORAGE = ("vfs", "devicemapper")
+GPUS_BY_CDI = (29, 0)  # earlier versions of Docker add GPUs behind systemd's back
 # `uname -m` and images use different names for the same processors.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
@@ -27,6 +28,13 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Problem]:
     if engine.storage in SLOW_STORAGE:
         what = f"{can.product} uses {engine.storage} storage, which copies every layer"
         yield warning(what, f"set overlay2 or fuse-overlayfs in {can.storage_file} there")
+    by_cdi = can.gpus == "cdi" or (machine.details.cdi and can.version >= GPUS_BY_CDI)
+    if engine.cgroup_driver == "systemd" and machine.gpu_states and not by_cdi:
+        what = "containers lose their GPUs when systemd reloads, for example in an update"
+        remedy = (
+            'set "exec-opts": ["native.cgroupdriver=cgroupfs"] in /etc/docker/daemon.json there'
+        )
+        yield warning(what, f"{remedy}, or use Docker 29 with a CDI specification of the GPUs")
     if can.needs_linger and not machine.details.subuids:
         what = f"{user} has no ids in /etc/subuid, so Podman cannot unpack images"
         ids = f"--add-subuids 100000-165535 --add-subgids 100000-165535 {user}"

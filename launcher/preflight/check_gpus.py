@@ -175,6 +175,44 @@ def check_health(machine: Machine, _: Fleet) -> Iterator[Problem]:
             yield warning(f"{name} has had Xid {number} since the host booted: {meaning}", remedy)
 
 
+def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+    """Check that devices on PCIe reach each other directly, where the driver tells NCCL to try.
+
+    GPUs with NVLink between them do not use PCIe; GeForce GPUs copy through CPU memory anyway.
+    """
+    facts, details, nvidia = machine.facts, machine.details, machine.details.nvidia
+    used = [gpu for gpu in facts.gpus if gpu.index in machine.gpus and gpu.vendor == "nvidia"]
+    own = {gpu.index for gpu in used}
+    by_pcie = [
+        pair
+        for pair, word in nvidia.p2p.items()
+        if word == "OK" and own.issuperset(pair) and not nvidia.links.get(pair, "").startswith("NV")
+    ]
+    direct = [g for g in used if g.memory_mib and not re.search("GeForce|TITAN", g.name)]
+    rdma = any(port.is_up for port in facts.rdma_ports) and len(fleet.machines) > 1 and direct
+    if (
+        "x86" in facts.kernel
+        and (by_pcie or rdma)
+        and "NCCL_P2P_DISABLE" not in fleet.cluster.job.env
+    ):
+        remedy = "boot with iommu=pt, or disable the IOMMU"
+        if translated := [gpu.index for gpu in used if gpu.iommu.startswith("DMA")]:
+            what = f"the IOMMU translates addresses for GPU {ranges(translated)}"
+            yield warning(
+                f"{what}: transfers between PCIe devices are slow or hang", f"{remedy} there"
+            )
+        elif details.acs:
+            what = "PCIe ACS sends transfers between devices through the CPU: they are slow or hang"
+            yield warning(what, "disable ACS in the BIOS, or set NCCL_P2P_DISABLE=1 in job.env")
+    kernel = tuple(map(int, re.findall(r"[0-9]{1,4}", facts.kernel)[:2]))
+    by_dma_buf = details.open_driver and kernel >= (5, 12)
+    if rdma and details.kernel_driver and not (details.peermem or by_dma_buf):
+        what = "GPUDirect RDMA is off, so NCCL copies through CPU memory"
+        yield warning(
+            what, "run `modprobe nvidia-peermem` there, or install the open kernel module"
+        )
+
+
 def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     """Check that GPU model, ECC setting and driver match: the slowest GPU sets the pace."""
 
@@ -211,6 +249,7 @@ CHECKS = {
         check_shared,
         check_free,
         check_health,
+        check_peers,
         check_alike,
     )
 }

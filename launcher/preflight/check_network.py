@@ -20,10 +20,7 @@ HOW = {
 
 
 def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
-    """Check the interfaces in the hosts file, the host's own name, and that all MTUs are equal.
-
-    Large messages can hang between hosts with different MTUs.
-    """
+    """Check the interfaces in the hosts file and the host's own name."""
     details, facts = machine.details, machine.facts
     others = ", ".join(i.name for i in facts.interfaces if i.name != "lo")
     for name in dict.fromkeys(host.interface for host in machine.hosts if host.interface):
@@ -39,50 +36,34 @@ def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         remedy = "map it to the host's address in /etc/hosts (ddpctl itself uses addresses)"
         yield warning(what, remedy)
 
-    def mtu(m: Machine) -> int | None:
-        nic = m.facts.interface(fleet.addresses[m.rank].interface)
-        return nic.mtu if nic and nic.name != "lo" else None
 
-    if odd := odd_one_out(machine, fleet.machines, mtu):
-        chosen = fleet.addresses[machine.rank].interface
-        what = f"MTU {odd[0]} on {chosen}, while other hosts have {odd[1]}"
-        remedy = f"run `ip link set {chosen} mtu {odd[1]}` there, or set the same MTU on all hosts"
+def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+    """Check that only one interface is in a network that the run uses, and that all MTUs are equal.
+
+    Otherwise traffic may leave by another interface, and large messages may hang.
+    """
+    facts, used = machine.facts, fleet.used(machine)
+    if len(fleet.machines) > 1:
+        ups = {nic.name for nic in facts.interfaces if nic.state != "down" and not nic.is_bridge}
+        for network in sorted({address.network for address in used if address.network}):
+            routes = [r for r in facts.routes if not r.gateway and str(r.network) == network]
+            if len(inside := sorted({route.interface for route in routes} & ups)) > 1:
+                what = f"{' and '.join(inside)} are in one network, {network}"
+                remedy = "give each its own network, or remove the addresses of all but one"
+                yield warning(f"{what}: traffic may leave by either", remedy)
+
+    def mtus(m: Machine) -> tuple[int, ...] | None:
+        nics = [m.facts.interface(address.interface) for address in fleet.used(m)]
+        return tuple(sorted({nic.mtu for nic in nics if nic and nic.name != "lo"})) or None
+
+    if odd := odd_one_out(machine, fleet.machines, mtus):
+        own, usual = ("/".join(map(str, mtu)) for mtu in odd)
+        nics = list(dict.fromkeys(address.interface for address in used))
+        what = f"MTU {own} on {', '.join(nics)}, while other hosts have {usual}"
+        remedy = "set the same MTU on all hosts"
+        if len(nics) == len(odd[1]) == 1:
+            remedy = f"run `ip link set {nics[0]} mtu {usual}` there, or {remedy}"
         yield warning(what, remedy)
-
-
-def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
-    """Check that RDMA ports work, and have the same number, rate and GID type as elsewhere."""
-
-    def up(m: Machine) -> int:
-        return sum(port.is_up for port in m.facts.rdma_ports)
-
-    def rates(m: Machine) -> tuple[int, ...] | None:
-        return tuple(sorted({port.gbits for port in m.facts.rdma_ports if port.is_up})) or None
-
-    def gid_type(m: Machine) -> str | None:
-        ip = fleet.addresses[m.rank].ip
-        gids = (port.gid_of(ip) for port in m.facts.rdma_ports if port.is_up)
-        return next((gid.type for gid in gids if gid), None)
-
-    ports, most = machine.facts.rdma_ports, max(up(other) for other in fleet.machines)
-    down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
-    if ports and "uverbs0" not in machine.facts.infiniband:
-        what = "InfiniBand or RoCE without /dev/infiniband/uverbs0: NCCL falls back to TCP"
-        yield warning(what, "load ib_uverbs there (package rdma-core)")
-    if ports and not up(machine):
-        what = f"no InfiniBand port is active ({down}): NCCL falls back to TCP"
-        yield warning(what, "check the cable, the switch and the subnet manager")
-    if ports and up(machine) < most:
-        what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
-        what += f" ({down})" if down else ""
-        yield warning(what, "check the cables and `rdma link` there")
-    if speeds := odd_one_out(machine, fleet.machines, rates):
-        own, usual = ("/".join(map(str, speed)) for speed in speeds)
-        what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
-        yield warning(what, "check the cables and the switch ports; the slowest sets the pace")
-    if types := odd_one_out(machine, fleet.machines, gid_type):
-        what = f"the GID of the address in use is {types[0]}, while other hosts use {types[1]}"
-        yield warning(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
 
 
 def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
@@ -208,6 +189,6 @@ def _holder(machine: Machine) -> str:
 
 
 CHECKS = {
-    "network": (check_interfaces, check_rdma, check_reached),
+    "network": (check_interfaces, check_subnets, check_reached),
     "ports": (check_master_port,),
 }

@@ -65,6 +65,13 @@ def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     if 0 < details.memory_available_kib < GIB // 2:
         what = f"only {_size(details.memory_available_kib)} of memory available"
         yield warning(what, "stop the programs that use it")
+    if (
+        not machine.in_containers
+        and details.open_files.isdecimal()
+        and int(details.open_files) < 4096
+    ):
+        what = f"a process may open only {details.open_files} files, and data loaders need more"
+        yield warning(what, "raise nofile in /etc/security/limits.conf there")
     limited = not machine.in_containers or (machine.engine and machine.engine.can.rootless)
     if machine.facts.rdma_ports and details.memlock != "unlimited" and limited:
         what = f"memlock is limited to {details.memlock} KiB: InfiniBand cannot register memory"

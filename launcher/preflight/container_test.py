@@ -6,6 +6,7 @@ to a run's folders.
 
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.choose import engine_of
+from ..engines.status import array
 from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
 from ..plan.container import container_of
@@ -20,16 +22,22 @@ from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
 from ..ssh.limits import AT_ONCE
 from ..ssh.node import Node
-from .findings import Finding, failure, failure_of, warning
+from .findings import Finding, Problem, failure, failure_of, warning
 from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
+LEAST_OPEN_FILES = 4096
 MARK = "ddpctl-check "
 VERSIONS = {"torch": failure, "nccl": failure, "cuda": warning, "python": warning}
 SCRIPT = r"""
-import json, os, platform, sys
+import ctypes, json, os, platform, resource, sys
 found = {"python": platform.python_version()}
+found["open_files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+try:
+    found["verbs"] = bool(ctypes.CDLL("libibverbs.so.1"))
+except OSError:
+    found["verbs"] = False
 try:
     path = "/output/.check"
     open(path, "w").close(); os.unlink(path)
@@ -44,6 +52,14 @@ try:
     found["gpus"] = torch.cuda.device_count()
     if getattr(dist, "is_nccl_available")():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    try:
+        gpus = [torch.cuda.get_device_properties(i) for i in range(found["gpus"])]
+        found["architectures"] = [
+            gpu.gcnArchName.split(":")[0] if torch.version.hip else "sm_%d%d" % (gpu.major, gpu.minor)
+            for gpu in gpus]
+        found["built_for"] = [name.split(":")[0] for name in torch.cuda.get_arch_list()]
+    except Exception as error:
+        found["cuda_error"] = (str(error).splitlines() or [type(error).__name__])[0]
 except SystemExit:
     pass
 except Exception as error:
@@ -64,7 +80,12 @@ class ContainerReport:
     gpus: int = 0
     write_error: str = ""
     torch_error: str = ""
+    cuda_error: str = ""
     error: DdpctlError | None = None
+    architectures: tuple[str, ...] = ()  # of the GPUs: sm_90, gfx942
+    built_for: tuple[str, ...] = ()  # the architectures for which torch has code
+    verbs: bool = True  # the image has libibverbs
+    open_files: int = -1  # the hard limit; -1: unlimited
 
 
 def run_containers(fleet: Fleet, nodes: Mapping[int, Node]) -> dict[int, ContainerReport]:
@@ -131,10 +152,56 @@ def parse_report(output: str) -> ContainerReport:
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]
         what = f"python3 did not run in the image: {last}"
         return ContainerReport(error=CommandFailed(what, "use an image with python3"))
-    names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error")
-    gpus = report.get("gpus")
+    names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error", "cuda_error")
+    gpus, files = report.get("gpus"), report.get("open_files")
     texts: dict[str, Any] = {name: str(report.get(name, "")) for name in names}
-    return ContainerReport(**texts, gpus=gpus if isinstance(gpus, int) else 0)
+    return ContainerReport(
+        **texts,
+        architectures=tuple(map(str, array(report.get("architectures")))),
+        built_for=tuple(map(str, array(report.get("built_for")))),
+        gpus=gpus if isinstance(gpus, int) else 0,
+        open_files=files if isinstance(files, int) else -1,
+        verbs=report.get("verbs") is not False,
+    )
+
+
+def runs_on(architecture: str, built_for: Sequence[str]) -> bool:
+    """Return whether torch has code for a GPU. Unknown counts as yes.
+
+    Code for sm_80 runs on sm_86, but not on sm_90; code for compute_80 runs on every later one.
+    """
+    own = re.fullmatch(r"sm_([0-9]+)([0-9])", architecture)
+    if not own or not built_for:
+        return architecture in built_for or not (architecture and built_for)
+    versions = [
+        (m[1], (int(m[2]), int(m[3])))
+        for each in built_for
+        if (m := re.fullmatch("(sm|compute)_([0-9]+)([0-9])[af]?", each))
+    ]
+    capability = int(own[1]), int(own[2])
+    return any(
+        version <= capability and (kind == "compute" or version[0] == capability[0])
+        for kind, version in versions
+    )
+
+
+def _limits(machine: Machine, report: ContainerReport) -> Iterator[Problem]:
+    """Check what the image and the container allow: GPU architectures, RDMA, open files."""
+    lacking = [arch for arch in report.architectures if not runs_on(arch, report.built_for)]
+    if report.cuda_error:
+        what = f"torch {report.torch} in the image cannot use the GPUs: {report.cuda_error}"
+        yield failure(what, "run the image there, and look at `nvidia-smi` and `dmesg`")
+    if lacking:
+        built = " ".join(report.built_for)
+        what = f"torch {report.torch} in the image has no code for {lacking[0]}, only for {built}"
+        yield failure(what, "use an image with a newer torch that supports this GPU")
+    rdma = machine.gpus and report.nccl and any(port.is_up for port in machine.facts.rdma_ports)
+    if rdma and not report.verbs:
+        what = "the image lacks libibverbs, so NCCL uses TCP instead of RDMA"
+        yield warning(what, "install libibverbs1 and ibverbs-providers (rdma-core) in the image")
+    if 0 <= report.open_files < LEAST_OPEN_FILES:
+        what = f"a container may open only {report.open_files} files, and data loaders need more"
+        yield warning(what, "set job.ulimits: {nofile: 65536}")
 
 
 def judge(fleet: Fleet, reports: Mapping[int, ContainerReport]) -> Iterator[Finding]:
@@ -164,6 +231,8 @@ def judge(fleet: Fleet, reports: Mapping[int, ContainerReport]) -> Iterator[Find
             if machine.facts.has_amd_gpus:
                 remedy = "use an image whose torch is built for ROCm"
             yield failure(what, remedy).at(name, "gpus")
+        for problem in _limits(machine, report):
+            yield problem.at(name, "image")
         for label, severity in VERSIONS.items():
 
             def version(m: Machine, label: str = label) -> str | None:

@@ -35,6 +35,10 @@ class Fleet:
         chosen = node_addresses(hosts, facts, self.reach.unreached)
         return {m.rank: address for m, address in zip(self.machines, chosen, strict=True)}
 
+    def used(self, machine: Machine) -> list[Address]:
+        """Return the addresses that carry traffic: the chosen one, and those of RoCE ports."""
+        return list(dict.fromkeys([self.addresses[machine.rank], *machine.facts.roce_addresses]))
+
     @functools.cached_property
     def to_dial(self) -> Mapping[int, Sequence[str]]:
         """The addresses at which each machine might be reached, best first, by machine."""

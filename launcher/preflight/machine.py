@@ -58,6 +58,20 @@ class Machine:
         """Ids of the GPUs that the nodes use."""
         return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
 
+    def gpus_of(self, host: Host) -> tuple[int, ...]:
+        return gpu_ids(host, self.facts)
+
+    @property
+    def gpu_links(self) -> str:
+        """NVLink, XGMI or PCIe: what connects the GPUs in use; "" if unknown or for one GPU."""
+        pairs = {
+            p: word for p, word in self.details.nvidia.links.items() if self.gpus.issuperset(p)
+        }
+        by_nvlink = [word.startswith("NV") for word in pairs.values()]
+        if by_nvlink:
+            return "NVLink" if all(by_nvlink) else "NVLink and PCIe" if any(by_nvlink) else "PCIe"
+        return "XGMI" if self.details.xgmi and len(self.gpus) > 1 else ""
+
     @property
     def gpus_by_uuid(self) -> dict[str, int]:
         """Ids of the GPUs that the nodes use, by UUID (see `ids_by_uuid`)."""

@@ -20,7 +20,7 @@ from ..ssh.script_files import load_script
 from ..ssh.stream import Deadline, Stream
 from .machine import Machine
 from .probe_agent import DIAL_TIMEOUT
-from .reach import Dial, DialResult, Reach, addresses_to_dial, dials_to
+from .reach import Dial, DialResult, Reach, addresses_to_dial, dials_to, dials_to_rails
 
 START_AGENT = load_script(__file__, "start_agent.sh")
 AGENT = Path(__file__).with_name("probe_agent.py").read_text()
@@ -68,16 +68,17 @@ class Probe:
         failed = {dial.target for dial, result in results.items() if not result.ok}
         others = {target: addresses[target][1:] for target in failed}
         results |= self._dial(dials_to(others, probed))
+        rails = self._dial(dials_to_rails(probed), with_master=False)
         unprobed = {machine.rank for machine in machines} - self._agents.keys()
-        return Reach(results, frozenset(unprobed), frozenset(self._unfinished))
+        return Reach(results, frozenset(unprobed), frozenset(self._unfinished), rails)
 
     def close(self) -> None:
         for agent in [*self._agents.values()]:
             agent.close()
 
-    def _dial(self, dials: Sequence[Dial]) -> dict[Dial, DialResult]:
+    def _dial(self, dials: Sequence[Dial], *, with_master: bool = True) -> dict[Dial, DialResult]:
         """Return the results of the dials that were reported. A timeout is tried once more."""
-        if self._master_port:
+        if self._master_port and with_master:
             dials = [*dials, *(dial.to_master_port() for dial in dials if dial.target == 0)]
         results = self._round(dials)
         late = [dial for dial, result in results.items() if result.outcome == "timeout"]

@@ -46,12 +46,14 @@ class Reach:
     """What the probe found out.
 
     results: of the dials that were reported. unprobed: machines on which no agent could run.
-    unfinished: machines whose agent did not report all of its dials.
+    unfinished: machines whose agent did not report all of its dials. rails: of the dials to RoCE
+    ports, each from one other machine.
     """
 
     results: Mapping[Dial, DialResult] = field(default_factory=dict)
     unprobed: frozenset[int] = frozenset()
     unfinished: frozenset[int] = frozenset()
+    rails: Mapping[Dial, DialResult] = field(default_factory=dict)
 
     @functools.cached_property
     def cut_off(self) -> frozenset[int]:
@@ -108,4 +110,14 @@ def dials_to(addresses: Mapping[int, Sequence[str]], machines: Sequence[Machine]
         for source in machines
         if not source.shares_network_with(target)
         for ip in addresses.get(target.rank, ())
+    ]
+
+
+def dials_to_rails(machines: Sequence[Machine]) -> list[Dial]:
+    """Return a dial to each address of a RoCE port, from the machine before it in the ring."""
+    return [
+        Dial(source.rank, target.rank, address.ip)
+        for target, source in zip(machines, [*machines[-1:], *machines[:-1]], strict=True)
+        if not source.shares_network_with(target)
+        for address in target.facts.roce_addresses
     ]

@@ -20,6 +20,7 @@ from launcher.facts.facts import SCRIPT, Facts, parse
 from launcher.facts.gather import gather_one
 from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
+from launcher.facts.nvidia import gpu_pairs
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Host
 from launcher.ssh.node import Node
@@ -153,8 +154,10 @@ def test_a_gpu_that_shares_the_memory_of_the_cpu() -> None:
 
 
 def answer_below(root: Path, *asked: str) -> Facts:
-    """The script's answer with `root` in place of /sys/class and /dev."""
-    below = SCRIPT.replace("/sys/class/", f"{root}/class/")
+    """The script's answer with `root` in place of folders of /sys and /dev."""
+    below = SCRIPT
+    for name in ("class", "bus", "devices"):
+        below = below.replace(f"/sys/{name}/", f"{root}/{name}/")
     for name in ("kfd", "dri", "infiniband"):
         below = below.replace(f"/dev/{name}", f"{root}/dev/{name}")
     done = subprocess.run(["sh", "-c", below, "sh", *asked], capture_output=True, text=True)
@@ -176,16 +179,21 @@ def test_amd_gpus_from_sysfs(tmp_path: Path) -> None:
             f"{nodes}/{node}/gpu_id": f"{4000 + node}",
             f"{nodes}/{node}/name": "aldebaran",
             f"{nodes}/{node}/properties": f"simd_count 416\nunique_id {unique}\n"
-            f"drm_render_minor {render}",
+            f"drm_render_minor {render}\ndomain 0\nlocation_id {unique * 256}",
         }
     tree["class/drm/renderD129/device/mem_info_vram_total"] = str(64 * 2**30)
+    tree["bus/pci/drivers/amdgpu/0000:ff:00.0/local_cpulist"] = "0-1,4"
+    tree["bus/pci/drivers/amdgpu/0000:ff:00.0/iommu_group/type"] = "DMA-FQ"
+    tree["devices/system/cpu/online"] = "0-7"
     tree["class/drm/renderD129/device/hwmon/hwmon3/in0_label"] = "vddgfx"
     write_tree(tmp_path, tree)
     found = answer_below(tmp_path, "gpus")
     assert found.gpus == (
-        Gpu(0, "", "AMD aldebaran", None, "amd"),
-        Gpu(1, "GPU-00000000000000ff", "AMD aldebaran", 65536, "amd"),
-    )
+        Gpu(0, "", "AMD aldebaran", None, "amd", pci="0000:00:00"),
+        Gpu(1, "GPU-00000000000000ff", "AMD aldebaran", 65536, "amd", False, "0000:ff:00",
+            frozenset({0, 1, 4}), "DMA-FQ"),
+    )  # fmt: skip
+    assert found.all_cores == frozenset(range(8))
     assert found.has_amd_gpus
     assert found.gpu_groups == ((os.getgid(),) if os.getgid() else ())
     assert answer_below(tmp_path).gpus == ()  # not asked for
@@ -247,16 +255,40 @@ def test_roce_ports_from_sysfs(tmp_path: Path) -> None:
         tree |= {
             f"{port}/gids/{index}": "0000:0000:0000:0000:0000:ffff:0a00:0107",
             f"{port}/gid_attrs/types/{index}": version,
+            f"{port}/gid_attrs/ndevs/0": "eth2",
         }
     write_tree(tmp_path, tree)
     found = answer_below(tmp_path)
     gids = (Gid(2, "10.0.1.7", "IB/RoCE v1"), Gid(3, "10.0.1.7", "RoCE v2"))
     assert found.rdma_ports == (
-        RdmaPort("mlx5_0:1", "ACTIVE", True, 400, gids),
+        RdmaPort("mlx5_0:1", "ACTIVE", True, 400, gids, "eth2"),
         RdmaPort("mlx5_1:1", "DOWN", False, 2),
     )
     assert found.infiniband == ("uverbs0",)
     assert found.rdma_ports[0].gid_of("10.0.1.7") == gids[1]
+
+
+def test_ports_of_ethernet_from_sysfs(tmp_path: Path) -> None:
+    tree = {}
+    for name, kind in (("eth0", "1"), ("eth1", "1"), ("wlan0", "1"), ("ib0", "32"), ("veth0", "1")):
+        tree |= {
+            f"class/net/{name}/{key}": value for key, value in (("mtu", "9000"), ("type", kind))
+        }
+        tree |= {f"class/net/{name}/speed": "100000", f"class/net/{name}/operstate": "up"}
+        tree |= {} if name == "veth0" else {f"class/net/{name}/device/vendor": "0x15b3"}
+    tree |= {"class/net/eth1/upper_bond0/mtu": "", "class/net/wlan0/wireless/x": ""}
+    write_tree(tmp_path, tree)
+    nics = answer_below(tmp_path).interfaces
+    assert {nic.name: nic.is_port for nic in nics} == {
+        "eth0": True, "eth1": False, "wlan0": False, "ib0": False, "veth0": False,
+    }  # fmt: skip
+    assert (nics[0].mtu, nics[0].speed, nics[0].state) == (9000, 100000, "up")
+
+
+def test_pairs_of_gpus_from_nvidia_smi() -> None:
+    table = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tNV18\tPIX\t0-7\nGPU1\tNV18\t X \tSYS\nNIC0\tPIX"
+    assert gpu_pairs(table.split("\n")) == {(0, 1): "NV18", (1, 0): "NV18"}
+    assert gpu_pairs(["GPUs are fine", "GPU0", "GPUx\t X"]) == {}
 
 
 def test_rows_of_rdma_ports_that_make_no_sense_are_skipped() -> None:

@@ -142,6 +142,7 @@ def test_the_output_as_values() -> None:
         firewalls=("ufw",),
         holder=Holder("eve", 99, "python serve.py"),
         kernel_driver="550.54.15",
+        open_driver=True,
         nvswitches=2,
         toolkit=True,
         subuids=True,

@@ -65,6 +65,7 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
                 memory_available_kib=900 * GIB,
                 resolved=f"10.0.0.{rank + 1}",
                 kernel_driver="550.54.15",
+                open_driver=True,
                 toolkit=True,
                 nvidia=Nvidia(
                     driver="550.54.15",
@@ -76,7 +77,7 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
         engine=EngineInfo(
             version="27.3.1",
             storage="overlay2",
-            cgroup_driver="systemd",
+            cgroup_driver="cgroupfs",
             root="/var/lib/docker",
             runtimes=frozenset({"runc", "nvidia"}),
             image=IMAGE,

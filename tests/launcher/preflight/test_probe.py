@@ -11,6 +11,7 @@ from healthy import machine, with_facts
 
 from launcher.errors import HostUnreachable
 from launcher.facts.network import Address
+from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Job
 from launcher.preflight import probe as probe_module
 from launcher.preflight.machine import Machine
@@ -109,6 +110,28 @@ def test_healthy_hosts_dial_each_other_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(reach.results) == 6
     assert all(result == DialResult("ok", 0.01) for result in reach.results.values())
     assert (reach.unprobed, reach.unfinished) == (frozenset(), frozenset())
+
+
+def test_each_roce_port_is_dialed_by_one_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_port(m: Machine) -> Machine:
+        gids = (
+            Gid(3, ip := f"192.168.0.{m.rank + 1}", "RoCE v2"),
+            Gid(5, "169.254.0.1", "RoCE v2"),
+        )
+        port = RdmaPort("mlx5_1:1", "ACTIVE", is_ethernet=True, gbits=100, gids=gids)
+        linklocal = Address("169.254.0.1", "eth1")
+        addresses = (*m.facts.addresses, Address(ip, "eth1"), linklocal)
+        return with_facts(m, addresses=addresses, rdma_ports=(port,))
+
+    network = Network([with_port(machine(rank)) for rank in range(3)], Job(master_port=29500))
+    network.fates[0] = lambda ip, _: "refused" if ip.startswith("192.168") else "ok"
+    reach = network.run(monkeypatch)
+    assert {(d.source, d.target, d.ip, d.is_master_port): r.ok for d, r in reach.rails.items()} == {
+        (2, 0, "192.168.0.1", False): True,
+        (0, 1, "192.168.0.2", False): False,
+        (1, 2, "192.168.0.3", False): True,
+    }
+    assert all(result.ok for result in reach.results.values())
 
 
 def test_a_timeout_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,159 @@
+"""Check the ports of the fast network between the hosts: InfiniBand, RoCE and fast Ethernet."""
+
+import ipaddress
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+
+from ..facts.network import Interface
+from .findings import Problem, warning
+from .fleet import Fleet, odd_one_out
+from .machine import Machine
+
+FAST = 10_000  # Mbit/s
+MOST_LINES = 4  # ports in one remedy
+NETPLAN = "/etc/netplan/60-ddpctl.yaml"
+CHOSEN_BY_USER = {"NCCL_IB_HCA", "NCCL_IB_DISABLE"}  # then NCCL may use other ports
+
+
+def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+    """Check that RDMA ports work, and have the same number, rate and GID type as elsewhere."""
+
+    def up(m: Machine) -> int:
+        return sum(port.is_up for port in m.facts.rdma_ports)
+
+    def rates(m: Machine) -> tuple[int, ...] | None:
+        return tuple(sorted({port.gbits for port in m.facts.rdma_ports if port.is_up})) or None
+
+    def gid_type(m: Machine) -> str | None:
+        ip = fleet.addresses[m.rank].ip
+        gids = (port.gid_of(ip) for port in m.facts.rdma_ports if port.is_up)
+        return next((gid.type for gid in gids if gid), None)
+
+    ports, most = machine.facts.rdma_ports, max(up(other) for other in fleet.machines)
+    down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
+    if ports and "uverbs0" not in machine.facts.infiniband:
+        what = "InfiniBand or RoCE without /dev/infiniband/uverbs0: NCCL falls back to TCP"
+        yield warning(what, "load ib_uverbs there (package rdma-core)")
+    if ports and not up(machine):
+        what = f"no InfiniBand port is active ({down}): NCCL falls back to TCP"
+        yield warning(what, "check the cable, the switch and the subnet manager")
+    if ports and up(machine) < most:
+        what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
+        what += f" ({down})" if down else ""
+        yield warning(what, "check the cables and `rdma link` there")
+    if speeds := odd_one_out(machine, fleet.machines, rates):
+        own, usual = ("/".join(map(str, speed)) for speed in speeds)
+        what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
+        yield warning(what, "check the cables and the switch ports; the slowest sets the pace")
+    if types := odd_one_out(machine, fleet.machines, gid_type):
+        what = f"the GID of the address in use is {types[0]}, while other hosts use {types[1]}"
+        yield warning(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
+
+
+def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+    """Check that RoCE ports reach those of other hosts: NCCL uses all of them, the nth with the nth."""
+    env, facts = fleet.cluster.job.env, machine.facts
+    if not CHOSEN_BY_USER.isdisjoint(env):
+        return
+    chosen = facts.roce_settings(fleet.addresses[machine.rank].ip, env).get("NCCL_IB_HCA", "")
+    names = {gid.ip: port.name for port in facts.roce_ports for gid in port.gids}
+    for dial, result in fleet.reach.rails.items():
+        name = names.get(dial.ip, "")
+        is_used = name in (chosen.lstrip("=").split(",") if chosen else names.values())
+        if dial.target == machine.rank and is_used and not result.ok:
+            source = next(m.name for m in fleet.machines if m.rank == dial.source)
+            what = f"{source} cannot reach RoCE port {name} at {dial.ip}: NCCL fails or hangs"
+            remedy = "check cable, switch and routes, or name the connected ports in NCCL_IB_HCA"
+            yield warning(what, remedy)
+
+    def rails(m: Machine) -> tuple[tuple[str, str], ...] | None:
+        pairs = {(p.name, m.facts.network_of(g.ip)) for p in m.facts.roce_ports for g in p.gids}
+        return tuple(sorted(pair for pair in pairs if pair[1])) or None
+
+    if odd := odd_one_out(machine, fleet.machines, rails):
+        mine, usual = map(dict, odd)
+        crossed = [name for name in mine if usual.get(name, mine[name]) != mine[name]]
+        if crossed and set(mine.values()) == set(usual.values()):
+            network = mine[crossed[0]]
+            what = (
+                f"{crossed[0]} is in {network}, while on other hosts it is in {usual[crossed[0]]}"
+            )
+            yield warning(f"the rails are crossed: {what}", "swap the cables or the addresses")
+
+
+def check_fast_ports(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+    """Check that ports at least as fast as the one in use have addresses. Suggest a netplan file."""
+    ports = _without_address(machine, fleet)
+    if not ports:
+        return
+    used = machine.facts.interface(fleet.addresses[machine.rank].interface)
+    linklocal = [r.interface for r in machine.facts.routes if r.network.is_link_local]
+    some = " and ".join(f"{p.name} ({p.speed // 1000} Gb/s)" for p in ports[:MOST_LINES])
+    only = all(port.name in linklocal for port in ports)
+    what = f"{some} {'have' if len(ports) > 1 else 'has'} {'only a link-local' if only else 'no'} address"
+    if used and used.speed < ports[0].speed:
+        what += f", so the run uses {used.name} ({used.speed / 1000:g} Gb/s)"
+    elif used:
+        what += f", so NCCL cannot use it beside {used.name}"
+    addresses = _addresses_for(ports[:MOST_LINES], machine, fleet)
+    ethernets = {name: {"addresses": [address]} for name, address in addresses.items()}
+    lines = json.dumps({"network": {"version": 2, "ethernets": ethernets}}).replace('"', "")
+    yield warning(what, f"write `{lines}` to {NETPLAN} there and run `sudo netplan apply`")
+
+
+def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
+    """Return the ports that are up and unused, if other hosts have ports of their speed, too.
+
+    They are faster than the port in use, or the other half of its RoCE card.
+    """
+    facts, hosts = machine.facts, machine.hosts
+    used = facts.interface(fleet.addresses[machine.rank].interface)
+    if used is None or any(p.is_up and not p.is_ethernet for p in facts.rdma_ports):
+        return []  # InfiniBand needs no addresses
+    by_user = any(host.interface or host.internal_ip for host in hosts)
+    roce = {port.interface for port in facts.rdma_ports if port.is_up}
+    attached = {r.interface for r in facts.routes if not r.network.is_link_local and not r.gateway}
+    attached |= {address.interface for address in facts.addresses if ":" in address.ip}
+    speeds = [
+        nic.speed
+        for other in fleet.machines
+        if not other.shares_network_with(machine)
+        for nic in other.facts.interfaces
+        if nic.is_port and nic.state == "up"
+    ]
+    return [
+        nic
+        for nic in facts.interfaces
+        if nic.is_port and nic.state == "up" and nic.name not in attached
+        if nic.speed >= FAST and any(speed >= nic.speed for speed in speeds)
+        if (nic.speed > used.speed > 0 and not by_user)
+        or (nic.speed >= used.speed and {nic.name, used.name} <= roce)
+    ]
+
+
+def _addresses_for(ports: Sequence[Interface], machine: Machine, fleet: Fleet) -> dict[str, str]:
+    """Return an address for each port: in the network of the same port elsewhere, else in a new one."""
+    taken = [r.network for m in fleet.machines for r in m.facts.routes if r.network.prefixlen]
+    new = (ipaddress.IPv4Network(f"192.168.{third}.0/24") for third in range(177, 256))
+    free = (network for network in new if not any(network.overlaps(each) for each in taken))
+    names = sorted({p.name for m in fleet.machines for p in _without_address(m, fleet)})
+    networks = dict(zip(names, itertools.islice(free, len(names)), strict=False))
+    for other in fleet.machines:
+        for route in other.facts.routes:
+            if (
+                route.interface in networks
+                and not route.gateway
+                and not route.network.is_link_local
+            ):
+                networks[route.interface] = route.network
+    used = {address.ip for m in fleet.machines for address in m.facts.addresses}
+
+    def free_in(network: ipaddress.IPv4Network) -> str:
+        hosts = [ip for ip in itertools.islice(network.hosts(), 1024) if str(ip) not in used]
+        return f"{hosts[machine.rank % len(hosts)]}/{network.prefixlen}" if hosts else "..."
+
+    return {port.name: free_in(networks[port.name]) for port in ports if port.name in networks}
+
+
+CHECKS = {"network": (check_rdma, check_rails, check_fast_ports)}

@@ -23,6 +23,12 @@ def sanity(
     max_size: str = option(
         "--max-size", "Largest all-reduce, such as 1g.", default="64m", metavar="SIZE"
     ),
+    step_seconds: float | None = option(
+        "--step-seconds",
+        "What a training step computes on one node, for the speedup of several.",
+        metavar="S",
+        min=0.000001,
+    ),
     plot: str | None = option("--plot", "Plot bandwidth against size.", metavar="FILE"),
     image: str | None = options.IMAGE,
     as_json: bool = options.JSON,
@@ -45,5 +51,7 @@ def sanity(
     if host is not None:
         cluster = check.two_containers(cluster, host, containers)
         console.say(check.TWO_CONTAINERS)
-    wanted = check.SanityOptions(timeout, check.size_of(max_size), pairwise, min_busbw, plot)
+    wanted = check.SanityOptions(
+        timeout, check.size_of(max_size), pairwise, min_busbw, plot, step_seconds
+    )
     return check.sanity(cluster, wanted, console, as_json=as_json)

@@ -58,6 +58,7 @@ class ThisRank:
         self.timeout = options["timeout"]
         self.max_bytes = options["max_bytes"]
         self.pairwise = options["pairwise"]
+        self.largest_only = options["largest_only"]
         self.cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", self.local_rank) if self.cuda else torch.device("cpu")
         self.store = self._connect()
@@ -219,8 +220,8 @@ def right(me: ThisRank) -> None:
 
 def sweep(me: ThisRank) -> None:
     """Measure all-reduce at growing sizes. The slowest rank's mean time per round counts."""
-    size = 8
-    while size <= me.max_bytes:
+    sizes = [8 * 4**n for n in range(30) if 8 * 4**n <= me.max_bytes]
+    for size in sizes[-1:] if me.largest_only else sizes:
         count = size // 4
         act = functools.partial(dist.all_reduce, torch.ones(count, device=me.device))
         with me.step(f"all-reduce of {size} bytes"):
@@ -236,7 +237,6 @@ def sweep(me: ThisRank) -> None:
         bus = alg * 2 * (me.world - 1) / me.world
         rates = {"seconds": seconds, "algbw": alg, "busbw": bus}
         me.report("size", bytes=size, count=count, type="float", **rates)
-        size *= 4
 
 
 def timed(me: ThisRank, act: Callable[[], object], rounds: int) -> float:
@@ -314,7 +314,8 @@ def main() -> None:
         limit = datetime.timedelta(seconds=10 * me.timeout)
         dist.init_process_group("nccl" if me.cuda else "gloo", timeout=limit)
         dist.barrier()
-    right(me)
+    if not me.largest_only:
+        right(me)
     sweep(me)
     if me.pairwise:
         pairs(me)

@@ -1,8 +1,9 @@
 """Turn rank 0's records into a table, a list of problems and a JSON document. Pure."""
 
+import itertools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,10 @@ from ..logs.event_reader import parsed
 MARK = b"@sanity "
 SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; a slow host may be in the median pair
 WIDTHS = (12, 12, 8, 11, 10, 10)  # of the table's columns
+MODELS = (25 * 10**6, 125 * 10**6, 10**9)  # parameters: ResNet-50, GPT-2 small, a small LLM
+TYPES = {"fp32": 4, "bf16": 2}  # bytes of a gradient
+BACKWARD = 2 / 3  # of a step's compute time
+FASTER = 1.1  # four sockets must be faster by this factor
 WORSE = 0.8  # fraction of the last run's best bus bandwidth
 
 
@@ -88,6 +93,7 @@ class Report:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
+        self.four_sockets: list[dict[str, Any]] = []  # sizes measured with four sockets per thread
 
     def take(self, text: bytes) -> bool:
         """If a line of output is a well-formed record, store it and return True."""
@@ -111,6 +117,10 @@ class Report:
     @property
     def sizes(self) -> list[dict[str, Any]]:
         return self.all("size")
+
+    @property
+    def transports(self) -> dict[str, int]:
+        return dict(self.last("done").get("transports", {}))
 
     @property
     def busbw(self) -> float:
@@ -207,7 +217,47 @@ def slow_pairs(report: Report) -> list[str]:
     ]
 
 
-def text(report: Report) -> str:
+def models(report: Report, step: float | None) -> list[dict[str, Any]]:
+    """Return how long the gradients of models take to all-reduce, at the rate of the largest size.
+
+    break_even: N nodes are slower than one if a step computes for less than this time. step: the
+    compute time of a step, which gives the speedup over one node. DDP's all-reduce overlaps with the
+    backward pass, which takes two thirds of a step.
+    """
+    nodes = report.last("world").get("nodes", 0)
+    if not report.sizes or nodes < 2:
+        return []
+    largest, rows = report.sizes[-1], []
+    for parameters, (name, size) in itertools.product(MODELS, TYPES.items()):
+        seconds = parameters * size * largest["seconds"] / largest["bytes"]
+        row = {"parameters": parameters, "type": name, "seconds": seconds}
+        row["break_even"] = seconds / (nodes - 1 + BACKWARD)
+        if step is not None:
+            in_all = step * (1 - BACKWARD) + max(step * BACKWARD, seconds)
+            row["speedup"] = nodes * step / in_all
+        rows.append(row)
+    return rows
+
+
+def _models_text(report: Report, step: float | None) -> Iterator[str]:
+    nodes = report.last("world").get("nodes", 0)
+    for row in models(report, step):
+        model = f"{row['parameters'] // 10**6} million parameters, {row['type']}"
+        line = f"# {model:<30} all-reduced in {row['seconds']:.3g} s; {nodes} nodes are slower than one"
+        line += f" when a step is shorter than {row['break_even']:.3g} s"
+        if step is not None:
+            line += f"; with {step:g} s, they do {row['speedup']:.2f} times the work of one"
+        yield line
+
+
+def sockets(report: Report) -> dict[str, float]:
+    """Return the bus bandwidth in GB/s with one and four sockets per thread; empty if not measured."""
+    if not report.four_sockets or not report.sizes:
+        return {}
+    return {"1": report.sizes[-1]["busbw"], "4": report.four_sockets[-1]["busbw"]}
+
+
+def text(report: Report, step: float | None = None) -> str:
     """Return a table with the columns of nccl-tests, and the other results around it."""
     world = report.last("world")
     lines = [f"# {world.get('nodes')} nodes, {world.get('ranks')} ranks, {world.get('device')}"]
@@ -227,11 +277,16 @@ def text(report: Report) -> str:
         for source in nodes:
             row = (f"{rates_of.get((source, target), '-'):>9}" for target in nodes)
             lines.append(f"#{source:>11}" + "".join(row))
-    if transports := report.last("done").get("transports"):
-        lines.append(f"# transport: {', '.join(transports)}")
+    if report.transports:
+        lines.append(f"# transport: {', '.join(report.transports)}")
     if report.sizes:
         latency, best = f"{report.latency * 1e6:.1f} us", f"{report.busbw:.3g} GB/s"
         lines.append(f"# latency {latency}, best bus bandwidth {best}")
+    lines += _models_text(report, step)
+    if gbs := sockets(report):
+        line = f"# with 1 socket per thread {gbs['1']:.3g} GB/s, with 4 {gbs['4']:.3g} GB/s"
+        faster = gbs["4"] > FASTER * gbs["1"]
+        lines.append(line + (": set NCCL_NSOCKS_PERTHREAD=4 in job.env" if faster else ""))
     return "\n".join(lines)
 
 
@@ -239,7 +294,7 @@ def _row(*cells: object) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
-def document(report: Report, found: Sequence[str]) -> dict[str, Any]:
+def document(report: Report, found: Sequence[str], step: float | None = None) -> dict[str, Any]:
     """Return the document of `sanity --json`, version 1. Units: seconds, bytes, GB/s (1e9 bytes)."""
     return {
         "version": 1,
@@ -252,7 +307,9 @@ def document(report: Report, found: Sequence[str]) -> dict[str, Any]:
         "sizes": report.sizes,
         "pairs": report.all("pair"),
         "late": report.last("late") or None,
-        "transports": report.last("done").get("transports", {}),
+        "transports": report.transports,
+        "models": models(report, step),
+        "sockets": sockets(report),
         "latency": report.latency,
         "busbw": report.busbw,
     }

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.sanity.sanity import size_of
-from launcher.sanity.verdict import MARK, Report, document, problems, text
+from launcher.sanity.verdict import MARK, Report, document, models, problems, text
 
 
 def report(*records: dict[str, object], nodes: int = 3) -> Report:
@@ -59,6 +59,38 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
     assert head.split() == ["#", "size", "count", "type", "time", "algbw", "busbw"]
     row = next(line for line in lines if line.startswith(" "))
     assert row.split() == ["4000", "1000", "float", "1000.0", "1.500", "2.000"]
+
+
+def test_what_the_bandwidth_means_for_training() -> None:
+    found = report(size(250_000, 0.01, 1.0), DONE, nodes=2)  # 1e6 bytes in 10 ms: 0.1 GB/s
+    rows = {(row["parameters"], row["type"]): row for row in models(found, step=0.6)}
+    assert len(rows) == 6
+    fp32, bf16 = rows[25_000_000, "fp32"], rows[25_000_000, "bf16"]
+    assert fp32["seconds"] == pytest.approx(1.0)
+    assert fp32["break_even"] == pytest.approx(0.6)
+    assert fp32["speedup"] == pytest.approx(1.0)  # a third of 0.6 s, then the all-reduce: as slow
+    assert bf16["speedup"] == pytest.approx(2 * 0.6 / (0.2 + 0.5))
+    hidden = models(found, step=3.0)[0]  # by the backward pass
+    assert hidden["speedup"] == pytest.approx(2.0)
+    assert "speedup" not in models(found, None)[0]
+    line = next(
+        line for line in text(found, 0.6).splitlines() if "25 million parameters, fp32" in line
+    )
+    assert "in 1 s; 2 nodes are slower than one when a step is shorter than 0.6 s" in line
+    assert line.endswith("; with 0.6 s, they do 1.00 times the work of one")
+    assert models(report(size(1, 1, 1.0), DONE, nodes=1), None) == []
+    assert models(report(), None) == []
+
+
+@pytest.mark.parametrize(("four", "advice"), [(2.5, True), (2.1, False)])
+def test_four_sockets_per_thread_are_advised_where_they_are_faster(
+    four: float, advice: bool
+) -> None:
+    found = report(size(8, 1, 0.1), size(1000, 1e-3, 2.0), DONE)
+    assert document(found, [])["sockets"] == {}
+    found.four_sockets = [{"busbw": four}]
+    assert document(found, [])["sockets"] == {"1": 2.0, "4": four}
+    assert ("NCCL_NSOCKS_PERTHREAD=4" in text(found)) == advice
 
 
 def test_bandwidth_below_the_minimum_or_the_last_run_is_reported() -> None:

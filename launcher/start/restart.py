@@ -23,7 +23,7 @@ from ..ssh.many import try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..supervisor.classify import Restart
-from ..supervisor.restarts import refusal
+from ..supervisor.restarts import refusal, without_progress
 from ..terminal.console import Console
 from ..text import duration
 from .next_hosts import (
@@ -39,7 +39,8 @@ from .run_attempt import run_attempt
 from .start_nodes import attempt_of
 from .tickets import Tickets
 
-BACKOFF = (2.0, 10.0, 30.0, 60.0)  # seconds before the first, second, ... restart by the launcher
+# seconds before a restart, by the number of restarts in a row that brought no new checkpoint
+BACKOFF = (2.0, 10.0, 30.0)
 PATIENCE = (10.0, 30.0, 60.0)  # seconds until the next look at hosts that are missing
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
 
@@ -99,8 +100,7 @@ def restart(
         if why := why_not(record, most, saved=saved):
             console.say(f"not restarting: {why}; {by_hand}")
             return None
-        used = sum(each.kind == BY_LAUNCHER for each in record.restarts)
-        wait = BACKOFF[min(used, len(BACKOFF) - 1)]
+        wait = BACKOFF[without_progress(saved, past_restarts(record))]
         console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
         time.sleep(wait)
         now = timestamp()

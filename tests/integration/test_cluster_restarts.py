@@ -48,11 +48,14 @@ def weights(home: Home, folder: Path) -> dict[str, torch.Tensor]:
 def test_a_lost_hosts_place_is_taken_by_a_spare_and_the_weights_are_bitwise_the_same(
     cluster: Cluster, tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
-    """The lost host is the master too: the spare takes its rank, and others have its checkpoints."""
+    """The lost host is the master too: the spare takes its rank, and others have its checkpoints.
+
+    The first spare is dead.
+    """
     lost = "node0"
     home = cluster.home_at(tmp_path / "state")
     file = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], nproc_per_node=1)
-    file.write_text(file.read_text() + "spares: [node2]\n")
+    file.write_text(file.read_text() + "spares: [{host: 127.0.0.1, port: 1}, node2]\n")
     with (tmp_path / "err").open("wb") as err, (tmp_path / "out").open("wb") as out:
         words = ["launch", file, "--no-check", "--max-restarts", "3", "--", *TRAINER]
         launcher = home.start(*words, stdout=out, stderr=err)

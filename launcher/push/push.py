@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import re
+import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,12 +12,20 @@ from typing import Literal
 
 from ..engines.choose import engine_traits, images_of
 from ..engines.engine_info import ImageInfo
-from ..errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed, lines
+from ..errors import (
+    CommandFailed,
+    DdpctlError,
+    DockerUnavailable,
+    HostUnreachable,
+    PushFailed,
+    lines,
+)
 from ..hosts import Cluster, Host, Job
 from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
+from ..text import duration, names
 from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
@@ -29,6 +38,7 @@ Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
 INSPECT = load_script(__file__, "inspect_host.sh")
+PAUSES = (1.0, 5.0, 15.0, 30.0)  # seconds until a lost connection is tried again
 
 
 @dataclass(frozen=True)
@@ -67,21 +77,30 @@ def push(
     """
     machines, needed = one_per_account([*nodes, *spares]), parts if only else ALL
     progress = PushProgress(machines, console)
-    images: Mapping[Node, ImageInfo] = {}
+    images: dict[Node, ImageInfo] = {}
     try:
         trees = scan_folders(cluster, needed, progress)
         hosts, failures = try_each(machines, partial(ask_host, trees))
-        with closing(Fanout(relays(hosts), progress)) as fanout:
-            if "image" in needed and engine_traits(cluster.job.engine).in_container:
-                send = "image" in parts
-                images, failed = send_image(cluster.job, [*hosts], here, there, fanout, send=send)
-                failures |= failed
-            for part, tree in trees.items():
-                ready = {node: host for node, host in hosts.items() if node not in failures}
-                missing = part in parts and any(part not in host.trees for host in ready.values())
-                if tree.left_out and (only or missing):
-                    progress.say(f"left out of the {part}: {listed(tree.left_out)}")
-                failures |= send_tree(part, tree, ready, fanout, send=part in parts)
+        answered = [*hosts]
+        for part, tree in trees.items():
+            missing = part in parts and any(part not in host.trees for host in hosts.values())
+            if tree.left_out and (only or missing):
+                progress.say(f"left out of the {part}: {listed(tree.left_out)}")
+        for pause in (*PAUSES, None):
+            sent, failed = send_parts(
+                cluster.job, trees, hosts, parts, needed, here, there, progress
+            )
+            images |= sent
+            failures |= failed
+            dropped = [n for n in answered if isinstance(failures.get(n), HostUnreachable)]
+            if not dropped or pause is None:
+                break
+            who = names(node.name for node in dropped)
+            progress.say(f"{who}: the connection was lost; the push goes on in {duration(pause)}")
+            time.sleep(pause)
+            hosts, lost = try_each(dropped, partial(ask_host, trees))
+            failures = {node: each for node, each in failures.items() if node not in hosts} | lost
+            here, there = None, None  # what the engines have by now
     except OSError as error:  # of a file or pipe, but not of stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
@@ -95,6 +114,32 @@ def push(
         raise HostsNotReady(failures, report)
     ids = {node.host.account: image.id for node, image in images.items()}
     return PushResult(tuple(ids.get(node.host.account, "") for node in nodes), report)
+
+
+def send_parts(
+    job: Job,
+    trees: Mapping[str, Tree],
+    hosts: Mapping[Node, HostContents],
+    parts: Set[Part],
+    needed: Set[Part],
+    here: ImageInfo | None,
+    there: Mapping[Node, ImageInfo | None] | None,
+    progress: PushProgress,
+) -> ImageResult:
+    """Send what these hosts lack of `parts`, and verify the rest of `needed`.
+
+    Return each host's image, and the failed hosts with their errors.
+    """
+    images: dict[Node, ImageInfo] = {}
+    failures: dict[Node, DdpctlError] = {}
+    with closing(Fanout(relays(hosts), progress)) as fanout:
+        if hosts and "image" in needed and engine_traits(job.engine).in_container:
+            send = "image" in parts
+            images, failures = send_image(job, [*hosts], here, there, fanout, send=send)
+        for part, tree in trees.items():
+            ready = {node: host for node, host in hosts.items() if node not in failures}
+            failures |= send_tree(part, tree, ready, fanout, send=part in parts)
+    return images, failures
 
 
 def scan_folders(cluster: Cluster, needed: Set[Part], progress: PushProgress) -> dict[str, Tree]:

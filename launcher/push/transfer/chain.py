@@ -69,7 +69,7 @@ class Chain:
                 if transfer and relay in transfer.hosts:
                     transfer.handle(transfer.hosts[relay], event)
         except DdpctlError as error:
-            remedy = f"{error.remedy}; the next push continues where this one stopped"
+            remedy = f"{error.remedy}; push again, and it continues where it stopped"
             why = HostUnreachable(error.what, remedy, host=relay.node.name)
         except (OSError, ValueError):
             pass

@@ -44,7 +44,7 @@ CPU, HOST = torch.device("cpu"), platform.node()
 def test_a_process_is_who_torchruns_variables_say(env: str, who: tuple[int, ...]) -> None:
     me = identify(dict(pair.split("=") for pair in env.split()), CPU)
     assert (me.rank, me.world_size, me.local_rank, me.node_rank, me.nnodes) == who
-    assert (me.device, me.host, me.store) == (CPU, HOST, None)
+    assert (me.device, me.host, me.store, me.timeout) == (CPU, HOST, None, 120.0)
     assert me.first == (me.rank == 0)
 
 

@@ -153,7 +153,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def watch(store: HashStore, rank: int, count: int = 3, out: str = "/nowhere") -> Watch:
+def watch(store: HashStore, rank: int, count: int = 3, out: str = "/dev/null/out") -> Watch:
     ranks = identify({"RANK": str(rank), "WORLD_SIZE": str(count)}, CPU)
     config = parse(["--timeout", "20", "--out", out], {})[0]
     return Watch(config, dataclasses.replace(ranks, host="h", store=store))

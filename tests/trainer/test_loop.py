@@ -16,7 +16,7 @@ from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from trainer_ranks import Job, batches, make, metrics, newest_state, on_ranks, same
 
-from trainer import evaluate, setup, train
+from trainer import checkpoint, evaluate, setup, train
 from trainer.config import Config
 from trainer.data.order import epoch_order, mixed_seed
 from trainer.distributed import Ranks
@@ -70,6 +70,38 @@ def test_polls_and_checks_come_every_so_many_steps_and_at_the_end_of_an_epoch(
     never = make(None, "--check-every", "0", "--eval-every", "2")
     train.train_epoch(never)
     assert checks == [3, 6, 9, 12] and not never.eval_pending
+
+
+@pytest.mark.parametrize(
+    ("part", "last", "splits"), [("0.2", "val", ["test"]), ("0.2", "test", []), ("0", "test", [])]
+)
+def test_a_run_with_a_validation_split_is_tested_once_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, part: str, last: str, splits: list[str]
+) -> None:
+    t = make(None, "--val-split", part)
+    t.step, t.log.last = t.plan.total_steps, {"split": last}
+    tested: list[str] = []
+    saved: list[int] = []
+    monkeypatch.setattr(train, "record_evaluation", lambda t, split: tested.append(split))
+    monkeypatch.setattr(train, "save", lambda t: saved.append(t.step))
+    monkeypatch.setattr(train, "save_last", lambda t: None)
+    train.train(t)
+    assert tested == splits and len(saved) == len(splits)
+
+
+def test_a_checkpoints_line_says_what_was_written_and_how_long_it_took(tmp_path: Path) -> None:
+    t = make(None, "--out", str(tmp_path))
+    t.log.start(None)
+    t.saver.newest = "ckpt/step-00000007"
+    (tmp_path / "state.pt").write_bytes(b"12345")
+    saved = checkpoint.Saved(tmp_path, 7, "f" * 64)
+    train.record_saved(t, {"step": 7, "epoch": 2}, 0.123456, (saved, 1.987654))
+    (line,) = metrics(tmp_path)
+    del line["ts"]
+    assert line == {
+        "v": 1, "kind": "checkpoint", "step": 7, "epoch": 2, "path": "ckpt/step-00000007",
+        "bytes": 5, "sha256": "f" * 64, "seconds": 1.9877, "paused": 0.1235,
+    }  # fmt: skip
 
 
 def test_an_epoch_resumed_in_the_middle_goes_on_with_its_own_batches() -> None:

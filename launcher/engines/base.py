@@ -7,7 +7,6 @@ inherits the plain answers to the questions about containers and images.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from ..hosts import Host
 from ..plan.plan import Container, EngineTraits, NodePlan, Place
 from ..ssh.node import Node
 from .engine_info import EngineInfo, ImageInfo
@@ -80,11 +79,6 @@ class Engine(Protocol):
     traits: ClassVar[EngineTraits]
 
     def __init__(self, node: Node) -> None: ...
-
-    @classmethod
-    def serves(cls, host: Host) -> bool:
-        """Return whether this engine can run nodes on the host, if it is installed there."""
-        return True
 
     def is_installed(self) -> bool:
         return True

@@ -12,7 +12,7 @@ from ..ssh.node import Node
 from ..text import quoted
 from .base import Engine, ImageStore
 
-ENGINES = {"docker": ".docker:Docker", "process": ".process:LocalProcesses"}  # module:class
+ENGINES = {"docker": ".docker:Docker", "process": ".process:Processes"}  # module:class
 
 
 def _engine(name: str) -> type[Engine]:
@@ -40,9 +40,14 @@ def images_of(node: Node, name: str) -> ImageStore:
 
 def engines_on(node: Node, name: str) -> list[Engine]:
     """Return the engines that may have nodes of runs on this host: `name` and local processes."""
-    return [e for e in every_engine(node) if e.traits.name == name or not e.traits.in_container]
+    local = node.host.is_local
+    return [
+        engine
+        for engine in every_engine(node)
+        if engine.traits.name == name or (local and not engine.traits.in_container)
+    ]
 
 
 def every_engine(node: Node) -> list[Engine]:
-    """Return an instance of every engine that can run on this host, installed or not."""
-    return [engine(node) for engine in map(_engine, ENGINES) if engine.serves(node.host)]
+    """Return an instance of every engine for this host, installed or not."""
+    return [engine(node) for engine in map(_engine, ENGINES)]

@@ -1,236 +1,198 @@
-"""The process engine: torchrun on this machine, under the same supervisor, without a container.
+"""The process engine: torchrun in a Python environment of the host, without a container.
 
-A node is one detached process. Its control folder contains `labels.json` and `pid`. `pid` has the
-process id and the start time in clock ticks, so that a process that reuses the id is never
-signaled.
+A node is one detached process, the same supervisor as in a container. Everything that this engine
+knows is in files on the host, which `sh` scripts read and write there; process_files.sh says which.
 """
 
-import contextlib
 import json
-import os
-import platform
-import re
-import signal
-import subprocess
-import sys
-import time
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from ..errors import CommandFailed
-from ..hosts import Host
 from ..logs.journal_reader import Reader
-from ..plan.plan import (
-    CONTROL_DIRS,
-    STORE,
-    EngineTraits,
-    NodePlan,
-    Place,
-    attempt_in,
-    container_name,
-)
-from ..plan.supervisor_spec import BUNDLE, ISOLATED
-from ..run_id import is_run_id
+from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
+from ..ssh import shell
 from ..ssh.node import Node
-from ..state import home_folder
+from ..ssh.script_files import load_script
+from ..ssh.stream import Completed
 from ..supervisor.events import End
-from ..supervisor.proc import proc_environ, proc_stat
-from . import claim_files
 from .base import Engine, Exec
-from .process_exec import LocalExec
+from .process_exec import LocalExec, RemoteExec
 from .status import ContainerState, NodeStatus, read_status
 
-POLL = 0.1  # seconds between checks of a process that is not our child
-KILL_TIMEOUT = 10.0  # seconds for a process to disappear after SIGKILL
-TAIL_BYTES = 65536  # read from the end of a journal, whose last record is the `end` event
+CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
+    load_script(__file__, f"{name}.sh")
+    for name in (
+        "claim", "exec_process", "list_processes", "list_claims", "start_process", "stop_process",
+        "wait_process", "withdraw",
+    )
+)  # fmt: skip
+REFUSED = 17  # exit code: the node has started, or its claim is gone
+SIZES = {"node": 4, "claim": 3, "clock": 1}  # values of each kind of row
+CLAIM_STATES = (ContainerState.WAITING, ContainerState.CREATED, ContainerState.RUNNING)
+TAIL = 131072  # bytes kept of a state, which ends with a line of a journal
+SCRIPT_TIME = 30.0  # seconds
+KILL_TIME = 10  # seconds for a process to end after SIGKILL
 
 
-class LocalProcesses(Engine):
+class Processes(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
 
     def __init__(self, node: Node) -> None:
-        self.host = node.name
-        self.store = home_folder() / STORE
-
-    @classmethod
-    def serves(cls, host: Host) -> bool:
-        return host.is_local
+        self._node = node
+        self._environment: Mapping[str, str] = {}
 
     def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        labels = dict(node.container.labels)
-        (Path(node.place.control_dir) / "labels.json").write_text(json.dumps(labels))
-        self._environment = {**os.environ, **node.container.env, **secrets}
-        claim_files.publish(self.host, node.container.name, ContainerState.CREATED, labels)
+        self._environment = {**node.container.env, **secrets}
+        claim = f"{node.container.name}.{ContainerState.CREATED}"
+        labels = json.dumps(dict(node.container.labels))
+        self._script("claim GPUs", CLAIM, claim, node.place.control_dir, stdin=labels)
 
     def start(self, node: NodePlan) -> None:
-        control, name = Path(node.place.control_dir), node.container.name
-        files = [str(control / name) for name in (BUNDLE, "spec.json")]
-        with (control / "supervisor.out").open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, *ISOLATED, *files],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=out,
-                env=self._environment,
-                start_new_session=True,  # the terminal's Ctrl-C must reach only the launcher
-                pass_fds=[claim_files.held[name]],
-            )
-        began = proc_stat(process.pid)[19:20] or ["gone"]
-        (control / "pid").write_text(f"{process.pid} {began[0]}")
-        claim_files.started(name)
+        folder = str(Path.cwd()) if self._node.host.is_local else ""
+        environment = json.dumps(dict(self._environment))
+        arguments = (
+            node.place.control_dir,
+            node.container.name,
+            folder,
+            *node.container.entrypoint,
+        )
+        self._script("start the node", START, *arguments, stdin=environment)
 
     def wait(self, place: Place) -> NodeStatus:
-        control = Path(place.control_dir)
-        while (seen := _seen(control)).alive:
-            time.sleep(POLL)
-        return seen
-
-    def unreadable(self, run_id: str | None = None) -> Sequence[str]:
-        return [
-            str(control)
-            for control in self._newest_attempts(run_id)
-            if _seen(control).alive and not self._status(control)
-        ]
-
-    def _status(self, control: Path) -> NodeStatus | None:
-        return read_status(self.host, str(control), _labels(control), _seen(control))
+        with self._node.open_script(WAIT, place.control_dir, stdin=False) as stream:
+            output = b""
+            while chunk := stream.read():
+                output = (output + chunk)[-TAIL:]
+        return _state(output.decode(errors="replace"))
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        found = map(self._status, self._newest_attempts(run_id))
-        tickets = [s for s in self.claims() if s.is_ticket and run_id in (None, s.run_id)]
-        return [*(status for status in found if status), *tickets]
+        nodes = [status for _, _, status in self._nodes(run_id) if status]
+        tickets = [each for each in self.claims() if each.is_ticket and run_id in (None, each.run_id)]
+        return [*nodes, *tickets]
+
+    def unreadable(self, run_id: str | None = None) -> Sequence[str]:
+        return [control for control, about, status in self._nodes(run_id) if about.alive and not status]
+
+    def _nodes(self, run_id: str | None) -> Iterator[tuple[str, NodeStatus, NodeStatus | None]]:
+        """Yield each node's control folder, its state, and its status; None if it cannot be read."""
+        done = self._script("list the nodes of runs", LIST, *([run_id] if run_id else []))
+        for (control, created, labels, state), clock in self._rows(done):
+            about = replace(_state(state), created=_number(created))
+            status = self._status(control, labels, about, clock)
+            if status and attempt_in(control) != (status.run_id, status.node_rank, status.attempt):
+                status = None
+            yield control, about, status
 
     def claims(self) -> Sequence[NodeStatus]:
-        return list(claim_files.claims(self.host))
+        statuses = []
+        for (file, created, labels), clock in self._rows(
+            self._script("list the claims", LIST_CLAIMS)
+        ):
+            name, _, state = file.rpartition(".")
+            if state in CLAIM_STATES:
+                time = _number(created)
+                about = NodeStatus(state=ContainerState(state), created=time, started=time)
+                statuses.append(self._status(name, labels, about, clock))
+        return [status for status in statuses if status]
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        claim_files.publish(self.host, name, ContainerState.WAITING, labels)
+        ticket = f"{name}.{ContainerState.WAITING}"
+        self._script("wait in line", CLAIM, ticket, "", stdin=json.dumps(dict(labels)))
 
     def withdraw(self, status: NodeStatus) -> bool:
-        claim_files.remove(status.handle)
-        return True
+        return self._script("withdraw a claim", WITHDRAW, _claim(status)).code != REFUSED
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
-        control = Path(status.handle)
-        pid, _ = _recorded(control)
-        try:
-            if not (environment := proc_environ(pid or 0)):
-                raise ProcessLookupError("its supervisor has ended")
-            cwd = json.loads(_text(control / "spec.json"))["cwd"] or f"/proc/{pid}/cwd"
-            return LocalExec(command, environment, cwd, stdin=stdin, tty=tty)
-        except (OSError, ValueError, KeyError) as error:
+        line = f"exec {shlex.join(command)}"
+        if self._node.host.is_local:
+            return LocalExec(shell.script(EXEC, [status.handle, line]), stdin=stdin, tty=tty)
+        if tty:
             raise CommandFailed(
-                f"cannot run {command[0]} beside node {status.node_rank}: {error}",
-                "see `ddpctl ps`",
-                host=self.host,
-            ) from None
+                "with engine: process, `exec -t` works on this machine only",
+                "leave -t out, or log in with ssh",
+                host=self._node.name,
+            )
+        return RemoteExec(self._node.open_script(EXEC, status.handle, f"{line} 2>&1", stdin=stdin))
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        pid, started = _recorded(Path(status.handle))
-        if pid is None:  # waiting in line, or never started
-            return
-        for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, KILL_TIMEOUT)):
-            if not _running(pid, started):
-                return
-            os.kill(pid, number)
-            deadline = time.monotonic() + seconds
-            while _running(pid, started) and time.monotonic() < deadline:
-                time.sleep(POLL)
-        _kill_orphans(status.run_id, status.node_rank)
+        if status.handle.startswith("/"):  # not a ticket
+            rank, tenths = str(status.node_rank), str(int(10 * timeout))
+            arguments = (status.handle, status.run_id, rank, tenths)
+            self._script(
+                "stop the node", STOP, *arguments, timeout=timeout + KILL_TIME + SCRIPT_TIME
+            )
 
     def remove(self, status: NodeStatus) -> None:
-        if status.is_ticket:
-            claim_files.remove(status.handle)
-            return
-        (Path(status.handle) / "labels.json").unlink(missing_ok=True)
-        claim_files.remove(container_name(status.run_id, status.node_rank))
+        if status.handle.startswith("/"):
+            self._node.run(["rm", "-f", "--", f"{status.handle}/labels.json"])
+        self._script("remove a claim", WITHDRAW, _claim(status), "all")
 
-    def _newest_attempts(self, run_id: str | None) -> Iterator[Path]:
-        """Yield the control folder of each node's newest attempt here. Hosts may share the home folder."""
-        newest: dict[tuple[str, int], tuple[int, Path]] = {}  # by run and node rank
-        for control in self.store.glob(CONTROL_DIRS):
-            run, rank, attempt = attempt_in(str(control)) or ("", 0, 0)
-            if not is_run_id(run) or run_id not in (None, run):
-                continue
-            own = _text(control / "host").strip() == platform.node()
-            if own and (control / "labels.json").exists():
-                newest[run, rank] = max(newest.get((run, rank), (0, control)), (attempt, control))
-        for key in sorted(newest):
-            yield newest[key][1]
+    def _script(
+        self,
+        what: str,
+        text: str,
+        *args: str,
+        stdin: str = "",
+        timeout: float = SCRIPT_TIME,
+    ) -> Completed:
+        done = self._node.script(text, *args, stdin=stdin.encode(), timeout=timeout)
+        if done.code == 0 or (text == WITHDRAW and done.code == REFUSED):
+            return done
+        why = "another command has withdrawn it" if done.code == REFUSED else done.reason
+        raise CommandFailed(
+            f"cannot {what}: {why}",
+            "look at `df -h` and the permissions of /tmp and ~/.ddpctl there",
+            host=self._node.name,
+        )
 
+    def _rows(self, done: Completed) -> Iterator[tuple[Sequence[str], float | None]]:
+        """Yield the values of each row, and the host's time."""
+        words = iter(row.decode(errors="replace") for row in done.rows())
+        rows = [[next(words, "") for _ in range(SIZES.get(kind, 0))] for kind in words]
+        clock = _number(rows.pop()[0]) if rows and len(rows[-1]) == 1 else None
+        return ((row, clock) for row in rows if row)
 
-def _text(path: Path) -> str:
-    """Return the file's text; "" if it cannot be read."""
-    try:
-        return path.read_text() if path.is_file() else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def _seen(control: Path) -> NodeStatus:
-    pid, started = _recorded(control)
-    if pid is None:
-        return NodeStatus(state=ContainerState.CREATED)
-    began = _modified(control / "pid")
-    if _running(pid, started):
-        return NodeStatus(state=ContainerState.RUNNING, started=began)
-    journal = control / "journal"
-    return NodeStatus(
-        state=ContainerState.EXITED,
-        exit_code=_exit_code(journal),
-        started=began,
-        ended=_modified(journal),
-    )
+    def _status(
+        self, handle: str, labels: str, about: NodeStatus, clock: float | None
+    ) -> NodeStatus | None:
+        try:
+            parsed: object = json.loads(labels)
+        except (ValueError, RecursionError):
+            parsed = None
+        return read_status(self._node.name, handle, parsed, about, clock)
 
 
-def _labels(control: Path) -> object:
-    try:
-        return json.loads(_text(control / "labels.json"))
-    except (ValueError, RecursionError):
-        return None
+def _claim(status: NodeStatus) -> str:
+    if status.handle.startswith("/"):
+        return container_name(status.run_id, status.node_rank)
+    return status.handle
 
 
-def _recorded(control: Path) -> tuple[int | None, str]:
-    """Return the process id and start time from `pid`; (None, "") if it is missing or malformed."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8}) ([0-9]{1,20}|gone)", _text(control / "pid"))
-    return (int(match[1]), match[2]) if match else (None, "")
+def _state(text: str) -> NodeStatus:
+    """Return the state that process_files.sh prints."""
+    line, _, journal = text.partition("\n")
+    state, *times = line.split(" ")
+    if state not in (ContainerState.CREATED, ContainerState.RUNNING, ContainerState.EXITED):
+        return NodeStatus()
+    since, until = [*map(_number, times), None, None][:2]
+    code = _exit_code(journal) if state == ContainerState.EXITED else None
+    return NodeStatus(state=ContainerState(state), started=since, ended=until, exit_code=code)
 
 
-def _running(pid: int, started: str) -> bool:
-    fields = proc_stat(pid)
-    if fields[:1] == ["Z"]:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)  # reaps the process if it is our child
-        return False
-    return bool(fields) and fields[19] == started
-
-
-def _kill_orphans(run_id: str, node_rank: int) -> None:
-    """SIGKILL the processes that a killed supervisor left, found by run id and node rank."""
-    marks = {"DDPCTL_RUN_ID": run_id, "DDPCTL_NODE_RANK": str(node_rank)}
-    for entry in Path("/proc").glob("[0-9]*"):
-        if marks.items() <= proc_environ(int(entry.name)).items():
-            with contextlib.suppress(OSError):  # it has just ended
-                os.kill(int(entry.name), signal.SIGKILL)
-
-
-def _exit_code(journal: Path) -> int | None:
-    """Return the exit code in the `end` event; None if there is no such event."""
-    with contextlib.suppress(OSError), journal.open("rb") as file:
-        file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
-        last = file.read().splitlines(keepends=True)[-1:]
-        for record in Reader().feed(b"".join(last)):
-            if isinstance(record.event, End):
-                return record.event.exit_code
+def _exit_code(line: str) -> int | None:
+    """Return the exit code in the `end` event, the last line of a journal; None for any other line."""
+    for record in Reader().feed(line.encode()):
+        if isinstance(record.event, End):
+            return record.event.exit_code
     return None
 
 
-def _modified(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
+def _number(text: str) -> float | None:
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None

@@ -1,4 +1,4 @@
-"""A command that runs beside a node of the process engine, on this machine."""
+"""A command that runs beside a node of the process engine."""
 
 import contextlib
 import os
@@ -6,32 +6,27 @@ import pty
 import selectors
 import subprocess
 import termios
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
-from ..ssh.stream import CHUNK
+from ..ssh.stream import CHUNK, Stream
 
 CONTROL_TERMINAL = ("setsid", "--ctty")
-RUN = ("sh", "-c", 'exec "$@"', "sh")  # like a shell, exits with 127 for a missing command
 
 
 class LocalExec:
-    """Satisfies launcher.engines.base.Exec."""
+    """On this machine. Satisfies launcher.engines.base.Exec."""
 
-    def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: str, *, stdin: bool, tty: bool
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, stdin: bool, tty: bool) -> None:
         self._terminal: int | None
         self._terminal, inside = pty.openpty() if tty else (None, None)
         out = subprocess.PIPE if inside is None else inside
         self._process = subprocess.Popen(
-            [*(() if inside is None else CONTROL_TERMINAL), *RUN, *command],
+            [*(() if inside is None else CONTROL_TERMINAL), *command],
             stdin=out if stdin or tty else subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             bufsize=0,
-            env=env,
-            cwd=cwd,
         )
         if inside is not None:
             os.close(inside)
@@ -70,3 +65,18 @@ class LocalExec:
     def wait(self) -> int:
         code = self._process.wait()
         return code if code >= 0 else 128 - code
+
+
+class RemoteExec:
+    """On another host, without a terminal; all output is stdout. Satisfies launcher.engines.base.Exec."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.write, self.close_stdin, self.wait = stream.write, stream.close_stdin, stream.wait
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        while data := self._stream.read():
+            yield 1, data
+
+    def resize(self, rows: int, columns: int) -> None:
+        pass

@@ -63,6 +63,8 @@ class Job:
     """What every node runs. Paths are absolute, sizes in bytes, times in seconds."""
 
     engine: str = "docker"
+    python: str | None = None  # with engine: process, the path of a Python on the hosts
+    conda: str | None = None  # or the name of a conda environment
     image: str = "ddpctl-trainer:latest"
     workdir: str | None = None
     dataset: str | None = None

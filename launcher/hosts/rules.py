@@ -11,6 +11,7 @@ from .model import Host, Job
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 _CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
+_PROCESS_KEYS = ("python", "conda")
 _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")
 
 
@@ -55,9 +56,6 @@ def _entry_rules(entry: HostEntry, job: Job) -> Iterator[Mistake]:
         found = f"{', '.join(ssh_keys)} on host: local"
         remedy = "remove it: this machine is used without SSH"
         yield entry.mistake(f".{ssh_keys[0]}", found, remedy)
-    if job.engine == "process" and not host.is_local:
-        remedy = "use host: local, or engine: docker for other machines"
-        yield entry.mistake(".host", f"{host.name} with engine: process", remedy)
     count = len(host.gpu_ids)
     key, wanted = f"{entry.key}.nproc_per_node", host.nproc_per_node
     if wanted is None:
@@ -94,6 +92,11 @@ def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
         if getattr(job, key):
             found = f"{key} with engine: process, which has no container"
             yield key, found, "remove it, or use engine: docker"
+    for key in _PROCESS_KEYS if job.engine != "process" else ():
+        if getattr(job, key):
+            yield key, f"{key} with engine: {job.engine}", "remove it, or set engine: process"
+    if job.python and job.conda:
+        yield "conda", "both python and conda", "keep one of them"
     own = dict.fromkeys(_OWN_FOLDERS, "ddpctl's own folders are")
     own |= {"/data": "dataset is"} if job.dataset else {}
     own |= {"/workspace": "workdir is"} if job.workdir else {}

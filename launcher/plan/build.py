@@ -36,7 +36,7 @@ from .plan import (
     run_dir_in,
     total,
 )
-from .supervisor_spec import SUPERVISOR
+from .supervisor_spec import supervisor_command
 from .topology import free_port, ids_by_uuid, nproc_per_node
 
 
@@ -151,7 +151,7 @@ def _node(
         facts,
         name=place.container,
         image=inputs.images[rank] if inputs.images else job.image,
-        entrypoint=SUPERVISOR,
+        entrypoint=supervisor_command(plan, host, place),
         env={name: value for name, value in env.items() if value is not None},
         env_names=env_names,
         env_at_launch=tuple(name for name, value in env.items() if value is None),

@@ -3,14 +3,29 @@
 The file has mode 0600 on the host, because it contains a secret.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .plan import CONTROL_DIR, NodePlan, Plan
+from ..hosts import Host, Job
+from .plan import CONTROL_DIR, NodePlan, Place, Plan
 
 BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
 ISOLATED = ("-I", "-S")  # python3 flags: only the ranks use PYTHONPATH and site packages
-SUPERVISOR = ("python3", *ISOLATED, f"{CONTROL_DIR}/{BUNDLE}", f"{CONTROL_DIR}/spec.json")
+
+
+def supervisor_command(plan: Plan, host: Host, place: Place) -> tuple[str, ...]:
+    """Return the supervisor's command line, as the container or the host runs it."""
+    folder = CONTROL_DIR if plan.engine.in_container else place.control_dir
+    python = "python3" if plan.engine.in_container else python_on(plan.job, host)
+    return python, *ISOLATED, f"{folder}/{BUNDLE}", f"{folder}/spec.json"
+
+
+def python_on(job: Job, host: Host) -> str:
+    """Return the Python of engine: process on a host, as find_python.sh takes it."""
+    if job.conda:
+        return f"conda:{job.conda}"
+    return job.python or (sys.executable if host.is_local else "python3")
 
 
 def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]:

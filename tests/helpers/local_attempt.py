@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.engines.process import LocalProcesses
+from launcher.engines.process import Processes
 from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.hosts import Host
 from launcher.plan.plan import Place
@@ -17,4 +17,4 @@ def local_attempt(folder: Path, journal: bytes, node: Node | None = None) -> Run
     (control / "journal").write_bytes(journal)
     node = node or Node(Host("local"))
     place = Place(0, 1, "none", str(folder), str(control))
-    return RunningAttempt((RunningNode(node, LocalProcesses(node), place),))
+    return RunningAttempt((RunningNode(node, Processes(node), place),))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.process import LocalProcesses
+from launcher.engines.process import Processes
 from launcher.engines.status import inspected, read_status, seen_in_list
 from launcher.hosts import Host
 from launcher.run_id import is_run_id, new_run_id
@@ -157,14 +157,14 @@ def test_odd_files_of_the_process_engine_are_skipped(
 
     whole = {key.removeprefix("io.ddpctl."): value for key, value in LABELS.items()}
     text = json.dumps(whole)
-    control("20261122-101500-ab12", "attempt-2", text, "-1 5")  # a negative pid is a group
+    control("20261122-101500-ab12", "attempt-1", text, "-1 5")  # a negative pid is a group
     control("20261122-101500-ab12", "attempt-x", text)
     control("r-other-host", "attempt-1", text, host="shares the home")
     control("UPPER CASE", "attempt-1", text)
     control("r-list", "attempt-1", "[]")
     control("r-torn", "attempt-1", '{"run-id"')
     control("r-word", "attempt-1", json.dumps({**whole, "attempt": "abc"}))
-    [status] = LocalProcesses(Node(Host("local"))).list()
+    [status] = Processes(Node(Host("local"))).list()
     assert (status.run_id, status.state) == ("20261122-101500-ab12", "created")
 
 

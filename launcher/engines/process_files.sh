@@ -1,0 +1,56 @@
+#!/bin/sh
+# To be sourced. What stands for a node of the process engine on its host. In its control folder:
+# labels.json, and once it has started, pid, with the process id and the start time in clock ticks,
+# so that a process that reuses the id is never taken for it. In the claims folder, for all users to
+# read: NAME.STATE, with the same line or -, and the labels.
+. ../plan/attempts.sh
+
+# Succeeds if $1 is a file or folder of user $2, and no link.
+belongs_to() { [ ! -L "$1" ] && [ "$(stat -c %u "$1" 2>/dev/null)" = "$2" ]; }
+
+# Prints this user's folder of claims. Another user may have taken its first name.
+claims_folder() {
+  user=$(id -u) own=/tmp/ddpctl-claims-$(id -u)
+  for folder in "$own" "$own".*; do
+    if [ -d "$folder" ] && belongs_to "$folder" "$user"; then
+      printf '%s\n' "$folder"
+      return
+    fi
+  done
+  mkdir -m 755 "$own" 2>/dev/null || own=$(mktemp -d "$own.XXXXXX") || return
+  chmod 755 "$own" && printf '%s\n' "$own"
+}
+
+# Writes the text on stdin to file $1, at once.
+replace() { cat > "${1%/*}/.${1##*/}.$$" && mv "${1%/*}/.${1##*/}.$$" "$1"; }
+
+# Prints when process $1 started, unless it has ended.
+start_of() {
+  fields=$(cat "/proc/$1/stat" 2>/dev/null) || return
+  # shellcheck disable=SC2086 # fields
+  set -- ${fields##*) }
+  [ "$1" = Z ] || printf '%s\n' "${20}"
+}
+
+# Succeeds if the process in the line $1 runs.
+alive() {
+  case $1 in [1-9]*[0-9]\ [0-9]* | [1-9]\ [0-9]*) [ "$(start_of "${1%% *}")" = "${1#* }" ] ;; *) false ;; esac
+}
+
+# Prints the line in file $1.
+pid_line() { read_file "$1/pid" 64 | head -n 1; }
+
+# Prints the state of the node in folder $1: `created`, `running SINCE`, or `exited SINCE UNTIL`
+# and the last line of its journal. Times are unix seconds.
+print_state() {
+  line=$(pid_line "$1")
+  since=$(stat -c %Y "$1/pid" 2>/dev/null)
+  if [ -z "$line" ]; then
+    printf 'created\n'
+  elif alive "$line"; then
+    printf 'running %s\n' "$since"
+  else
+    printf 'exited %s %s\n' "$since" "$(stat -c %Y "$1/journal" 2>/dev/null)"
+    [ ! -f "$1/journal" ] || tail -c 65536 "$1/journal" | tail -n 1 | tr -d '\0'
+  fi
+}

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Removes claim $1 unless its node has started; exits with 17 if it has. With `all` as $2 removes it
+# in any case.
+. ./process_files.sh
+folder=$(claims_folder) || exit 1
+if [ "$2" != all ] && [ -e "$folder/$1.running" ]; then exit 17; fi
+rm -f "$folder/$1.waiting" "$folder/$1.created"
+if [ "$2" = all ]; then rm -f "$folder/$1.running"; fi

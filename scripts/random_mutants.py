@@ -195,7 +195,7 @@ def failure(copy: Path, *arguments: str) -> str:
 
 
 def killed_by(package: str, mutant: Mutant, copy: Path) -> str:
-    """Return what noticed the mutant; empty if nothing did. A test that also fails without does not count."""
+    """Return what noticed the mutant, if anything. A test that fails without the mutant does not count."""
     path = copy / mutant.file
     source = path.read_text()
     for arguments in killers(package, mutant):

@@ -8,10 +8,15 @@ for folder in /tmp/ddpctl-claims-*; do
   cd "$folder" 2>/dev/null || continue
   for file in *.waiting *.created *.running; do
     [ -f "$file" ] && [ ! -L "$file" ] || continue
-    line=$(read_file "$file" 64 | head -n 1)
-    case $file:$line in
-      *.running:-) [ -n "$(find "$file" -mmin -2)" ] || continue ;; # its start has failed
-      *.running:*) alive "$line" || { rm -f "$file" 2>/dev/null; continue; } ;;
+    case $file in
+      *.running)
+        line=$(process_in "$file")
+        if [ -n "$line" ]; then
+          alive "$line" || { rm -f "$file" 2>/dev/null; continue; }
+        else # it is being started, or its start has failed
+          [ -n "$(find "$file" -mmin -2)" ] || continue
+        fi
+        ;;
     esac
     printf 'claim\0%s\0%s\0' "$file" "$(stat -c %Y "$file")"
     read_file "$file" 65536 | tail -n +2 | tr -d '\0'

@@ -33,17 +33,15 @@ start_of() {
 }
 
 # Succeeds if the process in the line $1 runs.
-alive() {
-  case $1 in [1-9]*[0-9]\ [0-9]* | [1-9]\ [0-9]*) [ "$(start_of "${1%% *}")" = "${1#* }" ] ;; *) false ;; esac
-}
+alive() { [ -n "$1" ] && [ "$(start_of "${1%% *}")" = "${1#* }" ]; }
 
-# Prints the line in file $1.
-pid_line() { read_file "$1/pid" 64 | head -n 1; }
+# Prints the line with the process in file $1, if it is well formed.
+process_in() { read_file "$1" 64 | head -n 1 | grep -xE '[1-9][0-9]{0,8} [0-9]{1,20}'; }
 
 # Prints the state of the node in folder $1: `created`, `running SINCE`, or `exited SINCE UNTIL`
 # and the last line of its journal. Times are unix seconds.
 print_state() {
-  line=$(pid_line "$1")
+  line=$(process_in "$1/pid")
   since=$(stat -c %Y "$1/pid" 2>/dev/null)
   if [ -z "$line" ]; then
     printf 'created\n'

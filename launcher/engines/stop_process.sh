@@ -2,7 +2,7 @@
 # Stops the supervisor of a node, and what a killed one has left. $1: control folder, $2: run,
 # $3: node rank, $4: tenths of a second between SIGTERM and SIGKILL
 . ./process_files.sh
-line=$(pid_line "$1") tenths=$4
+line=$(process_in "$1/pid") tenths=$4
 [ -n "$line" ] || exit 0 # never started
 for number in TERM KILL; do
   alive "$line" || break

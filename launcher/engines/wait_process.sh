@@ -1,6 +1,6 @@
 #!/bin/sh
 # Waits until the node in control folder $1 has ended. Prints its state.
 . ./process_files.sh
-line=$(pid_line "$1")
+line=$(process_in "$1/pid")
 while alive "$line"; do sleep 0.2; done
 print_state "$1"

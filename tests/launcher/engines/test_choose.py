@@ -37,9 +37,9 @@ def test_a_hosts_file_may_name_each_engine() -> None:
     assert SCHEMA["properties"]["job"]["properties"]["engine"]["enum"] == [*choose.ENGINES]
 
 
-def test_local_processes_are_only_on_this_machine() -> None:
+def test_only_this_machine_may_have_processes_of_other_runs() -> None:
     assert names(every_engine(LOCAL)) == ["docker", "process"]
-    assert names(every_engine(REMOTE)) == ["docker"]
+    assert names(engines_on(REMOTE, "docker")) == ["docker"]
 
 
 def test_a_run_may_be_in_the_engine_of_the_job_or_in_one_without_containers() -> None:

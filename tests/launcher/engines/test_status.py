@@ -148,7 +148,7 @@ def test_odd_files_of_the_process_engine_are_skipped(
     def control(
         run_id: str, attempt: str, labels: str, pid: str = "", host: str = platform.node()
     ) -> None:
-        folder = runs / run_id / "nodes" / "0" / attempt
+        folder = runs / run_id / "nodes" / "1" / attempt
         folder.mkdir(parents=True)
         (folder / "labels.json").write_text(labels)
         (folder / "host").write_text(host)
@@ -157,7 +157,7 @@ def test_odd_files_of_the_process_engine_are_skipped(
 
     whole = {key.removeprefix("io.ddpctl."): value for key, value in LABELS.items()}
     text = json.dumps(whole)
-    control("20261122-101500-ab12", "attempt-1", text, "-1 5")  # a negative pid is a group
+    control("20261122-101500-ab12", "attempt-2", text, "-1 5")  # a negative pid is a group
     control("20261122-101500-ab12", "attempt-x", text)
     control("r-other-host", "attempt-1", text, host="shares the home")
     control("UPPER CASE", "attempt-1", text)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..engines.choose import engine_of
+from ..engines.choose import engine_of, engine_traits
 from ..engines.engine_info import EngineInfo, ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.facts import Facts
@@ -20,10 +20,12 @@ from . import (
     check_docker,
     check_gpus,
     check_network,
+    check_python,
     check_rdma,
     check_resources,
     container_test,
 )
+from .check_python import versions_or_error
 from .container_test import ContainerReport
 from .findings import Finding, failure_of, in_order
 from .fleet import Fleet
@@ -33,7 +35,7 @@ from .probe import Probe
 USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
 CHECKS = [
     (name, check)
-    for module in (check_docker, check_gpus, check_resources, check_network, check_rdma)
+    for module in (check_docker, check_python, check_gpus, check_resources, check_network, check_rdma)
     for name, checks in module.CHECKS.items()
     for check in checks
 ]
@@ -169,6 +171,7 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
     node.connect()
     agent = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
     answer = in_background(lambda: gather_one(node, ports=first == 0, check=[USUAL_ROOT, *check]))
+    python = None if engine_traits(job.engine).in_container else versions_or_error(node, job)
     try:
         engine = engine_of(node, job.engine).engine_info(job.image)
     except HostUnreachable:
@@ -180,7 +183,7 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
         facts = gather_one(node, ports=first == 0, check=[engine.root, *check])
     agent.result()
     hosts = tuple(node.host for node in nodes.values())
-    return Machine(name, tuple(nodes), hosts, facts, engine, engine_error)
+    return Machine(name, tuple(nodes), hosts, facts, engine, engine_error, python)
 
 
 def local_image(job: Job) -> ImageInfo | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..engines.engine_info import EngineInfo
@@ -26,7 +27,10 @@ class UnreachableMachine:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with its nodes. engine: None if it does not answer or the job needs none."""
+    """A machine with its nodes. engine: None if it does not answer or the job needs none.
+
+    python: versions of the job's Python and its packages; None if an image has them.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -34,6 +38,7 @@ class Machine:
     facts: Facts
     engine: EngineInfo | None = None
     engine_error: DdpctlError | None = None
+    python: Mapping[str, str] | DdpctlError | None = None
 
     @property
     def details(self) -> Details:

@@ -1,0 +1,59 @@
+"""Check the Python environment of `engine: process`."""
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+
+from ..engines.status import host_text, mapping
+from ..errors import CommandFailed, DdpctlError
+from ..hosts import Job
+from ..plan.supervisor_spec import python_on
+from ..ssh.node import Node
+from ..ssh.script_files import load_script
+from .findings import Problem, failure, failure_of, warning
+from .fleet import Fleet, odd_one_out
+from .machine import Machine
+
+SCRIPT = load_script(__file__, "python.sh")
+REMEDY = "set job.python or job.conda to an environment that is on every host"
+
+
+def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
+    """Return the versions of the job's Python and its packages, by name, or why there are none."""
+    python = python_on(job, node.host)
+    done = node.script(SCRIPT, python)
+    try:
+        answer = mapping(json.loads(done.stdout)) if done.code == 0 else {}
+    except (ValueError, RecursionError):
+        answer = {}
+    versions = {name: host_text(version) for name, version in list(answer.items())[:9]}
+    if not versions.get("python"):
+        what = done.reason if done.code else f"{python} is no Python 3.8 or newer"
+        return CommandFailed(what, REMEDY, host=node.name)
+    return versions
+
+
+def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+    """Check that torch is there, for the host's GPUs, in the version of the other hosts."""
+    own = machine.python
+    if isinstance(own, DdpctlError):
+        yield failure_of(own)
+    if not isinstance(own, Mapping):
+        return
+    torch = own.get("torch", "")
+    if not torch:
+        yield failure("its Python has no torch", f"install torch there, or {REMEDY}")
+    elif machine.wants_gpus and machine.has_driver and torch.endswith("+cpu"):
+        yield failure(f"torch {torch} cannot use GPUs", "install a build of torch for GPUs there")
+    for name in own:
+        if different := odd_one_out(machine, fleet.machines, functools.partial(version_on, name)):
+            report = warning if name == "python" else failure
+            what = f"{name} {different[0]} there, {different[1]} on other hosts"
+            yield report(what, "use the same versions on every host")
+
+
+def version_on(name: str, machine: Machine) -> str | None:
+    return machine.python.get(name) if isinstance(machine.python, Mapping) else None
+
+
+CHECKS = {"image": (check_packages,)}

@@ -34,7 +34,8 @@ def test_the_example_shows_every_key_and_no_other() -> None:
     shown = yaml.safe_load(EXAMPLE)
     assert set(shown) == set(SECTIONS)
     assert set(shown["defaults"]) == set(DEFAULTS)
-    assert set(shown["job"]) == set(JOB)
+    of_processes = re.findall(r"^  # (\w+): .* # with engine: process", EXAMPLE, re.MULTILINE)
+    assert {*shown["job"], *of_processes} == set(JOB)
     hosts = [host for host in shown["hosts"] if isinstance(host, dict)]
     assert set().union(*hosts) | set(shown["defaults"]) == set(HOST)
 

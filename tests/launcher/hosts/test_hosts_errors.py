@@ -38,10 +38,7 @@ job:
     assert [line.split(": ")[:2] for line in found] == [
         ["hosts.yaml:1", "defaults.port"],
         ["hosts.yaml:3", "hosts[0].prot"],
-        ["hosts.yaml:3", "hosts[0].host"],
         ["hosts.yaml:4", "hosts[1].port"],
-        ["hosts.yaml:4", "hosts[1].host"],
-        ["hosts.yaml:5", "hosts[2].host"],
         ["hosts.yaml:5", "hosts[2]"],
         ["hosts.yaml:7", "job.imgae"],
         ["hosts.yaml:8", "job.nproc_per_node"],
@@ -230,7 +227,8 @@ JOB_PROBLEMS = [
     ("volumes: []", "did you mean 'mounts'?"),
     ("dataset: s3://bucket/x", "ddpctl reads no URLs"),
     ("gpus: 2", "move it under hosts:"),
-    ("engine: process", "use host: local"),
+    ("python: /opt/torch/bin/python", "set engine: process"),
+    ("{engine: process, python: a, conda: b}", "keep one of them"),
     ("nproc_per_node: 3", "found 2 GPUs for job.nproc_per_node 3"),
 ]
 

@@ -1,0 +1,107 @@
+"""Claims of the process engine: files in one folder per user, which all users of the host can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.engines import process
+from launcher.engines.process import Processes
+from launcher.engines.status import ContainerState, NodeStatus
+from launcher.hosts import Host
+from launcher.ssh.node import Node
+
+LABELS = {
+    "io.ddpctl.run-id": "r",
+    "io.ddpctl.attempt": "1",
+    "io.ddpctl.node-rank": "0",
+    "io.ddpctl.nnodes": "1",
+    "io.ddpctl.owner": "ann",
+    "io.ddpctl.gpus": "GPU-1",
+}
+NAME = "ddpctl-r-0"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("CLAIM", "LIST_CLAIMS", "WITHDRAW", "START"):
+        text = getattr(process, name).replace("/tmp/ddpctl-claims", f"{tmp_path}/claims")
+        monkeypatch.setattr(process, name, text)
+    return tmp_path / f"claims-{os.getuid()}"
+
+
+@pytest.fixture
+def engine() -> Processes:
+    return Processes(Node(Host("local")))
+
+
+def claimed(engine: Processes) -> list[tuple[str, tuple[str, ...]]]:
+    return [(claim.state.value, claim.gpus) for claim in engine.claims()]
+
+
+def test_a_place_in_line_is_shown_until_it_is_withdrawn(engine: Processes, folder: Path) -> None:
+    assert engine.claims() == []
+    engine.wait_in_line(NAME, LABELS)
+    [ticket] = engine.claims()
+    assert (ticket.state, ticket.gpus, ticket.expired) == ("waiting", ("GPU-1",), False)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert engine.withdraw(ticket) and engine.claims() == []
+
+
+def test_a_claim_that_nobody_renews_expires(engine: Processes, folder: Path) -> None:
+    engine.wait_in_line(NAME, LABELS)
+    os.utime(folder / f"{NAME}.waiting", (1e9, 1e9))
+    assert [claim.expired for claim in engine.claims()] == [True]
+
+
+def test_the_claim_of_a_process_lasts_as_long_as_the_process(
+    engine: Processes, folder: Path
+) -> None:
+    folder.mkdir()
+    child = subprocess.Popen(["sleep", "600"])
+    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()
+    running = folder / f"{NAME}.running"
+    running.write_text(f"{child.pid} {fields[19]}\n{json.dumps(LABELS)}\n")
+    assert claimed(engine) == [("running", ("GPU-1",))]
+    other = NodeStatus(state=ContainerState.CREATED, handle=NAME)
+    assert not engine.withdraw(other)  # it has started
+    running.write_text(f"{child.pid} {int(fields[19]) + 1}\n{json.dumps(LABELS)}\n")
+    assert claimed(engine) == []  # another process with the same id
+    running.write_text(f"{child.pid} {fields[19]}\n{json.dumps(LABELS)}\n")
+    child.kill()
+    child.wait()
+    assert claimed(engine) == [] and not running.exists()
+
+
+def test_a_folder_counts_only_if_it_belongs_to_the_user_in_its_name(
+    engine: Processes, folder: Path, tmp_path: Path
+) -> None:
+    forged = tmp_path / f"claims-{os.getuid() + 1}"
+    forged.mkdir()
+    (forged / f"{NAME}.waiting").write_text(f"-\n{json.dumps(LABELS)}\n")
+    (tmp_path / f"claims-{os.getuid()}.link").symlink_to(forged)
+    assert claimed(engine) == []
+
+
+def test_a_name_that_is_taken_blocks_nobody(
+    engine: Processes, folder: Path, tmp_path: Path
+) -> None:
+    folder.symlink_to(tmp_path / "elsewhere")  # as another user could
+    engine.wait_in_line(NAME, LABELS)
+    assert claimed(engine) == [("waiting", ("GPU-1",))]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_is_no_file_is_skipped(engine: Processes, folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "a.created")
+    (folder / "b.running").symlink_to("/etc/passwd")
+    (folder / "c.waiting").mkdir()
+    (folder / "d.other").write_text(json.dumps(LABELS))
+    (folder / "e.waiting").write_text("-\n[")
+    assert claimed(engine) == []

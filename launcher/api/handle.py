@@ -155,6 +155,8 @@ class JobOptions(TypedDict, total=False):
     """Overrides of the `job` keys in docs/hosts-file.md. Paths are relative to the current folder."""
 
     engine: Literal["docker", "process"]
+    python: str
+    conda: str
     image: str
     workdir: str | PathLike[str]
     dataset: str | PathLike[str]

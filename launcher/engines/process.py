@@ -71,11 +71,15 @@ class Processes(Engine):
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         nodes = [status for _, _, status in self._nodes(run_id) if status]
-        tickets = [each for each in self.claims() if each.is_ticket and run_id in (None, each.run_id)]
+        tickets = [
+            each for each in self.claims() if each.is_ticket and run_id in (None, each.run_id)
+        ]
         return [*nodes, *tickets]
 
     def unreadable(self, run_id: str | None = None) -> Sequence[str]:
-        return [control for control, about, status in self._nodes(run_id) if about.alive and not status]
+        return [
+            control for control, about, status in self._nodes(run_id) if about.alive and not status
+        ]
 
     def _nodes(self, run_id: str | None) -> Iterator[tuple[str, NodeStatus, NodeStatus | None]]:
         """Yield each node's control folder, its state, and its status; None if it cannot be read."""

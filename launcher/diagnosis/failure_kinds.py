@@ -148,7 +148,8 @@ class FailureKind(enum.StrEnum):
     DISK_FULL = (
         "disk-full",
         "A disk or a quota was full.",
-        "the disk is full: free space on that host, or keep fewer checkpoints",
+        "the disk is full: free space on that host, or keep fewer checkpoints; "
+        "after SemLock or shm_open it is /dev/shm: raise job.shm_size",
     )
     STORAGE = (
         "storage",

@@ -13,6 +13,7 @@ from .topology import rank_cores, same_machine
 GPU_ORDER = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
 )  # if the user sets one of these, a rank's GPU is unknown
+STUCK_IN_KERNEL = "1800"  # seconds in state D until torchrun 2.13 gives a rank up for dead
 Variables = dict[str, str | None]  # None: only the host knows the value, and it was not asked yet
 
 
@@ -26,6 +27,9 @@ def run_variables(plan: Plan, nnodes: int, rank: int, paths: JobPaths) -> Variab
         "DDPCTL_OUTPUT_DIR": paths.output,
         "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
         "PYTHONUNBUFFERED": "1",
+        # torch's record of the last collectives, which a container's /tmp would lose
+        "TORCH_FR_DUMP_TEMP_FILE": f"{paths.output}/flight_recorder_{plan.attempt}_rank_",
+        "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": STUCK_IN_KERNEL,
         **({"DDPCTL_DATA_DIR": paths.data} if plan.job.dataset else {}),
         **({"DDPCTL_CACHE_DIR": paths.cache} if plan.engine.in_container else {}),
     }

@@ -225,7 +225,7 @@ def models(report: Report, step: float | None) -> list[dict[str, Any]]:
     backward pass, which takes two thirds of a step.
     """
     nodes = report.last("world").get("nodes", 0)
-    if not report.sizes or nodes < 2:
+    if nodes < 2 or not report.sizes or report.sizes[-1]["bytes"] < 1:
         return []
     largest, rows = report.sizes[-1], []
     for parameters, (name, size) in itertools.product(MODELS, TYPES.items()):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import UsageError
+from ..errors import DdpctlError, UsageError
 from ..state import expanded
 from ..terminal.console import Console
 from ..text import quoted
@@ -73,7 +73,7 @@ def init(
     if asks:
         answers = _ask_about_hosts(answers, file, console, ask_gpus=gpus is None)
     if image is None:
-        image = ask("Image", Job.image)
+        image = _asked_image(Job.image, console) if asks else Job.image
     if command is None:
         command = ask("Command for torchrun", " ".join(Job.command))
     try:
@@ -162,6 +162,23 @@ def _asked_hosts() -> tuple[HostLine, ...]:
     hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
     answer = _prompt(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
     return tuple(HostLine(name) for name in answer.replace(",", " ").split())
+
+
+def _asked_image(default: str, console: Console) -> str:
+    """Ask for the image. Offer to build one if this folder lists the packages that it needs."""
+    from ..push.image.build_image import build_image
+    from ..push.image.recipe import find_source, recipe_of
+
+    try:
+        source = find_source(Path())
+    except UsageError:
+        return _prompt("Image", default)
+    answer = _prompt(f"Image, or `build` to make one from {source.name}", default)
+    try:
+        return build_image(recipe_of(source, None, None), console) if answer == "build" else answer
+    except DdpctlError as error:
+        console.error(str(error))
+        return _prompt("Image", default)
 
 
 def _prompt(question: str, default: str) -> str:

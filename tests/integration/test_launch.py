@@ -94,6 +94,8 @@ def test_containers_are_as_promised(
         import json, os, pathlib
         for folder in ("/checkpoints", "/output", "/workspace"):
             pathlib.Path(folder, "written").write_text("x")
+        os.mkdir(os.environ["HF_HOME"])
+        pathlib.Path(os.environ["HF_HOME"], "model").write_text("x")
         facts = {k: v for k, v in os.environ.items()}
         print(json.dumps({"env": facts, "uid": os.getuid()}), flush=True)
         """,
@@ -136,6 +138,8 @@ def test_containers_are_as_promised(
         assert str(seen["uid"]) == cluster.exec(node, "id", "-u", "ddp")
         written = f"/home/ddp/.ddpctl/runs/{run_id}/output/written"
         assert cluster.exec(node, "stat", "-c", "%U", written) == "ddp"
+        cached = f"/home/ddp/.ddpctl/cache/{seen['uid']}/huggingface/model"
+        assert cluster.exec(node, "stat", "-c", "%U", cached) == "ddp"
     kept = "".join(p.read_text() for p in home.state.rglob("run.json"))
     assert "s3cr3t-value" not in kept + done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pty
 import subprocess
@@ -19,6 +20,7 @@ from launcher.facts.facts import parse as parse_facts
 from launcher.hosts import load, parse
 from launcher.hosts.init import Answers, HostLine, compose, scalar, ssh_aliases
 from launcher.preflight.first_look import described
+from launcher.terminal.console import Console
 
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1)
 
@@ -181,3 +183,22 @@ def test_what_a_host_says_of_its_gpus_stays_in_a_comment(
     assert parse(text, "hosts.yaml") == parse(
         compose(Answers(hosts=(HostLine("a"),)), "hosts.yaml"), "hosts.yaml"
     )
+
+
+def test_it_offers_an_image_of_the_packages_that_the_folder_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = importlib.import_module("launcher.commands.init")
+    answers = iter(["mine:1", "build", "build", "mine:2"])
+    asked: list[str] = []
+    monkeypatch.setattr(command, "_prompt", lambda text, _: asked.append(text) or next(answers))
+    monkeypatch.chdir(tmp_path)
+    assert command._asked_image("x:1", Console()) == "mine:1"
+    (tmp_path / "requirements.txt").write_text("timm\n")
+    building = "launcher.push.image.build_image.build_image"
+    monkeypatch.setattr(building, lambda recipe, console: "ddpctl-mine:0a")
+    assert command._asked_image("x:1", Console()) == "ddpctl-mine:0a"
+    (tmp_path / "requirements.txt").write_text("-e .\n")
+    assert command._asked_image("x:1", Console()) == "mine:2"
+    assert ["requirements.txt" in text for text in asked] == [False, True, True, False]
+    assert "your code is job.workdir" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from launcher.hosts import Cluster, Host, Job, override_job, parse
 from launcher.push.files.left_out import REPORT, LeftOut, listed
 from launcher.push.files.scan import Tree, scan, scan_job
 from launcher.push.push import PushResult
+from launcher.report.page import HEAD
 from launcher.start.node_folders import PREPARE
 
 Pushes = Callable[..., PushResult]
@@ -123,6 +124,10 @@ def test_ddpctls_own_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<html>")
     os.mkfifo(tmp_path / "pipe.yaml")
     assert code(tmp_path) == {"conf.yaml", "page.html"}
+
+
+def test_a_report_says_that_it_is_one() -> None:
+    assert REPORT in HEAD
 
 
 def test_ddpctlignore_keeps_what_it_names_and_nothing_else(tmp_path: Path) -> None:

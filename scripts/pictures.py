@@ -99,7 +99,7 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(home: Home, folder: Path, rows: int, columns: int = 120) -> Iterator[Terminal]:
+def terminal(home: Home, folder: Path, rows: int, columns: int = 124) -> Iterator[Terminal]:
     opened = Terminal(home, folder, rows, columns)
     try:
         yield opened
@@ -154,7 +154,7 @@ def panel(cluster: Cluster, home: Home, project: Path) -> None:
         write("panel.svg", taken, columns=140)
 
 
-def write(name: str, frames: list[Frame], columns: int = 120) -> None:
+def write(name: str, frames: list[Frame], columns: int = 124) -> None:
     """Draw frames as an SVG that shows them one after the other, and again from the beginning."""
     starts, clock = [0.0], 0.0
     for (before, _), (at, _) in itertools.pairwise(frames):

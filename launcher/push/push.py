@@ -38,7 +38,7 @@ Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
 INSPECT = load_script(__file__, "inspect_host.sh")
-PAUSES = (1.0, 5.0, 15.0, 30.0)  # seconds until a lost connection is tried again
+PAUSES = (1.0, 4.0, 10.0)  # seconds until a lost connection is tried again
 
 
 @dataclass(frozen=True)

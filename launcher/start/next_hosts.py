@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from ..diagnosis.failure_kinds import FailureKind
 from ..engines.choose import engine_of
 from ..errors import DdpctlError, PreflightError, Several
+from ..facts.gather import gather_one
 from ..hosts import Cluster, Host
 from ..runs.record import RunRecord
 from ..ssh.many import try_each
 from ..ssh.node import Node, connected
 from ..supervisor.classify import Restart
+from ..text import counted
 
 # After these, a host is to blame. After the second in one run, it is used only if no other is left.
 BLAMING = (
@@ -79,12 +81,17 @@ def next_hosts(
     )
 
 
-def silent_hosts(cluster: Cluster) -> Problems:
-    """Return the hosts and spares that do not answer, or whose engines do not."""
+def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
+    """Return the hosts and spares that do not answer, whose engines do not, or that have lost a GPU."""
 
     def look(node: Node) -> None:
         node.connect()
-        engine_of(node, cluster.job.engine).list("none")
+        listed = engine_of(node, cluster.job.engine).list(run_id)
+        if before := {uuid for each in listed if not each.is_ticket for uuid in each.gpus}:
+            lost = before - {gpu.uuid for gpu in gather_one(node, ports=False).gpus}
+            if lost:
+                what = f"{counted(len(lost), 'GPU')} of {len(before)} of this run is gone"
+                raise PreflightError(what, "look at `nvidia-smi` and `dmesg` there", host=node.name)
 
     with connected((*cluster.hosts, *cluster.spares)) as nodes:
         _, failures = try_each(nodes, look)

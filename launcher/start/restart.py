@@ -32,7 +32,7 @@ from .next_hosts import (
     hosts_to_avoid,
     next_hosts,
     rejected_hosts,
-    silent_hosts,
+    unusable_hosts,
 )
 from .request import Request, past_restarts
 from .run_attempt import run_attempt
@@ -132,8 +132,8 @@ def start_somewhere(
     patience = iter(PATIENCE)
     fewer = False  # instead of waiting
     while True:
-        with console.step("asking which hosts are up"):
-            unusable = {**rejected, **silent_hosts(base.cluster)}
+        with console.step("asking which hosts can be used"):
+            unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
         choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=fewer)
         if choice.missing and fewer:
             missing = "; ".join(lines(choice.missing))

@@ -315,3 +315,18 @@ def test_check_shows_spares_whose_problems_are_warnings(fake_cluster: Make) -> N
     assert "warning: spare1: ssh: no answer within 10s" in out
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.strip()}
     assert (rows["spare0"], rows["spare1"]) == ("ok", "warning")
+
+
+def test_a_spare_replaces_a_host_that_has_lost_a_gpu(fake_cluster: Make) -> None:
+    cluster = fake_cluster(max_restarts=1, gpus=2, spares=["spare0"], nproc_per_node=1)
+
+    def fail(node: FakeNode) -> None:
+        rank_is_killed(node)
+        cluster.hosts["gpu1"].give_gpus(1)
+
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(fail)
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    assert hosts_of(cluster)[-1] == ["gpu0", "spare0"]
+    assert "spare0 replaces gpu1: 1 GPU of 2 of this run is gone" in err

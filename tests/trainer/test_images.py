@@ -18,7 +18,7 @@ import torch
 from trainer_ranks import CONTEXT, make
 
 from trainer.config import Config
-from trainer.data import cifar, fetch, load_dataset
+from trainer.data import Resident, cifar, fetch, load_dataset
 from trainer.data.resident import fingerprint, mean_std
 from trainer.data.synthetic import Arrays, synthetic
 from trainer.errors import DataError
@@ -73,6 +73,20 @@ def test_every_split_has_its_own_pairs_normalized_and_in_order(small_cifar: Path
             seen.append(image.numpy().tobytes())
             assert known[seen[-1]] == label
     assert len(set(seen)) == 50
+
+
+def test_training_images_are_cropped_and_mirrored_by_seed_and_epoch() -> None:
+    arrays, order = synthetic(40, 10, 10, 8), torch.arange(40)
+
+    def pixels(augment: str, seed: int, epoch: int) -> torch.Tensor:
+        data = Resident(arrays, Config(augment=augment), CPU)
+        return next(data.train_batches(order, [slice(0, 40)], seed=seed, epoch=epoch)).x
+
+    for augment in ("crop", "flip"):
+        assert torch.equal(pixels(augment, 1, 2), pixels(augment, 1, 2))
+        assert not torch.equal(pixels(augment, 1, 2), pixels(augment, 1, 3))
+        assert not torch.equal(pixels(augment, 1, 2), pixels(augment, 2, 2))
+    assert torch.equal(pixels("none", 1, 2), pixels("none", 2, 3))
 
 
 def test_images_are_nhwc_in_memory_unless_told() -> None:

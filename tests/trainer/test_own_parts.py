@@ -13,7 +13,7 @@ import torch
 from own_parts import Stripes
 from trainer_ranks import Job, batches, make, newest_state, same
 
-from trainer import model
+from trainer import model, setup
 from trainer.config import Config
 from trainer.data import Resident, augment, load_dataset
 from trainer.data.order import mixed_seed
@@ -103,6 +103,19 @@ def test_fine_tuning_starts_from_weights_and_a_new_last_layer(tmp_path: Path) ->
     before, after = torch.load(weights), newest_state(tuned.out)["model"]
     assert torch.equal(before["conv1.weight"], after["conv1.weight"])
     assert after["fc.weight"].shape[0] == 12
+
+
+def test_the_average_starts_from_the_weights_that_training_starts_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    monkeypatch.setattr(setup, "check_replicas", lambda ranks, values, step: checked.append(step))
+    torch.save(make(None, "--seed", "5").net.model.state_dict(), tmp_path / "a.pth")
+    t = make(None, "--ema", "0.9", "--weights", str(tmp_path / "a.pth"))
+    assert t.net.ema and setup.start_values(t, None) == []
+    assert same(list(t.net.ema.values), [value.detach() for value in t.net.ema.live])
+    assert same(t.net.model.state_dict(), torch.load(tmp_path / "a.pth"))
+    assert checked == [0]  # each rank may have read another file
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:

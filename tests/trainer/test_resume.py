@@ -6,6 +6,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainer_ranks import Job, make, metrics, newest_state, on_ranks, same
 from trainer import checkpoint
 from trainer.distributed import Ranks
 from trainer.errors import CheckpointError
-from trainer.restore import Restored, check_fits, restore
+from trainer.restore import Disks, Restored, check_fits, prepare, restore
 from trainer.state import identity, to_checkpoint
 
 FLAT = ("--schedule", "constant", "--warmup-epochs", "0", "--epochs", "3")  # 7 steps an epoch
@@ -415,11 +416,38 @@ def test_the_highest_step_wins_and_of_two_the_lowest_ranks(tmp_path: Path) -> No
             ([5, 5, 0], "step 5 of rank 0"),
             ([0, 5, 5], "step 5 of rank 1"),
             ([5, 5, 9], "step 9 of rank 2"),
+            ([5, 5, 5], "step 5 of rank 0"),  # of other bytes on each rank
         )
     ):
         folder = tmp_path / str(number)
         results = on_ranks(folder / "r", 3, held_by, str(folder), steps_held)
         assert results == [choice] * 3
+
+
+def test_disks_are_made_ready_for_a_run(tmp_path: Path) -> None:
+    t = make()
+    state, meta = to_checkpoint(t)
+    for step in (7, 14, 21):
+        checkpoint.save(tmp_path, state, meta | {"step": step}, keep=3)
+    ckpt = tmp_path / "ckpt"
+    (ckpt / ".tmp-step-00000028-1").mkdir()
+    (ckpt / ".gone-step-00000001-1").mkdir()
+    (ckpt / "step-00000007" / "meta.json").write_text("damaged")
+    restored = restore(t.config, t.ranks, later_attempt=False)
+    assert restored is None  # another folder
+    restored = chosen(tmp_path, "--resume", str(ckpt / "step-00000014"))
+    elsewhere = Disks(tmp_path, own=False, copy_on=None)
+    prepare(elsewhere, restored, t.ranks)
+    assert (ckpt / ".tmp-step-00000028-1").is_dir()  # another rank's to tidy
+    prepare(replace(elsewhere, own=True), restored, t.ranks)
+    assert sorted(path.name for path in ckpt.iterdir()) == [
+        "abandoned-step-00000021", "damaged-step-00000007", "latest", "step-00000014"
+    ]  # fmt: skip
+    empty = tmp_path / "empty"
+    prepare(Disks(empty, own=True, copy_on=None), restored, t.ranks)
+    assert checkpoint.newest_intact(empty)[0].step == 14  # type: ignore[union-attr]
+    prepare(Disks(tmp_path, own=True, copy_on=None), None, t.ranks)
+    assert not ckpt.exists() and (tmp_path / "earlier-ckpt").is_dir()
 
 
 def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:

@@ -171,6 +171,8 @@ class JobOptions(TypedDict, total=False):
     devices: Sequence[str]
     cap_add: Sequence[str]
     ulimits: Mapping[str, int]
+    pids_limit: int
+    new_privileges: bool
     user: str
     max_restarts: int
     min_nodes: int

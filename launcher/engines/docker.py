@@ -34,7 +34,9 @@ from .status import (
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
 NODE_NAME = re.compile(r"ddpctl-(.+)-[0-9]{1,6}")  # see container_name
-PYTHON_IN_IMAGE = "run --pull=never --rm -i --network host --entrypoint python3".split()
+PYTHON_IN_IMAGE = (
+    "run --pull=never --rm -i --network host --security-opt no-new-privileges --entrypoint python3"
+).split()
 MISSING_PATHS = load_script(__file__, "missing_paths.sh")
 CONFLICT = 409  # the Engine API's status if a container runs or is being removed
 PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, with status 500
@@ -259,7 +261,9 @@ def create_arguments(
             "Devices": [_device(device) for device in container.devices],
             "CapAdd": list(container.cap_add),
             "GroupAdd": ["keep-groups"] if groups and can.keeps_groups else groups,
-            "PidsLimit": -1,  # Podman's default is 2048 threads, which data loaders exceed
+            "CapDrop": list(container.cap_drop),
+            "SecurityOpt": [] if container.new_privileges else ["no-new-privileges"],
+            "PidsLimit": container.pids_limit,
             "DeviceRequests": _gpu_request(container, can),
         },
     }

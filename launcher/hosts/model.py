@@ -80,6 +80,8 @@ class Job:
     devices: tuple[str, ...] = ()
     cap_add: tuple[str, ...] = ()
     ulimits: Mapping[str, int] = field(default_factory=dict)
+    pids_limit: int = 32768
+    new_privileges: bool = False
     user: str = "host"
     max_restarts: int = 0
     min_nodes: int | None = None  # None: all hosts

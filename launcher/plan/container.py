@@ -9,6 +9,8 @@ from .topology import gpu_ids
 
 METRICS_DIR = "/ddpctl-metrics"  # in the container
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
+# Docker's default capabilities that training does not need
+DROPPED = tuple("AUDIT_WRITE MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETPCAP SYS_CHROOT".split())
 STACK_BYTES = 67108864  # the value that NVIDIA's images recommend
 IN_CONTAINER = JobPaths(
     CONTROL_DIR, "/checkpoints", "/output", "/workspace", "/data", "/ddpctl-cache"
@@ -41,6 +43,9 @@ def container_of(
         tmpfs=job.tmpfs,
         ulimits={**limits, **job.ulimits},
         cap_add=tuple(dict.fromkeys((*capabilities, *job.cap_add))),
+        cap_drop=tuple(c for c in DROPPED if not {c, "ALL"} & {*job.cap_add}),
+        pids_limit=job.pids_limit,
+        new_privileges=job.new_privileges,
         devices=tuple(dict.fromkeys((*devices, *job.devices))),
         **own,
     )

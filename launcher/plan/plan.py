@@ -107,6 +107,9 @@ class Container:
     tmpfs: Mapping[str, int] = field(default_factory=dict)  # size in bytes, by folder
     ulimits: Mapping[str, int] = field(default_factory=dict)  # soft and hard; -1: unlimited
     cap_add: tuple[str, ...] = ()
+    cap_drop: tuple[str, ...] = ()
+    pids_limit: int = -1  # processes and threads; -1: unlimited
+    new_privileges: bool = False  # programs may gain privileges, as sudo does
     gpu_vendor: str = "nvidia"  # the engine adds NVIDIA GPUs itself; other GPUs are in `devices`
     group_add: tuple[int, ...] = ()  # ids of the user's additional groups
     devices: tuple[str, ...] = ()  # in the syntax of `docker run --device`

@@ -75,8 +75,11 @@ def test_rootless_podman_keeps_the_groups_that_may_use_amd_gpus() -> None:
     assert host_config((), PODMAN)["GroupAdd"] == []
 
 
-def test_no_engine_limits_the_number_of_threads() -> None:
-    assert host_config()["PidsLimit"] == host_config((), PODMAN)["PidsLimit"] == -1
+def test_a_container_cannot_gain_privileges_and_keeps_few() -> None:
+    config = host_config(cap_drop=("NET_RAW",), pids_limit=32768)
+    assert config["SecurityOpt"] == ["no-new-privileges"]
+    assert (config["CapDrop"], config["PidsLimit"]) == (["NET_RAW"], 32768)
+    assert host_config(new_privileges=True)["SecurityOpt"] == []
 
 
 def test_capabilities_come_from_the_engines_own_description() -> None:

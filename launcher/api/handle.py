@@ -172,7 +172,7 @@ class JobOptions(TypedDict, total=False):
     cap_add: Sequence[str]
     ulimits: Mapping[str, int]
     pids_limit: int
-    new_privileges: bool
+    new_privileges: Literal["allow", "forbid"]
     user: str
     max_restarts: int
     min_nodes: int

@@ -81,7 +81,7 @@ class Job:
     cap_add: tuple[str, ...] = ()
     ulimits: Mapping[str, int] = field(default_factory=dict)
     pids_limit: int = 32768
-    new_privileges: bool = False
+    new_privileges: Literal["allow", "forbid"] = "forbid"
     user: str = "host"
     max_restarts: int = 0
     min_nodes: int | None = None  # None: all hosts

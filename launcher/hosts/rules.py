@@ -10,7 +10,9 @@ from .mistakes import Mistake
 from .model import Host, Job
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
-_CONTAINER_KEYS = ("mounts", "tmpfs", "devices", "cap_add", "ulimits")
+_CONTAINER_KEYS = (
+    *("mounts", "tmpfs", "devices", "cap_add", "ulimits", "pids_limit", "new_privileges"),
+)
 _PROCESS_KEYS = ("python", "conda")
 _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")
 
@@ -89,7 +91,7 @@ def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mis
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
     """Yield for each broken rule: the key of the job, what was found there, and the remedy."""
     for key in _CONTAINER_KEYS if job.engine == "process" else ():
-        if getattr(job, key):
+        if getattr(job, key) != getattr(Job(), key):
             found = f"{key} with engine: process, which has no container"
             yield key, found, "remove it, or use engine: docker"
     for key in _PROCESS_KEYS if job.engine != "process" else ():

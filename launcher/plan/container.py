@@ -45,7 +45,7 @@ def container_of(
         cap_add=tuple(dict.fromkeys((*capabilities, *job.cap_add))),
         cap_drop=tuple(c for c in DROPPED if not {c, "ALL"} & {*job.cap_add}),
         pids_limit=job.pids_limit,
-        new_privileges=job.new_privileges,
+        new_privileges=job.new_privileges == "allow",
         devices=tuple(dict.fromkeys((*devices, *job.devices))),
         **own,
     )

@@ -124,6 +124,11 @@ def test_containers_are_as_promised(
         assert labels["io.ddpctl.owner"]
         assert container["HostConfig"]["NetworkMode"] == "host"
         assert container["HostConfig"]["Init"] is True
+        assert container["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
+        assert container["HostConfig"]["PidsLimit"] == 32768
+        assert "CAP_NET_RAW" in {
+            f"CAP_{c.removeprefix('CAP_')}" for c in container["HostConfig"]["CapDrop"]
+        }
         assert container["HostConfig"]["ShmSize"] == 16 << 30
         [line] = [each for each in lines_by_rank(done.stdout)[node, rank] if each.startswith("{")]
         seen = json.loads(line)

@@ -195,6 +195,8 @@ JOB_PROBLEMS = [
     ("ulimits: {nofiles: 1}", "did you mean 'nofile'?"),
     ("ulimits: {nofile: many}", "job.ulimits.nofile: found many"),
     ("ulimits: {nofile: -2}", "found -2"),
+    ("pids_limit: -2", "write a number up to 4194304; -1 is unlimited"),
+    ("new_privileges: maybe", "write allow or forbid"),
     ("tmpfs: {scratch: 1g}", "write an absolute path"),
     ("tmpfs: {/checkpoints/x: 1g}", "found a mount at /checkpoints/x, where ddpctl's own"),
     ("tmpfs: {/fast: 16q}", "job.tmpfs./fast: found 16q"),
@@ -242,7 +244,7 @@ def test_a_wrong_job(line: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "line",
     ["mounts: ['/a:/b']", "tmpfs: {/a: 1g}", "devices: [/dev/a]", "cap_add: [ALL]"]
-    + ["ulimits: {nofile: 1}"],
+    + ["ulimits: {nofile: 1}", "pids_limit: 9", "new_privileges: allow"],
 )
 def test_the_process_engine_has_no_container(line: str) -> None:
     (found,) = problems(f"hosts: [local]\njob:\n  engine: process\n  {line}\n")

@@ -130,6 +130,8 @@ jobs = st.builds(
     devices=st.lists(st.sampled_from(["/dev/a", "/dev/b:/dev/c:rw"])).map(tuple),
     cap_add=st.lists(st.sampled_from(["SYS_PTRACE", "ALL"])).map(tuple),
     ulimits=st.dictionaries(st.sampled_from(["nofile", "memlock"]), st.integers(-1, 2**40)),
+    pids_limit=st.sampled_from([-1, 1, 32768]),
+    new_privileges=st.sampled_from(["allow", "forbid"]),
     user=st.sampled_from(["host", "root", "0:0", "12:34", "1000:1000"]),
     numa=st.sampled_from(["auto", "off"]),
     torchrun_args=st.sampled_from([(), ("--role", "a b"), ("--local-addr=::1",)]),

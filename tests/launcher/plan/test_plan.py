@@ -588,3 +588,20 @@ def test_labels_that_ddpctl_could_not_read_again_are_not_written() -> None:
     inputs = PlanInputs((facts(),), since=999999999999.039)
     with pytest.raises(CommandFailed, match=r"gpu1: .* since '?999999999999"):
         planned("hosts: [gpu1]", inputs=inputs)
+
+
+def test_a_container_has_few_privileges_unless_the_job_asks_for_more() -> None:
+    plan = planned("hosts: [a]")
+    container = plan.nodes[0].container
+    assert (container.pids_limit, container.new_privileges) == (32768, False)
+    assert {"NET_RAW", "MKNOD", "SETPCAP"} <= {*container.cap_drop}
+    shown = plan_text(plan)
+    for line in ("cap-drop    NET_RAW", "pids-limit  32768", "security    no-new-privileges"):
+        assert line in shown
+    plan = planned("{hosts: [a], job: {cap_add: [NET_RAW], new_privileges: allow, pids_limit: -1}}")
+    container = plan.nodes[0].container
+    assert "NET_RAW" not in container.cap_drop and "MKNOD" in container.cap_drop
+    assert (container.pids_limit, container.new_privileges) == (-1, True)
+    assert "no-new-privileges" not in plan_text(plan)
+    everything = planned("{hosts: [a], job: {cap_add: [ALL]}}").nodes[0].container
+    assert everything.cap_drop == ()

@@ -20,6 +20,10 @@ class Readable(Protocol):
     def read(self, *, timeout: float | None) -> bytes: ...
 
 
+class TooMuch(CommandFailed):
+    """A host sent more than asked for."""
+
+
 class Budget:
     """The rest of one answer's budget. what: names the answer in errors."""
 
@@ -38,10 +42,10 @@ class Budget:
         return max(self._began + self._seconds + earned - time.monotonic(), 0.0)
 
     def take(self, count: int) -> None:
-        """Count bytes that have arrived. Raises CommandFailed if they are too many, or CommandTimeout."""
+        """Count bytes that have arrived. Raises TooMuch or CommandTimeout."""
         self._taken += count
         if self._taken > self._size:
-            raise CommandFailed(
+            raise TooMuch(
                 f"{self._what} printed more than {self._size / 1e6:g} MB and was stopped",
                 "check the commands on that host's PATH and the files in its ~/.ddpctl",
                 host=self._host,

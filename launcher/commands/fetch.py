@@ -22,21 +22,22 @@ def fetch(
     ddpctl fetch 20261121 --to results/
     """
     from ..look import fetch as fetching
+    from ..outcomes import Exit
     from ..runs.find import find
     from ..terminal.host_errors import report_errors
 
     console = options.console(quiet, verbose)
     folder = find(run, hosts, console)
     done = fetching.fetch(folder, to or Path(folder.run_id), console)
-    report_errors(done.failures, console)
+    report_errors({**done.errors, **done.failures}, console)
     if as_json:
         console.json(done.document(folder.run_id))
     else:
         console.say(done.summary())
-        if not (done.files or done.skipped or done.failures):
+        if not (done.files or done.skipped or done.failures or done.errors):
             console.say(
                 f"run {folder.run_id} wrote no files: its script must save to "
                 "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
             )
         console.print(str(done.to))
-    return 4 if done.failures else 0
+    return Exit.UNREACHABLE if done.failures else Exit.FAILED if done.errors else Exit.DONE

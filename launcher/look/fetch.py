@@ -1,6 +1,9 @@
 """Copy a run's checkpoints, output and logs from its hosts to this machine, and verify them."""
 
+import contextlib
+import errno
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..budget import SLOWEST, Budget, TooMuch
 from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, DdpctlError, UsageError
 from ..facts.shared_homes import find_shared_homes
@@ -22,7 +26,9 @@ from ..terminal.console import Console
 from ..terminal.host_errors import unseen
 
 LIST = load_script(__file__, "list_files.sh")
+SILENCE = 60.0  # seconds without data until a host is given up
 FOLDERS = ("checkpoints", "output")
+SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
 ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 
 
@@ -32,17 +38,19 @@ class RemoteFile:
     place: Place
     path: PurePosixPath  # relative to the run's folder on the host, in one of FOLDERS
     sha256: str
+    size: int  # bytes
 
 
 @dataclass
 class Fetched:
-    """What was fetched. failures: errors of hosts that did not answer."""
+    """What was fetched. failures: errors of hosts that did not answer. errors: of single files."""
 
     to: Path
     files: int = 0
     skipped: int = 0  # existed here already
     bytes: int = 0
     failures: Mapping[str, DdpctlError] = field(default_factory=dict)
+    errors: dict[str, DdpctlError] = field(default_factory=dict)  # the first of each host
 
     def document(self, run_id: str) -> dict[str, Any]:
         return {
@@ -68,11 +76,19 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
         with console.step("listing the files of the run"):
             files, done.failures = list_files(attempt, console)
         try:
-            for target, file in targets(files, to).items():
-                _fetch_one(file, target, done, console)
             (to / "logs").mkdir(parents=True, exist_ok=True)
             for path in (folder.record_file, folder.hosts_file, *folder.logs.glob("node-*.log")):
                 shutil.copyfile(path, to / path.relative_to(folder.path))
+            stuck: set[Node] = set()
+            for target, file in targets(files, to).items():
+                if file.node in stuck:
+                    continue
+                try:
+                    _fetch_one(file, target, done, console)
+                except DdpctlError as error:
+                    done.errors.setdefault(file.node.name, error)
+                    if not isinstance(error, CommandFailed):  # the host, not this file
+                        stuck.add(file.node)
         except OSError as error:
             raise UsageError(
                 f"{error.filename or to}: cannot be written: {error.strerror}",
@@ -90,11 +106,14 @@ def list_files(
     def ask(node: Node) -> list[RemoteFile]:
         place = attempt.by_node[node].place
         listed = node.script(LIST, place.run_dir, timeout=600.0, limit=LONG_OUTPUT)
+        sizes: dict[bytes, int] = {}
         files, refused = [], 0
         for row in listed.rows():
-            if file := parse_row(row, node, place):
+            if match := SIZE.fullmatch(row):
+                sizes[match[2]] = int(match[1])
+            elif file := parse_row(row, node, place, sizes):
                 files.append(file)
-            else:
+            elif row:
                 refused += 1
         if refused:
             console.say(f"{node.name}: skipped {refused} paths outside {' and '.join(FOLDERS)}")
@@ -104,13 +123,18 @@ def list_files(
     return [file for files in found.values() for file in files], failures
 
 
-def parse_row(row: bytes, node: Node, place: Place) -> RemoteFile | None:
-    """Parse a row of LIST. Return None if it is malformed or its path is outside FOLDERS."""
+def parse_row(
+    row: bytes, node: Node, place: Place, sizes: Mapping[bytes, int]
+) -> RemoteFile | None:
+    """Parse a row of LIST. Return None if it is malformed or its path is outside FOLDERS.
+
+    sizes: in bytes, by path, as listed before.
+    """
     match = ROW.fullmatch(row)
     path = PurePosixPath(match[2].decode(errors="surrogateescape") if match else "")
     if not match or len(path.parts) < 2 or path.parts[0] not in FOLDERS or ".." in path.parts:
         return None
-    return RemoteFile(node, place, path, match[1].decode())
+    return RemoteFile(node, place, path, match[1].decode(), sizes.get(match[2], 0))
 
 
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
@@ -129,22 +153,51 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
 
 
 def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) -> None:
-    """Fetch a file, continuing where an earlier fetch was interrupted."""
-    if target.exists() and _sha256(target) == file.sha256:
+    """Fetch a file, continuing where an earlier fetch was interrupted. Raises DdpctlError."""
+    if target.is_file() and _sha256(target) == file.sha256:
         done.skipped += 1
         return
+    try:
+        with console.step(f"fetching {file.path} from {file.node.name}"):
+            part = _fetch_part(file, target, done)
+        part.replace(target)
+    except OSError as error:
+        if error.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EROFS,
+        ):  # no other file will fit either
+            raise
+        raise CommandFailed(
+            f"{file.path} cannot be written to {done.to}: {error.strerror}",
+            "rename what is in its place, or pass another folder as --to",
+            host=file.node.name,
+        ) from None
+    done.files += 1
+
+
+def _fetch_part(file: RemoteFile, target: Path, done: Fetched) -> Path:
+    """Fetch a file into a hidden one beside `target`, not through a link. Return its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{file.sha256[:12]}.part")
-    have = part.stat().st_size if part.exists() else 0
-    argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
-    with (
-        console.step(f"fetching {file.path} from {file.node.name}"),
-        file.node.open(argv, stdin=False) as stream,
-        part.open("ab") as out,
-    ):
-        while data := stream.read():
-            out.write(data)
-            done.bytes += len(data)
+    if target.parent.resolve() != done.to.resolve() / target.parent.relative_to(done.to):
+        raise OSError(errno.ELOOP, "its folder is a link or below one")
+    part = target.with_name(f".{file.sha256[:24]}.part")
+    to = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    with os.fdopen(to, "ab") as out:
+        have = out.seek(0, os.SEEK_END)
+        if have > file.size:
+            out.truncate(have := 0)
+        if file.size - have > shutil.disk_usage(target.parent).free:
+            raise OSError(errno.ENOSPC, "No space left on device", str(done.to))
+        rest = Budget("`tail`", file.node.name, file.size - have, SILENCE, slowest=SLOWEST)
+        argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
+        with (
+            contextlib.suppress(TooMuch),  # its digest is wrong
+            file.node.open(argv, stdin=False) as stream,
+        ):
+            for data in rest.chunks(stream):
+                out.write(data)
+                done.bytes += len(data)
     if _sha256(part) != file.sha256:
         part.unlink()
         raise CommandFailed(
@@ -152,8 +205,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
             "fetch again (a live run changes its files)",
             host=file.node.name,
         )
-    part.replace(target)
-    done.files += 1
+    return part
 
 
 def _sha256(path: Path) -> str:

@@ -1,5 +1,8 @@
 #!/bin/sh
-# Prints a row for each complete file of a run: sha256, two spaces, path in the run's folder, NUL.
-# The names of incomplete files start with a dot. $1: run folder
+# Prints a row for each complete file of a run, each ended by NUL: `SIZE PATH`, then, after an empty
+# row, sha256, two spaces, PATH. Paths are in the run's folder. The names of incomplete files start with
+# a dot. $1: run folder
 cd "$1" 2>/dev/null || exit 0
+find checkpoints output -type f ! -name '.*' -printf '%s %p\0' 2>/dev/null
+printf '\0'
 find checkpoints output -type f ! -name '.*' -exec sha256sum -z {} + 2>/dev/null

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from ..budget import Budget
 from ..engines.choose import engine_of
 from ..engines.running import RunningAttempt, RunningNode
 from ..errors import DdpctlError, StateError
@@ -15,6 +16,11 @@ from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from .record import RunFolder, RunRecord
 from .reported import ask_for_record
+
+LONGEST_SYNC = (
+    4 << 30
+)  # bytes that one command copies of a journal; the next one goes on from there
+SYNC_TIMEOUT = 300.0  # seconds
 
 
 @contextlib.contextmanager
@@ -71,8 +77,9 @@ def sync_logs(
             consumed = offset_in({place.node_rank: log.mark}, place)
             argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
             reader = Reader(node.name, place.node_rank)
+            budget = Budget("`tail` of its journal", node.name, LONGEST_SYNC, SYNC_TIMEOUT)
             with node.open(argv, stdin=False) as stream:
-                while data := stream.read():
+                for data in budget.chunks(stream):
                     consumed += len(data)
                     if records := reader.feed(data):
                         offset = consumed - reader.pending

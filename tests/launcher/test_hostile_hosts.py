@@ -243,7 +243,7 @@ PATHS = st.lists(
 def test_file_lists(path: bytes, digest: bytes) -> None:
     node: Any = SimpleNamespace(name="gpu1")
     for row in (b"0" * 64 + b"  " + path, digest + b"  " + path):
-        found = parse_row(row, node, place_in("/h", "r1", 0, 1))
+        found = parse_row(row, node, place_in("/h", "r1", 0, 1), {})
         if found:
             target = Path("/to") / found.path
             assert target.is_relative_to("/to") and ".." not in target.parts

@@ -37,7 +37,7 @@ def output_of(machine: Machine) -> Path:
 
 
 def part_of(machine: Machine) -> Path | None:
-    return next((machine.folder / "got" / "output").glob(".big.bin.*.part"), None)
+    return next((machine.folder / "got" / "output").glob(".*.part"), None)
 
 
 def test_a_fetch_that_was_killed_goes_on_where_it_was(machine: Machine) -> None:
@@ -63,7 +63,7 @@ def test_damaged_bytes_are_not_kept(machine: Machine) -> None:
     whole = fetched.read_bytes()
     digest = hashlib.sha256(whole).hexdigest()
     fetched.unlink()
-    part = fetched.with_name(f".big.bin.{digest[:12]}.part")
+    part = fetched.with_name(f".{digest[:24]}.part")
     part.write_bytes(b"not its beginning")
     failed = machine.ddpctl("fetch", "--to", "got", code=1)
     assert "big.bin changed while it was being fetched; fetch again" in failed.stderr
@@ -89,8 +89,8 @@ def test_damaged_bytes_are_not_kept(machine: Machine) -> None:
 def test_only_checkpoints_and_output_are_fetched(path: bytes, taken: bool) -> None:
     place = Place(0, 1, "c", "/r", "/r/c")
     row = b"a" * 64 + b"  " + path
-    assert (parse_row(row, Node(Host("local")), place) is not None) is taken
-    assert parse_row(b"../" + row, Node(Host("local")), place) is None
+    assert (parse_row(row, Node(Host("local")), place, {}) is not None) is taken
+    assert parse_row(b"../" + row, Node(Host("local")), place, {}) is None
 
 
 def test_a_destination_that_cannot_be_is_one_line(tmp_path: Path) -> None:

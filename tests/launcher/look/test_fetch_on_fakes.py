@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from fakes import FakeCluster
 
 Make = Callable[..., FakeCluster]
@@ -22,3 +25,62 @@ def test_a_run_without_files_is_told_where_to_write_them(fake_cluster: Make) -> 
     for _ in range(2):  # fetched, then already here
         code, _, err = cluster.ddpctl("fetch")
         assert (code, where in err) == (0, False), err
+
+
+def outputs(cluster: FakeCluster) -> tuple[Path, Path]:
+    """The output folders of a finished run on gpu0 and gpu1; each has a file of its own."""
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    folders = [next(host.home.glob(".ddpctl/runs/*/output")) for host in cluster]
+    for number, folder in enumerate(folders):
+        (folder / f"of-{number}").write_text("x")
+    return folders[0], folders[1]
+
+
+@pytest.mark.parametrize("sent", ["cat /dev/zero", "printf short", "printf 'as long'", "exit 1"])
+def test_a_host_that_sends_something_else_than_it_listed_stops_no_other(
+    fake_cluster: Make, sent: str
+) -> None:
+    cluster = fake_cluster()
+    odd, _ = outputs(cluster)
+    (odd / "large").write_text("as-long")
+    tail = cluster.hosts["gpu0"].tools / "tail"
+    tail.write_text(
+        f'#!/bin/sh\ncase $* in *large*) {sent} ;; *) exec /usr/bin/tail "$@" ;; esac\n'
+    )
+    tail.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert (code, err.count("gpu0")) == (1, 1), err
+    assert "output/large changed while it was being fetched" in err
+    got = sorted(path.name for path in Path("got", "output").iterdir())
+    assert got == ["of-0", "of-1"]
+    assert Path("got", "logs", "node-1.log").exists()
+
+
+def test_a_file_in_the_place_of_a_folder_and_a_long_name_stop_no_other(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    one, other = outputs(cluster)
+    (one / "same").write_text("a file")
+    (one / ("n" * 255)).write_text("as long as a name can be")
+    (other / "same").mkdir()
+    (other / "same" / "inside").touch()
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 1 and "output/same/inside cannot be written" in err, err
+    assert {"of-0", "of-1", "same", "n" * 255} == {p.name for p in Path("got", "output").iterdir()}
+
+
+def test_nothing_is_fetched_through_a_link_of_this_machine(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    folder, _ = outputs(cluster)
+    (folder / "cache").mkdir()
+    (folder / "cache" / "profile").write_text("evil")
+    mine = Path("mine")
+    mine.mkdir()
+    Path("got", "output").mkdir(parents=True)
+    Path("got", "output", "cache").symlink_to(mine.absolute())
+    (mine / "notes").write_text("notes")
+    digest = hashlib.sha256(b"x").hexdigest()
+    Path("got", "output", f".{digest[:24]}.part").symlink_to((mine / "notes").absolute())
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 1 and "cannot be written" in err, err
+    assert [(path.name, path.read_text()) for path in mine.iterdir()] == [("notes", "notes")]

@@ -7,11 +7,14 @@ from typing import Any
 
 import docker.errors
 
+from ..errors import CommandTimeout
 from ..ssh.stream import CHUNK
+from ..text import duration
 from .docker_client import Api
 from .status import mapping
 
 HEADER_BYTES = 8  # of a frame: stream number, three zeros, size of the data
+END_TIMEOUT = 60.0  # seconds
 POLL = 0.05  # seconds between polls for the start or the end of the command
 RESIZE_TIMEOUT = 2.0  # seconds for the command to get its terminal
 CONTAINER_GONE = 137  # the exit code of a killed command
@@ -61,9 +64,16 @@ class DockerExec:
                 time.sleep(POLL)
 
     def wait(self) -> int:
+        deadline = time.monotonic() + END_TIMEOUT
         with self._api.explained("ask for the command's exit code"):
             try:
                 while (seen := mapping(self._api.exec_inspect(self._id))).get("Running") is True:
+                    if time.monotonic() > deadline:
+                        raise CommandTimeout(
+                            f"the command did not end within {duration(END_TIMEOUT)} of its output",
+                            "it may have closed its output and run on: see `docker top` there",
+                            host=self._api.name,
+                        )
                     time.sleep(POLL)
             except docker.errors.NotFound:
                 return CONTAINER_GONE

@@ -93,7 +93,7 @@ def parse_engine(
 def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
     """Parse the engine's capabilities. about: the answer to /info."""
     security = " ".join(_texts(about.get("SecurityOptions")))
-    version = tuple(map(int, re.findall(r"[0-9]{1,6}", str(about.get("ServerVersion")))[:2]))
+    version = tuple(map(int, re.findall(r"[0-9]{1,6}", str(about.get("ServerVersion"))[:100])[:2]))
     rootless, relabels = "rootless" in security, "selinux" in security
     if "BuildahVersion" not in about:
         return Capabilities("Docker", version, rootless, relabels)

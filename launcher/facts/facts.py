@@ -15,6 +15,7 @@ from .network import Address, Interface, IpRoute
 from .rdma import RdmaPort
 
 SCRIPT = load_script(__file__, "facts.sh")
+LONGEST_LINE = 4096  # characters; the rest of a line is not read
 _BOOT_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -100,7 +101,7 @@ def parse(text: str) -> Facts:
         if line.startswith("@@"):
             lines = sections[line[2:].strip()]
         else:
-            lines.append(printable(line.rstrip()))
+            lines.append(printable(line[:LONGEST_LINE].rstrip()))
     if "end" not in sections:
         raise ValueError("the script did not finish")
 

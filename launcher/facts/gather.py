@@ -9,6 +9,7 @@ from ..ssh.many import each_node
 from ..ssh.node import Node
 from .facts import SCRIPT, Facts, parse
 
+LONGEST = 2_000_000  # bytes of the script's output
 MOST_SKEW = 3600.0  # seconds
 
 
@@ -39,7 +40,7 @@ def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -
         asked_for += ["check", *check]
     node.connect()
     asked = time.time()
-    done = node.script(SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0)
+    done = node.script(SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0, limit=LONGEST)
     answered = time.time()
     try:
         facts = parse(done.stdout.decode(errors="replace"))

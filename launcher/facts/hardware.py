@@ -67,8 +67,10 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
         return next(iter(sections[name]), "")
 
     writable = sections["writable"]
-    memory = dict(re.findall(r"(\w+):\s+([0-9]{1,15})", "\n".join(sections["memory"])))
-    driver = re.search(r"Kernel Module.*?\s([0-9]+\.[0-9.]+)", first("driver"))
+    memory = dict(filter(None, map(_memory, sections["memory"])))
+    driver = re.search(
+        r"\s([0-9]{1,9}\.[0-9.]{1,20})", first("driver").partition("Kernel Module")[2]
+    )
     return Details(
         disks=tuple(_disks(sections["disk"])),
         memory_kib=int(memory.get("MemTotal", 0)),
@@ -97,6 +99,11 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
             p2p=gpu_pairs(sections["p2p"]),
         ),
     )
+
+
+def _memory(line: str) -> tuple[str, int] | None:
+    match = re.match(r"(\w{1,30}):\s{1,30}([0-9]{1,15})", line)
+    return (match[1], int(match[2])) if match else None
 
 
 _DF_ROW = re.compile(

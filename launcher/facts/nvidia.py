@@ -12,6 +12,7 @@ from ..text import printable
 from .gpus import pci_address
 
 BUSY_MIB = 500  # a GPU with at least this much memory in use is busy
+MOST = 256  # GPUs of a host and processes of a GPU that are read
 IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
 # Paths in nvidia-smi's XML: which of them exists depends on the driver and the GPU.
 _REPAIR_PENDING = (
@@ -106,7 +107,7 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
     return Nvidia(
         driver=_text(log, "driver_version") or None,
         cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
-        gpus=tuple(_gpu(index, gpu, known) for index, gpu in enumerate(log.iter("gpu"))),
+        gpus=tuple(_gpu(index, gpu, known) for index, gpu in enumerate(log.findall("gpu")[:MOST])),
         xids=xids,
     )
 
@@ -190,7 +191,7 @@ def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) ->
                 mib=_number(_text(process, "used_memory")),
                 name=_text(process, "process_name").rsplit("/", 1)[-1],
             )
-            for process in gpu.iter("process_info")
+            for process in gpu.findall("processes/process_info")[:MOST]
             if "C" in (_text(process, "type") or "C")  # graphics processes use next to no memory
         ),
     )

@@ -16,20 +16,21 @@ from typing import NamedTuple
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
 from ..errors import DdpctlError, HostUnreachable, lines
-from ..logs.event_reader import Unreadable
+from ..logs.event_reader import LONGEST_TEXT, Unreadable
 from ..logs.store import LogStore, Mark, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, Event, RestartInPlace, Usage
 from ..text import names
 from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Item, NodeWatcher
 
-QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
+QUEUE_SIZE = 32  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
 DRAIN_TIMEOUT = 15.0  # seconds of silence until the rest of an ended node's journal is given up
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
 SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all others have ended
 PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
 CONTACT_TIME = 1.0  # seconds during which lost or restored contacts are collected into one notice
+MOST_EVENTS = 8 << 20  # bytes of events kept per node
 TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
 
 
@@ -72,6 +73,7 @@ class NodeOutcome(NodeEvidence):
     tail: deque[TailLine] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and were skipped
+    event_bytes: int = 0  # of the events that were kept
     consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
     exited: bool = False  # according to the engine
     size: int = 0  # bytes of the journal once the container has ended
@@ -191,10 +193,17 @@ class Monitor:
             event = record.event
             if event is None:
                 newest = record.lines[-TAIL_LINES:]
-                outcome.tail.extend(TailLine(record.time, record.rank, text) for text in newest)
+                outcome.tail.extend(
+                    TailLine(record.time, record.rank, text[:LONGEST_TEXT]) for text in newest
+                )
             elif isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
                 outcome.usage = event
             elif not isinstance(event, Unreadable):
+                outcome.event_bytes += record.size
+                if outcome.event_bytes > MOST_EVENTS and not (
+                    isinstance(event, End) and outcome.end is None
+                ):
+                    continue  # no supervisor writes so many
                 outcome.events.append((record.time, event))
                 if isinstance(event, RestartInPlace):
                     yield RestartReport(outcome.node_rank, record.time, event)

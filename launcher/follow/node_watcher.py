@@ -19,6 +19,7 @@ from ..ssh.stream import Stream
 from ..supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
+CHUNK = 64 << 10  # bytes of a journal per batch
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
 TAIL = load_script(__file__, "tail_journal.sh")
 EVENTS = load_script(__file__, "past_events.sh")
@@ -107,7 +108,7 @@ class NodeWatcher:
                     known_events = False
                 stream = self.stream = node.open_script(TAIL, str(offset + 1), journal, stdin=False)
                 self.put(ContactReport(self.rank, None))
-                while data := stream.read():
+                while data := stream.read(CHUNK):
                     tries = 0
                     offset += len(data)
                     records = reader.feed(data)

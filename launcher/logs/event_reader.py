@@ -6,17 +6,18 @@ definition, becomes Unreadable. Unknown fields are ignored.
 
 import dataclasses
 import enum
-import json
 import types
 import typing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..budget import parse_json
 from ..supervisor.events import Event
 from ..text import printable
 
 LARGEST = 1e11  # seconds, of times and durations: prevents calendar overflows
 LONGEST_TEXT = 1 << 16
+LARGEST_EVENT, MOST_ITEMS = 4 << 20, 100_000  # bytes and values of one event
 KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # the supervisor's events by kind
 
 
@@ -30,10 +31,10 @@ class Unreadable(Event):
 
 def parsed_event(text: bytes) -> Event:
     try:
-        document = json.loads(text)
+        document = parse_json(text[: LARGEST_EVENT + 1], MOST_ITEMS)
         kind = KINDS.get(document["kind"])
         return parsed(kind, document) if kind else Unreadable(known=False)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return Unreadable()
 
 

@@ -103,6 +103,9 @@ def grouped(
             texts.append(line[len(head) :])
             continue
         record, size = parse_line(line)
+        if records and not size and record.event is None and record[:5] == records[-1][:5]:
+            records[-1].lines.extend(record.lines)  # also malformed
+            continue
         records.append(record)
         texts, head = record.lines, line[:size] or b"\n"
     return records

@@ -1,9 +1,11 @@
 """Parse metrics.jsonl, in which a trainer writes its progress and results. Pure."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from ..budget import parse_json
+
+MOST_VALUES = 100_000  # of one entry
 LARGEST = 1e30  # larger values, such as a diverged loss, do not fit a chart
 
 
@@ -11,8 +13,8 @@ def entries(text: bytes) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects among the lines. Skips truncated lines and other text."""
     for line in text.splitlines():
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
+            entry = parse_json(line, MOST_VALUES)
+        except ValueError:
             continue
         if isinstance(entry, dict):
             yield entry

@@ -20,6 +20,7 @@ from ..terminal.host_errors import report_errors
 from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
 
+LONGEST_LINE = 1 << 20  # bytes of a line that are kept
 RANKS = r'"(first_rank|nproc_per_node)": [0-9]{1,7}'  # the two numbers in spec.json
 
 
@@ -137,6 +138,9 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
             if lines:
                 console.write(b"".join(prefix + line + b"\n" for line in lines))
                 console.flush()
+            if len(partial[number]) > LONGEST_LINE:  # shown in parts
+                console.write(prefix + partial[number] + b"\n")
+                partial[number] = b""
         for rest in filter(None, partial.values()):
             console.write(prefix + rest + b"\n")
         return running.wait()

@@ -4,12 +4,12 @@ The request to a node's supervisor is a file in the node's control folder. Anoth
 answer. The run itself is not affected.
 """
 
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..budget import parse_json
 from ..diagnosis.stack_groups import (
     RankStack,
     StackGroup,
@@ -102,8 +102,8 @@ def _ask(member: RunningNode, kind: str) -> Answer:
             f"cannot ask the run's supervisor: {why}", "see `ddpctl ps`", host=node.name
         )
     try:
-        answer = parsed(StackAnswer, json.loads(done.stdout))
-    except (ValueError, RecursionError):
+        answer = parsed(StackAnswer, parse_json(done.stdout))
+    except ValueError:
         raise CommandFailed(
             "cannot read the supervisor's answer",
             "try again; if it stays, use py-spy in the container (`ddpctl exec`)",

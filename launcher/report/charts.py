@@ -45,13 +45,16 @@ CHARTS = (  # each chart without curves, then (kind of entry, field, name) per c
     (Chart("Throughput (images/s)", (), top=1.0), (("train", "img_s", "train"),)),
 )
 
+DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
+MOST_POINTS = 300_000  # of one file
+
 
 def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
     """Return each of CHARTS that has values in metrics.jsonl. Skips malformed lines.
 
     nodes: the ranks' nodes, to draw throughput per node instead of per rank.
     """
-    attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
+    attempt, count, points = 0, 0, dict[tuple[str, str, int, str], list[Point]]()
     for entry in entries(text):
         kind = str(entry.get("kind"))
         if kind == "start":
@@ -59,8 +62,12 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
             attempt = given if isinstance(given, int) else attempt + 1
         step = number(entry.get("step"))
         for name, whose, value in _values(entry, (nodes or {}).get(attempt, {})):
-            if step is not None and value is not None:
-                points.setdefault((kind, name, attempt, whose), []).append((step, value))
+            if step is None or value is None or (kind, name) not in DRAWN:
+                continue
+            count += 1
+            if count > MOST_POINTS:
+                break
+            points.setdefault((kind, name, attempt, whose), []).append((step, value))
     attempts = sorted({attempt for _, _, attempt, _ in points})
     owners = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
 

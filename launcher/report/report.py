@@ -8,7 +8,6 @@ import yaml
 from ..errors import DdpctlError, StateError, UsageError, lines
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
-from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -20,7 +19,7 @@ from .journals import began, parse_journals
 from .page import Shown, comparison, page
 
 EVENTS = load_script(__file__, "run_events.sh")
-LONGEST = 20_000_000  # bytes of metrics; of more, only the newest are drawn
+LONGEST = 12_000_000  # bytes of metrics and of events; of more, only the newest are shown
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
@@ -74,9 +73,9 @@ def _ask(
             metrics = node.run(
                 ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"],
                 timeout=60.0,
-                limit=LONG_OUTPUT,
+                limit=LONGEST,
             )
-            events = node.script(EVENTS, run_dir, timeout=60.0, limit=2 * LONG_OUTPUT)
+            events = node.script(EVENTS, run_dir, str(LONGEST), timeout=60.0, limit=LONGEST)
             return metrics.stdout, events.stdout
 
         return try_each(list(machines.values()), read)

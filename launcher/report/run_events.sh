@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prints the events of each journal of a run, after a line `== RANK/attempt-N`. $1: run folder.
-# Of a very long journal, only the newest part is printed.
+# Of very long journals, only the newest $2 bytes are printed.
 . ../plan/attempts.sh
 cd "$1" 2>/dev/null || exit 0
 event=$(printf '^[0-9.]*\t!')
@@ -8,5 +8,5 @@ for journal in $attempts/journal; do
   [ -f "$journal" ] || continue
   name=${journal#nodes/}
   printf '== %s\n' "${name%/journal}"
-  LC_ALL=C grep -a "$event" "$journal" | tail -c 20000000
-done
+  LC_ALL=C grep -a "$event" "$journal"
+done | tail -c "$2"

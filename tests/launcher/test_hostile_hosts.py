@@ -6,11 +6,14 @@ EXAMPLES counts what each property tries; docs/security.md states the sum.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +24,12 @@ from hypothesis import strategies as st
 
 import launcher
 from launcher.api.call import parsed_outcome, split
+from launcher.diagnosis.evidence import Evidence, NodeEvidence
+from launcher.diagnosis.first_failure import first_failure
 from launcher.engines.engine_info import parse_engine, parse_image
 from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
-from launcher.facts.facts import parse
+from launcher.facts.facts import LONGEST_LINE, parse
 from launcher.facts.hardware import details
 from launcher.facts.nvidia import parse_nvidia, parse_use
 from launcher.follow.trainer_progress import parse_progress
@@ -36,6 +41,7 @@ from launcher.push.files import manifest
 from launcher.push.files.manifest import is_inside
 from launcher.push.files.push_tree import parse_trees
 from launcher.report.charts import charts
+from launcher.report.journals import HEAD
 from launcher.run_id import is_run_id
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
@@ -60,6 +66,7 @@ EXAMPLES = {
     "processes": 500,
     "results": 500,
     "terminal": 800,
+    "long texts": 150,
     "command lines": 250,  # in test_hostile_command_lines.py
 }
 ESCAPE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -309,6 +316,51 @@ def test_terminal(pieces: list[bytes], message: str) -> None:
     assert not ESCAPE.search(re.sub(r"\x1b\[[0-9;:]*m", "", shown))
     assert not ESCAPE.search(printable(message))
     assert not ESCAPE.search(str(UsageError(message)))
+
+
+UNITS = st.sampled_from(
+    ["a", "0", "1 ", " ", "\t", "\n", "-", ".", "a:", "a: ", "Kernel Module ", "Kernel Module\t1", "/",
+     "path a\n", "uid=0(", ")", "[", "{", '{"a":', "[],", "<gpu>", "<gpu><process_info>", "<process_info/>",
+     "\x1b]", "\x1b[", "\x1b", "\r", "\x9b", "|-- ", "%|", "[a:", "0:", "gpu, 0, ", "/lib/python3",
+     "1.5\t!\t", "@@memory\n", "1\t0\t\n", "epoch ", "f 0 x\0", "0 a\0", "Error: ",
+     "Traceback (most recent call last):\n"]
+)  # fmt: skip
+LONG = 300_000  # characters
+PARSERS: dict[str, Callable[[str], object]] = {
+    "facts": lambda text: parse(f"@@user\nuid=1(a) gid=1\n@@disk\n{text}\n@@end\n1\n"),
+    "every section": lambda text: details(defaultdict(lambda: text.split("\n"))),
+    "one line of every section": lambda text: details(defaultdict(lambda: [text[:LONGEST_LINE]])),
+    "nvidia-smi": lambda text: parse_nvidia(f"<nvidia_smi_log>{text}", text.split("\n")),
+    "deep nvidia-smi": lambda text: parse_nvidia(
+        f"<nvidia_smi_log>{'<gpu><process_info>' * 5000}{'</process_info></gpu>' * 5000}</nvidia_smi_log>"
+    ),
+    "use of GPUs": parse_use,
+    "journal": lambda text: Reader().feed(text.encode()),
+    "event": lambda text: parsed_event(text.encode()),
+    "metrics": lambda text: charts(text.encode()),
+    "progress": lambda text: parse_progress(text.encode(), 1),
+    "reports of runs": lambda text: parse_reports(text.encode(), "gpu1"),
+    "inventory": lambda text: parse_inventory(text, "gpu1"),
+    "trees": parse_trees,
+    "journals of a report": lambda text: HEAD.split(text.encode()),
+    "terminal": lambda text: Sanitizer().feed(text.encode()),
+    "message": lambda text: str(UsageError(text)),
+    "engine": lambda text: parse_engine({"ServerVersion": text, "Driver": text}, None, ()),
+    "failure": lambda text: first_failure(
+        Evidence(1, [NodeEvidence(0, "gpu1", tail=[(1.0, 0, text.encode())] * 3, exit_code=1)])
+    ),
+}
+
+
+@given(st.sampled_from(sorted(PARSERS)), UNITS, st.sampled_from(["", "\n", "x", "\x07"]))
+@some("long texts")
+def test_long_texts_take_a_time_in_proportion(parser: str, unit: str, end: str) -> None:
+    """A pattern of quadratic time would need a minute, in which Ctrl-C does nothing."""
+    text = unit * (LONG // len(unit)) + end
+    began = time.process_time()
+    with contextlib.suppress(ValueError):
+        PARSERS[parser](text)
+    assert time.process_time() - began < 4.0
 
 
 def test_nothing_that_a_host_sends_is_unpacked_here() -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
+from ...budget import unpack
 from ...errors import CommandFailed, DdpctlError, HostUnreachable, PushFailed
 from ...facts.shared_homes import find_shared_homes
 from ...ssh import shell
-from ...ssh.limits import LONG_OUTPUT
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...ssh.script_files import load_script
@@ -34,7 +34,7 @@ from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
-LONGEST_MANIFEST = 150_000_000  # bytes; of about a million files
+WORTH_COMPARING = 2, 1 << 20  # an earlier tree's manifest may be twice as long as ours, plus 1 MiB
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
 BEGIN = load_script(__file__, "begin_tree.sh")
@@ -148,7 +148,9 @@ class TreePush:
                 self.deltas[earlier] = self.tree.manifest.after(old)
             if earlier in self.deltas:
                 return self.deltas[earlier]
-        there = fetched_manifest(node, earlier)  # without the lock: no host waits for another
+        twice, more = WORTH_COMPARING
+        most = twice * len(self.tree.manifest.text) + more
+        there = fetched_manifest(node, earlier, most)  # without the lock: no host waits for another
         return self.tree.manifest.after(there) if there else None
 
     def _send(self, start: Start, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
@@ -200,14 +202,14 @@ def cached_manifest(digest: str) -> Manifest | None:
     return None
 
 
-def fetched_manifest(node: Node, digest: str) -> Manifest | None:
+def fetched_manifest(node: Node, digest: str, most: int) -> Manifest | None:
     """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one.
 
-    One that is longer than any that ddpctl can use is not valid either.
+    most: bytes of the longest manifest that is worth comparing with.
     """
-    with contextlib.suppress(CommandFailed, zlib.error):
-        done = node.script(READ_MANIFEST, digest, timeout=60.0, limit=2 * LONG_OUTPUT)
-        text = zlib.decompressobj().decompress(done.stdout, LONGEST_MANIFEST)
+    with contextlib.suppress(CommandFailed, ValueError):
+        done = node.script(READ_MANIFEST, digest, timeout=60.0, limit=most)
+        text = unpack(done.stdout, most)
         if found := manifest.parse(text, digest):
             write_cache(_cache_file(digest), found.text)
             return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ SLOW = 0.5  # fraction of the best rate; a slow host has less
 SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, may be slow
 WORTH_A_TRIAL = 15.0  # seconds that the transfer must still take
 TICK = 0.5  # seconds
+MOST_FEEDS = 20  # of one host
 
 
 class Chain:
@@ -86,6 +88,7 @@ class HostTransfer:
     relay: Relay
     source: Relay | None = None  # the host to read from
     fed: bool = False  # by this machine
+    feeds: int = 0  # how often this machine began to feed it, each time in a thread
     have: int = 0  # bytes
     rate: float = 0.0  # bytes/s in the last whole window
     window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
@@ -142,8 +145,10 @@ class Transfer:
         name, part = host.relay.node.name, self.payload.part
         if event.kind == "have":
             self._count(host, event.count)
-        elif event.kind == "starved":
+        elif event.kind == "starved" and host.feeds < MOST_FEEDS:
             self._feed_from_here(host, event)
+        elif event.kind == "starved":
+            self.end(host, failed(name, part, "it asks for the same bytes again and again"))
         elif event.kind == "failed":
             why = "damaged in transit" if event.text == "damaged" else event.text
             error = failed(name, part, why)
@@ -159,6 +164,7 @@ class Transfer:
 
     def _count(self, host: HostTransfer, have: int) -> None:
         with self._changed:
+            have = max(host.have, min(have, self._size or sys.maxsize))
             fresh, now = have - host.have, time.monotonic()
             (began, had), host.have = host.window, have
             if now - began >= WINDOW:
@@ -190,7 +196,7 @@ class Transfer:
     def _feed_from_here(self, host: HostTransfer, event: RelayEvent) -> None:
         with self._changed:
             others = [other for other in self.hosts.values() if other.fed]
-            host.fed = True
+            host.fed, host.feeds = True, host.feeds + 1
         if others and self._trial is None and all(other.relay.lost is None for other in others):
             why = " ".join(event.text.split())
             self._progress.say(

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from ...budget import parse_json
 from ...errors import DdpctlError, PushFailed
 from ...ssh.node import Node
 from .payload import failed
@@ -24,7 +25,7 @@ BOOT = (
     " exec(compile(sys.stdin.buffer.read(n), 'ddpctl-agent', 'exec'))"
 )
 READY_TIMEOUT = 20.0  # seconds
-MAX_EVENT = 1 << 20  # bytes
+MAX_EVENT, MAX_ITEMS = 1 << 16, 100  # bytes and values
 VALID = datetime.timedelta(days=2)  # from now on, and one day back for hosts with a wrong clock
 
 
@@ -110,9 +111,9 @@ class Relay:
                 raise ValueError("a message that does not end")
         line, _, self._unread = self._unread.partition(b"\n")
         try:
-            event, id, count, text = json.loads(line)
+            event, id, count, text = parse_json(line, MAX_ITEMS)
             return RelayEvent(str(event), str(id), int(count), str(text))
-        except (TypeError, OverflowError, RecursionError) as error:
+        except (TypeError, OverflowError) as error:
             raise ValueError(f"not an event: {line[:100]!r}") from error
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import PushFailed, Several
 from launcher.hosts import Host
-from launcher.push.files import manifest, push_tree, tar
+from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.push_tree import fetched_manifest
 from launcher.push.files.scan import scan
@@ -192,8 +192,7 @@ def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(
     there.parent.mkdir(parents=True)
     there.write_bytes(zlib.compress(made.text))
     node = Node(Host("local"))
-    assert fetched_manifest(node, made.digest) == made
-    monkeypatch.setattr(push_tree, "LONGEST_MANIFEST", len(made.text) - 1)
-    assert fetched_manifest(node, made.digest) is None
+    assert fetched_manifest(node, made.digest, len(made.text)) == made
+    assert fetched_manifest(node, made.digest, len(made.text) - 1) is None
     there.write_bytes(b"x")
-    assert fetched_manifest(node, made.digest) is None
+    assert fetched_manifest(node, made.digest, 1 << 20) is None

@@ -23,7 +23,7 @@ from ..supervisor.events import End, Event, RestartInPlace, Usage
 from ..text import names
 from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Item, NodeWatcher
 
-QUEUE_SIZE = 32  # batches in flight; bounds the launcher's memory
+QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
 DRAIN_TIMEOUT = 15.0  # seconds of silence until the rest of an ended node's journal is given up
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end

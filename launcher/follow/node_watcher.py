@@ -19,7 +19,7 @@ from ..ssh.stream import Stream
 from ..supervisor.events import End
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
-CHUNK = 64 << 10  # bytes of a journal per batch
+CHUNK = 32 << 10  # bytes of a journal per batch
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
 TAIL = load_script(__file__, "tail_journal.sh")
 EVENTS = load_script(__file__, "past_events.sh")

@@ -14,16 +14,17 @@ import typer
 from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
 from . import __version__
-from .commands.options import WithCommandLine
+from .commands.usage import COMMANDS, Command, CommandGroup
 from .errors import DdpctlError
 from .outcomes import Exit, Outcome
 from .state import keep_traceback
 from .terminal.console import Console
 
-COMMANDS = (  # each is a function in commands/, in the file of the same name
-    "check push image launch resume kill ps logs attach fetch sanity stacks exec report init clean"
-).split()
-KINDS = {"launch": WithCommandLine, "exec": WithCommandLine}
+EPILOG = (
+    "Start with `ddpctl init`. `ddpctl help COMMAND` explains a command. Exit codes: 0 done, 1 the run "
+    "failed, 2 usage or hosts file, 3 check, 4 host not reached, 5 push, 6 stop not confirmed, "
+    "7 cancelled, 130 interrupted."
+)
 Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supports
 
 
@@ -37,8 +38,11 @@ def main() -> None:
 def application() -> typer.Typer:
     app = typer.Typer(
         name="ddpctl",
+        cls=CommandGroup,
         help="Launch PyTorch DDP training in containers on several hosts over plain SSH.",
-        no_args_is_help=True,
+        epilog=EPILOG,
+        subcommand_metavar="COMMAND ...",
+        invoke_without_command=True,
         add_completion=False,  # typer's own options guess the shell, and guess wrong in scripts
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -50,7 +54,7 @@ def application() -> typer.Typer:
     app.callback()(root)
     for name in COMMANDS:
         function = getattr(import_module(f".commands.{name}", __package__), name)
-        app.command(name, cls=KINDS.get(name))(exiting(function))
+        app.command(name, cls=Command)(exiting(function))
     completion_init()
     return app
 
@@ -62,17 +66,23 @@ def _version(wanted: bool) -> None:
 
 
 def root(
+    ctx: typer.Context,
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version."
+        False, "--version", "-V", callback=_version, is_eager=True, help="Print the version."
     ),
     install_completion: Shell | None = typer.Option(
-        None, callback=install_callback, help="Install completion for this shell."
+        None,
+        callback=install_callback,
+        metavar="SHELL",
+        help="Install Tab completion for bash, zsh or fish.",
     ),
     show_completion: Shell | None = typer.Option(
-        None, callback=show_callback, help="Print the completion script for this shell."
+        None, callback=show_callback, metavar="SHELL", help="Print the completion script."
     ),
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(Exit.USAGE)
 
 
 def exiting(function: Callable[..., int | Outcome]) -> Callable[..., None]:

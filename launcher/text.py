@@ -1,6 +1,7 @@
 """Format and read lists, times, durations and sizes, and make untrusted text safe to print. PURE."""
 
 import datetime
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -81,6 +82,13 @@ def names(hosts: Iterable[str]) -> str:
         listed = ranges(numbers, width)
         folded.append(before + (f"[{listed}]" if len(numbers) > 1 else listed) + after)
     return ",".join(folded)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` is probably a typo of, or None."""
+    plain = {each.lower().strip("-").replace("-", "_"): each for each in known}
+    matches = difflib.get_close_matches(word.lower().strip("-").replace("-", "_"), plain, 1, 0.6)
+    return plain[matches[0]] if matches else None
 
 
 def counted(number: int, noun: str) -> str:

@@ -15,7 +15,8 @@ sys.path.insert(0, str(ROOT))
 
 import typer.main  # noqa: E402
 
-from launcher.cli import COMMANDS, application  # noqa: E402
+from launcher.cli import application  # noqa: E402
+from launcher.commands.usage import COMMANDS, GROUPS, first_line  # noqa: E402
 
 MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\n"
 
@@ -30,37 +31,27 @@ def pages() -> dict[str, str]:
 
 def index(commands: dict[str, Any]) -> str:
     rows = [
-        f"| [`ddpctl {name}`]({name}.md) | {cell(first_line(commands[name]))} |"
-        for name in COMMANDS
+        f"| {group} | [`ddpctl {name}`]({name}.md) | {cell(first_line(commands[name]))} |"
+        for group, names in GROUPS.items()
+        for name in names.split()
     ]
-    return "\n".join([MADE, "# Commands", "", "| command | does |", "|---|---|", *rows, ""])
+    return "\n".join(
+        [MADE, "# Commands", "", "| to | command | does |", "|---|---|---|", *rows, ""]
+    )
 
 
 def page(name: str, command: Any) -> str:
     context = command.context_class(command, info_name=f"ddpctl {name}")
     usage = " ".join(command.collect_usage_pieces(context))
-    prose, examples = help_and_examples(command)
+    prose, examples = command.prose_and_examples
     parts = [MADE, f"# ddpctl {name}", "", f"    ddpctl {name} {usage}", "", prose, ""]
     if examples:
         parts += ["## Examples", "", "```", examples, "```", ""]
     parts += ["## Arguments and flags", "", "| | |", "|---|---|"]
-    parts += [row(parameter, context) for parameter in command.params if not parameter.hidden]
+    parts += [
+        f"| `{cell(name)}` | {cell(meaning)} |" for name, meaning in command.help_rows(context)
+    ]
     return "\n".join([*parts, ""])
-
-
-def help_and_examples(command: Any) -> tuple[str, str]:
-    """Return the text of a command's help, and the examples after its \\b mark."""
-    prose, _, examples = (command.help or "").partition("\b")
-    return prose.strip(), examples.strip("\n")
-
-
-def first_line(command: Any) -> str:
-    return help_and_examples(command)[0].split("\n")[0]
-
-
-def row(parameter: Any, context: Any) -> str:
-    names, meaning = parameter.get_help_record(context) or (parameter.name, "")
-    return f"| `{cell(names)}` | {cell(meaning)} |"
 
 
 def cell(text: str) -> str:

@@ -2,31 +2,31 @@ import sys
 
 from ..errors import UsageError
 from . import options
-from .options import argument, flag, option
+from .options import argument, flag, number, option
 
 
 def exec(
     run: str | None = options.RUN,
-    command: list[str] | None = argument("-- COMMAND", "The command to run."),
+    command: list[str] | None = argument("-- COMMAND...", "The command to run."),
     hosts: str | None = options.LOOK_ON,
-    node: int | None = option("--node", "Run it on this node (default: 0).", min=0, metavar="K"),
-    rank: int | None = option("--rank", "Run it on the node of this rank.", min=0, metavar="R"),
-    on_all: bool = flag("--all", "Run it on every node; prefix lines with the host."),
-    stdin: bool = flag("-i", "Forward stdin to the command."),
-    tty: bool = flag("-t", "Connect this terminal to it; implies -i."),
+    node: int | None = option("--node", "K", "Run it on this node (default: 0).", reader=number(0)),
+    rank: int | None = option("--rank", "R", "Run it on the node of this rank.", reader=number(0)),
+    on_all: bool = flag("--all-nodes", "Run it on every node; prefix lines with the host."),
+    stdin: bool = flag("--interactive", "Forward stdin to the command.", "-i"),
+    tty: bool = flag("--tty", "Connect this terminal to it; implies -i.", "-t"),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
     """Run a command in the container of a node of a live run.
 
     The command has the environment of the node's container or, with `engine: process`, of its
-    process. The exit code is the command's; with --all, the first non-zero one in node order.
+    process. The exit code is the command's; with --all-nodes, the first non-zero one in node order.
     With -t, Ctrl-C goes to the command; without it, Ctrl-C ends ddpctl only.
 
     \b
     ddpctl exec -- nvidia-smi
     ddpctl exec --rank 5 -t -- bash
-    ddpctl exec 20261121 --hosts hosts.yaml --all -- df -h /dev/shm
+    ddpctl exec 20261121 --hosts hosts.yaml --all-nodes -- df -h /dev/shm
     """
     from ..look.exec import ExecOptions, exec_in_run
     from ..runs.find import find
@@ -34,9 +34,9 @@ def exec(
     if not command:
         raise UsageError("no command", "put it after `--`, as in `ddpctl exec -- nvidia-smi`")
     if (node is not None) + (rank is not None) + on_all > 1:
-        raise UsageError("--node, --rank and --all exclude each other", "pass one of them")
+        raise UsageError("--node, --rank and --all-nodes exclude each other", "pass one of them")
     if on_all and (stdin or tty):
-        raise UsageError("--all: several commands cannot share stdin", "drop -i and -t")
+        raise UsageError("--all-nodes: several commands cannot share stdin", "drop -i and -t")
     if tty and not sys.stdin.isatty():
         raise UsageError("-t: stdin is not a terminal", "pass -i instead to forward stdin")
     wanted = ExecOptions(tuple(command), node, rank, on_all, stdin or tty, tty)

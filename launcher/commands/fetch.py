@@ -6,7 +6,7 @@ from .options import option
 
 def fetch(
     run: str | None = options.RUN,
-    to: Path | None = option("--to", "Destination folder (default: ./RUN).", metavar="DIR"),
+    to: Path | None = option("--to", "DIR", "Destination folder (default: ./RUN)."),
     hosts: str | None = options.LOOK_ON,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

@@ -15,11 +15,14 @@ def image(
         Path(),
         help="requirements.txt, pyproject.toml or a conda environment.yml, or their folder.",
         metavar="[FILE]",
+        show_default=False,
     ),
     base: str | None = option(
-        "--base", "The image to start from (default: PyTorch's own).", metavar="IMAGE"
+        "--base", "IMAGE", "The image to start from (default: PyTorch's own)."
     ),
-    name: str | None = option("--name", "Its name (default: ddpctl-FOLDER, tagged by content)."),
+    name: str | None = option(
+        "--name", "NAME", "Its name (default: ddpctl-FOLDER, tagged by content)."
+    ),
     trainer: bool = flag("--trainer", "Build ddpctl-trainer:latest, for `-m trainer`."),
     rebuild: bool = flag("--rebuild", "Build it even if an image of this content exists."),
     dry_run: bool = flag("--dry-run", "Print the Dockerfile and build nothing."),

@@ -13,7 +13,7 @@ from ..errors import DdpctlError, UsageError
 from ..state import expanded
 from ..terminal.console import Console
 from ..text import quoted
-from . import complete, options
+from . import options
 from .options import flag, option
 
 if TYPE_CHECKING:
@@ -23,42 +23,40 @@ SSH_CONFIG = "~/.ssh/config"
 
 
 def init(
-    file: Path = typer.Argument(Path("hosts.yaml"), help="The file to write.", metavar="FILE"),
-    host: list[str] | None = option(
-        "--host",
-        "Add a host, as `ssh` takes it, or local; repeatable.",
-        metavar="HOST",
-        autocompletion=complete.host_names,
+    file: Path = typer.Argument(
+        Path("hosts.yaml"),
+        help="The file to write (default: hosts.yaml).",
+        metavar="[FILE]",
+        show_default=False,
     ),
-    hostfile: str | None = option(
-        "--hostfile", "Add the hosts of a DeepSpeed or MPI hostfile.", metavar="FILE"
+    named: list[str] | None = options.hosts_option(
+        "Add hosts as `ssh` takes them, or local: a list such as gpu1,gpu2; repeatable."
     ),
+    source: str | None = option("--from", "FILE", "Add the hosts of a DeepSpeed or MPI hostfile."),
     ssh_config: str | None = option(
-        "--ssh-config", "Add hosts from ~/.ssh/config, such as 'gpu*'.", metavar="PATTERN"
+        "--ssh-config", "PATTERN", "Add hosts from ~/.ssh/config, such as 'gpu*'."
     ),
-    user: str | None = option("--user", "SSH user for all hosts."),
-    key: str | None = option("--identity-file", "SSH key for all hosts.", metavar="FILE"),
-    gpus: str | None = option("--gpus", "GPUs: all, a count, ids such as 0,1, or 0 for CPU."),
-    image: str | None = option("--image", "Set job.image."),
-    workdir: str | None = option("--workdir", "Set job.workdir."),
-    dataset: str | None = option("--dataset", "Set job.dataset."),
-    command: str | None = option(
-        "--command", "Set job.command, split as a shell would.", metavar="LINE"
-    ),
+    user: str | None = option("--user", "NAME", "SSH user for all hosts."),
+    key: str | None = option("--identity-file", "FILE", "SSH key for all hosts."),
+    gpus: str | None = option("--gpus", "GPUS", "all, a count, ids such as 0,1, or 0 for CPU."),
+    image: str | None = option("--image", "IMAGE", "Set job.image."),
+    workdir: str | None = option("--workdir", "DIR", "Set job.workdir."),
+    dataset: str | None = option("--dataset", "DIR", "Set job.dataset."),
+    command: str | None = option("--command", "LINE", "Set job.command, split as a shell would."),
     force: bool = flag("--force", "Overwrite an existing file."),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
     """Write a commented hosts file.
 
-    On a terminal, without --host, --hostfile or --ssh-config, it asks you for the hosts and then
+    On a terminal, without --hosts, --from or --ssh-config, it asks you for the hosts and then
     asks the hosts for their GPUs. A host that does not answer stays in the file, with a comment.
 
     \b
     ddpctl init
-    ddpctl init --host gpu1.lab --host gpu2.lab --image mine:1 --command 'train.py --epochs 90'
+    ddpctl init -H gpu1.lab,gpu2.lab --image mine:1 --command 'train.py --epochs 90'
     ddpctl init lab.yaml --ssh-config 'gpu*'
-    ddpctl init --hostfile hostfile
+    ddpctl init --from hostfile
     """
     from ..hosts import Job
     from ..hosts import init as starter
@@ -66,9 +64,9 @@ def init(
     if os.path.lexists(file) and not force:
         raise UsageError(f"{file}: already exists", "pass --force or another name")
     console = options.console(quiet, verbose)
-    asks = not (host or hostfile or ssh_config) and options.can_ask()
+    asks = not (named or source or ssh_config) and options.can_ask()
     ask = _prompt if asks else lambda _, default: default
-    hosts = _asked_hosts() if asks else _hosts(host or [], hostfile, ssh_config)
+    hosts = _asked_hosts() if asks else _hosts(named or [], source, ssh_config)
     answers = starter.Answers(hosts, user, key, gpus or "all")
     if asks:
         answers = _ask_about_hosts(answers, file, console, ask_gpus=gpus is None)
@@ -132,13 +130,14 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
     return dataclasses.replace(answers, hosts=entries, gpus=gpus)
 
 
-def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple[HostLine, ...]:
+def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[HostLine, ...]:
     from ..hosts import load
     from ..hosts.init import HostLine, ssh_aliases
 
-    found = [HostLine(name) for name in named]
-    if hostfile is not None:
-        for each in load(hostfile, job_files=False).hosts:
+    words = ",".join(named).split(",")
+    found = [HostLine(word) for word in words if word]
+    if source is not None:
+        for each in load(source, job_files=False).hosts:
             name = f"{each.user}@{each.host}" if each.user else each.host
             found.append(HostLine(name, each.gpus if isinstance(each.gpus, int) else None))
     if pattern is not None:
@@ -147,11 +146,11 @@ def _hosts(named: list[str], hostfile: str | None, pattern: str | None) -> tuple
         if not names:
             raise UsageError(
                 f"--ssh-config {quoted(pattern)}: matches no Host of {config}",
-                "name them with --host",
+                "name them with -H",
             )
         found += [HostLine(name) for name in names]
     if not found:
-        raise UsageError("no hosts", "pass --host, --hostfile or --ssh-config, or use a terminal")
+        raise UsageError("no hosts", "pass -H, --from or --ssh-config, or use a terminal")
     return tuple(found)
 
 

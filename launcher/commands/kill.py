@@ -1,11 +1,12 @@
 import typer
 
+from ..errors import UsageError
 from . import options
 from .options import flag
 
 
 def kill(
-    target: str | None = options.RUN_OR_HOSTS,
+    target: str | None = options.RUN,
     hosts: str | None = options.LOOK_ON,
     everything: bool = flag("--all", "Stop all your runs on these hosts; remove finished ones."),
     strays: bool = flag("--strays", "List leftovers of dead runs; with -y, kill them."),
@@ -33,8 +34,11 @@ def kill(
         return kill_strays(cluster, console, yes=yes, as_json=as_json)
 
     def confirm(question: str) -> bool:
-        cannot_ask = not everything and not options.can_ask()  # a script means the newest run
-        return yes or cannot_ask or typer.confirm(question, err=True)
+        if yes or options.can_ask():
+            return yes or typer.confirm(question, err=True)
+        if everything:
+            raise UsageError("--all stops every run of yours on these hosts", "pass -y as well")
+        return True  # a script without a RUN means the newest run
 
     return kill_runs.kill(
         target, hosts, console, everything=everything, as_json=as_json, confirm=confirm

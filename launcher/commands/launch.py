@@ -2,48 +2,51 @@ import os
 
 from ..errors import UsageError
 from ..outcomes import Exit, Outcome
-from ..text import duration_remedy, quoted, seconds_in
 from . import options
-from .options import argument, flag, option
+from .options import argument, flag, number, option, seconds, some_seconds
 
 
 def launch(
     hosts: str | None = options.HOSTS,
-    command: list[str] | None = argument("-- COMMAND", "Override job.command: what torchrun runs."),
+    command: list[str] | None = argument(
+        "[-- COMMAND...]", "What torchrun runs: a script, or -m MODULE (default: job.command)."
+    ),
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
-    name: str = option("--name", "Name the run; the name becomes part of its id.", default=""),
+    name: str = option("--name", "NAME", "Name the run; its id will end with NAME.", default=""),
     detach: bool = options.DETACH,
     no_push: bool = flag("--no-push", "Skip the push."),
     no_check: bool = flag("--no-check", "Skip the checks."),
     dry_run: bool = flag("--dry-run", "Print the plan without contacting any host."),
-    max_restarts: int | None = option(
+    max_restarts: str | None = option(
         "--max-restarts",
+        "N",
         "Override job.max_restarts: how often the run may restart after a failure.",
     ),
-    env: list[str] | None = option("--env", "Add to job.env.", "-e", metavar="K=V"),
-    env_file: str | None = option("--env-file", "Override job.env_file.", metavar="FILE"),
+    env: list[str] | None = option("--env", "K=V", "Add to job.env; repeatable.", "-e"),
+    env_file: str | None = option("--env-file", "FILE", "Override job.env_file."),
     image: str | None = options.IMAGE,
-    dataset: str | None = option("--dataset", "Override job.dataset."),
-    workdir: str | None = option("--workdir", "Override job.workdir."),
-    nproc_per_node: int | None = option("--nproc-per-node", "Override job.nproc_per_node."),
-    master_port: str | None = option("--master-port", "Override job.master_port.", metavar="PORT"),
+    dataset: str | None = option("--dataset", "DIR", "Override job.dataset."),
+    workdir: str | None = option("--workdir", "DIR", "Override job.workdir."),
+    nproc_per_node: str | None = option("--nproc-per-node", "N", "Override job.nproc_per_node."),
+    master_port: str | None = option("--master-port", "PORT", "Override job.master_port."),
     time_limit: str | None = option(
-        "--time-limit", "Override job.time_limit, such as 2h30m.", metavar="D"
+        "--time-limit", "D", "Override job.time_limit, such as 2h30m or 24:00:00."
     ),
     wait: bool = flag("--wait", "Wait in line while other runs have the GPUs or the port."),
-    wait_limit: str | None = option(
-        "--wait-limit", "Wait in line for at most D, such as 8h.", metavar="D"
+    wait_limit: int | None = option(
+        "--wait-limit", "D", "Wait in line for at most D, such as 8h.", reader=some_seconds
     ),
     nodes: int | None = option(
-        "--nodes", "Run on any N hosts whose GPUs are free.", min=1, metavar="N"
+        "--nodes", "N", "Run on any N hosts whose GPUs are free.", reader=number(1)
     ),
-    hang_timeout: str | None = option(
+    hang_timeout: int | None = option(
         "--hang-timeout",
+        "D",
         "Stop the run after D without progress; 0: never. Default: 30m for `-m trainer`, never for "
         "other scripts.",
-        metavar="D",
+        reader=seconds,
     ),
     as_json: bool = options.JSON,
     on_exit: str | None = options.ON_EXIT,
@@ -58,14 +61,7 @@ def launch(
     Your script saves to $DDPCTL_CHECKPOINT_DIR, which a resume finds again, and to
     $DDPCTL_OUTPUT_DIR; `ddpctl fetch` copies both here.
 
-    --on-exit runs CMD once with `sh -c` when the run has ended, with the outcome in its
-    environment: DDPCTL_RUN_ID, DDPCTL_NAME, DDPCTL_STATE (SUCCEEDED FAILED CANCELLED UNKNOWN),
-    DDPCTL_EXIT_CODE, DDPCTL_ATTEMPT, DDPCTL_RUN_DIR, DDPCTL_FIRST_FAILURE, DDPCTL_FAILED_HOST.
-    If the run was detached, this machine's recorder runs CMD. If CMD fails, you get a warning.
-
-    --on-event runs CMD for each event, one at a time, with the variables above and DDPCTL_EVENT
-    (attempt-started restarted contact-lost contact-restored node-ended attempt-ended), DDPCTL_HOST,
-    DDPCTL_NODE_RANK, DDPCTL_MESSAGE. A CMD that takes longer than a minute is killed.
+    docs/metrics.md lists the variables in the environment of --on-exit and --on-event.
 
     \b
     ddpctl launch hosts.yaml
@@ -103,8 +99,8 @@ def launch(
         detach=detach,
         push=not no_push,
         check=not no_check,
-        hang_timeout=seconds_of("--hang-timeout", hang_timeout),
-        wait=wait_seconds(wait, wait_limit),
+        hang_timeout=hang_timeout,
+        wait=wait_limit or (0 if wait else None),
         nodes=nodes,
         on_exit=on_exit,
         on_event=on_event,
@@ -123,24 +119,6 @@ def launch(
     else:
         console.print(render.plan_text(plan))
     return Exit.DONE
-
-
-def wait_seconds(wait: bool, limit: str | None) -> int | None:
-    """Return the limit of --wait or --wait-limit in seconds; 0: no limit; None: do not wait."""
-    if limit is None:
-        return 0 if wait else None
-    seconds = seconds_of("--wait-limit", limit)
-    if seconds == 0:
-        raise UsageError(f"--wait-limit {quoted(limit)}: no time", "leave it out to fail at once")
-    return seconds
-
-
-def seconds_of(flag: str, text: str | None) -> int | None:
-    """Read the duration that a flag has; None without the flag. Raises UsageError."""
-    seconds = None if text is None else seconds_in(text)
-    if text is not None and seconds is None:
-        raise UsageError(f"{flag} {quoted(text)}: not a duration", duration_remedy(text))
-    return seconds
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:

@@ -1,24 +1,20 @@
-from . import complete, options
-from .options import flag, option
+from . import options
+from .options import flag, number, option
 
 
 def logs(
     run: str | None = options.RUN,
     hosts: str | None = options.LOOK_ON,
     follow: bool = flag("--follow", "Keep printing until the run ends.", "-f"),
-    node: str | None = option("--node", "Only these nodes, such as 0-3,5.", metavar="K"),
-    rank: str | None = option("--rank", "Only these ranks, such as 0-3,5.", metavar="R"),
-    host: list[str] | None = option(
-        "--host", "Only this host; repeatable.", autocompletion=complete.host_names
-    ),
-    attempt: int | None = option("--attempt", "Only this attempt.", metavar="N"),
-    tail: int | None = option(
-        "--tail", "Only the last N lines.", "-n", min=0, max=10**9, metavar="N"
-    ),
+    node: str | None = option("--node", "K", "Only these nodes, such as 0-3,5."),
+    rank: str | None = option("--rank", "R", "Only these ranks, such as 0-3,5."),
+    host: list[str] | None = options.HOST,
+    attempt: int | None = option("--attempt", "N", "Only this attempt.", reader=number(1)),
+    tail: int | None = option("--tail", "N", "Only the last N lines.", "-n", reader=number(0)),
     since: str | None = option(
-        "--since", "Only lines newer than T: a duration (10m, 2h30m) or a time.", metavar="T"
+        "--since", "T", "Only lines newer than T: a duration (10m, 2h30m) or a time."
     ),
-    grep: str | None = option("--grep", "Only lines that match REGEX.", metavar="REGEX"),
+    grep: str | None = option("--grep", "REGEX", "Only lines that match REGEX."),
     fold: bool = options.FOLD,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,

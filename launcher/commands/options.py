@@ -1,63 +1,19 @@
-"""Arguments and flags that several commands share."""
+"""Arguments and flags that several commands share, and the values that flags take."""
 
 import logging
-import shlex
+import math
 import sys
 from collections.abc import Callable
-from itertools import islice
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from ..errors import UsageError
-from ..outcomes import Exit
 from ..terminal.console import Console, WarningHandler
-from ..text import quoted
+from ..text import duration_remedy, quoted, seconds_in
 from . import complete
-
-
-class WithCommandLine(TyperCommand):
-    """A command whose parameter `command` is everything after `--`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        if not ctx.resilient_parsing:  # not while completing
-            self._refuse_script(ctx, args[:end], args[end + 1 :])
-        rest = super().parse_args(ctx, args[:end])
-        ctx.params["command"] = args[end + 1 :]
-        return rest
-
-    def _refuse_script(self, ctx: Any, args: list[str], command: list[str]) -> None:
-        """Exit with the right command line if `args` contain a script, which belongs after `--`.
-
-        The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
-        in .py or -H gives the hosts. What follows and is no flag of ours belongs to the script.
-        """
-        takes_value: dict[str, bool] = {}
-        for param in self.get_params(ctx):
-            takes_value |= dict.fromkeys(param.opts, not getattr(param, "is_flag", True))
-        ours: list[str] = []
-        script: list[str] = []
-        has_hosts = any(word.startswith("-H") for word in args)
-        words = iter(args)
-        for word in words:
-            name = word.replace("_", "-")
-            if {name.partition("=")[0], word[:2]} & takes_value.keys():  # -qv, -Ha:8
-                ours += [word, *(islice(words, 1) if takes_value.get(name) else ())]
-            elif script or has_hosts or word.startswith("-") or word.endswith(".py"):
-                script.append(word)
-            else:
-                ours.append(word)
-                has_hosts = True
-        if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
-            return  # typer names an unknown flag
-        line = shlex.join([*ours, "--", *script, *command])
-        hint = f"put `--` before the command: {ctx.command_path} {line}"
-        if "--wait" in ours and script[0][0].isdigit():
-            hint = f"--wait takes no value; write --wait-limit {script[0]}"
-        Console().error(hint)
-        raise typer.Exit(Exit.USAGE)
 
 
 def flag(name: str, help: str, *more: str) -> Any:
@@ -65,33 +21,90 @@ def flag(name: str, help: str, *more: str) -> Any:
     return typer.Option(False, name, *more, help=help)
 
 
-def option(name: str, help: str, *more: str, default: object = None, **how: Any) -> Any:
-    """Return a typer option that takes a value. how: further arguments of typer.Option."""
-    return typer.Option(default, name, *more, help=help, **how)
+def option(
+    name: str,
+    metavar: str,
+    help: str,
+    *more: str,
+    default: object = None,
+    reader: Callable[[str, str], object] | None = None,
+    completed_by: Callable[..., object] | None = None,
+) -> Any:
+    """Return a typer option that takes a value. more: its short form. reader: of (flag, value)."""
+    parser = reader and partial(reader, name)
+    how: dict[str, Any] = {"parser": parser, "autocompletion": completed_by}
+    return typer.Option(default, name, *more, metavar=metavar, help=help, **how)
 
 
 def argument(metavar: str, help: str, completed_by: Callable[..., object] | None = None) -> Any:
     return typer.Argument(None, metavar=metavar, help=help, autocompletion=completed_by)
 
 
+def number(least: int, most: int = 10**9) -> Callable[[str, str], int]:
+    """Return a reader of whole numbers within these limits."""
+
+    def read(flag: str, text: str) -> int:
+        if text.isdecimal() and len(text) < 12 and least <= int(text) <= most:
+            return int(text)
+        limit = f"a number from {least} to {most}" if most < 10**9 else f"{least} or more"
+        raise UsageError(f"{flag} {quoted(text)}: not a number that it takes", f"write {limit}")
+
+    return read
+
+
+def decimal(flag: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{flag} {quoted(text)}: not a number above 0", "write 12.5, for example")
+    return value
+
+
+def seconds(flag: str, text: str) -> int:
+    """Read a duration. Raises UsageError for a bare number, because tools differ in its unit."""
+    if (read := seconds_in(text)) is None:
+        raise UsageError(f"{flag} {quoted(text)}: not a duration", duration_remedy(text))
+    return read
+
+
+def some_seconds(flag: str, text: str) -> int:
+    """Read a duration that is not zero."""
+    if not (read := seconds(flag, text)):
+        raise UsageError(f"{flag} {quoted(text)}: no time", "write 30s, for example")
+    return read
+
+
+def hosts_file_or_list(_: str, text: str) -> str:
+    """Read --hosts. A single name that is no file becomes a list of one: `gpu1,`."""
+    is_file = text.endswith((".yaml", ".yml")) or "/" in text or Path(text).exists()
+    return text if is_file or "," in text or not text else f"{text},"
+
+
 def hosts_option(help: str) -> Any:
-    return option("--hosts", help, metavar="HOSTS", autocompletion=complete.hosts_files)
+    return option(
+        "--hosts", "HOSTS", help, "-H", reader=hosts_file_or_list, completed_by=complete.hosts_files
+    )
 
 
 HOSTS = argument(
-    "HOSTS", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
+    "[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
 )
-HOST_LIST = option("-H", "Use these hosts instead of a file.", metavar="HOST:GPUS,...")
-INCLUDE = option("--include", "Use only these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
-EXCLUDE = option("--exclude", "Skip these, such as gpu1@gpu2:0,2.", metavar="HOST[:GPUS]@...")
-RUN = argument("RUN", "A run id or a unique prefix (default: the newest run).", complete.runs)
-RUN_OR_HOSTS = argument(
-    "RUN or HOSTS", "A run id, a unique prefix, or a hosts file.", complete.runs_or_hosts_files
+HOST_LIST = hosts_option("Use these hosts: a file, or a list such as gpu1:8,gpu2:8.")
+INCLUDE = option("--include", "HOST[:GPUS]@...", "Use only these, such as gpu1@gpu2:0,2.")
+EXCLUDE = option("--exclude", "HOST[:GPUS]@...", "Skip these, such as gpu1@gpu2:0,2.")
+RUN = argument(
+    "[RUN]",
+    "A run id, a unique prefix of one, or HOSTS for their newest run (default: the newest run of "
+    "this machine).",
+    complete.runs_or_hosts_files,
 )
-LOOK_ON = hosts_option("Look for the run on these hosts.")
-IMAGE = option("--image", "Override job.image.")
-ON_EXIT = option("--on-exit", "Run CMD with sh when the run ends.", metavar="CMD")
-ON_EVENT = option("--on-event", "Run CMD with sh for each event of the run.", metavar="CMD")
+LOOK_ON = hosts_option("Use these hosts to find the run: a file, or a list such as gpu1,gpu2.")
+HOST = option("--host", "HOST", "Only this host; repeatable.", completed_by=complete.host_names)
+IMAGE = option("--image", "IMAGE", "Override job.image.")
+ON_EXIT = option("--on-exit", "CMD", "Run CMD with sh when the run has ended.")
+ON_EVENT = option("--on-event", "CMD", "Run CMD with sh for each event of the run.")
 DETACH = flag("--detach", "Start the run, print its id and return.", "-d")
 FOLD = flag("--fold", "Merge identical lines from several ranks: `[0-5] text`.")
 PLAIN = flag("--plain", "Print plain lines, no live panel (default when not a TTY).")
@@ -107,11 +120,11 @@ def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False)
     return made
 
 
-def hosts_of(hosts: str | None, host_list: str | None) -> str | list[str] | None:
-    """Return HOSTS, or -H as a list; None if neither is given. Raises UsageError if both are."""
-    if hosts and host_list:
+def hosts_of(hosts: str | None, flagged: str | None) -> str | None:
+    """Return HOSTS or --hosts; None if neither is given. Raises UsageError if both are."""
+    if hosts and flagged:
         raise UsageError(f"hosts given twice, as {quoted(hosts)} and with -H", "pass one of them")
-    return host_list.split(",") if host_list else hosts or None
+    return flagged or hosts or None
 
 
 def can_ask() -> bool:

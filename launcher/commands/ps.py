@@ -1,6 +1,6 @@
 from ..errors import UsageError
 from . import options
-from .options import flag, option
+from .options import flag, option, some_seconds
 
 INTERRUPTED = 130
 
@@ -9,10 +9,10 @@ def ps(
     hosts: str | None = options.HOSTS,
     host_list: str | None = options.HOST_LIST,
     everything: bool = flag("--all", "Show finished runs too.", "-a"),
-    per_node: bool = flag("--nodes", "Show one row per node instead of one per run."),
+    per_node: bool = flag("--per-node", "Show one row per node instead of one per run."),
     watch: bool = flag("--watch", "Refresh the table until Ctrl-C.", "-w"),
-    interval: float = option(
-        "--interval", "Seconds between refreshes.", default=2.0, min=0.1, max=86400, metavar="S"
+    interval: int = option(
+        "--interval", "D", "Refresh after D.", default="2s", reader=some_seconds
     ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -27,7 +27,7 @@ def ps(
     \b
     ddpctl ps hosts.yaml
     ddpctl ps hosts.yaml --all --json
-    ddpctl ps hosts.yaml --nodes --watch
+    ddpctl ps hosts.yaml --per-node --watch
     """
     from ..look.ps import Selection, show_runs, watch_runs
 

@@ -7,13 +7,11 @@ from .options import argument, option
 
 def report(
     runs: list[str] | None = argument(
-        "RUN",
+        "[RUN [RUN]]",
         "A run id or a unique prefix (default: the newest run), or two to compare.",
         complete.runs,
     ),
-    out: Path | None = option(
-        "--out", "Where to write it (default: RUN.html).", "-o", metavar="FILE"
-    ),
+    out: Path | None = option("--out", "FILE", "Where to write it (default: RUN.html).", "-o"),
     hosts: str | None = options.LOOK_ON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,

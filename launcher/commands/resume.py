@@ -4,8 +4,8 @@ from .options import flag, hosts_option
 
 
 def resume(
-    target: str | None = options.RUN_OR_HOSTS,
-    hosts: str | None = hosts_option("Resume on these hosts instead."),
+    target: str | None = options.RUN,
+    hosts: str | None = hosts_option("Use these hosts in place of the run's own."),
     detach: bool = options.DETACH,
     force: bool = flag("--force", "Resume even if the run succeeded."),
     on_exit: str | None = options.ON_EXIT,

@@ -1,5 +1,5 @@
 from . import complete, options
-from .options import flag, option
+from .options import decimal, flag, number, option, some_seconds
 
 
 def sanity(
@@ -8,28 +8,37 @@ def sanity(
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
     host: str | None = option(
-        "--host", "Use only this host, with several containers.", autocompletion=complete.host_names
+        "--host",
+        "HOST",
+        "Only this host, with several containers.",
+        completed_by=complete.host_names,
     ),
     containers: int = option(
-        "--containers", "Containers to split the host's GPUs across.", default=2, min=2
+        "--containers",
+        "N",
+        "Containers to split its GPUs across.",
+        default="2",
+        reader=number(2, 256),
     ),
     pairwise: bool = flag("--pairwise", "Measure every pair of nodes and name slow links."),
     min_busbw: float | None = option(
-        "--min-busbw", "Fail below this bus bandwidth.", metavar="GB/S"
+        "--min-busbw", "GB/S", "Fail below this bus bandwidth.", reader=decimal
     ),
-    timeout: float = option(
-        "--timeout", "Seconds before a step counts as hung.", default=30.0, min=1.0
+    timeout: int = option(
+        "--timeout",
+        "D",
+        "A step that takes longer counts as hung.",
+        default="30s",
+        reader=some_seconds,
     ),
-    max_size: str = option(
-        "--max-size", "Largest all-reduce, such as 1g.", default="64m", metavar="SIZE"
-    ),
+    max_size: str = option("--max-size", "SIZE", "Largest all-reduce, such as 1g.", default="64m"),
     step_seconds: float | None = option(
         "--step-seconds",
+        "S",
         "What a training step computes on one node, for the speedup of several.",
-        metavar="S",
-        min=0.000001,
+        reader=decimal,
     ),
-    plot: str | None = option("--plot", "Plot bandwidth against size.", metavar="FILE"),
+    plot: str | None = option("--plot", "FILE", "Plot bandwidth against size."),
     image: str | None = options.IMAGE,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

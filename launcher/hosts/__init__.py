@@ -1,6 +1,7 @@
 """The hosts file: read, validated as a whole, and kept as values."""
 
 from .files import user_environment
+from .hostfile import is_host_list
 from .load import Hosts, cluster_of, load, override_job, parse
 from .model import Cluster, Host, Job, dump
 from .select import select
@@ -12,6 +13,7 @@ __all__ = [
     "Job",
     "cluster_of",
     "dump",
+    "is_host_list",
     "load",
     "override_job",
     "parse",

@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Iterable
 
-from ..text import quoted
+from ..text import nearest, quoted
 from .addresses import split_login
-from .mistakes import Mistake, nearest
+from .mistakes import Mistake
 from .yaml_tree import RawValue, raw
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
@@ -25,8 +25,8 @@ def is_hostfile(text: str) -> bool:
 
 
 def is_host_list(hosts: str) -> bool:
-    """Return whether `hosts` is a list such as `gpu1:8,gpu2:8`, and not an existing file."""
-    looks_like_one = re.fullmatch(r"[^\s,/]+:\d+(,[^\s,/]+)*", hosts)
+    """Return whether `hosts` is a list such as `gpu1:8,gpu2:8` or `gpu1,`, and no existing file."""
+    looks_like_one = re.fullmatch(r"[^\s,/]+:\d+|[^\s,/]+(,[^\s,/]+)+|[^\s,/]+,", hosts)
     return bool(looks_like_one) and not os.path.exists(hosts)  # noqa: PTH110
 
 

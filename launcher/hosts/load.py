@@ -66,7 +66,7 @@ def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] =
             raise UsageError("no hosts", remedy)
         hosts = DEFAULT_HOSTS
     if isinstance(hosts, str) and is_host_list(hosts):
-        hosts = hosts.split(",")
+        hosts = hosts.rstrip(",").split(",")
     if not isinstance(hosts, (str, Path)):
         reading = _Reading("-H", "/")
         made = reading.text(",".join(hosts), read_host_list)

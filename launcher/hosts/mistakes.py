@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import HostsFileError, UsageError
@@ -59,9 +58,3 @@ def raise_any(source: str, mistakes: Sequence[Mistake]) -> None:
         errors.append(Mistake(0, "", "found more mistakes", "correct these first").error(source))
     if errors:
         raise HostsFileError(errors)
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` is probably a typo of, or None."""
-    matches = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), 1, 0.6)
-    return matches[0] if matches else None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from ..text import quoted
-from .mistakes import Mistake, nearest
+from ..text import nearest, quoted
+from .mistakes import Mistake
 from .values import Reader, Shape, reader
 
 PathKind: TypeAlias = Literal["file", "env file", "folder"]

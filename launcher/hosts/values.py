@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
-from ..text import bytes_in, duration_remedy, quoted, seconds_in
+from ..text import bytes_in, duration_remedy, nearest, quoted, seconds_in
 from .addresses import is_address, split_login
-from .mistakes import Mistake, Wrong, nearest
+from .mistakes import Mistake, Wrong
 from .yaml_tree import LIST, MAPPING, NOTHING, TEXT, RawValue
 
 LONGEST_DURATION = 365 * 86400  # seconds

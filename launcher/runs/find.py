@@ -6,7 +6,7 @@ from pathlib import Path
 from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, NodesFailed, Several, UsageError
-from ..hosts import Cluster, load
+from ..hosts import Cluster, is_host_list, load
 from ..run_id import is_run_id, is_sanity_run
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node, connected
@@ -20,9 +20,11 @@ RUN_IDS = load_script(__file__, "run_ids.sh")
 
 
 def names_hosts(text: str | None) -> bool:
-    """Return whether `text`, which names a run or a hosts file, names a hosts file."""
+    """Return whether `text`, which names a run or hosts, names hosts: a file or a list of them."""
     try:
-        return text is not None and (Path(text).is_file() or text.endswith((".yaml", ".yml")))
+        return text is not None and (
+            Path(text).is_file() or text.endswith((".yaml", ".yml")) or is_host_list(text)
+        )
     except OSError:  # too long for a file name
         return False
 

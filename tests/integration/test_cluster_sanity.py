@@ -164,7 +164,7 @@ def test_a_firewall_that_comes_later_is_named_by_the_ranks(
     cluster: Cluster, home: Home, tmp_path: Path, blocked: Callable[[], None]
 ) -> None:
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
-    process = home.start("sanity", hosts, "--json", "--timeout", "15")
+    process = home.start("sanity", hosts, "--json", "--timeout", "15s")
     until(lambda: cluster.ranks("node1"), 90, "node1 has begun")
     blocked()  # torch is still being imported
     out, err = process.communicate(timeout=90)
@@ -181,7 +181,7 @@ def test_a_collective_that_hangs_ends_within_the_timeout_and_names_the_node(
     """One rank stops in the middle of an all-reduce that all have begun."""
     cluster.slow("node1", "40mbit")
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
-    process = home.start("sanity", hosts, "--json", "--timeout", "5", "--max-size", "2m")
+    process = home.start("sanity", hosts, "--json", "--timeout", "5s", "--max-size", "2m")
     counter = "/sys/class/net/eth0/statistics/rx_bytes"
     before = int(cluster.exec("node1", "cat", counter))
     until(

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[2]
 ORDER = (
-    "check push launch resume kill ps logs attach fetch sanity stacks exec report init clean"
+    "init check push launch resume kill ps logs attach fetch sanity stacks exec report clean"
 ).split()
 
 
@@ -82,8 +82,8 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["logs"], "no record of a run"),
         (["attach", "zz"], "this machine has no run"),
         (["exec"], "no command; put it after `--`"),
-        (["exec", "--all", "-i", "--", "ls"], "--all: several commands cannot share stdin"),
-        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all"),
+        (["exec", "--all", "-i", "--", "ls"], "--all-nodes: several commands cannot share stdin"),
+        (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all-nodes"),
         (["exec", "-t", "--", "ls"], "-t: stdin is not a terminal"),
         (["exec", "--", "ls"], "no record of a run"),
         (["logs", "--grep", "("], "not a regular expression"),

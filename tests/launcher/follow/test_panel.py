@@ -293,7 +293,7 @@ def test_plain_moves_no_cursor(machine: Machine) -> None:
 def test_ps_watch_replaces_its_table_on_a_terminal(machine: Machine) -> None:
     run_id = machine.ddpctl("launch", "hosts.yaml", "-d", "--env", f"GO={machine.folder / 'go'}")
     name = run_id.stdout.strip()
-    terminal = Terminal(machine, "ps", "hosts.yaml", "--nodes", "--watch", "--interval", "0.2")
+    terminal = Terminal(machine, "ps", "hosts.yaml", "--nodes", "--watch", "--interval", "1s")
 
     def rows(paper: list[str]) -> list[str]:
         return [line for line in paper if name in line]
@@ -315,7 +315,7 @@ def test_ps_watch_replaces_its_table_on_a_terminal(machine: Machine) -> None:
 
 
 def test_ps_watch_without_a_terminal_prints_each_table_that_differs(machine: Machine) -> None:
-    watching = machine.start("ps", "hosts.yaml", "--all", "--nodes", "--watch", "--interval", "0.1")
+    watching = machine.start("ps", "hosts.yaml", "--all", "--nodes", "--watch", "--interval", "1s")
     assert watching.stdout is not None
     assert watching.stdout.readline() == "no run on local\n"
     (machine.folder / "go").touch()

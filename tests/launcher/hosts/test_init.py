@@ -46,7 +46,7 @@ def test_an_account_without_a_home_folder_can_name_its_hosts(
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
     path = tmp_path / "hosts.yaml"
-    assert CliRunner().invoke(application(), ["init", str(path), "--host", "a"]).exit_code == 0
+    assert CliRunner().invoke(application(), ["init", str(path), "-H", "a"]).exit_code == 0
     assert [host.name for host in load(path).hosts] == ["a"]
     (tmp_path / "config").write_text("Include ~nobody-here/x /\nHost b\n")
     assert ssh_aliases(tmp_path / "config") == ["b"]
@@ -67,7 +67,7 @@ def test_a_scalar_reads_back_as_text(text: str) -> None:
 
 
 def test_flags_make_a_file_that_check_accepts_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    flags = ["--host", "me@gpu1:2222", "--host", "local", "--user", "ubuntu", "--image", "mine:1"]
+    flags = ["-H", "me@gpu1:2222", "-H", "local", "--user", "ubuntu", "--image", "mine:1"]
     run(tmp_path, *flags, "--command", "train.py --name 'two words'")
     cluster = load(tmp_path / "hosts.yaml")
     assert [(h.user, h.host, h.port) for h in cluster.hosts] == [
@@ -78,15 +78,15 @@ def test_flags_make_a_file_that_check_accepts_and_nothing_is_overwritten(tmp_pat
     assert cluster.job.command == ("train.py", "--name", "two words")
     assert cluster.job.workdir == str(tmp_path)
     before = (tmp_path / "hosts.yaml").read_text()
-    assert "already exists; pass --force" in run(tmp_path, "--host", "b", code=2)
+    assert "already exists; pass --force" in run(tmp_path, "-H", "b", code=2)
     assert (tmp_path / "hosts.yaml").read_text() == before
-    run(tmp_path, "--host", "b", "--force")
+    run(tmp_path, "-H", "b", "--force")
     assert [host.host for host in load(tmp_path / "hosts.yaml").hosts] == ["b"]
 
 
 def test_hosts_of_a_hostfile_keep_their_gpus(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("gpu1 slots=8  # the large one\ngpu2 slots=4\n")
-    run(tmp_path, "lab.yaml", "--hostfile", "hostfile")
+    run(tmp_path, "lab.yaml", "--from", "hostfile")
     cluster = load(tmp_path / "lab.yaml")
     assert [(host.host, host.gpus) for host in cluster.hosts] == [("gpu1", 8), ("gpu2", 4)]
 
@@ -105,10 +105,10 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no hosts; pass --host"),
-        (["--host", "a", "--command", "'"], "correct the quotes"),
-        (["--host", "a b"], "hosts"),
-        (["no/such/folder.yaml", "--host", "a"], "cannot be written"),
+        ([], "no hosts; pass -H"),
+        (["-H", "a", "--command", "'"], "correct the quotes"),
+        (["-H", "a b"], "hosts"),
+        (["no/such/folder.yaml", "-H", "a"], "cannot be written"),
     ],
 )
 def test_wrong_answers_are_reported_in_one_line(

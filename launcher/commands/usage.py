@@ -1,0 +1,253 @@
+"""How the command line reads its words: groups of commands, forgotten separators, likely mistakes."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from ..errors import DdpctlError, UsageError
+from ..outcomes import Exit
+from ..terminal.console import Console
+from ..text import nearest, quoted, seconds_in
+
+# The base of the errors of typer's parser, which typer does not export.
+ParserError: Any = typer.BadParameter.__mro__[1]
+
+GROUPS = {  # each command is a function in commands/, in the file of the same name
+    "Set up": "init image check push",
+    "Run": "launch resume kill",
+    "Look": "ps logs attach fetch",
+    "Investigate": "sanity stacks exec report",
+    "Clean up": "clean",
+}
+COMMANDS = " ".join(GROUPS.values()).split()
+OTHER_TOOLS = {  # what users of other tools type
+    "launch": "run start up train submit srun sbatch torchrun apply exp",
+    "kill": "stop cancel down scancel abort terminate rm delete",
+    "ps": "status list ls top jobs queue squeue runs nodes gpus",
+    "attach": "follow watch sattach join",
+    "logs": "log tail show output",
+    "fetch": "download pull get cp copy results",
+    "push": "sync upload deploy send",
+    "image": "build containerize",
+    "check": "doctor verify validate preflight test ping",
+    "resume": "restart continue rerun requeue retry",
+    "exec": "ssh shell bash enter",
+    "stacks": "stack dump py-spy trace debug hang",
+    "sanity": "bench benchmark nccl nccl-test nccl-tests netcheck",
+    "init": "setup new create configure config generate",
+    "clean": "cleanup prune purge remove uninstall gc",
+}
+# Other spellings of flags. Each counts where a command has the flag on the right and not the other.
+SPELLINGS = {
+    "-f": "--hosts",
+    "--host": "--hosts",
+    "--hostfile": "--hosts",
+    "--inventory": "--hosts",
+    "--nodes": "--per-node",
+    "--all": "--all-nodes",
+    "--time": "--time-limit",
+    "--job-name": "--name",
+    "-o": "--to",
+    "--out": "--to",
+    "--output": "--out",
+}
+HINTS = {  # for flags that ddpctl does not have
+    "--gpus": "set `gpus:` in the hosts file, or pass --nproc-per-node",
+    "--nnodes": "every host of the file is a node; --nodes N takes any N that are free",
+    "-n": "--nodes N takes any N free hosts, --nproc-per-node N starts N processes on each",
+    "--node-rank": "ddpctl sets it: the order of the hosts is the order of the nodes",
+    "--master-addr": "ddpctl sets it: the first host is node 0, the master",
+    "--password": "ddpctl logs in with keys only; `ssh-copy-id HOST` installs yours",
+}
+
+
+class Command(TyperCommand):
+    """A command with readable help, in which a value that is given in another way is understood."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ours = list(self._as_we_spell(args[:end]))
+        if not self.takes_command:
+            return super().parse_args(ctx, [*ours, *args[end:]])
+        if not ctx.resilient_parsing:  # not while completing
+            self._refuse_script(ctx, ours, args[end + 1 :], has_separator=end < len(args))
+        rest = super().parse_args(ctx, ours)
+        ctx.params["command"] = args[end + 1 :]
+        return rest
+
+    @property
+    def takes_command(self) -> bool:
+        """Whether the parameter `command` is everything after `--`."""
+        return any(param.name == "command" for param in self._arguments)
+
+    @property
+    def _arguments(self) -> list[Any]:
+        return [param for param in self.params if isinstance(param, TyperArgument)]
+
+    def _flags(self) -> Mapping[str, bool]:
+        """Return whether each flag takes a value."""
+        options = [param for param in self.params if not isinstance(param, TyperArgument)]
+        return {name: not param.is_flag for param in options for name in param.opts}  # type: ignore[attr-defined]
+
+    def _as_we_spell(self, args: list[str]) -> Iterator[str]:
+        flags = self._flags()
+        for word, following in zip(args, [*args[1:], ""], strict=False):
+            name, equals, value = word.partition("=")
+            other = SPELLINGS.get(name)
+            if name == "--wait" and "--wait-limit" in flags and seconds_in(value or following):
+                yield f"--wait-limit{equals}{value}"
+            else:
+                use_other = name not in flags and other in flags
+                yield f"{other}{equals}{value}" if use_other else word
+
+    def _refuse_script(
+        self, ctx: Any, args: list[str], command: list[str], *, has_separator: bool
+    ) -> None:
+        """Raise UsageError with the right line if `args` contain a script, which belongs after `--`.
+
+        The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
+        in .py or -H gives the hosts. What follows and is no flag of ours belongs to the script.
+        """
+        takes_value = self._flags()
+        ours: list[str] = []
+        script: list[str] = []
+        has_hosts = any(word.startswith(("-H", "--hosts")) for word in args)
+        words = iter(args)
+        for word in words:
+            name = word.replace("_", "-")
+            if {name.partition("=")[0], word[:2]} & takes_value.keys():  # -qv, -Ha:8
+                ours += [word, *(islice(words, 1) if takes_value.get(name) else ())]
+            elif script or has_hosts or word.startswith("-") or word.endswith(".py"):
+                script.append(word)
+            else:
+                ours.append(word)
+                has_hosts = True
+        if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
+            return  # the parser names an unknown flag
+        if "--env" in ours and "=" in script[0]:
+            raise UsageError(f"{quoted(script[0])}: no flag", "repeat --env for each variable")
+        if has_separator and not script[0].endswith(".py") and not script[0].startswith("-"):
+            raise UsageError(
+                f"{quoted(script[0])}: one argument too many",
+                f"name several hosts as in `{ctx.command_path} -H gpu1,gpu2`",
+            )
+        line = shlex.join([*ours, "--", *script, *command])
+        raise UsageError(f"put `--` before the command: {ctx.command_path} {line}")
+
+    # --- help ----------------------------------------------------------------------------------
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        command = [param.metavar for param in self._arguments if param.name == "command"]
+        others = [param.metavar for param in self._arguments if param.name != "command"]
+        return [*others, "[FLAGS]", *command]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        prose, examples = self.prose_and_examples
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(prose)
+        with formatter.section("Examples"):
+            for line in examples.splitlines():
+                formatter.write(f"  {line}\n")
+
+    @property
+    def prose_and_examples(self) -> tuple[str, str]:
+        """The text of the help, and the examples after its \\b mark."""
+        prose, _, examples = (self.help or "").partition("\b")
+        return prose.strip(), examples.strip("\n")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        rows = self.help_rows(ctx)
+        count = len(self._arguments)
+        for title, section in (("Arguments", rows[:count]), ("Flags", rows[count:])):
+            if section:
+                with formatter.section(title):
+                    formatter.write_dl(section)
+
+    def help_rows(self, ctx: Any) -> list[tuple[str, str]]:
+        """Return each parameter as it is written, and its meaning: first the arguments."""
+        arguments = [(param.metavar, param.help) for param in self._arguments]
+        flags = [p for p in self.get_params(ctx) if not isinstance(p, TyperArgument)]
+        return [*arguments, *filter(None, (flag.get_help_record(ctx) for flag in flags))]
+
+
+class CommandGroup(TyperGroup):
+    """`ddpctl` itself. Mistakes on the command line are one line, like all other errors."""
+
+    def main(self, *args: Any, **how: Any) -> Any:
+        try:
+            code = super().main(*args, **{**how, "standalone_mode": False})
+        except DdpctlError as error:
+            code = error.exit_code
+            Console().error(str(error))
+        except ParserError as error:
+            code = Exit.USAGE
+            Console().error(str(usage_error(error)))
+        except typer.Abort:
+            code = Exit.INTERRUPTED
+            Console().error("interrupted")
+        sys.exit(code)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help"]
+        elif args == ["version"]:
+            args = ["--version"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name.replace("_", "-") not in self.commands and not ctx.resilient_parsing:
+            raise UsageError(f"no command {quoted(name)}", self._meant(name))
+        return super().resolve_command(ctx, args)
+
+    def _meant(self, name: str) -> str:
+        if name.endswith(".py"):
+            return "put a script after `ddpctl launch --`"
+        if name.endswith((".yaml", ".yml")):
+            return "put a hosts file after a command, as in `ddpctl check hosts.yaml`"
+        synonyms = {word: own for own, words in OTHER_TOOLS.items() for word in words.split()}
+        meant = (
+            synonyms.get(name.lower()) or nearest(name, self.commands) or nearest(name, synonyms)
+        )
+        meant = synonyms.get(meant or "", meant)
+        return f"did you mean `ddpctl {meant}`?" if meant else "`ddpctl help` lists the commands"
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        longest = max(map(len, self.commands))
+        for title, listed in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    (f"{name:{longest}}", first_line(self.commands[name]))
+                    for name in listed.split()
+                )
+
+
+def first_line(command: Any) -> str:
+    """Return the first sentence of a command's help."""
+    return str(command.prose_and_examples[0].split("\n")[0]).partition(". ")[0].rstrip(".") + "."
+
+
+def usage_error(error: Any) -> UsageError:
+    """Return an error of the parser as one of ours, with what the user probably meant."""
+    command: Any = error.ctx.command if error.ctx else None
+    remedy = f"see `{error.ctx.command_path} -h`" if command else "see `ddpctl help`"
+    flag = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
+    if not flag:
+        message = error.format_message().rstrip(".")
+        return UsageError(message[0].lower() + message[1:], remedy)
+    meant = nearest(flag, [name for p in command.params for name in p.opts if name[:2] == "--"])
+    if hint := HINTS.get(flag.replace("_", "-")):
+        remedy = hint
+    elif meant:
+        remedy = f"did you mean {meant}?"
+    elif getattr(command, "takes_command", False):
+        remedy = "put flags of the script after `--`"
+    return UsageError(f"no flag {quoted(flag)}", remedy)

@@ -45,6 +45,10 @@ class HostUnreachable(DdpctlError):
     exit_code = Exit.UNREACHABLE  # no SSH connection
 
 
+class UnknownHostKey(HostUnreachable):
+    """known_hosts has no key of the host."""
+
+
 class DockerUnavailable(DdpctlError):
     exit_code = Exit.PREFLIGHT  # SSH works, but the host's engine does not answer
 

@@ -84,6 +84,28 @@ def names(hosts: Iterable[str]) -> str:
     return ",".join(folded)
 
 
+def names_in(folded: str) -> list[str]:
+    """Return the names of `gpu[1-8,10].lab`, as `names` folds them; any other text as it is.
+
+    Reads Ansible's `[01:12]` too. A range of more than a thousand names is cut to just above that.
+    """
+    match = re.fullmatch(
+        r"([^\[]*)\[(\d{1,9}(?:[-:]\d{1,9})?(?:,\d{1,9}(?:[-:]\d{1,9})?)*)\](.*)", folded
+    )
+    if not match:
+        return [folded]
+    before, listed, after = match.groups()
+    made: list[str] = []
+    for low, _, high in (part.replace(":", "-").partition("-") for part in listed.split(",")):
+        numbers = range(int(low), min(int(high or low), int(low) + 1000) + 1)
+        made += [
+            f"{before}{number:0{len(low)}}{rest}" for number in numbers for rest in names_in(after)
+        ]
+        if len(made) > 1000:
+            break
+    return made or [folded]
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that `word` is probably a typo of, or None."""
     plain = {each.lower().strip("-").replace("-", "_"): each for each in known}

@@ -24,8 +24,9 @@ def check(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
+    job: str | None = options.JOB,
     clear: str | None = option(
-        "--clear", "Forget that a host was to blame for failures; check nothing.", metavar="HOST"
+        "--clear", "HOST", "Forget that a host was to blame for failures; check nothing."
     ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -51,7 +52,7 @@ def check(
     if clear is not None:
         console.say(f"{clear}: forgotten" if clear_blame(clear) else f"{clear}: was not to blame")
         return 0
-    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
+    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     began = time.monotonic()
     hosts_and_spares = counted(len(cluster.hosts) + len(cluster.spares), "host")
     with (

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import typer
 from ..errors import DdpctlError, UsageError
 from ..state import expanded
 from ..terminal.console import Console
-from ..text import quoted
+from ..text import names, names_in, quoted
 from . import options
 from .options import flag, option
 
@@ -32,7 +33,11 @@ def init(
     named: list[str] | None = options.hosts_option(
         "Add hosts as `ssh` takes them, or local: a list such as gpu1,gpu2; repeatable."
     ),
-    source: str | None = option("--from", "FILE", "Add the hosts of a DeepSpeed or MPI hostfile."),
+    source: str | None = option(
+        "--from",
+        "FILE",
+        "Add the hosts of a hosts file, an Ansible inventory, a dstack fleet or SkyPilot node pools.",
+    ),
     ssh_config: str | None = option(
         "--ssh-config", "PATTERN", "Add hosts from ~/.ssh/config, such as 'gpu*'."
     ),
@@ -56,10 +61,12 @@ def init(
     ddpctl init
     ddpctl init -H gpu1.lab,gpu2.lab --image mine:1 --command 'train.py --epochs 90'
     ddpctl init lab.yaml --ssh-config 'gpu*'
-    ddpctl init --from hostfile
+    ddpctl init --from inventory.ini
     """
     from ..hosts import Job
     from ..hosts import init as starter
+
+    default_command = " ".join(Job.command)
 
     if os.path.lexists(file) and not force:
         raise UsageError(f"{file}: already exists", "pass --force or another name")
@@ -67,26 +74,27 @@ def init(
     asks = not (named or source or ssh_config) and options.can_ask()
     ask = _prompt if asks else lambda _, default: default
     hosts = _asked_hosts() if asks else _hosts(named or [], source, ssh_config)
-    answers = starter.Answers(hosts, user, key, gpus or "all")
+    answers = starter.Answers(hosts, user, key, gpus=gpus or "all")
     if asks:
         answers = _ask_about_hosts(answers, file, console, ask_gpus=gpus is None)
     if image is None:
         image = _asked_image(Job.image, console) if asks else Job.image
-    if command is None:
-        command = ask("Command for torchrun", " ".join(Job.command))
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError(
-            f"--command {quoted(command)}: {str(error).lower()}", "correct the quotes"
-        ) from None
-    if not words:
-        raise UsageError("--command: empty", "pass a script, or -m and a module")
     if workdir is None:  # the hosts need a copy of the script
-        workdir = ask("Folder with your code", "." if words[0].endswith(".py") else "none")
+        has_script = asks and any(Path().glob("*.py"))
+        if command is not None:
+            has_script = command.split(" ")[0].endswith(".py")
+        workdir = ask("Folder with your code, or none", "." if has_script else "none")
         workdir = None if workdir == "none" else workdir
+    if dataset is None:
+        dataset = ask("Folder with your data, or none", "none")
+        dataset = None if dataset == "none" else dataset
+    ask_again = asks and command is None
+    words = _words(command if command is not None else ask("Command for torchrun", default_command))
+    if ask_again and (why := _not_found(words, workdir)):
+        console.say(why)
+        words = _words(ask("Command for torchrun", shlex.join(words)))
     answers = dataclasses.replace(
-        answers, image=image, workdir=workdir, dataset=dataset, command=tuple(words)
+        answers, image=image, workdir=workdir, dataset=dataset, command=words
     )
     text = starter.compose(answers, str(file))
     try:
@@ -98,6 +106,28 @@ def init(
         ) from None
     console.say(f"wrote {file}; next: `ddpctl check {file}`")
     return 0
+
+
+def _words(line: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(line))
+    except ValueError as error:
+        what = f"--command {quoted(line)}: {str(error).lower()}"
+        raise UsageError(what, "correct the quotes") from None
+    if not words:
+        raise UsageError("--command: empty", "pass a script, or -m and a module")
+    return words
+
+
+def _not_found(command: tuple[str, ...], workdir: str | None) -> str:
+    """Return what is wrong with the script of the command, or ""."""
+    from ..hosts import Job
+    from ..start.launch import check_command
+
+    try:
+        return check_command(Job(command=command, workdir=workdir)) or ""
+    except UsageError as error:
+        return str(error)
 
 
 def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus: bool) -> Answers:
@@ -116,6 +146,15 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
             answers = dataclasses.replace(answers, identity_file=answer)
     hosts = parse(compose(answers, name), name).hosts
     found = look(hosts, console)
+    if unknown := [line.host for line in found if line.new_key]:
+        question = (
+            f"Accept the host keys of {names(unknown)} and add them to known_hosts? Whoever answers "
+            "at these addresses now is then trusted; a key that changes later is refused"
+        )
+        if typer.confirm(question, err=True):
+            answers = dataclasses.replace(answers, host_keys="accept-new")
+            hosts = parse(compose(answers, name), name).hosts
+            found = look(hosts, console)
     for host, seen in zip(hosts, found, strict=True):
         if seen.gpus is not None:
             console.say(f"{host.name}: {seen.note}")
@@ -131,15 +170,17 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
 
 
 def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[HostLine, ...]:
-    from ..hosts import load
+    from ..hosts import Host, load
     from ..hosts.init import HostLine, ssh_aliases
 
-    words = ",".join(named).split(",")
-    found = [HostLine(word) for word in words if word]
+    words = re.split(r",(?![^\[]*\])", ",".join(named))
+    found = [HostLine(name) for word in words for name in names_in(word) if word]
     if source is not None:
-        for each in load(source, job_files=False).hosts:
-            name = f"{each.user}@{each.host}" if each.user else each.host
-            found.append(HostLine(name, each.gpus if isinstance(each.gpus, int) else None))
+        for host in load(source, job_files=False, convert=True).hosts:
+            keys = {
+                key: value for key, value in vars(host).items() if value != getattr(Host, key, "")
+            }
+            found.append(HostLine(keys.pop("host"), keys=keys))
     if pattern is not None:
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
@@ -160,7 +201,8 @@ def _asked_hosts() -> tuple[HostLine, ...]:
     known = ssh_aliases(expanded(SSH_CONFIG))[:8]
     hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
     answer = _prompt(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
-    return tuple(HostLine(name) for name in answer.replace(",", " ").split())
+    words = re.sub(r",(?![^\[]*\])", " ", answer).split()
+    return tuple(HostLine(name) for word in words for name in names_in(word))
 
 
 def _asked_image(default: str, console: Console) -> str:

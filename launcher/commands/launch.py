@@ -14,6 +14,7 @@ def launch(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
+    job: str | None = options.JOB,
     name: str = option("--name", "NAME", "Name the run; its id will end with NAME.", default=""),
     detach: bool = options.DETACH,
     no_push: bool = flag("--no-push", "Skip the push."),
@@ -85,7 +86,7 @@ def launch(
         "time_limit": time_limit,
         "command": command or None,
     }
-    cluster = cluster_of(options.hosts_of(hosts, host_list), flags, include, exclude)
+    cluster = cluster_of(options.hosts_of(hosts, host_list), flags, include, exclude, job_file=job)
     if not dry_run:
         connect_early(cluster.hosts)
 

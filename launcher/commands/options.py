@@ -94,6 +94,7 @@ HOSTS = argument(
 HOST_LIST = hosts_option("Use these hosts: a file, or a list such as gpu1:8,gpu2:8.")
 INCLUDE = option("--include", "HOST[:GPUS]@...", "Use only these, such as gpu1@gpu2:0,2.")
 EXCLUDE = option("--exclude", "HOST[:GPUS]@...", "Skip these, such as gpu1@gpu2:0,2.")
+JOB = option("--job", "FILE", "Take the job from FILE, not from the hosts file.")
 RUN = argument(
     "[RUN]",
     "A run id, a unique prefix of one, or HOSTS for their newest run (default: the newest run of "

@@ -10,6 +10,7 @@ def push(
     host_list: str | None = options.HOST_LIST,
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
+    job: str | None = options.JOB,
     image: bool = flag("--image", "Push only the image (and other parts you name)."),
     dataset: bool = flag("--dataset", "Push only the dataset (and other parts you name)."),
     workdir: bool = flag("--workdir", "Push only the code (and other parts you name)."),
@@ -44,7 +45,7 @@ def push(
             console.print(listed)
         return yes or typer.confirm("Delete these?", err=True)
 
-    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude)
+    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, given in chosen.items() if given} or {*chosen}
     with connected(cluster.hosts) as nodes, connected(cluster.spares) as spares:

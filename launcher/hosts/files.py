@@ -50,7 +50,10 @@ def missing(paths: Iterable[LocalPath]) -> Iterator[Mistake]:
             # a "file" is a private key, which the user should not create here
             remedy = "correct the path" + (" or create it" if local.kind != "file" else "")
             if local.key.endswith("dataset"):
-                remedy += "; for data that is already on the hosts, use mounts"
+                remedy = (
+                    "correct the path; if the hosts have this folder, remove dataset and write "
+                    f'mounts: ["{local.path}:/data:ro"]'
+                )
             yield Mistake(local.line, local.key, what, remedy)
         elif local.kind == "env file":
             yield from _env_lines(local)[1]
@@ -99,7 +102,7 @@ def _env_lines(local: LocalPath) -> tuple[dict[str, str], list[Mistake]]:
     for number, raw in enumerate(Path(local.path).read_bytes().split(b"\n"), 1):
         line = raw.removesuffix(b"\r").decode("utf-8", "replace")
         name, equals, value = line.partition("=")
-        name = name.strip()
+        name = name.strip().removeprefix("export ").strip()
         if not line.strip() or name.startswith("#"):
             continue
         found, remedy = f"the name {quoted(name)}", wrong_env_name(name)

@@ -14,14 +14,16 @@ from .yaml_tree import RawValue, raw
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
 _KNOWN = ("slots", "max_slots", "max-slots")
-_HOST = r"[^\s:,#=\[\]{}-][^\s:,#=]*"
+_HOST = r"[^\s:,#=\[\]{}()'\"-][^\s:,#=()'\"]*(\[[\d,-]+\][^\s:,#=]*)?"
+_NAME_LINE = re.compile(rf"{_HOST}(\s+[\w-]+\s*=\s*\S*)*")
 _FIRST_LINE = re.compile(rf"{_HOST}((:\d+)?(\s+[\w-]+\s*=\s*\S*)+|:\d+)")
 
 
 def is_hostfile(text: str) -> bool:
-    """Return whether the first line that is not empty or a comment looks like a hostfile's."""
-    first = next((line for line in map(_significant, text.splitlines()) if line), "")
-    return bool(_FIRST_LINE.fullmatch(first))
+    """Return whether the first line has a number of slots, or each line is just a name."""
+    lines = [line for line in map(_significant, text.splitlines()) if line]
+    names_only = len(lines) > 1 and all(_NAME_LINE.fullmatch(line) for line in lines)
+    return names_only or bool(lines and _FIRST_LINE.fullmatch(lines[0]))
 
 
 def is_host_list(hosts: str) -> bool:
@@ -37,7 +39,7 @@ def read_hostfile(text: str, mistakes: list[Mistake]) -> RawValue:
 
 def read_host_list(value: str, mistakes: list[Mistake]) -> RawValue:
     """Parse `gpu1:8,gpu2:8`. A host without a number uses all its GPUs."""
-    return _hosts([(0, word) for word in value.split(",")], mistakes)
+    return _hosts([(0, word) for word in re.split(r",(?![^\[]*\])", value)], mistakes)
 
 
 def _significant(line: str) -> str:

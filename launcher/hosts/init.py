@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import yaml
@@ -17,11 +18,16 @@ INCLUDE_DEPTH = 16  # the same limit as ssh
 
 
 class HostLine(NamedTuple):
-    """A host name for `ssh`, or `local`. gpus: None for the default. note: becomes a comment."""
+    """A host name for `ssh`, or `local`. gpus: None for the default. note: becomes a comment.
+
+    keys: others of its keys. new_key: known_hosts does not have its key.
+    """
 
     host: str
     gpus: int | None = None
     note: str = ""
+    keys: Mapping[str, object] = MappingProxyType({})
+    new_key: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Answers:
     hosts: tuple[HostLine, ...]
     user: str | None = None
     identity_file: str | None = None
+    host_keys: str | None = None
     gpus: str = "all"
     image: str = Job.image
     workdir: str | None = None
@@ -51,7 +58,8 @@ defaults:                      # for every host; a host may override them
 
 hosts:                         # list order is rank order: the first is node 0, the master
 {hosts}
-#   internal_ip: 10.0.0.2      # per host: the address for the other nodes; `check` shows it
+  # - host: gpu9.lab           # a host with keys of its own
+  #   internal_ip: 10.0.0.2    # the address for the other nodes; `check` shows it
 
 job:
 {job}
@@ -60,6 +68,7 @@ job:
 _DEFAULTS = (
     ("user", "ubuntu", "the SSH user; default: what `ssh HOST` uses"),
     ("identity_file", "~/.ssh/id_ed25519", "the SSH key; default: what `ssh HOST` uses"),
+    ("host_keys", "accept-new", "adds unknown host keys to known_hosts; default: ask"),
     ("gpus", "", "all | a count | a list of ids | 0 for CPU"),
 )
 _JOB = (
@@ -95,20 +104,21 @@ def _rows(keys: Iterable[tuple[str, str, str]], given: Mapping[str, str]) -> str
     """Return a line per key with its value, or with a commented-out example."""
     lines = []
     for key, example, why in keys:
-        line = f"  {key}: {given[key]}" if key in given else f"# {key}: {example}"
+        line = f"  {key}: {given[key]}" if key in given else f"  # {key}: {example}"
         lines.append(f"{line:<30} # {why}")
     return "\n".join(lines)
 
 
 def _host(entry: HostLine) -> str:
-    key, gpus = ("", "") if entry.gpus is None else ("host: ", f"\n    gpus: {entry.gpus}")
-    line = f"  - {key}{scalar(entry.host)}"
-    return (f"{line:<30} # {entry.note}" if entry.note else line) + gpus
+    keys = dict(entry.keys) | ({} if entry.gpus is None else {"gpus": entry.gpus})
+    line = f"  - {'host: ' if keys else ''}{scalar(entry.host)}"
+    others = [f"    {key}: {scalar(value)}" for key, value in keys.items()]
+    return "\n".join([f"{line:<30} # {entry.note}" if entry.note else line, *others])
 
 
-def scalar(text: str) -> str:
-    """Return `text` as a YAML scalar, quoted only if necessary."""
-    written = yaml.safe_dump(text, allow_unicode=True, width=2**31 - 1)
+def scalar(value: object) -> str:
+    """Return a value in YAML on one line, quoted only if necessary."""
+    written = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=2**31 - 1)
     return written.removesuffix("...\n").strip()
 
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from ..errors import UsageError
 from ..state import current_folder, expanded
-from ..text import quoted
+from ..text import LONGEST_PATH, names_in, quoted
+from . import foreign
 from .addresses import split_login
 from .files import LocalPath, missing, text_of
 from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
@@ -22,7 +23,7 @@ from .rules import HostEntry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, SchemaKey, unknown
 from .select import select
 from .values import text, wrong
-from .yaml_tree import LIST, MAPPING, NOTHING, RawValue, raw, read_yaml
+from .yaml_tree import LIST, MAPPING, NOTHING, TEXT, RawValue, raw, read_yaml
 
 Source: TypeAlias = str | Path | Sequence[str] | None
 Hosts: TypeAlias = Source | Cluster
@@ -41,24 +42,35 @@ def cluster_of(
     exclude: str | None = None,
     *,
     source: str = COMMAND_LINE,
+    job_file: str | None = None,
 ) -> Cluster:
     """Return the selected hosts. Values of `job` other than None override the file's.
 
     hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a Cluster, or None for
-    ./hosts.yaml. source: the origin of `job`, for messages. Raises UsageError.
+    ./hosts.yaml. source: the origin of `job`, for messages. job_file: has the job, in place of the
+    hosts file. Raises UsageError.
     """
+    overridden = [key for key, value in job.items() if value is not None]
     if not isinstance(hosts, Cluster):
-        hosts = load(hosts, overridden=[key for key, value in job.items() if value is not None])
+        hosts = load(hosts, job_files=job_file is None, overridden=overridden)
+    if job_file is not None:
+        hosts = replace(hosts, job=load_job(job_file, overridden))
     return override_job(select(hosts, include, exclude), job, source=source)
 
 
-def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] = ()) -> Cluster:
+def load(
+    hosts: Source,
+    *,
+    job_files: bool = True,
+    overridden: Collection[str] = (),
+    convert: bool = False,
+) -> Cluster:
     """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
     hosts=None: load ./hosts.yaml. Raises HostsFileError with a line per mistake, including missing
     files. job_files=False: the job's own files may be missing, for commands that do not need them
     (`ps`, `kill` from any machine). overridden: keys of the job that the command line replaces;
-    their files may be missing.
+    their files may be missing. convert: read the files of other tools too, such as Ansible's.
     """
     if hosts is None:
         if not Path(DEFAULT_HOSTS).is_file():
@@ -72,12 +84,27 @@ def load(hosts: Source, *, job_files: bool = True, overridden: Collection[str] =
         made = reading.text(",".join(hosts), read_host_list)
     else:
         path = Path(hosts)
-        reading = _Reading(str(hosts), path.parent)
+        reading = _Reading(str(hosts), path.parent, convert=convert)
         made = reading.text(text_of(path))
         unused = {f"job.{key}" for key in (overridden if job_files else JOB)}
         reading.mistakes += missing(place for place in reading.paths if place.key not in unused)
     raise_any(reading.source, reading.mistakes)
     return made
+
+
+def load_job(file: str, overridden: Collection[str] = ()) -> Job:
+    """Load the job of a file that has a section `job:` or just the keys of one. See `load`."""
+    path = Path(file)
+    reading = _Reading(file, path.parent)
+    job = Job()
+    try:
+        job = reading.job(read_yaml(text_of(path), reading.mistakes))
+    except Wrong as error:
+        reading.mistakes += error.mistakes
+    unused = {f"job.{key}" for key in overridden}
+    reading.mistakes += missing(place for place in reading.paths if place.key not in unused)
+    raise_any(file, reading.mistakes)
+    return job
 
 
 def parse(text: str, source: str) -> Cluster:
@@ -126,8 +153,8 @@ def override_job(
 class _Reading:
     """Reads one source. Collects its mistakes and the paths that it names."""
 
-    def __init__(self, source: str, base: str | Path) -> None:
-        self.source = source
+    def __init__(self, source: str, base: str | Path, *, convert: bool = False) -> None:
+        self.source, self.convert = source, convert
         self.base = Path(base)
         self.mistakes: list[Mistake] = []
         self.paths: list[LocalPath] = []
@@ -141,23 +168,45 @@ class _Reading:
 
     def text(self, text: str, read: Parser | None = None) -> Cluster:
         """Return the cluster. It is complete only if `mistakes` is empty."""
-        read = read or (read_hostfile if is_hostfile(text) else read_yaml)
         try:
-            return self.cluster(read(text, self.mistakes))
+            return self.cluster(self.tree(text, read))
         except Wrong as error:
             self.mistakes += error.mistakes
             return Cluster(())
 
-    def cluster(self, tree: RawValue) -> Cluster:
+    def tree(self, text: str, read: Parser | None = None) -> RawValue:
+        """Parse the text. Raises Wrong for the file of another tool, which `ddpctl init` converts."""
+        if read is None and foreign.is_ini(text):
+            tree = foreign.read_ini(text)
+        else:
+            read = read or (read_hostfile if is_hostfile(text) else read_yaml)
+            tree = read(text, self.mistakes)
+        tool = foreign.kind_of(tree)
+        if tool and self.convert:
+            return foreign.as_hosts_file(tree)
+        if tool:
+            remedy = (
+                f"`ddpctl init --from {quoted(self.source, LONGEST_PATH)}` makes a hosts file of it"
+            )
+            raise Wrong(Mistake(1, "", f"found {tool}", remedy))
+        return tree
+
+    def sections(self, tree: RawValue) -> Sections:
         if tree.kind != MAPPING:
             found = "an empty file" if tree.kind == NOTHING else ""
             raise wrong(tree, "write hosts: and one `- NAME` per line", found)
         others = ((name, value) for name, value in tree.entries.items() if name not in SECTIONS)
         self.mistakes += [unknown(name, value.line, SECTIONS) for name, value in others]
-        sections = {name: tree.entries.get(name, RawValue(tree.line, NOTHING)) for name in SECTIONS}
+        return {name: tree.entries.get(name, RawValue(tree.line, NOTHING)) for name in SECTIONS}
+
+    def cluster(self, tree: RawValue) -> Cluster:
+        sections = self.sections(tree)
         defaults = self._section(sections, "defaults", DEFAULTS)
         job = Job(**self._section(sections, "job", JOB))
-        hosts, spares = (self._hosts(sections, name, defaults) for name in ("hosts", "spares"))
+        if names_a_file(sections["hosts"]):
+            hosts, spares = self._hosts_of_file(sections, defaults)
+        else:
+            hosts, spares = (self._hosts(sections, name, defaults) for name in ("hosts", "spares"))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
         self.mistakes += broken_rules([*hosts, *spares], job, lines)
         return Cluster(
@@ -166,6 +215,43 @@ class _Reading:
             job=job,
             source=self.source,
         )
+
+    def job(self, tree: RawValue) -> Job:
+        """Read a file that has a section `job:`, or just the keys of one."""
+        if tree.kind == MAPPING and "job" not in tree.entries:
+            tree = RawValue(tree.line, MAPPING, entries={"job": tree})
+        sections = self.sections(tree)
+        job = Job(**self._section(sections, "job", JOB))
+        lines = {name: value.line for name, value in sections["job"].entries.items()}
+        self.mistakes += broken_rules([], job, lines)
+        return job
+
+    def _hosts_of_file(
+        self, sections: Sections, defaults: Mapping[str, Any]
+    ) -> tuple[list[HostEntry], list[HostEntry]]:
+        """Read hosts, spares and defaults of another hosts file. Own defaults and spares win."""
+        value = sections["hosts"]
+        path = ""
+        with self._at("hosts"):
+            path = self._absolute(value.text, value)
+        if mistakes := list(missing([LocalPath(value.line, "hosts", path, "file")])):
+            self.mistakes += mistakes
+        if mistakes or not path:
+            return [], []
+        other = _Reading(path, Path(path).parent)
+        try:
+            theirs = other.sections(other.tree(text_of(Path(path))))
+            defaults = {**other._section(theirs, "defaults", DEFAULTS), **defaults}
+            hosts, spares = (other._hosts(theirs, name, defaults) for name in ("hosts", "spares"))
+        except Wrong as error:
+            other.mistakes += error.mistakes
+            return [], []
+        finally:
+            other.mistakes += missing(other.paths)
+            self.mistakes += [replace(mistake, source=path) for mistake in other.mistakes]
+        if sections["spares"].items:
+            spares = self._hosts(sections, "spares", defaults)
+        return [replace(entry, source=path) for entry in hosts], spares
 
     def _section(
         self, sections: Sections, name: str, keys: Mapping[str, SchemaKey]
@@ -182,8 +268,13 @@ class _Reading:
             is_empty = tree.kind in (LIST, NOTHING) and not tree.items
             if (is_empty and name == "hosts") or not (is_empty or tree.kind == LIST):
                 found = "no hosts" if is_empty else ""
-                raise wrong(tree, "write one `- NAME` or `- host: NAME` per line", found)
-        made = [self._entry(f"{name}[{i}]", item, defaults) for i, item in enumerate(tree.items)]
+                remedy = "write one `- NAME` or `- host: NAME` per line"
+                remedy += ", or the path of another hosts file" if tree.kind == TEXT else ""
+                raise wrong(tree, remedy, found)
+        made: list[HostEntry | None] = []
+        for i, item in enumerate(tree.items):
+            with self._at(f"{name}[{i}]"):
+                made += [self._entry(f"{name}[{i}]", one, defaults) for one in unfolded(item)]
         return [entry for entry in made if entry is not None]
 
     def _entry(self, key: str, item: RawValue, defaults: Mapping[str, Any]) -> HostEntry | None:
@@ -191,7 +282,7 @@ class _Reading:
         with self._at(key, f"write {HOST['host'].allowed}"):
             table = item if item.kind == MAPPING else _long_form(item)
             own = self._keys(table, HOST, key)
-            if "host" not in table.entries:
+            if not table.entries.keys() & {"host", "name", "hostname", "address", "ip"}:
                 raise Wrong(Mistake(item.line, ".host", "found no host", "write host: NAME"))
         if "host" not in own:
             return None
@@ -230,6 +321,37 @@ class _Reading:
         if absolute == "/":
             raise wrong(tree, "use a path below /")
         return absolute
+
+
+def names_a_file(hosts: RawValue) -> bool:
+    """Return whether the value of `hosts:` is the path of another hosts file."""
+    return hosts.kind == TEXT and ("/" in hosts.text or hosts.text.endswith((".yaml", ".yml")))
+
+
+def unfolded(item: RawValue) -> list[RawValue]:
+    """Return one entry per host of `gpu[1-8].lab`, or of a mapping with such a host.
+
+    The internal_ip may be a range of the same length. Raises Wrong.
+    """
+    values = item.entries if item.kind == MAPPING else {"host": item}
+    ranged = {
+        key: names_in(value.text)
+        for key, value in values.items()
+        if key in ("host", "internal_ip") and value.kind == TEXT and "[" in value.text
+    }
+    count = len(ranged.get("host", ()))
+    if count < 2:
+        return [item]
+    if count > MOST or {len(listed) for listed in ranged.values()} != {count}:
+        what = f"{count} hosts" if count > MOST else "ranges of different lengths"
+        raise wrong(item, "write a shorter range" if count > MOST else "make them equal", what)
+    made = []
+    for i in range(count):
+        own = {key: replace(values[key], text=listed[i]) for key, listed in ranged.items()}
+        made.append(
+            replace(item, entries={**values, **own}) if item.kind == MAPPING else own["host"]
+        )
+    return made
 
 
 def _long_form(item: RawValue) -> RawValue:

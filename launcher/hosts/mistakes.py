@@ -15,7 +15,8 @@ MOST = 1000  # mistakes that are shown
 class Mistake:
     """A mistake. line: 0 if there is none, as for a flag. near: what the user probably meant.
 
-    allowed: all names that would be right, which are printed once per file.
+    allowed: all names that would be right, which are printed once per file. source: the file, if it
+    is not the one that is read.
     """
 
     line: int
@@ -24,6 +25,7 @@ class Mistake:
     remedy: str = ""
     near: str | None = None
     allowed: str = ""
+    source: str = ""
 
     def within(self, key: str, remedy: str = "") -> Mistake:
         """Return the mistake with `key` before its own key. `remedy` counts only if it has none."""
@@ -31,7 +33,7 @@ class Mistake:
 
     def error(self, source: str) -> UsageError:
         """Return the error for a mistake in the file `source`."""
-        place = quoted(source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
+        place = quoted(self.source or source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
         near = f"did you mean '{self.near}'?" if self.near else ""
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
         what = ": ".join(filter(None, [place, self.key, self.what]))
@@ -49,7 +51,7 @@ class Wrong(Exception):
 def raise_any(source: str, mistakes: Sequence[Mistake]) -> None:
     """Raise HostsFileError if there are mistakes. It has each once, in the order of the file."""
     errors, printed = list[UsageError](), set[str]()
-    for mistake in sorted(mistakes, key=lambda mistake: mistake.line)[:MOST]:
+    for mistake in sorted(dict.fromkeys(mistakes), key=lambda mistake: mistake.line)[:MOST]:
         if mistake.allowed in printed:
             mistake = replace(mistake, allowed="")
         printed.add(mistake.allowed)

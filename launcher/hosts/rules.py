@@ -19,15 +19,19 @@ _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/
 
 @dataclass(frozen=True)
 class HostEntry:
-    """A host with its position in the file. own: its own keys, without defaults."""
+    """A host with its position in the file. own: its own keys, without defaults.
+
+    source: the file, if it is not the one that is read.
+    """
 
     key: str
     line: int
     own: frozenset[str]
     host: Host
+    source: str = ""
 
     def mistake(self, key: str, found: str, remedy: str) -> Mistake:
-        return Mistake(self.line, self.key + key, f"found {found}", remedy)
+        return Mistake(self.line, self.key + key, f"found {found}", remedy, source=self.source)
 
 
 def broken_rules(

@@ -49,7 +49,7 @@ JOB = {name: SchemaKey.of(shape) for name, shape in _SECTIONS["job"]["properties
 
 # Keys that users of other tools might try.
 _SYNONYMS = {
-    "hostname": "host", "address": "host", "name": "host", "node": "host", "ip": "internal_ip",
+    "hostname": "host", "address": "host", "name": "host", "node": "host",
     "username": "user", "ssh_user": "user", "ssh_port": "port", "key": "identity_file",
     "key_file": "identity_file", "ssh_key": "identity_file", "jump": "proxy_jump",
     "slots": "gpus", "num_gpus": "gpus", "gpu": "gpus", "gpu_ids": "gpus", "devices": "gpus",
@@ -60,6 +60,19 @@ _SYNONYMS = {
     "workers": "hosts"
 }  # fmt: skip
 
+_IN_THE_IMAGE = "install packages in the image: `ddpctl image build` makes one"
+_REMEDIES = {
+    "ip": "write host: for the address that ssh uses, internal_ip: for the one that other nodes use",
+    "setup": _IN_THE_IMAGE,
+    "requirements": _IN_THE_IMAGE,
+    "pip": _IN_THE_IMAGE,
+    "password": "ddpctl logs in with keys: `ssh-copy-id HOST` installs yours",
+    "nnodes": "remove it: every host is a node",
+    "num_nodes": "remove it: every host is a node",
+    "network": "remove it: the containers use the host's network",
+    "memory": "remove it: the containers may use all memory; shm_size sets /dev/shm",
+}
+
 
 def unknown(name: str, line: int, known: Collection[str]) -> Mistake:
     """Return the mistake of an unknown key: where it belongs, a similar key, or all known keys."""
@@ -67,6 +80,8 @@ def unknown(name: str, line: int, known: Collection[str]) -> Mistake:
     homes = [f"{home}:" for home, keys in (("hosts", HOST), ("job", JOB)) if name in {*keys, home}]
     if homes:
         return Mistake(line, written, what, f"move it under {' or '.join(homes)}")
+    if remedy := _REMEDIES.get(name.lower().replace("-", "_")):
+        return Mistake(line, written, what, remedy)
     synonym = _SYNONYMS.get(name.lower().replace("-", "_"))
     if near := synonym if synonym in known else nearest(name, known):
         return Mistake(line, written, what, near=near)

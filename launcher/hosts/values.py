@@ -6,9 +6,11 @@ hosts.schema.json. READERS are for what a schema cannot express.
 """
 
 import ipaddress
+import json
 import re
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
@@ -44,7 +46,9 @@ TORCHRUN_FLAGS = {  # those that ddpctl sets: what to do instead
     **dict.fromkeys(("--module", "-m", "--no-python", "--run-path", "--"), _SCRIPT),
 }
 _NUMBER = re.compile("0|-?[1-9][0-9]{0,29}")  # YAML would read a leading 0 as octal
-_STARTS_PYTHON = re.compile(r"python[0-9.]*|torchrun")
+_STARTER = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|srun|horovodrun")
+_SHELL = re.compile("(ba|z|da|k|fi)?sh")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")  # torchrun's own
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
 # Characters that ssh itself refuses in names, or that have a special meaning in patterns and lists.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
@@ -179,7 +183,8 @@ def path(value: RawValue) -> str:
     # YAML reads `~` as null, but the user means the home folder.
     written = "~" if value.kind == NOTHING and value.text == "~" else text(value)
     if "://" in written:
-        raise wrong(value, "use a folder or file of this machine: ddpctl reads no URLs")
+        remedy = "use a folder or file of this machine; ddpctl reads no URLs, but your script may"
+        raise wrong(value, remedy)
     return written
 
 
@@ -208,6 +213,9 @@ def _one_word(value: RawValue, forbidden: set[str]) -> str:
     bad = sorted({c for c in word if c in forbidden or c.isspace() or not c.isprintable()})
     if word.startswith("-"):
         raise wrong(value, "ssh would read a name that starts with `-` as an option")
+    if "[" in bad or "{" in bad:
+        ranged = re.sub(r"[\[{](\d+)(?::|\.\.|-)(\d+)[\]}]", r"[\1-\2]", word)
+        raise wrong(value, f"write {ranged if ranged != word else 'a range as gpu[1-8].lab'}")
     if bad:
         raise wrong(value, f"remove {quoted(' '.join(bad))}")
     if len(word) > 253:
@@ -238,21 +246,57 @@ def address(value: RawValue) -> str:
 
 
 def command(value: RawValue) -> tuple[str, ...]:
-    words = arguments(value)
+    words = _words(value) if value.kind == TEXT else list_of(as_written)(value)
     if not words or not words[0]:
         raise wrong(value, found="nothing to run")
-    first = PurePosixPath(words[0]).name
-    if _STARTS_PYTHON.fullmatch(first):
-        remedy = f"remove {quoted(first)}: ddpctl runs the script with torchrun"
+    start = _start_of_script(words)
+    why = "ddpctl runs the script with torchrun"
+    if any(word.startswith("--nproc") for word in words[:start]):
+        why += "; nproc_per_node is a key of job"
+    if value.kind == TEXT:
+        no_python = ["--no-python"] if start is None else []
+        written = _as_list([*no_python, *words[start:]])
+        raise wrong(value, f"write {written}" + (f": {why}" if start else ""))
+    if start is None:
+        remedy = "write --no-python before it: torchrun runs only Python without that"
         raise wrong(value, remedy, quoted(words[0]))
+    if start:
+        raise wrong(value, f"remove {quoted(' '.join(words[:start]))}: {why}", quoted(words[0]))
     return words
+
+
+def _start_of_script(words: Sequence[str]) -> int | None:
+    """Return the index of what torchrun is to run: behind `python` or torchrun and its flags.
+
+    None for a program that is not Python.
+    """
+    first = PurePosixPath(words[0]).name
+    if not _STARTER.fullmatch(first):
+        return None if _SHELL.fullmatch(first) else 0
+    for i, word in enumerate(words):
+        module = words[i + 1] if word in ("-m", "--module") and i + 1 < len(words) else ""
+        if word.endswith(".py") or (module and module not in _MODULES):
+            return i
+    return 1 if len(words) == 1 or first.startswith("torchrun") else None
+
+
+def _words(value: RawValue) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(value.text))
+    except ValueError:  # an open quote
+        return tuple(value.text.split())
+
+
+def _as_list(words: Iterable[str]) -> str:
+    """Format words as a YAML list."""
+    plain = re.compile(r"[\w./=+-][\w./=+:-]*")
+    return f"[{', '.join(word if plain.fullmatch(word) else json.dumps(word) for word in words)}]"
 
 
 def arguments(value: RawValue) -> tuple[str, ...]:
     """Read a list of arguments. Numbers and `yes` stay as written."""
-    if value.kind == TEXT and (words := value.text.split()):
-        listed = ", ".join(word for word in words if not _STARTS_PYTHON.fullmatch(word))
-        raise wrong(value, f"write [{quoted(listed)}]")
+    if value.kind == TEXT and value.text.split():
+        raise wrong(value, f"write {_as_list(_words(value))}")
     return list_of(as_written)(value)
 
 

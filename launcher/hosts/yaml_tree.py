@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -73,6 +74,8 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
         what, remedy = f"not YAML: {quoted(why)}", "fix the YAML at this line"
         if "\t" in written[: len(written) - len(written.lstrip())]:
             what, remedy = "found a tab", "indent with spaces"
+        elif re.search(r"\w\[\d", written):
+            remedy = "put a range on a line of its own: `- gpu[1-8].lab`, or in quotes"
         raise Wrong(Mistake(line + 1, "", what, remedy)) from None
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
         what = f"not YAML: {quoted(' '.join(str(error).split()))}"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import HostUnreachable, lines
+from ..errors import HostUnreachable, UnknownHostKey, lines
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
@@ -34,7 +34,8 @@ def look(hosts: Sequence[Host], console: Console) -> list[HostLine]:
         )
     for line in lines(failures.values()):
         console.say(line)
-    return [described(host.name, facts.get(host.name)) for host in hosts]
+    unknown = {name for name, error in failures.items() if isinstance(error, UnknownHostKey)}
+    return [described(h.name, facts.get(h.name))._replace(new_key=h.name in unknown) for h in hosts]
 
 
 def described(host: str, facts: Facts | None) -> HostLine:

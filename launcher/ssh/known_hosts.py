@@ -20,7 +20,7 @@ from typing import Literal
 import paramiko
 from paramiko import HostKeys
 
-from ..errors import HostUnreachable
+from ..errors import HostUnreachable, UnknownHostKey
 from .route import Route
 
 Verdict = Literal["known", "unknown", "changed", "revoked"]
@@ -196,7 +196,7 @@ def accept(route: Route, key: Key) -> None:
     log.warning("%s: accepted host key %s and wrote it to %s", route.name, key, path)
 
 
-def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> HostUnreachable:
+def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> UnknownHostKey:
     note = ""
     if authority := next((line for line in lines if line.marker), None):
         note = (
@@ -205,7 +205,7 @@ def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> HostUnr
         )
     elif lines:
         note = f" ({lines[0].place} has another kind of key for it, {lines[0].key.kind})"
-    return HostUnreachable(
+    return UnknownHostKey(
         f"its host key is unknown: {key}{note}",
         f"connect once with `ssh {route.port_option}{route.name}`, or run `ssh-keyscan "
         f"{route.port_option}{route.hostname} >> ~/.ssh/known_hosts` and compare the fingerprint, or "

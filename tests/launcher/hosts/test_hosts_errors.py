@@ -425,7 +425,7 @@ job:
     ]
     assert file_problems(path)[0].endswith("; correct the path")
     assert file_problems(path)[4].endswith("; correct the path or create it")
-    assert file_problems(path)[3].endswith("for data that is already on the hosts, use mounts")
+    assert file_problems(path)[3].endswith('nowhere:/data:ro"]')
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

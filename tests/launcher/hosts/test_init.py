@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from launcher.cli import application
 from launcher.commands.complete import hosts_files
+from launcher.errors import HostsFileError
 from launcher.facts.facts import parse as parse_facts
 from launcher.hosts import load, parse
 from launcher.hosts.init import Answers, HostLine, compose, scalar, ssh_aliases
@@ -91,6 +93,66 @@ def test_hosts_of_a_hostfile_keep_their_gpus(tmp_path: Path) -> None:
     assert [(host.host, host.gpus) for host in cluster.hosts] == [("gpu1", 8), ("gpu2", 4)]
 
 
+INVENTORIES = {
+    "inventory.ini": """\
+[gpus]
+gpu[01:02].lab ansible_user=ann  # the large ones
+small ansible_host=10.0.0.9
+[gpus:vars]
+ansible_port=2222
+""",
+    "inventory.yaml": """\
+all:
+  children:
+    gpus:
+      vars: {ansible_port: 2222}
+      hosts:
+        "gpu[01:02].lab": {ansible_user: ann}
+        small: {ansible_host: 10.0.0.9}
+""",
+    "fleet.dstack.yml": """\
+type: fleet
+name: lab
+ssh_config:
+  port: 2222
+  hosts: [{hostname: gpu01.lab, user: ann}, {hostname: gpu02.lab, user: ann}, 10.0.0.9]
+""",
+    "ssh_node_pools.yaml": """\
+lab:
+  port: 2222
+  hosts: [{ip: gpu01.lab, user: ann}, {ip: gpu02.lab, user: ann}, 10.0.0.9]
+""",
+}
+
+
+@pytest.mark.parametrize("name", INVENTORIES)
+def test_files_of_other_tools_are_recognized_and_converted(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(INVENTORIES[name])
+    with pytest.raises(HostsFileError, match=rf"`ddpctl init --from .*{name}`"):
+        load(tmp_path / name)
+    assert (
+        CliRunner()
+        .invoke(
+            application(), ["init", str(tmp_path / "made.yaml"), "--from", str(tmp_path / name)]
+        )
+        .exit_code
+        == 0
+    )
+    assert [(h.host, h.user, h.port) for h in load(tmp_path / "made.yaml").hosts] == [
+        ("gpu01.lab", "ann", 2222),
+        ("gpu02.lab", "ann", 2222),
+        ("10.0.0.9", None, 2222),
+    ]
+
+
+def test_every_commented_key_can_be_uncommented() -> None:
+    text = compose(Answers(hosts=(HostLine("a"),)), "hosts.yaml")
+    commented = [line for line in text.splitlines() if line.startswith("  # ")]
+    assert len(commented) > 5
+    uncommented = re.sub(r"^  # ", "  ", text, flags=re.MULTILINE)
+    assert parse(uncommented, "hosts.yaml").hosts[1].internal_ip == "10.0.0.2"
+
+
 def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
     (tmp_path / ".ssh" / "more").mkdir(parents=True)
     config = tmp_path / ".ssh" / "config"
@@ -145,13 +207,14 @@ def answer_on_a_terminal(folder: Path, *lines: str) -> str:
 def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
     """gpu1 cannot be reached; this machine can, and has no GPU."""
     (tmp_path / ".ssh").mkdir()
+    (tmp_path / "train.py").touch()
     (tmp_path / ".ssh" / "config").write_text(
         "Host gpu1\n  HostName 127.0.0.1\n  Port 1\n  User ann\n  IdentityFile ~/.ssh/lab\n"
     )
     for key in ("lab", "mine"):
         (tmp_path / ".ssh" / key).touch()
     printed = answer_on_a_terminal(
-        tmp_path, "gpu1, local", "", ".ssh/mine", "4", "mine:2", "train.py", ""
+        tmp_path, "gpu1, local", "", ".ssh/mine", "4", "mine:2", ".", "", "trian.py", "train.py"
     )
     for question in (
         "SSH user [ann]:",
@@ -160,6 +223,7 @@ def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
     ):
         assert question in printed
     assert "ddpctl: gpu1: " in printed
+    assert "did you mean train.py?" in printed
     assert "local: no GPU, " in printed
     text = (tmp_path / "hosts.yaml").read_text()
     assert "did not answer; `ddpctl check` shows why" in text

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -57,6 +57,8 @@ def test_an_account_without_a_home_folder_can_name_its_hosts(
 
 @given(st.lists(WORDS, min_size=1, max_size=5))
 def test_any_command_reads_back(words: list[str]) -> None:
+    assume(words[0].isprintable() and not words[0].endswith(("sh", "run", "speed", "celerate")))
+    assume("python" not in words[0])  # these are refused with a remedy
     text = compose(Answers(hosts=(HostLine("a"),), command=tuple(words)), "hosts.yaml")
     assert parse(text, "hosts.yaml").job.command == tuple(words)
 

@@ -57,6 +57,7 @@ def test_polls_and_checks_come_every_so_many_steps_and_at_the_end_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     t = make(None, "--check-every", "3", "--max-steps", "12")  # seven steps an epoch
+    assert (t.step, t.epoch, t.eval_pending, t.best) == (0, 1, False, {})
     polls: list[tuple[int, bool]] = []
     checks: list[int] = []
     monkeypatch.setattr(train, "poll", lambda t, last: polls.append((t.step, last)))

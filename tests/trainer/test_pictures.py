@@ -157,12 +157,13 @@ def test_each_operation_is_torchvisions_at_every_magnitude(number: int, policy: 
         ]
         if name.startswith("Translate"):  # PIL's offsets point from the new place to the old
             theirs.reverse()
-        assert alike(ours, theirs), (name, bin_)
+        share = 0.03 if name in ("ShearX", "ShearY", "Rotate") else 0.0
+        assert alike(ours, theirs, share), (name, bin_)
 
 
-def alike(ours: list[Any], theirs: list[Any]) -> bool:
-    """Equal but for single pixels at an edge, where the rounding of coordinates decides."""
-    return all((a != b).any(-1).mean() < 0.03 for a, b in zip(ours, theirs, strict=True))
+def alike(ours: list[Any], theirs: list[Any], share: float) -> bool:
+    """Equal but for a share of the pixels: those at an edge, where the rounding of coordinates decides."""
+    return all((a != b).any(-1).mean() <= share for a, b in zip(ours, theirs, strict=True))
 
 
 class Recorded:

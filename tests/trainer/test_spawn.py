@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trainer import parent
 from trainer.errors import UsageError
 from trainer.flags import parse
 from trainer.tools import spawn as spawning
@@ -176,3 +178,17 @@ def test_signals_are_passed_on_to_every_rank(
     assert spawn(["--spawn", "2"], {}) == 130
     assert set(handlers) == {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
     assert [rank.signals for rank in ranks] == [[("SIGINT", 0)], [("SIGINT", 0)]]
+
+
+def test_the_kernel_ends_a_rank_with_the_process_that_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[int, int]] = []
+    codes: list[int] = []
+    libc = SimpleNamespace(prctl=lambda *given: calls.append(given))
+    monkeypatch.setattr(parent.ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(parent.os, "_exit", codes.append)
+    parent.die_with_parent(os.getppid())
+    assert (calls, codes) == ([(1, signal.SIGKILL)], [])  # 1 is PR_SET_PDEATHSIG
+    parent.die_with_parent(os.getppid() + 1)  # it has ended already
+    assert codes == [1]

@@ -29,7 +29,9 @@ def image(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Build an image with your project's packages, and print its name for `image:` in the hosts file.
+    """Build an image with your project's packages; print its name.
+
+    The name is for `image:` in the hosts file.
 
     It needs Docker or Podman on this machine; `push` and `launch` bring the image to the hosts. The
     torch of the base image stays as it is. Your code is not in the image: it is job.workdir.

@@ -20,7 +20,7 @@ def push(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Send image, dataset and code to the hosts and spares that lack them.
+    """Send image, dataset and code to the hosts and spares.
 
     \b
     ddpctl push hosts.yaml

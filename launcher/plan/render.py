@@ -2,16 +2,17 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..text import duration
 from .labels import LABEL
-from .plan import Container, NodePlan, Plan
+from .plan import Mount, NodePlan, Plan
 from .supervisor_spec import torchrun_command
 
 ASKED = "<asked at launch>"  # in a dry run, for values that only the hosts know
 LABELS_AT_LAUNCH = [f"{LABEL}.{key}" for key in ("master-port", "gpus", "since")]
+WIDTH = 100  # characters of a line of several values
 OF_JOB = (
     *("image", "dataset", "workdir", "stop_timeout", "time_limit"),
     *("max_restarts", "min_nodes", "numa"),
@@ -36,8 +37,31 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def plan_text(plan: Plan) -> str:
-    blocks = [_head(plan), *(_node(plan, node) for node in plan.nodes)]
-    return "\n\n".join("\n".join(lines) for lines in blocks)
+    """Return what all nodes have in common, then a line per node with what differs."""
+    rows = [list(node_rows(plan, node)) for node in plan.nodes]
+    shared = [row for row in rows[0] if all(row in others for others in rows)]
+    width = max(len(node.host.name) for node in plan.nodes)
+    lines = [*_head(plan), "", "on every node", *_folded(shared)]
+    lines += ["", "on node K, where it differs"]
+    for node, own in zip(plan.nodes, rows, strict=True):
+        differences = [f"{kind} {value}" for kind, value in own if (kind, value) not in shared]
+        place = f"  {node.node_rank:>2}  {node.host.name:<{width}}"
+        lines.append(f"{place}  {', '.join(differences)}".rstrip())
+    return "\n".join([*lines, "", *_torchrun(plan)])
+
+
+def _torchrun(plan: Plan) -> Iterator[str]:
+    """Yield the command of node 0, as it may be pasted into a shell."""
+    first, others = plan.nodes[0], "; the others have their own --node-rank" * (plan.nnodes > 1)
+    known = dataclasses.replace(
+        plan,
+        master_addr=plan.master_addr or ("127.0.0.1" if plan.nnodes == 1 else first.host.name),
+        master_port=plan.master_port or 29500,
+    )
+    is_known = plan.master_addr and plan.master_port
+    chosen = "" if is_known else "; address and port are set at launch"
+    yield f"torchrun on node 0{others}{chosen}"
+    yield f"  {shlex.join(torchrun_command(known, first))}"
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -46,71 +70,102 @@ def _head(plan: Plan) -> Iterator[str]:
     any_hosts = ", on any hosts with free GPUs (the first are shown)" if plan.options.nodes else ""
     yield f"nodes         {plan.nnodes}, ranks {ranks}{any_hosts}"
     yield f"master        {plan.master_addr or ASKED}:{plan.master_port or ASKED}"
-    yield f"engine        {plan.engine.name}"
     if plan.engine.in_container:
         yield f"image         {job.image}"
     if job.workdir:
         yield f"workdir       {job.workdir} -> /workspace"
     if job.dataset:
         yield f"dataset       {job.dataset} -> /data (read-only)"
-    yield f"numa          {job.numa}"
     used = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
-    yield f"max-restarts  {job.max_restarts}{used}"
-    yield f"stop-timeout  {duration(job.stop_timeout)}"
-    yield f"time-limit    {duration(job.time_limit) if job.time_limit else 'none'}"
-    options = dataclasses.asdict(plan.options)
-    del options["nodes"]
-    wait, hang_timeout = plan.options.wait, plan.options.hang_timeout
-    options["wait"] = "no" if wait is None else duration(wait) if wait else "as long as it takes"
-    options["hang_timeout"] = duration(hang_timeout) if hang_timeout else "none"
-    for name, value in options.items():
-        yield f"{name.replace('_', '-'):<13} {_option(value)}"
+    yield f"max restarts  {job.max_restarts}{used}"
+    yield f"time to stop  {duration(job.stop_timeout)}"
+    yield from (f"{name:<13} {value}" for name, value in _options(plan) if value)
 
 
-def _option(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value or "none")
+def _options(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what is not as usual."""
+    job, options, wait = plan.job, plan.options, plan.options.wait
+    yield "time limit", duration(job.time_limit) if job.time_limit else ""
+    yield "hang timeout", duration(options.hang_timeout) if options.hang_timeout else ""
+    yield "wait", "" if wait is None else duration(wait) if wait else "as long as it takes"
+    yield "engine", "" if plan.engine.in_container else plan.engine.name
+    yield "min nodes", str(job.min_nodes or "")
+    yield "numa", "" if job.numa == "auto" else job.numa
+    yield "push", "" if options.push else "no"
+    yield "check", "" if options.check else "no"
+    yield "detach", "yes" if options.detach else ""
+    yield "on exit", options.on_exit or ""
+    yield "on event", options.on_event or ""
 
 
-def _node(plan: Plan, node: NodePlan) -> Iterator[str]:
+def _folded(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Format rows, those of the same kind behind each other on as few lines as possible."""
+    kinds: dict[str, list[str]] = {}
+    for kind, value in rows:
+        kinds.setdefault(kind, []).append(value)
+    for kind, values in kinds.items():
+        line = f"  {kind:<10}"
+        for value in values:
+            if len(line) + len(value) > WIDTH and line.strip() and line.strip() != kind:
+                yield line
+                line = f"  {'':<10}"
+            line += f"  {value}"
+        yield line
+
+
+def node_rows(plan: Plan, node: NodePlan) -> Iterator[tuple[str, str]]:
+    """Yield what is set on a node. What differs on every node anyway has K for the node's rank."""
     interface = node.interface or ("unknown" if plan.hosts_were_asked else ASKED)
-    yield f"node {node.node_rank} on {node.host.name}"
-    yield f"  address     {node.internal_ip or ASKED} on interface {interface}"
+    yield "address", f"{node.internal_ip or ASKED} on {interface}"
+    yield "processes", str(node.nproc_per_node or "one per GPU")
     if plan.engine.in_container:
-        yield from _container(node.container, plan.hosts_were_asked)
+        yield from _container(node, plan.hosts_were_asked)
     for key, value in node.container.env.items():
-        yield f"  env         {key}={value}"
-    for name in node.container.env_at_launch:
-        yield f"  env         {name}={ASKED}"
-    for name in node.container.env_names:
-        yield f"  env         {name} (value not shown)"
-    yield f"  {shlex.join(torchrun_command(plan, node, ASKED))}"
+        yield "env", f"{key}={'K' if key == 'DDPCTL_NODE_RANK' else value}"
+    yield from (("at launch", name) for name in node.container.env_at_launch)
+    yield from (("not shown", name) for name in node.container.env_names)
 
 
-def _container(container: Container, host_was_asked: bool) -> Iterator[str]:
+def _container(node: NodePlan, host_was_asked: bool) -> Iterator[tuple[str, str]]:
     """Format the container. InfiniBand needs a device and a capability where a host has it."""
+    container, rank = node.container, node.node_rank
     gpus, asked = container.gpus, [] if host_was_asked else [ASKED]
     labels = {} if host_was_asked else dict.fromkeys(LABELS_AT_LAUNCH, ASKED)
     listed = gpus if isinstance(gpus, str) else ",".join(str(gpu) for gpu in gpus)
     vendor = " (AMD)" if container.gpu_vendor == "amd" else ""
-    rows: list[tuple[str, object]] = [
-        ("container", container.name),
-        ("entrypoint", shlex.join(container.entrypoint)),
-        ("gpus", (listed or "none") + vendor),
-        ("user", container.user),
-        ("network", container.network),
-        ("init", _option(container.init)),
-        ("shm-size", container.shm_size),
-        *(("tmpfs", f"{folder}={size}") for folder, size in container.tmpfs.items()),
-        *(("ulimit", f"{name}={limit}") for name, limit in container.ulimits.items()),
-        *(("cap-add", capability) for capability in (*asked, *container.cap_add)),
-        *(("cap-drop", capability) for capability in container.cap_drop),
-        ("pids-limit", container.pids_limit),
-        *([] if container.new_privileges else [("security", "no-new-privileges")]),
-        *(("group-add", group) for group in container.group_add),
-        *(("device", device) for device in (*asked, *container.devices)),
-        *(("mount", f"{m.source}:{m.target}{':ro' * m.read_only}") for m in container.mounts),
-        *(("label", f"{key}={value}") for key, value in {**labels, **container.labels}.items()),
-    ]
-    return (f"  {name:<11} {value}" for name, value in rows)
+    yield "gpus", (listed or "none") + vendor
+    yield "container", container.name.removesuffix(str(rank)) + "K"
+    yield "entrypoint", shlex.join(container.entrypoint)
+    yield "user", "the SSH user" if container.user == "host" else container.user
+    yield "network", container.network
+    yield "init", "yes" if container.init else "no"
+    yield "shm", _size(container.shm_size)
+    for kind, values in {
+        "tmpfs": [f"{folder}={_size(size)}" for folder, size in container.tmpfs.items()],
+        "ulimit": [f"{name}={limit}" for name, limit in container.ulimits.items()],
+        "cap-add": [*asked, *container.cap_add],
+        "cap-drop": container.cap_drop,
+        "pids-limit": [container.pids_limit],
+        "security": [] if container.new_privileges else ["no-new-privileges"],
+        "group-add": container.group_add,
+        "device": [*asked, *container.devices],
+        "mount": [_mount(mount, rank) for mount in container.mounts],
+        "label": [
+            f"{key}={'K' if key == f'{LABEL}.node-rank' else value}"
+            for key, value in {**labels, **container.labels}.items()
+            if value
+        ],
+    }.items():
+        yield from ((kind, str(value)) for value in values)
+
+
+def _mount(mount: Mount, rank: int) -> str:
+    source = mount.source.replace(f"/nodes/{rank}/attempt-", "/nodes/K/attempt-")
+    return f"{source}:{mount.target}{':ro' * mount.read_only}"
+
+
+def _size(number: int) -> str:
+    unit, size = next(
+        (u, 1 << s) for u, s in (("g", 30), ("m", 20), ("", 0)) if number % (1 << s) == 0
+    )
+    return f"{number // size}{unit}"

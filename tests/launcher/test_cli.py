@@ -102,7 +102,7 @@ def test_a_dry_run_prints_the_plan_and_contacts_nobody(ddpctl, tmp_path: Path) -
     )
     done = ddpctl("launch", "hosts.yaml", "--dry-run", "--nproc_per_node", "2", "--", "t.py", "a b")
     assert (
-        "torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr '<asked at launch>' "
+        "torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr nowhere.invalid "
         "--master-port 29500 --max-restarts 0 -- t.py 'a b'"
     ) in done.stdout
     assert not (tmp_path / "state").exists()

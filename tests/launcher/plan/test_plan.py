@@ -17,7 +17,7 @@ from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, parse
 from launcher.plan.build import PlanInputs, make_plan
 from launcher.plan.plan import TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
-from launcher.plan.render import plan_document, plan_text
+from launcher.plan.render import node_rows, plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec, torchrun_command
 from launcher.plan.topology import free_port, same_subnet_first
 from launcher.supervisor.spec import Spec
@@ -166,11 +166,10 @@ def test_before_the_hosts_are_asked_unknown_values_are_none_and_a_dry_run_says_s
     shown = plan_text(plan)
     for line in (
         "master        <asked at launch>:29500",
-        "address     <asked at launch> on interface <asked at launch>",
-        "address     10.0.0.2 on interface eth7",
-        "mount       ~/.ddpctl/runs/r1/output:/output",
-        "env         NCCL_SOCKET_IFNAME=<asked at launch>",
-        "--master-addr '<asked at launch>' --master-port 29500",
+        " 0  gpu1  address <asked at launch> on <asked at launch>, gpus 0,1",
+        " 1  gpu2  address 10.0.0.2 on eth7, gpus 2,3, env NCCL_SOCKET_IFNAME==eth7",
+        " ~/.ddpctl/runs/r1/output:/output",
+        "torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr gpu1 --master-port 29500",
     ):
         assert line in shown
     assert "<asked at launch>" in plan_document(plan)["nodes"][0]["torchrun"]
@@ -189,9 +188,10 @@ def test_a_dry_run_names_everything_that_a_launch_sets(user: str) -> None:
     def rows(plan: Plan) -> set[tuple[str, str]]:
         """Each row's kind; of variables and labels, also the name."""
         found = set()
-        for line in plan_text(plan).splitlines():
-            kind, _, rest = line.strip().partition(" ")
-            found.add((kind, rest.strip().partition("=")[0] if kind in ("env", "label") else ""))
+        for node in plan.nodes:
+            for kind, value in node_rows(plan, node):
+                name = value.partition("=")[0] if kind in ("env", "at launch", "label") else ""
+                found.add((kind.replace("at launch", "env"), name))
         return found
 
     assert rows(planned(text)) == rows(planned(text, inputs=asked))
@@ -250,7 +250,7 @@ def test_the_jobs_devices_limits_and_mounts_reach_the_container() -> None:
     assert container.ulimits == {"memlock": 5, "stack": 67108864, "nofile": 9}
     assert container.tmpfs == {"/fast": 2**30}
     shown = plan_text(plan)
-    for line in ("tmpfs       /fast=1073741824", "device      /dev/fuse", "ulimit      nofile=9"):
+    for line in ("tmpfs       /fast=1g", "/dev/fuse", "nofile=9"):
         assert line in shown
 
 
@@ -267,7 +267,7 @@ def test_amd_gpus_reach_the_container_as_devices() -> None:
     assert plan.nodes[1].nproc_per_node == 4
     assert (cpu.devices, cpu.group_add, cpu.gpu_vendor) == ((), (), "nvidia")
     shown = plan_text(plan)
-    for line in ("gpus        1,3 (AMD)", "gpus        all (AMD)", "group-add   109"):
+    for line in ("gpus 1,3 (AMD)", "gpus all (AMD)", "group-add 109"):
         assert line in shown
 
 
@@ -424,20 +424,22 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
     host = facts(infiniband=("uverbs0",))
     inputs = PlanInputs((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
     plan = planned(cluster, options, inputs=inputs, env_names=("NCCL_DEBUG",))
-    rows = [line.strip().split(maxsplit=1) for line in plan_text(plan).splitlines() if line]
+    rows = [list(row) for row in node_rows(plan, plan.nodes[0])]
+    rows += [line.split("  ", 1) for line in plan_text(plan).splitlines() if "  " in line]
+    rows = [[part.strip() for part in row] for row in rows]
     for row in (
-        ["hang-timeout", "1m30s"],
-        ["on-exit", "mail me"],
-        ["on-event", "log it"],
+        ["hang timeout", "1m30s"],
+        ["on exit", "mail me"],
+        ["on event", "log it"],
         ["detach", "yes"],
-        ["max-restarts", "0"],
+        ["max restarts", "0"],
         ["entrypoint", "python3 -I -S /ddpctl/supervisor.pyz /ddpctl/spec.json"],
         ["init", "yes"],
         ["network", "host"],
         ["ulimit", "memlock=-1"],
         ["cap-add", "IPC_LOCK"],
         ["device", "/dev/infiniband"],
-        ["env", "NCCL_DEBUG (value not shown)"],
+        ["not shown", "NCCL_DEBUG"],
     ):
         assert row in rows
     document = plan_document(plan)
@@ -460,7 +462,7 @@ def test_a_dry_run_does_not_know_the_hosts_infiniband() -> None:
     mine = planned("hosts: [a]", env_names=("NCCL_IB_HCA", "USER")).nodes[0].container
     assert not {"NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "USER"} & set(mine.env_at_launch)
     shown = plan_text(planned("hosts: [a]\njob: {devices: [/dev/fuse]}"))
-    assert "device      <asked at launch>\n" in shown and "device      /dev/fuse\n" in shown
+    assert "device      <asked at launch>  /dev/fuse\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -575,8 +577,21 @@ def test_ranks_whose_cores_are_unclear_run_anywhere(
 
 def test_a_dry_run_says_that_the_cores_of_ranks_are_found_out_at_launch() -> None:
     shown = plan_text(planned("{hosts: [a, {host: b, gpus: 0}], job: {numa: auto}}"))
-    assert "numa          auto" in shown
-    assert shown.count("DDPCTL_RANK_CORES=<asked at launch>") == 1
+    assert shown.count("at launch DDPCTL_RANK_CORES") == 1
+
+
+def test_a_dry_run_of_many_nodes_fits_on_a_screen_and_its_torchrun_line_can_be_pasted() -> None:
+    text = (
+        "hosts: [{host: 'gpu[1-16]', gpus: 8}, {host: old, gpus: 4}]\njob: {command: [t.py, 'a b']}"
+    )
+    shown = plan_text(planned(text)).splitlines()
+    assert len(shown) < 35 + 17 and max(map(len, shown)) < 140
+    assert "   3  gpu4   processes 8, gpus 0,1,2,3,4,5,6,7" in shown
+    assert "  16  old    processes 4, gpus 0,1,2,3" in shown
+    assert shown[-1].strip() == (
+        "torchrun --nnodes 17 --node-rank 0 --nproc-per-node 8 --master-addr gpu1 --master-port 29500 "
+        "--max-restarts 0 -- t.py 'a b'"
+    )
 
 
 def test_torchrun_gets_the_flags_of_the_job() -> None:

@@ -90,7 +90,7 @@ def test_resume_sends_a_checkpoint_once_per_file_system(cluster: FakeCluster) ->
     code, _, err = cluster.ddpctl("resume", "--force")
     assert code == 0, err
     assert asked(cluster, "sha256sum -c") == ["gpu0", "gpu2"]
-    assert asked(cluster, "tar -xf") == ["gpu2"]
+    assert asked(cluster, "exec tar -x") == ["gpu2"]
     [there] = cluster.hosts["gpu2"].home.glob(".ddpctl/runs/*/checkpoints/model.pt")
     assert there.read_text() == "weights"
 

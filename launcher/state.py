@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import tempfile
 import time
 import traceback
@@ -53,12 +54,12 @@ def cache_home() -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder and return it. Only this user gets access to the state folder."""
-    home = state_home()
+    """Create a folder and return it. Only this user gets access to the state folder and the cache."""
     try:
-        if path.is_relative_to(home):
-            home.mkdir(parents=True, exist_ok=True)
-            home.chmod(0o700)
+        for home in (state_home(), cache_home()):
+            if path.is_relative_to(home):
+                home.mkdir(parents=True, exist_ok=True)
+                home.chmod(0o700)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _state_error(error, "created", path) from None
@@ -75,9 +76,9 @@ def require_writable(folder: Path) -> None:
 
 def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Replace the file at `path`. Readers see either the whole old text or the whole new one."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")  # nobody can guess it
     try:
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import tempfile
 import time
 
 from .events import Event, document
@@ -120,10 +121,14 @@ def _prefixed(head: bytes, lines: bytes) -> bytes:
 
 
 def publish(path: str, text: str) -> None:
-    """Write a file atomically, readable for all users."""
+    """Write a file atomically, readable for all users. Follows no link, even if others may write there."""
     folder, name = os.path.split(path)
-    scratch = os.path.join(folder, ".%s.new" % name)
-    with open(scratch, "w") as file:
-        file.write(text)
-    os.chmod(scratch, 0o644)
-    os.replace(scratch, path)
+    descriptor, scratch = tempfile.mkstemp(prefix=".%s." % name, dir=folder)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(scratch, path)
+    except OSError:
+        os.unlink(scratch)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import StateError, UsageError
-from launcher.state import make_folder, state_home, write_atomically
+from launcher.state import cache_home, make_folder, state_home, write_atomically, write_cache
+from launcher.supervisor.journal import publish
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,10 +48,15 @@ def test_a_state_folder_that_cannot_be_made_is_one_line(state: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_full_disk_is_one_line_and_keeps_the_old_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
     path = tmp_path / "run.json"
     path.write_text("old")
-    path.with_name(f".run.json.{os.getpid()}").symlink_to("/dev/full")
     with pytest.raises(StateError, match="no space left on device; free space there"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
@@ -78,3 +85,21 @@ def test_a_current_folder_that_was_removed(tmp_path: Path, argv: list[str]) -> N
     if "launch" in argv:
         assert done.returncode == 2
         assert "the current folder no longer exists; cd to another folder" in done.stderr
+
+
+def test_only_this_user_may_read_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has names and digests of all files of workdirs, even of a .env."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_cache(cache_home() / "trees" / "x.json", "{}")
+    assert cache_home().stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_of_another_user_is_not_written_through(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("mine")
+    for name in (f".page.html.{os.getpid()}", ".x.prom.new"):
+        (tmp_path / name).symlink_to(own)
+    write_atomically(tmp_path / "page.html", "text")
+    publish(str(tmp_path / "x.prom"), "text")
+    assert own.read_text() == "mine"
+    assert (tmp_path / "x.prom").stat().st_mode & 0o777 == 0o644

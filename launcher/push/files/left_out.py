@@ -13,6 +13,7 @@ and a path below an excluded folder cannot be kept. .ddpctlignore overrides .git
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
@@ -51,6 +52,7 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
 
 
+LARGEST = 1 << 20  # characters read of an ignore file
 _NAME, _FILE = _any_of(NAMES), _any_of(FILES)
 _NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
 
@@ -109,7 +111,11 @@ def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
     base = os.fsdecode(folder + b"/" if folder else b"")
     for name in (".gitignore", ".ddpctlignore"):
         with contextlib.suppress(OSError):  # no such file
-            text = Path(os.fsdecode(root), base, name).read_text("utf-8", "replace")
+            path = Path(os.fsdecode(root), base, name)
+            if not stat.S_ISREG(path.lstat().st_mode):
+                continue  # git follows no links either
+            with path.open(encoding="utf-8", errors="replace") as file:
+                text = file.read(LARGEST)
             spec = GitIgnoreSpec.from_lines(text.splitlines())
             yield IgnoreFile(base, spec, can_keep=name == ".ddpctlignore")
 

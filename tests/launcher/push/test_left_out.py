@@ -10,7 +10,7 @@ import pytest
 from push_machines import Machines
 
 from launcher.hosts import Cluster, Host, Job, override_job, parse
-from launcher.push.files.left_out import REPORT, LeftOut, listed
+from launcher.push.files.left_out import REPORT, LeftOut, ignore_files, listed
 from launcher.push.files.scan import Tree, scan, scan_job
 from launcher.push.push import PushResult
 from launcher.report.page import HEAD
@@ -287,3 +287,9 @@ def test_a_run_cannot_change_the_code_of_others_and_shares_its_blocks(
         assert (machine.trees("workdirs")[0] / "train.py").read_text() == "x"
     finally:
         subprocess.run(["umount", "-l", machine.home], check=True)
+
+
+def test_an_ignore_file_that_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / ".ddpctlignore")
+    assert list(ignore_files(os.fsencode(tmp_path), b"")) == []

@@ -300,9 +300,9 @@ class Session:
                 text = "".join(f"{line}\n" for line in log.lines)
                 write_atomically(make_folder(self.run.folder.logs) / name, text)
 
-        unseen = {rank for rank, outcome in outcomes.items() if outcome.unseen or outcome.gone}
+        ended = {rank for rank, outcome in outcomes.items() if outcome.end or outcome.exited}
         with self.console.step("looking for GPU and memory errors"):
-            try_each([n for n, m in members.items() if m.place.node_rank not in unseen], ask)
+            try_each([n for n, m in members.items() if m.place.node_rank in ended], ask)
 
     def _final_state(self, outcomes: Sequence[NodeOutcome]) -> RunState:
         if all(outcome.succeeded for outcome in outcomes):

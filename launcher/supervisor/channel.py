@@ -16,7 +16,7 @@ from .events import Reason, RestartInPlace
 
 LONGEST_MESSAGE = 1 << 16  # bytes
 # raised for a broken connection, or for data that no supervisor with this run's token sends
-BROKEN = (OSError, ValueError, TypeError, LookupError)
+BROKEN = (OSError, ValueError, TypeError, LookupError, RecursionError)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fakes import FakeCluster, FakeHost, FakeMachine
 
 from launcher.engines import docker_client
 from launcher.hosts import Host
+from launcher.runs import newest_attempt
 from launcher.ssh.node import Node
 from launcher.ssh.stream import CHUNK, Completed, Stderr, Stream
 
@@ -107,6 +108,7 @@ class EvilCluster(FakeCluster):
             return run(node, *args, timeout=timeout, **how)
 
         monkeypatch.setattr(Node, "run", impatient)
+        monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 2.0)
 
     def launch_run(self) -> None:
         """Let all hosts be honest and have a live run, unless they have."""

@@ -12,7 +12,7 @@ from supervisors import spec
 
 from launcher.supervisor import usage
 from launcher.supervisor.events import GpuLoad, Usage
-from launcher.supervisor.journal import Journal
+from launcher.supervisor.journal import Journal, publish
 from launcher.supervisor.metrics_file import STALE, MetricsFile
 from launcher.supervisor.usage import Sampler, environment
 
@@ -129,3 +129,12 @@ def test_a_folder_that_cannot_be_written_is_reported_once(folder: Path) -> None:
     file.write(Usage(0.0), 1, 0.0)
     journal = (folder.parent / "journal").read_text()
     assert journal.count("cannot write metrics to ") == 1 and "No such file or directory" in journal
+
+
+def test_metrics_are_not_written_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "profile"
+    victim.write_text("mine")
+    (tmp_path / ".r.prom.new").symlink_to(victim)
+    publish(str(tmp_path / "r.prom"), "metrics")
+    assert (victim.read_text(), (tmp_path / "r.prom").read_text()) == ("mine", "metrics")
+    assert (tmp_path / "r.prom").stat().st_mode & 0o777 == 0o644

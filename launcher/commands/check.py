@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..preflight.fleet import Fleet
     from ..preflight.machine import Machine
 
-COLORS = {"ok": "32", "warning": "33", "FAILURE": "1;31", "-": "2"}
+COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "-": "2"}
 
 
 def check(

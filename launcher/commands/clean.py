@@ -28,13 +28,13 @@ def clean(
 
     console = options.console(quiet, verbose)
 
-    def confirm() -> bool:
+    def confirm(total: str) -> bool:
         if yes:
             return True
         if as_json or not options.can_ask():
-            console.say("nothing removed; pass -y to remove it")
+            console.say(f"nothing removed; pass -y to remove it ({total})")
             return False
-        if not typer.confirm("Remove all of this?", err=True):
+        if not typer.confirm(f"Remove all of this ({total})?", err=True):
             console.say("nothing removed")
             return False
         return True

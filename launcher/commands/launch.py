@@ -114,7 +114,7 @@ def launch(
         if as_json:
             console.json(document(first.folder.load()))
         return outcome
-    plan = launching.dry_run(first)
+    plan = launching.dry_run(first, console)
     if as_json:
         console.json(render.plan_document(plan))
     else:

@@ -40,10 +40,10 @@ def push(
             "push --prune deletes data on the hosts, and there is no terminal to ask on", "pass -y"
         )
 
-    def confirm(listed: str) -> bool:
+    def confirm(listed: str, total: str) -> bool:
         if not as_json:
             console.print(listed)
-        return yes or typer.confirm("Delete these?", err=True)
+        return yes or typer.confirm(f"Delete these {total}?", err=True)
 
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}

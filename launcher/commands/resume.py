@@ -6,6 +6,7 @@ from .options import flag, hosts_option
 def resume(
     target: str | None = options.RUN,
     hosts: str | None = hosts_option("Use these hosts in place of the run's own."),
+    exclude: str | None = options.EXCLUDE,
     detach: bool = options.DETACH,
     force: bool = flag("--force", "Resume even if the run succeeded."),
     on_exit: str | None = options.ON_EXIT,
@@ -19,10 +20,11 @@ def resume(
 
     \b
     ddpctl resume
+    ddpctl resume 20261121-1530 --exclude gpu3
     ddpctl resume 20261121-1530 --hosts fewer.yaml
     """
     from ..start import resume as resuming
 
     console = options.console(quiet, verbose, plain, fold)
     hooks = {"on_exit": on_exit, "on_event": on_event}
-    return resuming.resume(target, hosts, console, detach=detach, force=force, **hooks)
+    return resuming.resume(target, hosts, exclude, console, detach=detach, force=force, **hooks)

@@ -1,4 +1,4 @@
-"""Queue Ctrl-C, SIGTERM and SIGHUP until the code can handle them."""
+"""Queue Ctrl-C, Ctrl-\\ and the other signals until the code can handle them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # the terminal closes, Ctrl-\: the run goes on
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *LEAVING)
 
 
 class Interrupts:

@@ -70,7 +70,7 @@ class Panel:
         )
         now = time.time()
         which = f"  attempt {self.attempt}" if self.attempt > 1 else ""
-        head = f"{self.run_id}{which}  up {clock(now - self.began)}"
+        head = f"{self.run_id}{which}  up {clock(now - self.began)}  (Ctrl-\\ leaves it running)"
         terminal.print(Text("─" * terminal.width, style="dim"), no_wrap=True, overflow="crop")
         terminal.print(Text(head, style="bold"), no_wrap=True, overflow="ellipsis")
         terminal.print(Text(self.below(now)), no_wrap=True, overflow="ellipsis")

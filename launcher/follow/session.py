@@ -1,7 +1,6 @@
 """Follow one attempt to its end: show and record its output, stop the nodes, explain a failure."""
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -26,10 +25,10 @@ from ..stop.stop_run import stop_run
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..terminal.live import Live, may_be_shown
-from ..text import counted
+from ..text import counted, duration
 from . import detach
 from .hooks import EventHook
-from .interrupts import Interrupts
+from .interrupts import LEAVING, Interrupts
 from .monitor import ContactChange, Monitor, NodeOutcome, RestartReport, notices
 from .node_watcher import Batch
 from .panel import Panel
@@ -135,7 +134,7 @@ class Session:
                 self.console.say(event)
             number = self.interrupts.take()
             if number is not None and self._handle_signal(number):
-                return self._leave()
+                return self._leave(number)
             if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
                 self._stop(cancel=False)
             if self._only_unreachable_left():
@@ -189,15 +188,14 @@ class Session:
 
     def _handle_signal(self, number: int) -> bool:
         """Handle a signal. Return whether to leave now and let the run go on."""
-        if number == signal.SIGHUP or not self.owned:
+        if number in LEAVING or not self.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()
         if on_terminal and not self._choices_shown:
             self._choices_shown = True
             self.console.say(
-                "press Ctrl-C again to stop the run on all hosts. To leave it running, close this "
-                f"terminal or run `kill -HUP {os.getpid()}`; to follow it again, "
-                f"`ddpctl attach {self.record.run_id}`"
+                "press Ctrl-C again to stop the run on all hosts, or Ctrl-\\ to leave it running; "
+                f"`ddpctl attach {self.record.run_id}` follows it again"
             )
             return False
         self._interrupted = True
@@ -236,8 +234,8 @@ class Session:
         silent = {node.name for node in self._unconfirmed}
         return bool(waiting) and all(o.host in silent for o in waiting)
 
-    def _leave(self) -> Outcome:
-        """Let the run go on, in the care of a recorder."""
+    def _leave(self, number: int) -> Outcome:
+        """Let the run go on, in the care of a recorder. After Ctrl-\\, that is no interruption."""
         self.monitor.close()
         self._lines.settle()
         if self._unsaved:
@@ -250,7 +248,7 @@ class Session:
             except DdpctlError as error:
                 self.console.error(str(error))
         self.console.say(f"the run goes on: `ddpctl attach {self.record.run_id}`")
-        return Outcome(RunState.RUNNING, interrupted=True)
+        return Outcome(RunState.RUNNING, interrupted=number != signal.SIGQUIT)
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -328,3 +326,17 @@ def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
         console.error(f"  | {line}")
     if failure.remedy:
         console.error(f"remedy: {failure.remedy}")
+
+
+def report_next(record: RunRecord, console: Console) -> None:
+    """Print how long the newest attempt ran, and which command a user needs next."""
+    attempt, run_id = record.attempt, record.run_id
+    began, ended = parse_timestamp(attempt.started), parse_timestamp(attempt.ended)
+    if began is None or ended is None:
+        return
+    if attempt.state is RunState.SUCCEEDED:
+        hint = f"`ddpctl fetch {run_id}` copies its checkpoints and outputs here"
+    else:
+        hint = f"`ddpctl resume {run_id}` starts another attempt"
+    which = f"attempt {attempt.attempt} " if attempt.attempt > 1 else ""
+    console.say(f"{which}ran for {duration(round(ended - began))}; {hint}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
     else:
         if not listing.runs and (words := nothing(listing, selection)):
             console.say(words)
-        if texts := tables(listing, selection):
+        columns = shutil.get_terminal_size().columns if console.on_terminal else math.inf
+        if texts := tables(listing, selection, columns + 1):
             console.print("\n\n".join(texts))
     return Exit.UNREACHABLE if listing.failures else Exit.DONE
 

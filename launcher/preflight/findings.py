@@ -80,10 +80,10 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 def table(
     hosts: Sequence[str], findings: Sequence[Finding], unseen: Iterable[str]
 ) -> list[list[str]]:
-    """Return a row per host and a cell per check: ok, warning, FAILURE, or `-` if not checked."""
+    """Return a row per host and a cell per check: ok, warn, FAIL, or `-` if not checked."""
     failed = [f for f in findings if f.severity == "failure"]
     cells = {(host, check): "-" for host in unseen for check in CHECKS}
     cells |= {(f.host, check): "-" for f in failed if f.check == "docker" for check in BY_ENGINE}
-    cells |= {(f.host, f.check): "warning" for f in findings}
-    cells |= {(f.host, f.check): "FAILURE" for f in failed}
+    cells |= {(f.host, f.check): "warn" for f in findings}
+    cells |= {(f.host, f.check): "FAIL" for f in failed}
     return [[host, *(cells.get((host, check), "ok") for check in CHECKS)] for host in hosts]

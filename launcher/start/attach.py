@@ -6,7 +6,7 @@ from ..follow import detach
 from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
 from ..follow.run_lines import RunLines
-from ..follow.session import StartedRun, follow, report_end
+from ..follow.session import StartedRun, follow, report_end, report_next
 from ..logs.query import LogFilter
 from ..look.logs import print_recorded
 from ..outcomes import Outcome, RunState
@@ -38,8 +38,12 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
         shown = print_recorded(folder, LogFilter(), RunLines(console), console)
         if not record.state.is_final:
             run = StartedRun(attempt, folder, record, shown=shown)
-            return follow(run, events, interrupts, console, owned=False)
+            outcome = follow(run, events, interrupts, console, owned=False)
+            if outcome.state.is_final:
+                report_next(record, console)
+            return outcome
     report_end(folder.run_id, record.attempt, console)
+    report_next(record, console)
     return Outcome(record.state)
 
 

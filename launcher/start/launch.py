@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
 from ..follow.hooks import ExitHook
+from ..follow.session import report_next
 from ..hosts import Cluster, Job
 from ..outcomes import Outcome
 from ..plan.plan import LaunchOptions, Plan
@@ -35,15 +36,13 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
 
 def launch(request: Request, console: Console) -> Outcome:
     """Launch a new run."""
-    if request.options.check and (hint := check_command(request.cluster.job)):
-        console.say(hint)
+    hint_at_command(request, console)
     return run_to_the_end(request, console)
 
 
-def dry_run(request: Request) -> Plan:
+def dry_run(request: Request, console: Console) -> Plan:
     """Return the plan as far as it is known without contacting hosts. --nodes takes the first."""
-    if request.options.check:
-        check_command(request.cluster.job)
+    hint_at_command(request, console)
     hosts = request.cluster.hosts[: request.options.nodes]
     cluster = dataclasses.replace(request.cluster, hosts=hosts)
     return dataclasses.replace(request, cluster=cluster).plan()
@@ -55,7 +54,14 @@ def run_to_the_end(request: Request, console: Console) -> Outcome:
         outcome = run_attempt(request, console)
         outcome = restart_until_done(request.folder, request.options, outcome, console)
         hook.exit = outcome.exit
+        if outcome.state.is_final and (record := request.folder.load_if_readable(console)):
+            report_next(record, console)
     return outcome
+
+
+def hint_at_command(request: Request, console: Console) -> None:
+    if request.options.check and (hint := check_command(request.cluster.job)):
+        console.say(hint)
 
 
 def check_command(job: Job) -> str | None:

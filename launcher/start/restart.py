@@ -83,10 +83,9 @@ def restart(
     folder: RunFolder, record: RunRecord, cluster: Cluster, options: LaunchOptions, console: Console
 ) -> Outcome | None:
     """Start the next attempt after a pause, and follow it. Return None if the run is not restarted."""
-    by_hand = f"`ddpctl resume {folder.run_id}` starts another attempt"
     most, failure = cluster.job.max_restarts, record.attempt.first_failure
     if (why := why_not(record, most, saved=True)) or failure is None:
-        console.say(f"not restarting: {why}; {by_hand}")
+        console.say(f"not restarting: {why}")
         return None
     base = Request(
         cluster,
@@ -98,7 +97,7 @@ def restart(
     with place_kept(base) as place:
         saved = has_saved(folder, record, console)
         if why := why_not(record, most, saved=saved):
-            console.say(f"not restarting: {why}; {by_hand}")
+            console.say(f"not restarting: {why}")
             return None
         wait = BACKOFF[without_progress(saved, past_restarts(record))]
         console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
@@ -110,7 +109,7 @@ def restart(
         avoided = hosts_to_avoid(record, cluster)
         remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
         try:
-            return start_somewhere(base, avoided, place, by_hand, console)
+            return start_somewhere(base, avoided, place, console)
         except RunKilled:
             record = folder.load()
             record.attempt.state = RunState.CANCELLED
@@ -120,7 +119,7 @@ def restart(
 
 
 def start_somewhere(
-    base: Request, avoided: Problems, place: Tickets | None, by_hand: str, console: Console
+    base: Request, avoided: Problems, place: Tickets | None, console: Console
 ) -> Outcome | None:
     """Start the next attempt on hosts that can run it, and follow it. None: there are too few.
 
@@ -137,7 +136,7 @@ def start_somewhere(
         choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=fewer)
         if choice.missing and fewer:
             missing = "; ".join(lines(choice.missing))
-            console.say(f"not restarting: no spare is left, and {missing}; {by_hand}")
+            console.say(f"not restarting: no spare is left, and {missing}")
             return None
         if choice.missing:
             wait = next(patience, None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from shlex import join
 
 from ..errors import UsageError
-from ..hosts import Cluster, Host, Job, load, user_environment
+from ..hosts import Cluster, Host, Job, load, select, user_environment
 from ..outcomes import Outcome, RunState
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
@@ -24,6 +24,7 @@ MOST_AHEAD = 100  # attempts that a host may be ahead of this machine's record
 def resume(
     target: str | None,
     hosts: str | None,
+    exclude: str | None,
     console: Console,
     *,
     detach: bool,
@@ -43,12 +44,15 @@ def resume(
         cluster = own_hosts_file(record, target if names_hosts(target) else hosts, console)
     else:
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
+    cluster = select(cluster, None, exclude)
     require_environment(record, cluster)
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
     number = next_attempt_number(record, cluster, former, console)
+    if (hosts or exclude) and not record.adopted:
+        console.say(f"attempt {number} {changes(before, cluster)}")
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
-    if hosts is not None:
-        kept["nodes"] = None  # use all hosts of the new file
+    if hosts is not None or (record.options.nodes or 0) > cluster.nnodes:
+        kept["nodes"] = None  # use all hosts of the new file, or all that are left
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
     request = Request(cluster, options, record.run_id, record, number, former)
     return run_to_the_end(request, console)
@@ -121,3 +125,19 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     }
     job = dataclasses.replace(before.job, **{**given, "command": before.job.command})
     return dataclasses.replace(now, job=job)
+
+
+def changes(before: Cluster, now: Cluster) -> str:
+    """Describe the differences: `adds gpu5, leaves out gpu[2-3], changes job.image`. Pure."""
+    old, new = ([host.name for host in each.hosts] for each in (before, now))
+    added, removed = ([n for n in a if n not in b] for a, b in ((new, old), (old, new)))
+    kept = [[name for name in each if name in old and name in new] for each in (old, new)]
+    jobs = [vars(each.job) for each in (before, now)]
+    keys = [f"job.{key}" for key, value in jobs[0].items() if value != jobs[1][key]]
+    parts = (
+        added and f"adds {names(added)}",
+        removed and f"leaves out {names(removed)}",
+        kept[0] != kept[1] and "reorders the nodes",
+        keys and f"changes {', '.join(keys)}",
+    )
+    return ", ".join(part for part in parts if part) or "has the same hosts and the same job"

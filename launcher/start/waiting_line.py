@@ -8,7 +8,7 @@ import time
 
 from ..errors import lines
 from ..follow import detach
-from ..follow.interrupts import Interrupts
+from ..follow.interrupts import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
 from ..state import locked, make_folder
 from ..terminal.console import Console
@@ -77,11 +77,11 @@ class PlaceInLine:
         )
         if number is None:
             return None
-        if number != signal.SIGHUP:
+        if number not in LEAVING:
             raise KeyboardInterrupt
         self._tickets.abandon()
         detach.start_recorder(request.folder)
-        return Outcome(RunState.WAITING, interrupted=True)
+        return Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
 
     def confirm(self) -> None:
         """Raise RunKilled if the run was killed while it waited or restarted."""

@@ -69,12 +69,12 @@ class Traces:
 
 
 def clean(
-    cluster: Cluster, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[], bool]
+    cluster: Cluster, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[str], bool]
 ) -> Exit:
     """Remove all traces. Return 6 if some may be left.
 
     If nothing was removed, return 4 if a host did not answer. Otherwise return 0.
-    confirm: called after the listing; returns whether to remove what it shows.
+    confirm: called with the totals after the listing; returns whether to remove what it shows.
     """
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
@@ -89,7 +89,7 @@ def clean(
             for node, each in traces.items():
                 for run_id in sorted(each.runs & kept.keys()):
                     console.say(f"{node.name}: not cleaned: {run_id} {kept[run_id]}")
-        removed = bool(to_remove) and confirm()
+        removed = bool(to_remove) and confirm(total(to_remove.values()))
         after = traces
         if removed:
             with console.step(f"removing them from {counted(len(to_remove), 'host')}"):
@@ -120,6 +120,13 @@ def clean(
     if removed:
         return Exit.UNCONFIRMED if failures or unclean else Exit.DONE
     return Exit.UNREACHABLE if failures else Exit.DONE
+
+
+def total(traces: Collection[Traces]) -> str:
+    """Sum up: `7 items, 1.2 GB, on 2 hosts`."""
+    items = counted(sum(len(each.lines()) for each in traces), "item")
+    size = decimal(sum(sum(each.parts.values()) for each in traces))
+    return f"{items}, {size}, on {counted(len(traces), 'host')}"
 
 
 def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:

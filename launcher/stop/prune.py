@@ -44,10 +44,7 @@ class PruneResult:
     def summary(self) -> str:
         if not self.trees:
             return "nothing to delete: runs or this hosts file use all data and code on the hosts"
-        size = decimal(sum(tree.size for tree in self.trees))
-        return (
-            f"{'deleted' if self.removed else 'kept'} {counted(len(self.trees), 'folder')}, {size}"
-        )
+        return f"{'deleted' if self.removed else 'kept'} {total(self.trees)}"
 
     def document(self) -> dict[str, Any]:
         rows = [
@@ -58,9 +55,9 @@ class PruneResult:
 
 
 def prune(
-    nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str], bool], console: Console
+    nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str, str], bool], console: Console
 ) -> PruneResult:
-    """Remove the trees that neither a run nor this hosts file uses, if `confirm` accepts the list.
+    """Remove the trees that neither a run nor this hosts file uses, if `confirm` accepts list and total.
 
     Raises HostsNotReady with each host that failed. If it is unknown which trees a host uses, nothing
     is removed there, nor on hosts that share its ~/.ddpctl.
@@ -98,7 +95,7 @@ def prune(
         for name in names[node]
     ]
     listed = "\n".join(f"{t.host}: ~/.ddpctl/{t.name}  {decimal(t.size)}" for t in trees)
-    removed = bool(trees) and confirm(listed)
+    removed = bool(trees) and confirm(listed, total(trees))
     if removed:
 
         def remove(node: Node) -> None:
@@ -110,6 +107,10 @@ def prune(
     if failures:
         raise HostsNotReady(failures, PushReport([]))
     return PruneResult(trees, removed)
+
+
+def total(trees: Sequence[UnusedTree]) -> str:
+    return f"{counted(len(trees), 'folder')}, {decimal(sum(tree.size for tree in trees))}"
 
 
 def unused_trees(inventory: Inventory, keep: Collection[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -25,6 +26,28 @@ def test_ctrl_c_stops_every_node_and_exits_with_130(fake_cluster: Make) -> None:
     assert code == 130, err
     assert all(node.ended.is_set() for node in cluster.nodes)
     assert cluster.record["state"] == "CANCELLED"
+
+
+def test_ctrl_backslash_leaves_the_run_to_a_recorder_and_exits_with_0(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    signal_once_started(cluster, signal.SIGQUIT)
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    assert not any(node.ended.is_set() for node in cluster.nodes)
+    assert cluster.recorders == [cluster.record["run_id"]]
+    assert f"`ddpctl attach {cluster.record['run_id']}`" in err
+
+
+@pytest.mark.parametrize(("exit_code", "command"), [(0, "fetch"), (1, "resume")])
+def test_the_last_line_has_the_duration_and_the_next_command(
+    fake_cluster: Make, exit_code: int, command: str
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code)
+    for argv in ([], ["attach"]):
+        _, _, err = cluster.ddpctl(*argv) if argv else cluster.launch()
+        hint = f"`ddpctl {command} {cluster.record['run_id']}`"
+        assert re.search(rf"\nddpctl: ran for \d+s; {hint} [^\n]+\n$", err), err
 
 
 def test_ctrl_c_with_a_host_out_of_reach_says_that_its_stop_is_not_confirmed(
@@ -121,9 +144,9 @@ def test_torchruns_own_reports_are_hidden_on_a_terminal_only(
         (["--rank", "0,1", "--node", "1"], 1, ""),
         (["--host", "gpu1"], 1, ""),
         (["--attempt", "1"], 2, ""),
-        (["--rank", "7"], 0, "--rank '7': '7' is not a number or range within 0-1"),
-        (["--node", "2"], 0, "--node '2': '2' is not a number or range within 0-1"),
-        (["--host", "gpu7"], 0, "--host gpu7: the run is on gpu0, gpu1"),
+        (["--rank", "7"], 0, "--rank 7: 7 is not a number or range within 0-1"),
+        (["--node", "2"], 0, "--node 2: 2 is not a number or range within 0-1"),
+        (["--host", "gpu7"], 0, "--host gpu7: the run is on gpu[0-1]"),
         (["--attempt", "3"], 0, "--attempt 3: the run has attempts 1 to 1"),
     ],
 )

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, messages, signal_once_started
 
+from launcher.terminal.console import Console
+
 Make = Callable[..., FakeCluster]
 
 
@@ -122,6 +124,19 @@ def test_a_run_that_has_ended_is_shown_with_all_only(fake_cluster: Make) -> None
     assert cluster.launch()[0] == 1
     assert cluster.ddpctl("ps", cluster.hosts_file)[1] == ""
     assert all_runs(cluster)[0][:2] == (cluster.record["run_id"], "FAILED")
+
+
+@pytest.mark.parametrize("flags", [[], ["--all"], ["--per-node"]])
+def test_the_tables_fit_a_terminal_of_80_columns_and_are_whole_elsewhere(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    cluster = fake_cluster("node0.lab", "node1.lab", gpus=2)
+    cluster.launch("--detach", "--name", "a-name-of-twenty-chars")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert " OWNER " in cluster.ddpctl("ps", cluster.hosts_file, *flags)[1]
+    monkeypatch.setattr(Console, "on_terminal", True)
+    out = cluster.ddpctl("ps", cluster.hosts_file, *flags)[1]
+    assert "RUNNING" in out.upper() and max(map(len, out.splitlines())) <= 80, out
 
 
 def test_a_node_whose_container_was_removed_by_hand_has_no_end(fake_cluster: Make) -> None:

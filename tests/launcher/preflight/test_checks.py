@@ -32,9 +32,10 @@ from launcher.facts.nvidia import GpuState, Process
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, Host
 from launcher.preflight import check as run
-from launcher.preflight.findings import Finding, failure, in_order, lines, table, warning
+from launcher.preflight.findings import CHECKS, Finding, failure, in_order, lines, table, warning
 from launcher.preflight.fleet import Fleet
 from launcher.preflight.machine import Machine
+from launcher.terminal.table import table as drawn
 
 
 def one(found: list[Finding]) -> Finding:
@@ -552,11 +553,17 @@ def test_findings_are_ordered_and_tabled() -> None:
         ("b", "clock"),
     ]
     rows = table(["a", "b", "c"], found, unseen=["c"])
-    assert rows[0] == ["a", *["ok"] * 4, "warning", *["ok"] * 5]
-    assert rows[1][-2] == "FAILURE"
+    assert rows[0] == ["a", *["ok"] * 4, "warn", *["ok"] * 5]
+    assert rows[1][-2] == "FAIL"
     assert set(rows[2][1:]) == {"-"}
     (row,) = table(["a"], [failure("f", "r").at("a", "docker")], unseen=[])
-    assert row == ["a", "ok", "FAILURE", "ok", "-", *["ok"] * 5, "-"]
+    assert row == ["a", "ok", "FAIL", "ok", "-", *["ok"] * 5, "-"]
+
+
+def test_the_table_of_failures_fits_80_columns() -> None:
+    findings = [failure("f", "r").at("gpu12.lab", check) for check in CHECKS if check != "docker"]
+    text = drawn(table(["gpu12.lab"], findings, unseen=[]), ["HOST", *map(str.upper, CHECKS)])
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_hosts_with_the_same_finding_share_a_line() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,13 @@ def test_a_script_that_is_not_sent_for_lack_of_a_workdir_is_mentioned(
     assert check_command(Job(command=("train.py",))) is None  # of the image
     (tmp_path / "train.py").touch()
     assert "set `workdir: .` to send it" in str(check_command(Job(command=("train.py",))))
+
+
+def test_the_dry_run_mentions_a_script_that_is_not_sent(
+    fake_cluster: Callable[..., FakeCluster],
+) -> None:
+    cluster = fake_cluster()
+    (cluster.folder / "train.py").touch()
+    code, out, err = cluster.ddpctl("launch", cluster.hosts_file, "--dry-run", "--json")
+    assert code == 0 and "set `workdir: .` to send it" in err
+    assert json.loads(out)

@@ -141,6 +141,23 @@ def test_a_host_that_never_had_the_run_is_sent_its_checkpoint(
     assert there.read_text() == "weights"
 
 
+def test_a_resume_without_a_host_says_what_changes(fake_cluster: Make, tmp_path: Path) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    code, _, err = cluster.ddpctl("resume", "--exclude", "gpu1")
+    assert code == 1 and "ddpctl: attempt 2 leaves out gpu1\n" in err, err
+    assert [node["host"] for node in cluster.record["attempts"][1]["nodes"]] == ["gpu0", "gpu2"]
+    document = json.loads(Path(cluster.hosts_file).read_text())
+    document["hosts"] = ["gpu2", "gpu1", "gpu0"]
+    document["job"]["stop_timeout"] = 7
+    (tmp_path / "other.yaml").write_text(json.dumps(document))
+    err = cluster.ddpctl("resume", "--hosts", tmp_path / "other.yaml")[2]
+    assert "ddpctl: attempt 3 adds gpu1, reorders the nodes, changes job.stop_timeout\n" in err
+    code, _, err = cluster.ddpctl("resume", "--exclude", "gpu9")
+    assert code == 2 and "has no host 'gpu9'" in err
+
+
 def host_is_lost(cluster: FakeCluster, name: str) -> Callable[[FakeNode], None]:
     """The first attempt loses this host for good; later ones succeed."""
 
@@ -314,7 +331,7 @@ def test_check_shows_spares_whose_problems_are_warnings(fake_cluster: Make) -> N
     _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
     assert "warning: spare1: ssh: no answer within 10s" in out
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.strip()}
-    assert (rows["spare0"], rows["spare1"]) == ("ok", "warning")
+    assert (rows["spare0"], rows["spare1"]) == ("ok", "warn")
 
 
 def test_a_spare_replaces_a_host_that_has_lost_a_gpu(fake_cluster: Make) -> None:

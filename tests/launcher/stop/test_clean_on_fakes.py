@@ -34,3 +34,17 @@ def test_the_run_of_one_account_is_spared_when_another_account_is_cleaned(
     assert code == 6, err  # bob's files are still there
     assert not ann.exists()
     assert attempt.exists()
+
+
+def test_the_question_has_the_totals(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        (host.home / ".ddpctl" / "datasets").mkdir(parents=True)
+        (host.home / ".ddpctl" / "datasets" / "file").write_bytes(bytes(10**6))
+    questions: list[str] = []
+    monkeypatch.setattr("launcher.commands.options.can_ask", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda text, **_: questions.append(text))
+    assert cluster.ddpctl("clean", cluster.hosts_file)[0] == 0
+    assert len(questions) == 1 and questions[0].startswith(
+        "Remove all of this (2 items, 2.0 MB, on 2"
+    )

@@ -36,7 +36,7 @@ def versions(machine: Machine, data: Path, count: int) -> list[str]:
     return digests
 
 
-def prune(machine: Machine, data: Path, confirm: Callable[[str], bool]) -> PruneResult:
+def prune(machine: Machine, data: Path, confirm: Callable[[str, str], bool]) -> PruneResult:
     cluster = Cluster((machine.node.host,), Job(engine="process", dataset=str(data)))
     return prune_hosts([machine.node], cluster, confirm, Console())
 
@@ -60,7 +60,11 @@ def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
     attempt("open", first)
     (attempt("ended", ended) / "ballast").unlink()
     os.utime(attempt("dead", dead) / "journal", (1, 1))
-    done = prune(machine, tmp_path / "data", lambda text: ended in text)
+    done = prune(
+        machine,
+        tmp_path / "data",
+        lambda text, total: ended in text and "2 folders, " in total,
+    )
     gone = {f"datasets/{ended}", f"datasets/{dead}"}
     assert {tree.name for tree in done.trees} == gone
     assert {path.name for path in machine.trees("datasets")} == {first, current}
@@ -77,14 +81,14 @@ def test_a_folder_here_that_cannot_be_read_is_one_line_and_nothing_is_removed(
     versions(machine, tmp_path / "data", 2)
     monkeypatch.setattr(pruning, "scan_job", broken)
     with pytest.raises(PushFailed, match=r"Input/output error.*nothing was deleted"):
-        prune(machine, tmp_path / "data", lambda text: True)
+        prune(machine, tmp_path / "data", lambda *_: True)
     assert len(machine.trees("datasets")) == 2
 
 
 def test_nothing_is_removed_without_confirmation(machines: Machines, tmp_path: Path) -> None:
     (machine,) = machines(1)
     versions(machine, tmp_path / "data", 2)
-    done = prune(machine, tmp_path / "data", lambda text: False)
+    done = prune(machine, tmp_path / "data", lambda *_: False)
     assert len(done.trees) == 1
     assert not done.removed
     assert len(machine.trees("datasets")) == 2
@@ -95,7 +99,7 @@ def test_an_abandoned_draft_is_removed_too(machines: Machines, tmp_path: Path) -
     versions(machine, tmp_path / "data", 1)
     draft = machine.home / ".ddpctl" / "datasets" / ".abc.1"
     draft.mkdir()
-    done = prune(machine, tmp_path / "data", lambda text: True)
+    done = prune(machine, tmp_path / "data", lambda *_: True)
     assert [tree.name for tree in done.trees] == ["datasets/.abc.1"]
     assert not draft.exists()
 
@@ -168,7 +172,7 @@ def test_nothing_is_removed_from_a_host_whose_engine_does_not_answer(
     hosts = tuple(machine.node.host for machine in (good, blind))
     cluster = Cluster(hosts, Job(engine="process", dataset=str(data)))
     with pytest.raises(HostsNotReady) as caught:
-        prune_hosts([good.node, blind.node], cluster, lambda text: True, Console())
+        prune_hosts([good.node, blind.node], cluster, lambda *_: True, Console())
     assert list(caught.value.failures) == [blind.node.name]
     assert "the Docker daemon is not running" in str(caught.value)
     assert len(good.trees("datasets")) == 1
@@ -184,7 +188,9 @@ def test_a_tree_that_another_host_with_the_same_home_uses_is_kept(
     versions(one, data, 2)
     cluster = Cluster((one.node.host, other.node.host), Job(engine="process", dataset=str(data)))
     found: list[str] = []
-    prune_hosts([one.node, other.node], cluster, lambda text: bool(found.append(text)), Console())
+    prune_hosts(
+        [one.node, other.node], cluster, lambda text, _: bool(found.append(text)), Console()
+    )
     assert found[0].count("datasets/") == 1  # one home, one line
 
 

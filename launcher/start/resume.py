@@ -132,11 +132,13 @@ def changes(before: Cluster, now: Cluster) -> str:
     old, new = ([host.name for host in each.hosts] for each in (before, now))
     added, removed = ([n for n in a if n not in b] for a, b in ((new, old), (old, new)))
     kept = [[name for name in each if name in old and name in new] for each in (old, new)]
+    altered = [h.name for h in now.hosts if h.name in old and h not in before.hosts]
     jobs = [vars(each.job) for each in (before, now)]
     keys = [f"job.{key}" for key, value in jobs[0].items() if value != jobs[1][key]]
     parts = (
         added and f"adds {names(added)}",
         removed and f"leaves out {names(removed)}",
+        altered and f"changes the settings of {names(altered)}",
         kept[0] != kept[1] and "reorders the nodes",
         keys and f"changes {', '.join(keys)}",
     )

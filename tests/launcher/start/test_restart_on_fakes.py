@@ -149,11 +149,14 @@ def test_a_resume_without_a_host_says_what_changes(fake_cluster: Make, tmp_path:
     assert code == 1 and "ddpctl: attempt 2 leaves out gpu1\n" in err, err
     assert [node["host"] for node in cluster.record["attempts"][1]["nodes"]] == ["gpu0", "gpu2"]
     document = json.loads(Path(cluster.hosts_file).read_text())
-    document["hosts"] = ["gpu2", "gpu1", "gpu0"]
+    document["hosts"] = ["gpu2", "gpu1", {"host": "gpu0", "nproc_per_node": 2}]
     document["job"]["stop_timeout"] = 7
     (tmp_path / "other.yaml").write_text(json.dumps(document))
     err = cluster.ddpctl("resume", "--hosts", tmp_path / "other.yaml")[2]
-    assert "ddpctl: attempt 3 adds gpu1, reorders the nodes, changes job.stop_timeout\n" in err
+    assert (
+        "ddpctl: attempt 3 adds gpu1, changes the settings of gpu0, reorders the nodes, "
+        "changes job.stop_timeout\n"
+    ) in err
     code, _, err = cluster.ddpctl("resume", "--exclude", "gpu9")
     assert code == 2 and "has no host 'gpu9'" in err
 

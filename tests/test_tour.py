@@ -25,8 +25,9 @@ def alike(text: str) -> list[tuple[str, list[str]]]:
         plain = re.sub(r"\((N |\d+ )?[kM]?B/s\)|N [kM]?B", "SIZE", plain)
         plain = re.sub(r"torch N\S*", "torch N", plain)
         lines = {re.sub(r"\s+", " ", each).strip() for each in plain.splitlines()}
-        # on a slow machine, long steps are announced and timed
-        kept = (each for each in lines if each and not re.search(r"\.\.\.$|^ddpctl: took ", each))
+        # on a slow machine, long steps are announced and timed, and a run takes minutes
+        passing = re.compile(r"\.\.\.$|^ddpctl: (took|ran for) ")
+        kept = (each for each in lines if each and not passing.search(each))
         found.append((line, sorted(kept)))
     assert [line for line, _ in found] == commands
     return found

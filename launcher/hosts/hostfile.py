@@ -6,13 +6,16 @@ Both become the tree of a hosts file. Each slot is a GPU: `slots=8` means `gpus:
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
+from ..errors import UsageError
 from ..text import nearest, quoted
 from .addresses import split_login
 from .mistakes import Mistake
 from .yaml_tree import RawValue, raw
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
+SCHEDULERS = {"slurm": "SLURM_JOB_NODELIST", "pbs": "PBS_NODEFILE"}
 _KNOWN = ("slots", "max_slots", "max-slots")
 _HOST = r"[^\s:,#=\[\]{}()'\"-][^\s:,#=()'\"]*(\[[\d,-]+\][^\s:,#=]*)?"
 _NAME_LINE = re.compile(rf"{_HOST}(\s+[\w-]+\s*=\s*\S*)*")
@@ -27,9 +30,28 @@ def is_hostfile(text: str) -> bool:
 
 
 def is_host_list(hosts: str) -> bool:
-    """Return whether `hosts` is a list such as `gpu1:8,gpu2:8` or `gpu1,`, and no existing file."""
+    """Return whether `hosts` is a list such as `gpu1:8,gpu2:8` or `gpu1,`, or a scheduler's name.
+
+    An existing file is neither.
+    """
     looks_like_one = re.fullmatch(r"[^\s,/]+:\d+|[^\s,/]+(,[^\s,/]+)+|[^\s,/]+,", hosts)
-    return bool(looks_like_one) and not os.path.exists(hosts)  # noqa: PTH110
+    return bool(looks_like_one or hosts in SCHEDULERS) and not os.path.exists(hosts)  # noqa: PTH110
+
+
+def allocated_hosts(scheduler: str) -> list[str]:
+    """Return the hosts of the Slurm or PBS allocation that this command runs in."""
+    value = os.environ.get(SCHEDULERS[scheduler], "")
+    if scheduler == "pbs" and value:
+        try:
+            value = ",".join(dict.fromkeys(Path(value).read_text().split()))
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {value}: {error.strerror}", "ask for new hosts"
+            ) from None
+    if not value:
+        what = f"{SCHEDULERS[scheduler]} is not set, so this is no {scheduler} allocation"
+        raise UsageError(f"-H {scheduler}: {what}", "run this inside `salloc`, `sbatch` or `qsub`")
+    return [value]
 
 
 def read_hostfile(text: str, mistakes: list[Mistake]) -> RawValue:

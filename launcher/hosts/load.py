@@ -16,7 +16,14 @@ from ..text import LONGEST_PATH, names_in, quoted
 from . import foreign
 from .addresses import split_login
 from .files import LocalPath, missing, text_of
-from .hostfile import is_host_list, is_hostfile, read_host_list, read_hostfile
+from .hostfile import (
+    SCHEDULERS,
+    allocated_hosts,
+    is_host_list,
+    is_hostfile,
+    read_host_list,
+    read_hostfile,
+)
 from .mistakes import MOST, Mistake, Wrong, raise_any
 from .model import Cluster, Host, Job
 from .rules import HostEntry, broken_rules
@@ -67,7 +74,8 @@ def load(
 ) -> Cluster:
     """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
-    hosts=None: load ./hosts.yaml. Raises HostsFileError with a line per mistake, including missing
+    hosts=None: load ./hosts.yaml. "slurm" or "pbs": the hosts of the allocation that this runs in,
+    with the process engine. Raises HostsFileError with a line per mistake, including missing
     files. job_files=False: the job's own files may be missing, for commands that do not need them
     (`ps`, `kill` from any machine). overridden: keys of the job that the command line replaces;
     their files may be missing. convert: read the files of other tools too, such as Ansible's.
@@ -77,11 +85,16 @@ def load(
             remedy = "pass a hosts file (`ddpctl init` writes one) or -H gpu1:8,gpu2:8"
             raise UsageError("no hosts", remedy)
         hosts = DEFAULT_HOSTS
+    engine = Job.engine
     if isinstance(hosts, str) and is_host_list(hosts):
-        hosts = hosts.rstrip(",").split(",")
+        if hosts in SCHEDULERS:
+            hosts, engine = allocated_hosts(hosts), "process"
+        else:
+            hosts = hosts.rstrip(",").split(",")
     if not isinstance(hosts, (str, Path)):
         reading = _Reading("-H", "/")
         made = reading.text(",".join(hosts), read_host_list)
+        made = replace(made, job=replace(made.job, engine=engine))
     else:
         path = Path(hosts)
         reading = _Reading(str(hosts), path.parent, convert=convert)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import HostsFileError
+from launcher.errors import HostsFileError, UsageError
 from launcher.hosts import Cluster, Host, Job, load, parse
 from launcher.hosts.hostfile import is_host_list, is_hostfile
 
@@ -114,3 +114,22 @@ def test_hosts_without_a_number_use_all_their_gpus() -> None:
 def test_a_file_name_that_is_too_long_is_one_line() -> None:
     with pytest.raises(HostsFileError, match="cannot be read: file name too long"):
         load("x" * 300)
+
+
+def test_the_hosts_of_an_allocation_run_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[08-10],big-1")
+    made = load("slurm")
+    assert [host.host for host in made.hosts] == ["gpu08", "gpu09", "gpu10", "big-1"]
+    assert made.job.engine == "process"
+    nodes = tmp_path / "nodes"
+    nodes.write_text("gpu1\ngpu1\ngpu2\n")  # PBS writes a line per processor
+    monkeypatch.setenv("PBS_NODEFILE", str(nodes))
+    assert [host.host for host in load("pbs").hosts] == ["gpu1", "gpu2"]
+    monkeypatch.delenv("SLURM_JOB_NODELIST")
+    with pytest.raises(UsageError, match="SLURM_JOB_NODELIST is not set"):
+        load("slurm")
+    (tmp_path / "slurm").write_text("gpu7 slots=2\n")
+    assert [host.host for host in load("slurm").hosts] == ["gpu7"]

@@ -23,7 +23,7 @@ def clean(
     ddpctl clean hosts.yaml
     ddpctl clean hosts.yaml --kill -y
     """
-    from ..hosts import load
+    from ..runs.find import hosts_to_ask
     from ..stop import clean as clean_hosts
 
     console = options.console(quiet, verbose)
@@ -39,5 +39,5 @@ def clean(
             return False
         return True
 
-    cluster = load(options.hosts_of(hosts, host_list), job_files=False)
+    cluster = hosts_to_ask(options.hosts_of(hosts, host_list), console)
     return clean_hosts.clean(cluster, console, kill=kill, as_json=as_json, confirm=confirm)

@@ -30,7 +30,7 @@ def kill(
 
     console = options.console(quiet, verbose)
     if strays:
-        cluster, _ = kill_runs.hosts_and_run(target, hosts)
+        cluster, _ = kill_runs.hosts_and_run(target, hosts, console)
         return kill_strays(cluster, console, yes=yes, as_json=as_json)
 
     def confirm(question: str) -> bool:

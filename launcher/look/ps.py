@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import HostsFileError, NodesFailed
 from ..hosts import Cluster, load
 from ..outcomes import Exit
+from ..runs.find import hosts_to_ask
 from ..runs.record import run_folders, timestamp
 from ..ssh.node import connected
 from ..stop.kill import finish_pending
@@ -70,7 +71,7 @@ def clusters_of(selection: Selection, console: Console) -> list[Cluster]:
     with `finished`. Warn about a file or record that cannot be read.
     """
     if selection.hosts is not None:
-        return [load(selection.hosts, job_files=False)]
+        return [hosts_to_ask(selection.hosts, console)]
     files = [DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []
     for folder in run_folders():
         record = folder.load_if_readable(console)

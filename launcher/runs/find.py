@@ -1,5 +1,6 @@
 """Find the run that the user means, in this machine's records or on the hosts."""
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -7,8 +8,9 @@ from ..engines.choose import engines_on
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, NodesFailed, Several, UsageError
 from ..hosts import Cluster, is_host_list, load
+from ..hosts.load import Source
 from ..run_id import is_run_id, is_sanity_run
-from ..ssh.many import ask_each, one_per_account
+from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
@@ -29,6 +31,22 @@ def names_hosts(text: str | None) -> bool:
         return False
 
 
+def hosts_to_ask(source: Source, console: Console) -> Cluster:
+    """Load the hosts that may have nodes of runs: spares that answer count, as a run may use them.
+
+    A spare that does not answer is mentioned and left out.
+    """
+    cluster = load(source, job_files=False)
+    if not cluster.spares:
+        return cluster
+    with connected(cluster.spares) as spares, console.step("connecting to the spares"):
+        answered, failures = try_each(spares, lambda node: node.connect())
+    if failures:
+        console.say(f"no answer from spare {names(node.name for node in failures)}: not asked")
+    hosts = (*cluster.hosts, *(node.host for node in spares if node in answered))
+    return dataclasses.replace(cluster, hosts=hosts, spares=())
+
+
 def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     """Return the run named by `target`: an id, a unique prefix, or a hosts file for its newest run.
 
@@ -39,7 +57,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
         hosts, target = target, None
     if hosts is None:
         return find_run(target)
-    cluster = load(hosts, job_files=False)
+    cluster = hosts_to_ask(hosts, console)
     with (
         connected(cluster.hosts) as nodes,
         console.step(f"asking {len(nodes)} hosts for their runs"),

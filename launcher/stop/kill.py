@@ -11,7 +11,7 @@ from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
-from ..runs.find import find_id, find_run, list_nodes, names_hosts
+from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, names_hosts
 from ..runs.record import RunFolder, RunRecord, UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, by_name, one_per_account, try_each
@@ -38,7 +38,7 @@ def kill(
     everything: all of this user's runs on the hosts, and remove the containers of finished ones.
     confirm: asked if the user names no run.
     """
-    cluster, folder = hosts_and_run(target, hosts)
+    cluster, folder = hosts_and_run(target, hosts, console)
     if everything or (target is None and folder):
         what = (
             "all your runs on these hosts" if everything or not folder else f"run {folder.run_id}"
@@ -178,10 +178,12 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
             kill_run(here, cluster, run_id, console, everywhere=False, silent_hosts=False)
 
 
-def hosts_and_run(target: str | None, hosts: str | None) -> tuple[Cluster, RunFolder | None]:
+def hosts_and_run(
+    target: str | None, hosts: str | None, console: Console
+) -> tuple[Cluster, RunFolder | None]:
     """Return the hosts that the user names, or else those of a run of this machine, with that run."""
     if file := target if names_hosts(target) else hosts:
-        return load(file, job_files=False), None
+        return hosts_to_ask(file, console), None
     folder = find_run(target)
     return load(folder.hosts_file, job_files=False), folder
 

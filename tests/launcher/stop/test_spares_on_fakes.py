@@ -1,0 +1,35 @@
+"""Commands that take a hosts file ask its spares too: a restart may have moved a node there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from fakes import FakeCluster
+
+
+@pytest.fixture
+def cluster(fake_cluster: Callable[..., FakeCluster]) -> FakeCluster:
+    """A run on host gpu0 and spare gpu2. Spare gpu3 is down."""
+    cluster = fake_cluster("gpu0", "gpu1", spares=["gpu2", "gpu3"])
+    code, _, err = cluster.ddpctl(
+        "launch", "-H", "gpu0:0,gpu2:0", "--no-push", "--detach", "--", "a.py"
+    )
+    assert code == 0, err
+    cluster.hosts["gpu3"].reachable = False
+    return cluster
+
+
+def test_ps_shows_a_node_on_a_spare(cluster: FakeCluster) -> None:
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file, "--json")
+    assert code == 0, err
+    [run] = json.loads(out)["runs"]
+    assert [node["host"] for node in run["nodes"]] == ["gpu0", "gpu2"]
+    assert "no answer from spare gpu3" in err
+
+
+def test_kill_stops_a_node_on_a_spare(cluster: FakeCluster) -> None:
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--yes")
+    assert code == 0, err
+    assert cluster.hosts["gpu2"].nodes == {}

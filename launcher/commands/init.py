@@ -14,7 +14,7 @@ from ..errors import DdpctlError, UsageError
 from ..state import expanded
 from ..terminal.console import Console
 from ..text import names, names_in, quoted
-from . import options
+from . import complete, options
 from .options import flag, option
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def init(
         show_default=False,
     ),
     named: list[str] | None = options.hosts_option(
-        "Add hosts as `ssh` takes them, or local: a list such as gpu1,gpu2; repeatable."
+        "Add hosts as `ssh` takes them, or local: a list such as gpu1,gpu2; repeatable.",
+        complete.host_names,
     ),
     source: str | None = option(
         "--from",

@@ -2,10 +2,10 @@
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -78,13 +78,13 @@ def some_seconds(flag: str, text: str) -> int:
 
 def hosts_file_or_list(_: str, text: str) -> str:
     """Read --hosts. A single name that is no file becomes a list of one: `gpu1,`."""
-    is_file = text.endswith((".yaml", ".yml")) or "/" in text or Path(text).exists()
+    is_file = text.endswith((".yaml", ".yml")) or "/" in text or os.path.exists(text)  # noqa: PTH110
     return text if is_file or "," in text or not text else f"{text},"
 
 
-def hosts_option(help: str) -> Any:
+def hosts_option(help: str, completed_by: Any = complete.hosts_files) -> Any:
     return option(
-        "--hosts", "HOSTS", help, "-H", reader=hosts_file_or_list, completed_by=complete.hosts_files
+        "--hosts", "HOSTS", help, "-H", reader=hosts_file_or_list, completed_by=completed_by
     )
 
 

@@ -286,10 +286,13 @@ def test_pictures_are_found_in_any_depth_and_hidden_ones_are_not(tree: Path) -> 
     ],
 )
 def test_the_fingerprint_shows_renamed_relabeled_and_changed_files(
-    tree: Path, change: Callable[[Path], object], differs: bool
+    tree: Path,
+    change: Callable[[Path], object],
+    differs: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     before = load(tree).fingerprint
-    moved = tree.rename(tree.with_name(f"{tree.name}-moved"))
+    moved = tree.rename(tmp_path_factory.mktemp("elsewhere") / "tree")
     assert load(moved).fingerprint == before
     change(moved)
     assert (load(moved).fingerprint != before) == differs

@@ -60,7 +60,7 @@ def test_bash_offers_commands_runs_files_and_hosts(home: Path) -> None:
     assert offered(home, "bash", "ddpctl launch la") == ["lab.d/", "lab.yaml"]
     assert offered(home, "bash", "ddpctl kill o") == ["other"]
     assert offered(home, "bash", "ddpctl sanity lab.yaml --host gp") == ["gpu1", "gpu2"]
-    assert offered(home, "bash", "ddpctl sanity --host b") == ["bastion"]
+    assert offered(home, "bash", "ddpctl init --hosts b") == ["bastion"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -380,8 +380,10 @@ def test_each_node_runs_concurrently_and_returns_in_order(
     assert list(found.values()) == list(range(6))
 
 
-def test_each_node_raises_a_bug_as_it_is(node: Callable[..., Node]) -> None:
-    with pytest.raises(ZeroDivisionError):
+def test_what_ddpctl_cannot_handle_is_the_error_of_the_host_that_caused_it(
+    node: Callable[..., Node],
+) -> None:
+    with pytest.raises(NodesFailed, match="local: ddpctl failed on its answer"):
         each_node([node(Host("local"))], lambda n: 1 // 0)
 
 

@@ -36,7 +36,8 @@ def test_a_living_run_keeps_its_host_until_it_may_be_killed(machine: Machine) ->
     kept = machine.ddpctl("clean", "hosts.yaml", "-y")
     assert f"not cleaned: {run_id} is still running" in kept.stderr
     assert (folder / "runs" / run_id).is_dir()
-    assert len(json.loads(machine.ddpctl("ps", "hosts.yaml", "--json").stdout)["runs"]) == 1
+    live = json.loads(machine.ddpctl("ps", "hosts.yaml", "--json").stdout)["runs"]
+    assert run_id in {run["run_id"] for run in live}  # others may run on this machine
     done = machine.ddpctl("clean", "hosts.yaml", "--kill", "-y")
     assert "local: clean" in done.stderr
     assert not folder.exists()

@@ -25,7 +25,7 @@ def test_the_environment_has_versions_and_the_names_of_variables(
     monkeypatch.setenv("MY_TOKEN", "s3cret")
     found = environment()
     assert re.fullmatch(r"3\.\d+\.\d+\S*", found.versions["python"])
-    assert {"kernel", "numpy"} <= set(found.versions)
+    assert {"kernel", "torch"} <= set(found.versions)
     assert "MY_TOKEN" in found.variables and "s3cret" not in repr(found)
 
 

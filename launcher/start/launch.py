@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 import warnings
 from pathlib import Path, PurePosixPath
 
@@ -75,10 +76,10 @@ def check_command(job: Job) -> str | None:
         return None
     if job.workdir is None:
         hint = f"job.workdir is not set, so the local {script} is not sent; set `workdir: .` to send it"
-        return hint if Path(script).is_file() else None
+        return hint if os.path.isfile(script) else None  # noqa: PTH113
     workdir = Path(job.workdir)
     path = workdir / script
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 # False for a name that is too long
         known = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
         names = sorted(str(found.relative_to(workdir)) for found in known)
         near = difflib.get_close_matches(str(script), names, 1)

@@ -36,3 +36,13 @@ def test_flags_override_the_hosts_file_and_are_in_the_plan(machine: Machine) -> 
     assert plan["max_restarts"] == 2
     assert plan["time_limit"] == 3660
     assert all("23456" in node["torchrun"] for node in plan["nodes"])
+
+
+@pytest.mark.parametrize("words", [("-H", "a:1"), ("-H", "9" * 5000), ("hosts.yaml",)])
+def test_a_name_that_is_too_long_for_a_file_is_no_internal_error(
+    fake_cluster: Make, words: tuple[str, ...]
+) -> None:
+    cluster = fake_cluster()
+    given = [cluster.hosts_file if word == "hosts.yaml" else word for word in words]
+    code, _, err = cluster.ddpctl("launch", *given, "--dry-run", "--", "9" * 5000)
+    assert code in (0, 2) and "internal error" not in err

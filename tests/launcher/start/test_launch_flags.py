@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import FakeCluster
 from local_machine import Machine
 
 
@@ -40,7 +42,7 @@ def test_flags_override_the_hosts_file_and_are_in_the_plan(machine: Machine) -> 
 
 @pytest.mark.parametrize("words", [("-H", "a:1"), ("-H", "9" * 5000), ("hosts.yaml",)])
 def test_a_name_that_is_too_long_for_a_file_is_no_internal_error(
-    fake_cluster: Make, words: tuple[str, ...]
+    fake_cluster: Callable[..., FakeCluster], words: tuple[str, ...]
 ) -> None:
     cluster = fake_cluster()
     given = [cluster.hosts_file if word == "hosts.yaml" else word for word in words]

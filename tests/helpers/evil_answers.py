@@ -6,6 +6,7 @@ real sshd runs this file as its ForceCommand: `python3 evil_answers.py SCRIPTS-K
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -66,11 +67,12 @@ def document(value: object) -> Callable[[], Pieces]:
     return once(response(json.dumps(value).encode()))
 
 
-def bomb() -> Pieces:
-    """300 MB of spaces in 300 kB."""
+@functools.cache
+def bomb() -> bytes:
+    """Return 300 MB of spaces in 300 kB."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    data = b"".join(packer.compress(bytes(1 << 20)) for _ in range(300)) + packer.flush()
-    yield response(data, "200 OK", "Content-Encoding: gzip")
+    data = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(300)) + packer.flush()
+    return response(data, "200 OK", "Content-Encoding: gzip")
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -87,7 +89,7 @@ DOCKER: dict[str, Callable[[], Pieces]] = {
     "not JSON": once(response(b"\xff{")),
     "a long refusal": once(response(b"x" * 4_000_000, "500 No")),
     "a redirect": once(response(b"", "307 Away", "Location: http://127.0.0.1:1/x")),
-    "a gzip bomb": bomb,
+    "a gzip bomb": lambda: iter([bomb()]),
     "an endless body": lambda: (
         x for each in (once(HEAD + b"\r\n"), forever(b"[" * 60_000)) for x in each()
     ),

@@ -19,6 +19,8 @@ from fakes import FakeCluster, FakeHost, FakeMachine
 
 from launcher.engines import docker_client
 from launcher.hosts import Host
+from launcher.look import stacks
+from launcher.preflight import container_test
 from launcher.runs import newest_attempt
 from launcher.ssh.node import Node
 from launcher.ssh.stream import CHUNK, Completed, Stderr, Stream
@@ -104,11 +106,15 @@ class EvilCluster(FakeCluster):
         run = Node.run
 
         def impatient(node: Node, *args: Any, timeout: float = PATIENCE, **how: Any) -> Completed:
-            timeout = min(timeout, PATIENCE) if node.name == "evil" else timeout
+            timeout = (
+                min(timeout, PATIENCE) if node.name == "evil" and self.evil.scripts else timeout
+            )
             return run(node, *args, timeout=timeout, **how)
 
         monkeypatch.setattr(Node, "run", impatient)
         monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 2.0)
+        monkeypatch.setattr(container_test, "TIMEOUT", PATIENCE)  # no fake runs what it starts
+        monkeypatch.setattr(stacks, "TIMEOUT", 1)
 
     def launch_run(self) -> None:
         """Let all hosts be honest and have a live run, unless they have."""

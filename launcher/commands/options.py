@@ -5,7 +5,6 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import typer
@@ -31,8 +30,11 @@ def option(
     completed_by: Callable[..., object] | None = None,
 ) -> Any:
     """Return a typer option that takes a value. more: its short form. reader: of (flag, value)."""
-    parser = reader and partial(reader, name)
-    how: dict[str, Any] = {"parser": parser, "autocompletion": completed_by}
+
+    def parse(text: str) -> object:  # older typers need a function with a name
+        return reader(name, text) if reader else text
+
+    how: dict[str, Any] = {"parser": reader and parse, "autocompletion": completed_by}
     return typer.Option(default, name, *more, metavar=metavar, help=help, **how)
 
 

@@ -33,7 +33,7 @@ from .status import (
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
-NODE_NAME = re.compile(r"ddpctl-(.+)-[0-9]{1,6}")  # see container_name
+NODE_NAME = re.compile(r"ddpctl-((?:[a-z0-9_.-]+-)?\d{8}-\d{6}-[0-9a-f]{4})-\d{1,6}")  # new_run_id
 PYTHON_IN_IMAGE = (
     "run --pull=never --rm -i --network host --security-opt no-new-privileges --entrypoint python3"
 ).split()

@@ -194,6 +194,14 @@ def test_a_container_that_is_named_like_another_run_does_not_matter(fake_cluster
     assert cluster.ddpctl("kill", run_id)[0] == 0
 
 
+def test_a_container_of_yours_whose_name_is_not_a_runs_blocks_no_kill(fake_cluster: Make) -> None:
+    cluster = fake_cluster("good")
+    show(cluster, "good", "stranger").arguments["labels"].clear()  # named ddpctl-stranger-0
+    assert "ddpctl-stranger-0" in cluster.hosts["good"].nodes
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--yes")
+    assert code == 0, err
+
+
 def test_a_clock_that_is_far_off_does_not_reach_the_labels(fake_cluster: Make) -> None:
     cluster = fake_cluster("evil", "good")
     date = cluster.hosts["evil"].tools / "date"

@@ -9,6 +9,7 @@ import re
 import secrets
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,40}")
+MADE = re.compile(r"(?:[a-z0-9_.-]+-)?\d{8}-\d{6}-[0-9a-f]{4}")  # by new_run_id
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 

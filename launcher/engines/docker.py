@@ -11,6 +11,7 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.labels import LABEL
 from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name
+from ..run_id import MADE
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..text import duration
@@ -33,7 +34,7 @@ from .status import (
 
 RUN_LABEL = f"{LABEL}.run-id"
 CHECK_LABEL = f"{LABEL}.check"
-NODE_NAME = re.compile(r"ddpctl-((?:[a-z0-9_.-]+-)?\d{8}-\d{6}-[0-9a-f]{4})-\d{1,6}")  # new_run_id
+NODE_NAME = re.compile(rf"ddpctl-({MADE.pattern})-\d{{1,6}}")  # see container_name
 PYTHON_IN_IMAGE = (
     "run --pull=never --rm -i --network host --security-opt no-new-privileges --entrypoint python3"
 ).split()

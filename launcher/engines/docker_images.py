@@ -2,13 +2,13 @@
 
 import contextlib
 import io
-import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import docker.errors
 from requests.exceptions import RequestException
 
+from ..budget import parse_json
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -100,8 +100,8 @@ class DockerImages(ImageStore):
             raise unavailable(self.node.name, done.stderr.decode(errors="replace"))
         layers = []
         for line in done.stdout.splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                layers.append([str(layer) for layer in array(json.loads(line))])
+            with contextlib.suppress(ValueError):
+                layers.append([str(layer) for layer in array(parse_json(line))])
         return layers
 
     def needs_diff_ids(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from ..budget import parse_json
 from ..errors import CommandFailed
 from ..logs.journal_reader import Reader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
@@ -167,8 +168,8 @@ class Processes(Engine):
         self, handle: str, labels: str, about: NodeStatus, clock: float | None
     ) -> NodeStatus | None:
         try:
-            parsed: object = json.loads(labels)
-        except (ValueError, RecursionError):
+            parsed: object = parse_json(labels.encode())
+        except ValueError:
             parsed = None
         return read_status(self._node.name, handle, parsed, about, clock)
 

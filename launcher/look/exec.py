@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..engines.base import Exec
 from ..engines.running import RunningAttempt, RunningNode
+from ..engines.status import ContainerState
 from ..errors import CommandFailed, DdpctlError, NodesFailed, UsageError
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
@@ -109,7 +110,7 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
     for status in member.engine.list(run_id):
         if status.node_rank == rank:
             state = status.state
-            if state == "running":
+            if status.state is ContainerState.RUNNING:
                 return member.engine.exec(
                     status, wanted.command, stdin=wanted.stdin, tty=wanted.tty
                 )

@@ -1,9 +1,9 @@
 """Check the Python environment of `engine: process`."""
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 
+from ..budget import parse_json
 from ..engines.status import host_text, mapping
 from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
@@ -23,8 +23,8 @@ def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
     python = python_on(job, node.host)
     done = node.script(SCRIPT, python)
     try:
-        answer = mapping(json.loads(done.stdout)) if done.code == 0 else {}
-    except (ValueError, RecursionError):
+        answer = mapping(parse_json(done.stdout)) if done.code == 0 else {}
+    except ValueError:
         answer = {}
     versions = {name: host_text(version) for name, version in list(answer.items())[:9]}
     if not versions.get("python"):

@@ -5,7 +5,6 @@ to a run's folders.
 """
 
 import contextlib
-import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from ..budget import parse_json
 from ..engines.choose import engine_of
 from ..engines.status import array
 from ..errors import CommandFailed, DdpctlError
@@ -145,8 +145,8 @@ def parse_report(output: str) -> ContainerReport:
     """Parse the script's output, ignoring anything that the image prints at its start."""
     lines = [line for line in output.splitlines() if line.startswith(MARK)]
     try:
-        report = json.loads(lines[-1].removeprefix(MARK)) if lines else None
-    except (ValueError, RecursionError):
+        report = parse_json(lines[-1].removeprefix(MARK).encode()) if lines else None
+    except ValueError:
         report = None
     if not isinstance(report, dict):
         last = (output.strip().splitlines() or ["it printed nothing"])[-1]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -214,17 +215,24 @@ def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert cluster.tickets == [] and record(cluster, third)["state"] == "CANCELLED"
 
 
+@contextlib.contextmanager
+def place_in_line(cluster: FakeCluster) -> Iterator[tickets.Tickets]:
+    """A run's place in line, on all hosts."""
+    given = load(cluster.hosts_file)
+    with connected(given.hosts) as nodes:
+        inputs = PlanInputs(gather(nodes), ("i",), since=9e9)
+        plan = Request(given, LaunchOptions(), "later").plan(inputs)
+        place = tickets.Tickets(attempt_of(plan, nodes), plan, ignored_port=True)
+        place.join()
+        yield place
+        place.close()
+
+
 def test_a_kill_during_a_long_push_is_not_forgotten(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make("gpu0")
-    given = load(cluster.hosts_file)
-    with connected(given.hosts) as nodes:
-        plan = Request(given, LaunchOptions(), "later").plan(
-            PlanInputs(gather(nodes), ("i",), since=9e9)
-        )
-        place = tickets.Tickets(attempt_of(plan, nodes), plan, ignored_port=True)
-        place.join()
+    with place_in_line(cluster) as place:
         cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
         with pytest.raises(RunKilled):
             place.ahead()
@@ -232,7 +240,6 @@ def test_a_kill_during_a_long_push_is_not_forgotten(
         with pytest.raises(RunKilled):
             place.join()
             place.ahead()
-        place.close()
     assert cluster.tickets == []
 
 
@@ -240,13 +247,7 @@ def test_a_kill_while_a_ticket_is_renewed_is_not_forgotten(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make("gpu0")
-    given = load(cluster.hosts_file)
-    with connected(given.hosts) as nodes:
-        plan = Request(given, LaunchOptions(), "later").plan(
-            PlanInputs(gather(nodes), ("i",), since=9e9)
-        )
-        place = tickets.Tickets(attempt_of(plan, nodes), plan, ignored_port=True)
-        place.join()
+    with place_in_line(cluster) as place:
         cluster.hosts["gpu0"].ahead = LEASE / 2  # old enough to be renewed
         create = FakeDocker.create_volume
 
@@ -258,7 +259,6 @@ def test_a_kill_while_a_ticket_is_renewed_is_not_forgotten(
         place.ahead()
         with pytest.raises(RunKilled):
             place.ahead()
-        place.close()
     assert cluster.tickets == []
 
 

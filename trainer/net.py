@@ -134,8 +134,8 @@ class Net:
 
 
 class PartBuffers:
-    """Lets every micro-batch of a step start with the same running statistics. The step then changes
-    them by the mean of its micro-batches' changes, however these are spread over ranks."""
+    """Start every micro-batch of a step from the same running statistics. The step then changes them
+    by the mean of what its micro-batches changed, no matter which ranks had them."""
 
     def __init__(self, model: nn.Module, moving: list[torch.Tensor], device: torch.device) -> None:
         """moving: the buffers that training changes."""

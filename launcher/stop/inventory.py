@@ -88,7 +88,7 @@ def processes_on(node: Node, run_id: str) -> list[RunProcess]:
 
 
 def sizes_of(node: Node, entries: Iterable[str]) -> Mapping[str, int]:
-    """Return the bytes of entries of ~/.ddpctl; those that cannot be measured are missing."""
+    """Return the sizes in bytes of entries of ~/.ddpctl. Omits those that cannot be measured."""
     names = "".join(f"{name}\0" for name in entries).encode()
     done = node.script(SIZES, stdin=names, timeout=TIMEOUT)
     lines = done.stdout.decode(errors="replace").splitlines()

@@ -148,7 +148,7 @@ def is_left_out(
 
 
 def _names(pattern: str, name: str) -> bool:
-    """Return whether a pattern is for this name, and not for any name or for a folder above."""
+    """Return whether a pattern matches this name itself, not just any name or a folder above it."""
     last = pattern.rstrip("/").rpartition("/")[2].removeprefix("!")
     return bool(last.strip("*?.")) and fnmatchcase(name, last)
 

@@ -65,6 +65,7 @@ class Job:
     engine: str = "docker"
     python: str | None = None  # with engine: process, the path of a Python on the hosts
     conda: str | None = None  # or the name of a conda environment
+    requirements: str | None = None  # the file of the packages to install there
     image: str = "ddpctl-trainer:latest"
     workdir: str | None = None
     dataset: str | None = None

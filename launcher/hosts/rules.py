@@ -13,7 +13,7 @@ _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
 _CONTAINER_KEYS = (
     *("mounts", "tmpfs", "devices", "cap_add", "ulimits", "pids_limit", "new_privileges"),
 )
-_PROCESS_KEYS = ("python", "conda")
+_PROCESS_KEYS = ("python", "conda", "requirements")
 _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")
 
 
@@ -100,7 +100,10 @@ def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
             yield key, found, "remove it, or use engine: docker"
     for key in _PROCESS_KEYS if job.engine != "process" else ():
         if getattr(job, key):
-            yield key, f"{key} with engine: {job.engine}", "remove it, or set engine: process"
+            remedy = "remove it, or set engine: process"
+            if key == "requirements":
+                remedy += "; `ddpctl image build` installs packages in an image"
+            yield key, f"{key} with engine: {job.engine}", remedy
     if job.python and job.conda:
         yield "conda", "both python and conda", "keep one of them"
     own = dict.fromkeys(_OWN_FOLDERS, "ddpctl's own folders are")

@@ -15,7 +15,7 @@ from ..text import nearest, quoted
 from .mistakes import Mistake
 from .values import Reader, Shape, reader
 
-PathKind: TypeAlias = Literal["file", "env file", "folder"]
+PathKind: TypeAlias = Literal["file", "requirements", "env file", "folder"]
 
 FILE = Path(__file__).with_name("hosts.schema.json")
 SCHEMA = json.loads(FILE.read_bytes())
@@ -60,12 +60,12 @@ _SYNONYMS = {
     "workers": "hosts"
 }  # fmt: skip
 
-_IN_THE_IMAGE = "install packages in the image: `ddpctl image build` makes one"
+_PACKAGES = (
+    "`ddpctl image build` installs packages in an image; engine: process has job.requirements"
+)
 _REMEDIES = {
     "ip": "write host: for the address that ssh uses, internal_ip: for the one that other nodes use",
-    "setup": _IN_THE_IMAGE,
-    "requirements": _IN_THE_IMAGE,
-    "pip": _IN_THE_IMAGE,
+    **dict.fromkeys(("setup", "pip"), _PACKAGES),
     "password": "ddpctl logs in with keys: `ssh-copy-id HOST` installs yours",
     "nnodes": "remove it: every host is a node",
     "num_nodes": "remove it: every host is a node",

@@ -365,5 +365,5 @@ READERS: Mapping[str, Reader] = {  # by `x-reader`
     "capabilities": list_of(_capability),
     "duration": duration,
     "size": size,
-    **dict.fromkeys(("file", "env file", "folder"), path),
+    **dict.fromkeys(("file", "requirements", "env file", "folder"), path),
 }

@@ -171,7 +171,7 @@ class Plan:
     master_addr: str | None
     master_port: int | None
     control_port: int | None  # for the supervisors, on node 0
-    image_digest: str | None
+    image_digest: str | None  # with engine: process, of the wheels of job.requirements
     dataset_digest: str | None
     workdir_digest: str | None
     past_restarts: tuple[PastRestart, ...] = ()  # of the run, since the user started it

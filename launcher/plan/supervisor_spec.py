@@ -18,11 +18,17 @@ def supervisor_command(plan: Plan, host: Host, place: Place) -> tuple[str, ...]:
     """Return the supervisor's command line, as the container or the host runs it."""
     folder = CONTROL_DIR if plan.engine.in_container else place.control_dir
     python = "python3" if plan.engine.in_container else python_on(plan.job, host)
+    if plan.job.requirements:
+        store = place.run_dir.partition("/runs/")[0]
+        python = f"{store}/venvs/{plan.image_digest or '<digest>'}/bin/python"
     return python, *ISOLATED, f"{folder}/{BUNDLE}", f"{folder}/spec.json"
 
 
 def python_on(job: Job, host: Host) -> str:
-    """Return the Python of engine: process on a host, as find_python.sh takes it."""
+    """Return the Python of engine: process on a host, as find_python.sh takes it.
+
+    With job.requirements, this is the Python that the environment is made with.
+    """
     if job.conda:
         return f"conda:{job.conda}"
     return job.python or (sys.executable if host.is_local else "python3")

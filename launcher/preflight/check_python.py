@@ -34,14 +34,19 @@ def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
 
 
 def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
-    """Check that torch is there, for the host's GPUs, in the version of the other hosts."""
+    """Check that torch is there, for the host's GPUs, in the version of the other hosts.
+
+    With job.requirements, the packages of this Python do not count.
+    """
     own = machine.python
     if isinstance(own, DdpctlError):
         yield failure_of(own)
     if not isinstance(own, Mapping):
         return
     torch = own.get("torch", "")
-    if not torch:
+    if fleet.cluster.job.requirements:
+        own = {"python": own["python"]}
+    elif not torch:
         yield failure("its Python has no torch", f"install torch there, or {REMEDY}")
     elif machine.wants_gpus and machine.has_driver and torch.endswith("+cpu"):
         yield failure(f"torch {torch} cannot use GPUs", "install a build of torch for GPUs there")

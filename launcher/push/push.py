@@ -30,6 +30,7 @@ from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
 from .image.push_image import ImageResult, check_image, push_image
+from .packages.wheels import make_venv, wheels_of
 from .push_progress import HostsNotReady, PushProgress, PushReport
 from .transfer.fanout import Fanout
 from .transfer.payload import script_output
@@ -51,7 +52,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class HostContents:
-    """What a host has. trees: which of dataset and workdir. address: "" if it cannot relay."""
+    """What a host has. trees: which of the parts that are trees. address: "" if it cannot relay."""
 
     trees: frozenset[str]
     address: str  # for other hosts
@@ -80,7 +81,14 @@ def push(
     images: dict[Node, ImageInfo] = {}
     try:
         trees = scan_folders(cluster, needed, progress)
-        hosts, failures = try_each(machines, partial(ask_host, trees))
+        unfit: dict[Node, DdpctlError] = {}
+        if cluster.job.requirements and "image" in needed:
+            wheels, unfit = wheels_of(cluster.job, machines, progress)
+            trees |= {"image": wheels} if wheels else {}
+            progress.report.image_digest = _digest(trees, "image") or None
+        fit = [node for node in machines if node not in unfit]
+        hosts, failures = try_each(fit, partial(ask_host, trees))
+        failures |= unfit
         answered = [*hosts]
         for part, tree in trees.items():
             missing = part in parts and any(part not in host.trees for host in hosts.values())
@@ -138,7 +146,7 @@ def send_parts(
             images, failures = send_image(job, [*hosts], here, there, fanout, send=send)
         for part, tree in trees.items():
             ready = {node: host for node, host in hosts.items() if node not in failures}
-            failures |= send_tree(part, tree, ready, fanout, send=part in parts)
+            failures |= send_tree(part, tree, ready, job, fanout, send=part in parts)
     return images, failures
 
 
@@ -166,7 +174,7 @@ def ask_host(trees: Mapping[str, Tree], node: Node) -> HostContents:
     Its address is the hosts file's internal_ip, or else the one at which this machine or the last
     jump host reached the host.
     """
-    digests = _digest(trees, "dataset"), _digest(trees, "workdir")
+    digests = [_digest(trees, part) for part in ("dataset", "workdir", "image")]
     what = "a simple shell script failed"
     text = script_output(node, what, INSPECT, *digests, timeout=60.0)
     names = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
@@ -217,14 +225,27 @@ def send_image(
 
 
 def send_tree(
-    part: str, tree: Tree, hosts: Mapping[Node, HostContents], fanout: Fanout, *, send: bool
+    part: str,
+    tree: Tree,
+    hosts: Mapping[Node, HostContents],
+    job: Job,
+    fanout: Fanout,
+    *,
+    send: bool,
 ) -> dict[Node, DdpctlError]:
-    """Send a tree to the hosts that lack it. Return the failed hosts: without `send`, those hosts."""
+    """Send a tree to the hosts that lack it. Return the failed hosts: without `send`, those hosts.
+
+    With engine: process, wheels take the place of the image, and hosts make an environment of them.
+    """
+    kind, what = ("wheel", "packages") if part == "image" else (part, part)
     missing = [node for node, host in hosts.items() if part not in host.trees]
-    lacks = PushFailed(f"does not have the current {part}", f"run `ddpctl push HOSTS --{part}`")
+    lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
     failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
     if missing and send:
-        failures = TreePush(tree, part, fanout).run(missing)
+        failures = TreePush(tree, kind, fanout).run(missing)
+        if part == "image":
+            ready = [node for node in missing if node not in failures]
+            failures |= try_each(ready, partial(make_venv, job, tree.manifest.digest))[1]
     for node in hosts:
         report = fanout.progress.hosts[node]
         if node not in missing:

@@ -117,7 +117,11 @@ def start(
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
     """Print which digests differ from the previous attempt."""
     for what, before, now in (
-        ("image", earlier.image_digest, plan.image_digest),
+        (
+            "image" if plan.engine.in_container else "set of packages",
+            earlier.image_digest,
+            plan.image_digest,
+        ),
         ("dataset", earlier.dataset_digest, plan.dataset_digest),
         ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
     ):

@@ -1,4 +1,4 @@
-"""`push --prune`: find pushed datasets and code that no run uses any more, and remove them."""
+"""`push --prune`: find pushed datasets, code and packages that no run uses any more, and remove them."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -12,6 +12,7 @@ from ..errors import PushFailed
 from ..facts.shared_homes import find_shared_homes
 from ..hosts import Cluster
 from ..push.files.scan import scan_job
+from ..push.packages.wheels import collected
 from ..push.push_progress import HostsNotReady, PushReport
 from ..push.transfer.payload import script_output
 from ..ssh.many import one_per_account, try_each
@@ -23,7 +24,9 @@ from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
 
 REMOVE = load_script(__file__, "remove_trees.sh")
 MIN_AGE = 5  # seconds; a container may be about to mount a tree that was just pushed
-TREE = re.compile(r"(?:datasets|workdirs)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)")  # or a draft
+TREE = re.compile(  # or a draft
+    r"(?:datasets|workdirs|wheels|venvs)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)"
+)
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 
 
@@ -64,6 +67,7 @@ def prune(
     """
     try:
         own = {tree.manifest.digest for tree in scan_job(cluster, {"dataset", "workdir"}).values()}
+        own |= collected(cluster.job)
     except OSError as error:
         raise PushFailed(
             f"cannot read the job's folders: {error}; nothing was deleted",

@@ -90,14 +90,13 @@ def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
     folder = re.sub("[^a-z0-9._-]+", "-", source.resolve().parent.name.lower()).strip("-._")
     name = name or f"ddpctl-{folder or 'image'}"
     try:
-        text = source.read_text("utf-8")
         if source.suffix in (".yml", ".yaml"):
-            base, files = base or CONDA_BASE, {"environment.yml": text.encode()}
+            base, files = base or CONDA_BASE, {"environment.yml": source.read_bytes()}
             dockerfile = _CONDA.format(base=base, folder=FOLDER)
         else:
-            if source.suffix == ".toml":
-                text = "".join(f"{each}\n" for each in _dependencies(source, text))
-            base, files = base or BASE, dict(_with_named(source, text))
+            text = requirements_of(source)
+            base = base or BASE
+            files = {local: path.read_bytes() for local, path in with_named(source, text)}
             files["requirements.txt"] = text.encode()
             dockerfile = _PIP.format(base=base, folder=FOLDER)
     except (OSError, UnicodeDecodeError) as error:
@@ -121,7 +120,11 @@ def trainer_recipe(base: str | None) -> Recipe:
     return Recipe(TRAINER, base, dockerfile, tuple(sorted(files.items())))
 
 
-def _dependencies(source: Path, text: str) -> list[str]:
+def requirements_of(source: Path) -> str:
+    """Return the lines of a requirements file, or those that a pyproject.toml stands for."""
+    text = source.read_text("utf-8")
+    if source.suffix != ".toml":
+        return text
     try:
         project = tomllib.loads(text).get("project", {})
     except tomllib.TOMLDecodeError as error:
@@ -130,11 +133,14 @@ def _dependencies(source: Path, text: str) -> list[str]:
     if not isinstance(listed, list):
         remedy = "list the packages there, or in requirements.txt (`pip freeze`, `poetry export`)"
         raise UsageError(f"{source}: has no project.dependencies", remedy)
-    return [str(each) for each in listed]
+    return "".join(f"{each}\n" for each in listed)
 
 
-def _with_named(source: Path, text: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the local files that a requirements file names, and those that they name in turn."""
+def with_named(source: Path, text: str) -> Iterator[tuple[str, Path]]:
+    """Yield the local files that a requirements file names, and those that they name in turn.
+
+    text: the requirements. Each file comes with its path relative to the folder of `source`.
+    """
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition(" #")[0].strip()
         if _LOCAL.match(line):
@@ -153,6 +159,6 @@ def _with_named(source: Path, text: str) -> Iterator[tuple[str, bytes]]:
             )
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
-                yield str(file.relative_to(source.parent)), file.read_bytes()
+                yield str(file.relative_to(source.parent)), file
         if path.is_file() and not line.startswith(("-f", "--find")):
-            yield from _with_named(path, path.read_text("utf-8"))
+            yield from with_named(path, path.read_text("utf-8"))

@@ -13,6 +13,11 @@ REMEDIES = {
     "quota exceeded": "free space within the user's quota there, then push again",
     "permission denied": "give the SSH user write permission there, then push again",
     "read-only file system": "make the SSH user's home writable there",
+    "failed to establish a new connection": "check the connection to the package index, then try again",
+    "no matching distribution": (
+        "name a version that has a wheel for this Python, or add `--find-links FOLDER` with one"
+    ),
+    "no module named": "install that part of Python there, or set job.python to another Python",
     "file name too long": "shorten the name; .ddpctlignore can exclude the file from a workdir",
 }
 
@@ -21,7 +26,7 @@ REMEDIES = {
 class Payload:
     """A byte stream for a command on each host. Each call of `chunks` yields it from the start."""
 
-    part: str  # image, dataset, workdir
+    part: str  # image, wheel, dataset, workdir
     command: Callable[[Node], tuple[str, ...]]  # on the host; reads the payload from stdin
     size: int  # approximate bytes
     chunks: Callable[[], Iterator[bytes]]

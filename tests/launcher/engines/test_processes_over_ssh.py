@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import quick_torchrun
 from local_machine import Machine
 from sshd_server import Sshd
+from tiny_wheel import tiny_wheel
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,6 +32,24 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     (tmp_path / "hosts.yaml").write_text(json.dumps(document))
     yield machine
     sshd.stop()
+
+
+@pytest.fixture
+def requirements(machine: Machine) -> Path:
+    """A list of packages: torchrun and one that the ranks import, both from a folder of wheels."""
+    wheels = machine.folder / "wheels"
+    source = Path(quick_torchrun.__file__).read_text()
+    tiny_wheel(wheels, "run", {"runner.py": source}, scripts="torchrun = runner:main")
+    tiny_wheel(wheels, "tiny", {"tiny.py": "answer = 42\n"})
+    (machine.folder / "code" / "train.py").write_text(
+        "import sys, tiny\nprint(tiny.answer, sys.prefix, flush=True)\n"
+    )
+    document = json.loads((machine.folder / "hosts.yaml").read_text())
+    document["job"] |= {"requirements": "requirements.txt", "python": sys.executable}
+    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+    path = machine.folder / "requirements.txt"
+    path.write_text("--no-index\n--find-links wheels\nrun\ntiny\n")
+    return path
 
 
 def shown(machine: Machine) -> list[str]:
@@ -89,3 +110,54 @@ def test_a_python_that_a_host_lacks_is_one_line(machine: Machine) -> None:
     done = machine.ddpctl("launch", "hosts.yaml", code=3)
     line = "there is no Python /opt/none/bin/python; set job.python or job.conda"
     assert line in done.stderr
+
+
+def test_the_packages_of_a_job_are_installed_once_for_all_runs_and_hosts_need_no_pip(
+    machine: Machine, requirements: Path
+) -> None:
+    store = machine.folder / "home" / ".ddpctl"
+    done = machine.ddpctl("launch", "hosts.yaml", "--no-check")
+    [venv] = [path for path in store.glob("venvs/*") if path.is_dir()]
+    assert [line.split("] ")[1] for line in done.stdout.splitlines()] == [f"42 {venv}"] * 4
+    assert "downloading the packages of requirements.txt for Python 3." in done.stderr
+    made = (venv / "ready").stat().st_mtime_ns
+    again = machine.ddpctl("launch", "hosts.yaml", "--no-push")
+    assert "downloading" not in again.stderr and (venv / "ready").stat().st_mtime_ns == made
+
+    (machine.folder / "wheels" / "tiny-1-py3-none-any.whl").unlink()
+    tiny_wheel(machine.folder / "wheels", "tiny", {"tiny.py": "answer = 43\n"})
+    pushed = json.loads(machine.ddpctl("push", "hosts.yaml", "--image", "--json").stdout)
+    assert [host["image"] for host in pushed["hosts"]] == ["sent"]
+    # of four files, those that the host has are not sent again
+    assert (pushed["hosts"][0]["files_sent"], pushed["hosts"][0]["files_skipped"]) == (1, 3)
+    pruned = json.loads(machine.ddpctl("push", "hosts.yaml", "--prune", "-y", "--json").stdout)
+    kinds = sorted(row["folder"].split("/")[2] for row in pruned["unused"])
+    assert kinds in ([], ["venvs", "wheels"])  # of the first wheels, unless they are too young
+    listed = machine.ddpctl("clean", "hosts.yaml", "--yes").stdout
+    assert "/venvs" in listed and "/wheels" in listed and not store.exists()
+
+
+def test_a_package_without_a_wheel_for_the_hosts_is_one_line(
+    machine: Machine, requirements: Path
+) -> None:
+    tiny_wheel(machine.folder / "wheels", "winly", {"winly.py": ""}, tag="cp311-cp311-win_amd64")
+    requirements.write_text(requirements.read_text() + "winly\n")
+    done = machine.ddpctl("launch", "hosts.yaml", "--no-check", code=5)
+    [line] = [line for line in done.stderr.splitlines() if "winly" in line]
+    assert "requirements.txt for Python 3." in line
+    assert "No matching distribution found for winly; name a version that has a wheel" in line
+
+
+def test_a_host_that_cannot_install_the_packages_is_one_line_and_nothing_is_left(
+    machine: Machine, requirements: Path
+) -> None:
+    python = machine.folder / "python-without-venv"
+    refuse = f'*"-m venv"*) echo "{python}: No module named venv" >&2; exit 1'
+    python.write_text(f'#!/bin/sh\ncase "$*" in {refuse}; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    document = json.loads((machine.folder / "hosts.yaml").read_text())
+    document["job"]["python"] = str(python)
+    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+    done = machine.ddpctl("push", "hosts.yaml", code=5)
+    assert "packages: " in done.stderr and "No module named venv; install that" in done.stderr
+    assert not [p for p in (machine.folder / "home" / ".ddpctl" / "venvs").iterdir() if p.is_dir()]

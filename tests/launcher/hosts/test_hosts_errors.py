@@ -231,6 +231,7 @@ JOB_PROBLEMS = [
     ("gpus: 2", "move it under hosts:"),
     ("python: /opt/torch/bin/python", "set engine: process"),
     ("{engine: process, python: a, conda: b}", "keep one of them"),
+    ("requirements: requirements.txt", "`ddpctl image build` installs packages in an image"),
     ("nproc_per_node: 3", "found 2 GPUs for job.nproc_per_node 3"),
 ]
 

@@ -73,7 +73,7 @@ def test_a_draft_is_busy_while_its_push_may_be_running(store: Path) -> None:
     assert {name.rpartition(".")[2] for name in busy} == {"here", "elsewhere"}
 
 
-def test_open_attempts_are_listed_with_their_data_and_code(store: Path) -> None:
+def test_open_attempts_are_listed_with_their_data_code_and_packages(store: Path) -> None:
     attempts = {}
     for name in ("open", "ended", "dead", "odd"):
         attempts[name] = store / "runs" / name / "nodes" / "0" / "attempt-2"
@@ -90,7 +90,7 @@ def test_open_attempts_are_listed_with_their_data_and_code(store: Path) -> None:
     found = take_inventory(HERE, folder=True).open_attempts
     assert sorted(found, key=lambda each: each.run_id) == [
         OpenAttempt("odd", "twoopen lines", frozenset({"d" * 64})),
-        OpenAttempt("open", "gpu9", frozenset({"a" * 64, "b" * 64})),
+        OpenAttempt("open", "gpu9", frozenset({"a" * 64, "b" * 64, "c" * 64})),
     ]
 
 

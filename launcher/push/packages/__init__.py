@@ -1,0 +1,1 @@
+"""Install packages on hosts without containers."""

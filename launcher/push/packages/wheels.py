@@ -1,0 +1,174 @@
+"""The packages of `job.requirements`: wheels for the hosts' Python, and the environments made of them.
+
+This machine downloads the wheels once, into one tree with a folder for each Python and platform of
+the hosts. The tree also has this machine's pip, so that a host needs neither pip nor the internet.
+"""
+
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from ...errors import DdpctlError, PushFailed, UsageError
+from ...hosts import Job
+from ...plan.supervisor_spec import python_on
+from ...ssh.many import try_each
+from ...ssh.node import Node
+from ...ssh.script_files import load_script
+from ...state import cache_home, locked, make_folder
+from ..files.scan import Tree, scan
+from ..image.recipe import find_source, requirements_of, with_named
+from ..push_progress import PushProgress
+from ..transfer.payload import failed, script_output
+
+PLATFORM = load_script(__file__, "python_platform.sh")
+MAKE_VENV = load_script(__file__, "make_venv.sh")
+ANSWER = re.compile(r"(3\.[0-9]{1,2}-[a-z0-9_]{1,20}) 2\.([0-9]{1,3})\n")
+INSTALL_TIME = 1800.0  # seconds; torch has 15,000 files, and a home folder may be on NFS
+KEPT = 3  # downloads on this machine
+OLDEST_GLIBC = 5  # 2.5: of manylinux1
+
+
+@dataclass(frozen=True, order=True)
+class WheelTarget:
+    """A Python of hosts. folder: its version and architecture; glibc: N of the oldest glibc 2.N."""
+
+    folder: str
+    glibc: int
+
+    def pip_options(self) -> Iterator[str]:
+        version, _, machine = self.folder.partition("-")
+        yield from ("--only-binary=:all:", "--implementation=cp", f"--python-version={version}")
+        for minor in range(self.glibc, OLDEST_GLIBC - 1, -1):
+            yield f"--platform=manylinux_2_{minor}_{machine}"
+        for name in ("manylinux2014", "manylinux2010", "manylinux1", "linux"):
+            yield f"--platform={name}_{machine}"
+
+
+def wheels_of(
+    job: Job, nodes: Sequence[Node], progress: PushProgress
+) -> tuple[Tree | None, dict[Node, DdpctlError]]:
+    """Collect the wheels for these hosts. Return them, and the hosts whose Python cannot use them.
+
+    Raises UsageError or PushFailed, for example if a package has no wheel.
+    """
+    answers, failures = try_each(nodes, lambda node: _target(job, node))
+    targets: dict[str, WheelTarget] = {}
+    for target in sorted(answers.values(), reverse=True):  # the oldest glibc wins
+        targets[target.folder] = target
+    return (_collect(job, sorted(targets.values()), progress) if targets else None), failures
+
+
+def make_venv(job: Job, digest: str, node: Node) -> None:
+    """Make the virtual environment of the wheels that the host has, unless it is there."""
+    arguments = digest, python_on(job, node.host)
+    script_output(node, "packages", MAKE_VENV, *arguments, timeout=INSTALL_TIME)
+
+
+def collected(job: Job) -> set[str]:
+    """Return the digests of what this machine has collected for the job."""
+    if job.requirements is None:
+        return set()
+    folders = (cache_home() / "wheels").glob(f"{_key(*_requirements(job))}-*")
+    return {_scan(folder).manifest.digest for folder in folders}
+
+
+def _target(job: Job, node: Node) -> WheelTarget:
+    text = script_output(node, "packages", PLATFORM, python_on(job, node.host), timeout=60.0)
+    if match := ANSWER.fullmatch(text):
+        return WheelTarget(match[1], int(match[2]))
+    raise PushFailed(
+        "its Python is not built for Linux with glibc, as wheels are",
+        "set job.python or job.conda to one that is",
+        host=node.name,
+    )
+
+
+def _requirements(job: Job) -> tuple[Path, str]:
+    """Return the file that lists the packages, and what it lists."""
+    source = find_source(Path(job.requirements or ""))
+    try:
+        if source.suffix in (".txt", ".toml"):
+            return source, requirements_of(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source}: cannot be read: {error}", "correct the file") from None
+    raise UsageError(
+        f"{source}: is neither a requirements.txt nor a pyproject.toml",
+        "list the packages in one of them, or use the environment with job.conda",
+    )
+
+
+def _key(source: Path, text: str) -> str:
+    stats = [(name, path.stat()) for name, path in with_named(source, text)]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(json.dumps([str(source), text, files]).encode()).hexdigest()[:32]
+
+
+def _collect(job: Job, targets: Sequence[WheelTarget], progress: PushProgress) -> Tree:
+    source, text = _requirements(job)
+    rest = json.dumps([job.python, job.conda, [astuple(target) for target in targets]])
+    key = f"{_key(source, text)}-{hashlib.sha256(rest.encode()).hexdigest()[:32]}"
+    folder = cache_home() / "wheels" / key
+    make_folder(folder.parent)
+    with locked(folder.parent / ".lock"):
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as scratch:
+                draft = Path(scratch, "wheels")
+                draft.mkdir()
+                for target in targets:
+                    what = f"the packages of {source.name} for Python {target.folder}"
+                    progress.say(f"downloading {what}")
+                    _download(source, text, target, draft)
+                # an environment belongs to the Python that it was made with
+                (draft / "python").write_text(job.conda or job.python or "")
+                (draft / "pip.zip").write_bytes(_own_pip())
+                draft.rename(folder)
+        os.utime(folder)
+        for old in sorted(folder.parent.glob("[!.]*"), key=os.path.getmtime)[:-KEPT]:
+            shutil.rmtree(old)
+        return _scan(folder)
+
+
+def _download(source: Path, text: str, target: WheelTarget, to: Path) -> None:
+    listed = source
+    if source.suffix == ".toml":
+        listed = to / "requirements.txt"
+        listed.write_text(text)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+    pip += ["--disable-pip-version-check", *target.pip_options()]
+    pip += ["--dest", str(to / target.folder), "--requirement", str(listed)]
+    done = subprocess.run(
+        pip, cwd=source.parent, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    if done.returncode:
+        what = f"{source.name} for Python {target.folder}"
+        raise failed("this machine", what, done.stderr.decode(errors="replace"))
+
+
+def _own_pip() -> bytes:
+    """Pack pip into one file, which Python runs as `pip.zip/pip`. The same pip gives the same bytes."""
+    found = importlib.util.find_spec("pip")
+    if found is None or found.origin is None:
+        remedy = f"run `{sys.executable} -m ensurepip`"
+        raise PushFailed("ddpctl's Python has no pip", remedy, host="this machine")
+    folder, buffer = Path(found.origin).parent, io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                name = zipfile.ZipInfo(f"pip/{path.relative_to(folder).as_posix()}")
+                bundle.writestr(name, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _scan(folder: Path) -> Tree:
+    return scan(str(folder), code_only=False)

@@ -157,6 +157,7 @@ class JobOptions(TypedDict, total=False):
     engine: Literal["docker", "process"]
     python: str
     conda: str
+    requirements: str | PathLike[str]
     image: str
     workdir: str | PathLike[str]
     dataset: str | PathLike[str]

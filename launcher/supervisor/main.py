@@ -59,7 +59,7 @@ class Supervisor:
             import traceback  # slow to import
 
             self.journal.say("the supervisor failed: " + traceback.format_exc())
-            kill_descendants(0)
+            kill_descendants()
             reason = self.round.why("supervisor", "the supervisor failed: %r" % error)
             self.journal.event(Stopping(reason))
             self.journal.event(End("failed", 1, reason))
@@ -94,8 +94,8 @@ class Supervisor:
             self.journal.say("restarting in place (%s): %s" % (count, why))
         self.journal.event(restart)
         self.round.close()
-        spec, peers = self.spec, self.peers
-        self.round = Round(restart.number, spec, self.journal, self.selector, peers)
+        number, standby = restart.number, self.round.standby
+        self.round = Round(number, self.spec, self.journal, self.selector, self.peers, standby)
         if self.told:  # after our last status
             self.round.refuse(self.told)
         else:
@@ -187,6 +187,7 @@ class Supervisor:
         if self.peers.decision.refusal and self.spec.node_rank == 0:
             self.journal.say("not restarting in place: %s" % self.peers.decision.refusal)
         self.peers.close()
+        self.round.standby.close()
         if self.round.left:
             left = ", ".join(map(str, self.round.left))
             self.journal.say("could not kill these processes: %s" % left)

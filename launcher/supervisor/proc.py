@@ -79,11 +79,11 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def kill_descendants(torchrun_pid: int, timeout: float = 10.0) -> list[int]:
-    """SIGKILL and reap all our descendants but torchrun. Return those left after `timeout`."""
+def kill_descendants(*spared: int, timeout: float = 10.0) -> list[int]:
+    """SIGKILL and reap all our descendants but `spared`. Return those left after `timeout`."""
     deadline = time.monotonic() + timeout
     while True:
-        left = [pid for pid in descendants(os.getpid()) if pid != torchrun_pid]
+        left = [pid for pid in descendants(os.getpid()) if pid not in spared]
         for pid in left:
             send(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):  # another process's child, or reaped

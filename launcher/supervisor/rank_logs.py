@@ -49,8 +49,8 @@ class Tail:
 class RankLogs:
     """The files to which torchrun redirects its ranks: <folder>/*/attempt_0/<local_rank>/std*.log."""
 
-    def __init__(self, spec: Spec, journal: Journal, round: int) -> None:
-        self.folder = os.path.join(spec.dir, "ranks", str(round))
+    def __init__(self, spec: Spec, journal: Journal, folder: str) -> None:
+        self.folder = folder
         self._spec, self._journal = spec, journal
         self._tails: dict[tuple[int, str], Tail] = {}
         os.makedirs(self.folder, exist_ok=True)

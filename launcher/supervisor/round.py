@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from .classify import Weight
+from .coordinator import ON_REQUEST
 from .events import RankExit, RankPids, Reason, ResourceUsage, Stopping, signal_name
 from .journal import Journal
 from .own_cause import own_cause
@@ -30,21 +31,31 @@ POLL = 0.1
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after their end
 ONLY_SOURCE = 5.0  # the same, if only torchrun knows how one of them ended
 NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
+SETTLED = 20.0  # seconds from a start to the preparation of a restart, which uses the CPU too
 
 
 class Round:
     """torchrun and its ranks. The loop of the supervisor calls `copy_output`, `look` and `escalate`.
 
-    number: of restarts in place before this start.
+    number: of restarts in place before this start. torchrun: prepared by the round before.
     """
 
     def __init__(
-        self, number: int, spec: Spec, journal: Journal, selector: Any, peers: Peers
+        self,
+        number: int,
+        spec: Spec,
+        journal: Journal,
+        selector: Any,
+        peers: Peers,
+        torchrun: Torchrun | None = None,
     ) -> None:
         self.number = number
         self.spec, self.journal, self.selector, self.peers = spec, journal, selector, peers
-        self.logs = RankLogs(spec, journal, number)
-        self.torchrun = Torchrun(spec, journal)
+        self.torchrun = torchrun or Torchrun(spec, journal, number)
+        self.standby = Torchrun(spec, journal, number + 1)  # for a restart
+        self.logs = RankLogs(spec, journal, self.torchrun.log_folder)
+        self.environment: dict[str, str] = {}
+        self.started_at = 0.0  # time.monotonic()
         self.ranks = Ranks(spec.nproc_per_node)
         self.liveness = Liveness(spec.output_dir)
         self.kills_before = oom_kills()  # before the start
@@ -64,14 +75,11 @@ class Round:
         self.saved = False  # there is a new checkpoint
 
     def start(self, env: dict[str, str]) -> None:
-        argv = list(self.spec.argv)
-        if self.number:
-            argv += self.spec.resume_args
-            env = dict(env, DDPCTL_RESUME="1", DDPCTL_RESTART_COUNT=str(self.number))
+        self.environment, self.started_at = env, time.monotonic()
         if self.spec.max_restarts:
             self.newest_before = newest_file(self.spec.checkpoint_dir)
         try:
-            pipe = self.torchrun.start(argv, self.logs.folder, env)
+            pipe = self.torchrun.start(env)
             self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
         except OSError as error:
             self.refuse(self.why("start", "could not start torchrun: %s" % error))
@@ -94,6 +102,8 @@ class Round:
         self.find_ranks()
         self.check_ranks()
         self.check_torchrun()
+        if self.phase == "running" and time.monotonic() > self.started_at + SETTLED:
+            self.prepare_restart()
 
     @property
     def exit_code(self) -> int | None:
@@ -158,7 +168,7 @@ class Round:
         code = self.torchrun.exit_code()
         if code is None or self.phase != "running":
             return
-        self.left = kill_descendants(self.torchrun.pid)
+        self.left = kill_descendants(self.torchrun.pid, self.standby.pid)
         self.logs.finish()
         self.torchrun.finish()
         self.complete_exits(code)
@@ -234,6 +244,8 @@ class Round:
         # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
         if self.torchrun.pid and not self.ranks.failed():
             send(self.torchrun.pid, number)
+        if reason.kind not in ON_REQUEST:
+            self.prepare_restart()
 
     def escalate(self) -> None:
         """Send SIGKILL to the ranks after the timeout.
@@ -251,10 +263,17 @@ class Round:
         late = now - self.alone_since > timeout
         self.killed_torchrun = self.killed_torchrun or late
         for pid in descendants(os.getpid()):
-            if late or (pid != self.torchrun.pid and now > self.kill_at):
+            if pid != self.standby.pid and (
+                late or (pid != self.torchrun.pid and now > self.kill_at)
+            ):
                 send(pid, signal.SIGKILL)
 
     # --- before a restart ---
+
+    def prepare_restart(self) -> None:
+        restarts = self.number + len(self.spec.past_restarts)
+        if restarts < self.spec.max_restarts:
+            self.standby.prepare(self.environment)
 
     def has_stopped(self) -> None:
         self.phase = "stopped"
@@ -290,7 +309,7 @@ def newest_file(folder: str | None) -> int:
 def time_to_save(spec: Spec, kind: str) -> float:
     """Return the seconds between SIGTERM and SIGKILL. Short if something has failed."""
     grace = stop_grace(spec.stop_timeout)
-    if kind in ("cancelled", "signal", "time-limit"):
+    if kind in ON_REQUEST:
         return grace
     return min(grace, spec.failure_grace)
 

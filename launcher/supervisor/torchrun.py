@@ -15,28 +15,70 @@ from .proc import PR_SET_PDEATHSIG, prctl
 from .spec import Spec
 
 READ_SIZE = 1 << 20  # bytes, as much as a pipe holds
+# torchrun that waits for a byte once it has imported torch; the folder of the job is not on its path
+WAITING = (
+    "import sys; sys.path[:] = filter(None, sys.path); sys.argv[0] = 'torchrun'; "
+    "from torch.distributed.run import main; sys.stdin.read(1) or sys.exit(); sys.exit(main())"
+)
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 
 
 class Torchrun:
-    """The torchrun process. Its own output goes to the journal as lines without a rank."""
+    """The torchrun process. Its own output goes to the journal as lines without a rank.
 
-    def __init__(self, spec: Spec, journal: Journal) -> None:
-        self._spec = spec
+    number: of restarts in place before this start.
+    """
+
+    def __init__(self, spec: Spec, journal: Journal, number: int = 0) -> None:
+        self._spec, self._number = spec, number
         self._process: subprocess.Popen[bytes] | None = None
+        self._prepared = False
         self.pipe = -1  # its output
+        self.log_folder = os.path.join(spec.dir, "ranks", str(number))
         self._lines = LineSplitter(b"-", journal)
 
-    def start(self, argv: list[str], log_folder: str, env: dict[str, str]) -> int:
-        """Start torchrun, as `argv`. Return the pipe with its output. Raises OSError if it cannot start."""
+    def prepare(self, env: dict[str, str]) -> None:
+        """Start the process early, because it takes seconds to import torch; `start` lets it go on.
+
+        Do nothing the second time, or if torchrun is not the usual script.
+        """
+        if self._prepared:
+            return
+        self._prepared = True
+        with contextlib.suppress(OSError):
+            if python := interpreter(executable(self._spec.argv)[0]):
+                self._open([python, "-c", WAITING, *self._command()[1:]], env, subprocess.PIPE)
+
+    def start(self, env: dict[str, str]) -> int:
+        """Start torchrun. Return the pipe with its output. Raises OSError if it cannot start."""
+        if not self._go_on():
+            self._open(executable(self._command()), env, subprocess.DEVNULL)
+        return self.pipe
+
+    def _command(self) -> list[str]:
+        return [*self._spec.argv, *(self._spec.resume_args if self._number else ())]
+
+    def _go_on(self) -> bool:
+        """Let the prepared process go on. Return False if there is none."""
+        with contextlib.suppress(OSError):
+            if self._process and self._process.stdin and self._process.poll() is None:
+                self._process.stdin.write(b"\n")
+                self._process.stdin.close()
+                return True
+        return False
+
+    def _open(self, argv: list[str], env: dict[str, str], stdin: int) -> None:
         shutdown = max(1, int(stop_grace(self._spec.stop_timeout)) - 1)
-        ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": log_folder}
+        ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": self.log_folder}
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
+        if self._number:
+            ours.update(DDPCTL_RESUME="1", DDPCTL_RESTART_COUNT=str(self._number))
         self._process = subprocess.Popen(
-            executable(argv),
+            argv,
+            bufsize=0,
             cwd=self._spec.cwd,
             env={"PYTHONFAULTHANDLER": "1", **env, **ours},  # the first: a crash prints where
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -46,7 +88,6 @@ class Torchrun:
         assert self._process.stdout
         self.pipe = self._process.stdout.fileno()
         os.set_blocking(self.pipe, False)
-        return self.pipe
 
     @property
     def pid(self) -> int:
@@ -72,6 +113,8 @@ class Torchrun:
     def close(self) -> None:
         if self._process and self._process.stdout:
             self._process.stdout.close()
+            self._process.kill()  # if it was only prepared
+            self._process.wait()
 
     def last_lines(self) -> list[str]:
         return self._lines.last_lines()
@@ -89,6 +132,16 @@ def executable(argv: list[str]) -> list[str]:
     path = os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
     found = shutil.which("torchrun", path=path)
     return [*([found] if found else [sys.executable, "-m", "torch.distributed.run"]), *argv[1:]]
+
+
+def interpreter(torchrun: str) -> str:
+    """Return the Python that runs a torchrun, if that is the usual script or Python itself; else ""."""
+    if torchrun == sys.executable:
+        return torchrun
+    with open(torchrun, errors="replace") as file:
+        first, *rest = file.read(READ_SIZE).splitlines() or [""]
+    usual = re.match(r"#!\s*(/\S*python[\d.]*)$", first)
+    return usual[1] if usual and "torch.distributed.run" in "".join(rest) else ""
 
 
 def stop_grace(stop_timeout: float) -> float:

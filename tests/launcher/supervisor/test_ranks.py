@@ -104,15 +104,16 @@ def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_fi
 
 
 def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
-    torchrun = Torchrun(spec(), journal)
+    torchrun = Torchrun(spec(dir=""), journal)
     torchrun._lines.feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
     [[rank, local_rank, exit_code, _], *_] = torchrun.failures()
     assert (rank, local_rank, exit_code) == (3, 1, -9)
 
 
 def test_output_without_end_does_not_keep_the_supervisor(tmp_path: Path, journal: Journal) -> None:
-    torchrun = Torchrun(spec(argv=["yes"], cwd=None, stop_timeout=10), journal)
-    torchrun.start(["yes"], str(tmp_path), dict(os.environ))
+    own = spec(argv=["yes"], cwd=None, stop_timeout=10, dir=str(tmp_path), resume_args=[])
+    torchrun = Torchrun(own, journal)
+    torchrun.start(dict(os.environ))
     reading = threading.Thread(target=torchrun.read, daemon=True)
     reading.start()
     reading.join(5)
@@ -128,7 +129,7 @@ def test_ranks_are_killed_before_the_engine_kills_their_supervisor() -> None:
 def test_a_recorded_exception_is_read_and_a_garbled_one_is_skipped(
     tmp_path: Path, journal: Journal
 ) -> None:
-    logs = RankLogs(spec(dir=str(tmp_path)), journal, 0)
+    logs = RankLogs(spec(), journal, str(tmp_path / "ranks" / "0"))
     error = tmp_path / "ranks" / "0" / "none_x" / "attempt_0" / "1" / "error.json"
     error.parent.mkdir(parents=True)
     assert logs.error(1) == (None, None)

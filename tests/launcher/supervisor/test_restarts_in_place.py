@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quick_torchrun
 from quick_torchrun import python_with_quick_torchrun
 from restarting_ranks import LINES
 from supervisors import NPROC, Attempt, Node, until
@@ -31,6 +33,28 @@ Start = Callable[..., Attempt]
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python_with_quick_torchrun(tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture
+def importing(tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Fields of Spec with the usual torchrun script. Its torch writes its pid and the time to `imports`."""
+    package = tmp_path / "modules" / "torch" / "distributed"
+    package.mkdir(parents=True)
+    log = (
+        f"import os, time; open({str(tmp_path / 'imports')!r}, 'a').write(f'{{time.time()}}\\n')\n"
+    )
+    quick = inspect.getsource(quick_torchrun).replace("from __future__ import annotations", log)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "run.py").write_text(quick)
+    script = tmp_path / "torchrun"
+    main = "import sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
+    script.write_text(f"#!{python}\n{main}")
+    script.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    topology = ["--nnodes=1", "--node-rank=0", f"--nproc-per-node={NPROC}"]
+    master = ["--master-addr=127.0.0.1", "--master-port=1", "--max-restarts=0"]
+    return {"argv": [str(script), *topology, *master, "--", str(SCRIPT)]}
 
 
 @pytest.fixture
@@ -101,6 +125,28 @@ def test_a_killed_rank_restarts_all_nodes_with_the_resume_arguments(
     local = f"rank {rank} ({host}, local_rank {rank % NPROC})"
     assert said(first) == [f"restarting in place (1 of 3): {local} was killed by SIGKILL"]
     assert said(second) == [], "one line for the whole run"
+
+
+def test_torchrun_is_started_again_while_the_old_one_stops_because_it_takes_seconds_to_import_torch(
+    start: Start, importing: dict[str, Any], tmp_path: Path
+) -> None:
+    importing["argv"] += ["1:0:kill", "0:0:later"]
+    made = start(1, **importing)
+    assert made.wait() == [0]
+    [node] = made.nodes
+    [(restarted, _)] = node.events(RestartInPlace)
+    [_, imported] = map(float, (tmp_path / "imports").read_text().split())
+    assert imported < restarted
+    assert b"round 1 resume 1 --resume" in node.lines(0)
+
+
+def test_a_torchrun_that_is_not_needed_ends_with_the_run(
+    start: Start, importing: dict[str, Any]
+) -> None:
+    importing["argv"] += ["1:0:raise"]
+    made = start(1, **importing)
+    assert made.wait() == [1]
+    assert made.survivors() == []
 
 
 def test_each_line_is_there_once_across_rounds_and_only_the_last_rounds_files_stay(

@@ -23,6 +23,7 @@ from .checkpoint import replace_file, set_aside
 from .config import Config
 from .distributed import Ranks
 from .plan import Plan
+from .slow_ranks import SlowRanks
 
 VERSION = 1
 LONGEST_SILENCE = 60.0  # seconds between lines when steps are slow
@@ -161,22 +162,25 @@ class Progress:
     def __init__(self, config: Config, plan: Plan, ranks: Ranks, flops: int | None = None) -> None:
         """flops: operations of one image's forward and backward, if known."""
         self.config, self.plan, self.ranks, self.flops = config, plan, ranks, flops
+        self.slow = SlowRanks(ranks.world_size)
+        self.slow_changed = False  # since the last line
         self.restart(step=0)
 
     def restart(self, step: int) -> None:
         self.step, self.since = step, time.perf_counter()
         self.loss_sum = self.images = self.paused = self.data_seconds = 0.0
         self.grad_norm: float | None = None  # the newest one
-        self.by_rank = [0.0] * (2 * self.ranks.world_size)
+        self.by_rank = [0.0] * (3 * self.ranks.world_size)
 
     def add(
         self, loss_sum: float, images: float, by_rank: Sequence[float], grad_norm: float = 0.0
     ) -> None:
-        """Add totals. `by_rank` interleaves [loss, images] of each rank."""
+        """Add totals. `by_rank` interleaves [loss, images, seconds of own work] of each rank."""
         self.loss_sum += loss_sum
         self.images += images
         self.by_rank = [a + b for a, b in zip(self.by_rank, by_rank, strict=True)]
         self.grad_norm = grad_norm or self.grad_norm
+        self.slow_changed |= self.slow.add(by_rank[2::3], by_rank[1::3])
 
     def pause(self, seconds: float) -> None:
         """Do not count time spent on evaluating or saving."""
@@ -184,7 +188,7 @@ class Progress:
 
     def due(self, step: int) -> bool:
         slow = time.perf_counter() - self.since >= LONGEST_SILENCE
-        return slow or step - self.step >= self.config.print_every
+        return slow or self.slow_changed or step - self.step >= self.config.print_every
 
     def fields(self, step: int, epoch: int, lr: float) -> dict[str, Any]:
         """Return a `train` line of metrics.jsonl, and start the next interval."""
@@ -205,11 +209,14 @@ class Progress:
             "eta_s": round(seconds / steps * (self.plan.total_steps - step)),
         }
         if self.ranks.world_size > 1:
-            own = list(zip(self.by_rank[::2], self.by_rank[1::2], strict=True))
+            losses, images, work = (self.by_rank[place::3] for place in range(3))
             fields["ranks"] = {
-                "loss": [round(loss / max(1.0, images), 6) for loss, images in own],
-                "img_s": [round(images / seconds, 1) for _, images in own],
+                "loss": [round(a / max(1.0, n), 6) for a, n in zip(losses, images, strict=True)],
+                "img_s": [round(n / seconds, 1) for n in images],
+                "work_ms": [round(1000 * own / steps, 2) for own in work],
+                "slow": {str(rank): ratio for rank, ratio in self.slow.ratios.items()},
             }
+        self.slow_changed = False
         self.restart(step)
         return fields
 
@@ -240,11 +247,13 @@ def train_line(f: dict[str, Any], plan: Plan) -> str:
     share = 100 * f["data_ms"] / f["step_ms"] if f["step_ms"] else 0
     norm = f"  grad norm {f['grad_norm']:.3g}" if f["grad_norm"] else ""
     used = f"  mfu {100 * f['mfu']:.1f} %" if "mfu" in f else ""
+    slow = f.get("ranks", {}).get("slow", {}).items()
+    named = "".join(f"  slow: rank {rank} ({ratio:g} times the median)" for rank, ratio in slow)
     return (
         f"epoch {f['epoch']}/{plan.epochs}  step {f['step']}/{plan.total_steps}  "
         f"loss {f['loss']:.4f}  lr {f['lr']:.4g}{norm}  {f['img_s']:.0f} img/s "
         f"({f['img_s'] / plan.world_size:.0f} per rank){used}  data {share:.0f} %  "
-        f"mem {f['mem_mb']} MB  eta {clock(f['eta_s'])}"
+        f"mem {f['mem_mb']} MB  eta {clock(f['eta_s'])}{named}"
     )
 
 

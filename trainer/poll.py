@@ -15,10 +15,11 @@ import torch
 from .distributed import Ranks
 from .errors import KILLED, Diverged
 from .logs import Progress
+from .slow_ranks import OwnWork
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO = 2.0  # seconds
-LOSS, IMAGES, STOP, SAVE, NORM = range(5)  # places in what is exchanged
+LOSS, IMAGES, WORK, STOP, SAVE, NORM = range(6)  # places in what is exchanged
 
 
 class Stopped(Exception):
@@ -66,13 +67,14 @@ class Poll:
     """On a GPU the values are read one poll later, when they have arrived, so that no step waits for
     the device."""
 
-    def __init__(self, ranks: Ranks, progress: Progress, stop: StopRequest) -> None:
-        self.ranks, self.progress, self.stop = ranks, progress, stop
+    def __init__(self, ranks: Ranks, progress: Progress, stop: StopRequest, work: OwnWork) -> None:
+        self.ranks, self.progress, self.stop, self.work = ranks, progress, stop, work
         on_gpu = ranks.device.type == "cuda"
         self.every = 10 if on_gpu else 1  # steps
         self.lag = 1 if on_gpu else 0  # polls that may remain unread
-        # of this rank since the last poll: loss sum, images, stop flag, save flag, gradient norm
-        self.totals = torch.zeros(5, dtype=torch.float64, device=ranks.device)
+        # of this rank since the last poll: loss sum, images, seconds of own work, stop flag, save flag,
+        # gradient norm
+        self.totals = torch.zeros(6, dtype=torch.float64, device=ranks.device)
         self.save_due = False
         self._stopping = False
         self._unread: deque[tuple[int, Callable[[], list[float]]]] = deque()
@@ -80,9 +82,10 @@ class Poll:
     def exchange(self, step: int, *, save_due: bool) -> None:
         """Send this rank's totals and flags to all ranks. A collective."""
         totals = self.totals
+        totals[WORK] = self.work.take()
         totals[STOP], totals[SAVE] = float(bool(self.stop)), float(save_due)
-        by_rank = totals.new_zeros(self.ranks.world_size, 2)
-        by_rank[self.ranks.rank] = totals[: IMAGES + 1]
+        by_rank = totals.new_zeros(self.ranks.world_size, WORK + 1)
+        by_rank[self.ranks.rank] = totals[: WORK + 1]
         values = self.ranks.sum_(torch.cat([totals, by_rank.flatten()]))
         self._unread.append((step, to_host(values)))
         totals.zero_()

@@ -25,6 +25,7 @@ from .plan import Plan, make_plan, schedule
 from .poll import Poll, StopRequest
 from .restore import Disks, Restored, check_fits, find_disks, prepare, restore
 from .saver import Saver
+from .slow_ranks import OwnWork
 from .state import Training, from_checkpoint, identity, versions
 
 FEW_STEPS = 25  # per epoch; with fewer, the batch is usually too large to train well
@@ -103,16 +104,18 @@ def build(
     work = flops(model, data.shape) if ranks.first else None
     report = named_function("--report-to", config.report_to) if config.report_to else None
     writes = ranks.first and not config.test_only
+    net = Net(model, config, plan, ranks, data.shape)
+    own = OwnWork(ranks.device, net.trainable[0])
     return Training(
         config=config,
         plan=plan,
         ranks=ranks,
         data=data,
-        net=Net(model, config, plan, ranks, data.shape),
+        net=net,
         optimizer=make_optimizer(model, config),
         scaler=torch.amp.GradScaler(ranks.device.type) if config.amp == "fp16" else None,
         losses=make_losses(config),
-        poll=Poll(ranks, Progress(config, plan, ranks, work), stop),
+        poll=Poll(ranks, Progress(config, plan, ranks, work), stop, own),
         saver=Saver(disks or Disks(Path(config.checkpoint_dir), True, None), ranks, config.keep),
         log=Log(Path(config.out) if writes else None, report),
     )

@@ -115,6 +115,7 @@ def train_epoch(t: Training, profiler: profile | None = None) -> None:
 
 def train_step(t: Training, batches: Iterator[Batch]) -> None:
     """Advance by one optimizer step. `batches`: this rank's micro-batches, in turn."""
+    t.poll.work.begin()
     set_rate(t.optimizer, lr_at(t.step, t.config, t.plan))
     backward(t, batches)
     update(t)

@@ -20,9 +20,11 @@ from ..facts.nvidia import BUSY, IDLE
 from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
 from ..text import counted, names, printable, ranges
 from .monitor import NodeOutcome
+from .slow_ranks import slow_nodes
 from .trainer_progress import Progress, read_progress
 
-COLORS = {"succeeded": "green", "failed": "bold red", "contact": "yellow", "stopping": "yellow"}
+COLORS = {"succeeded": "green", "failed": "bold red"}
+COLORS |= dict.fromkeys(("contact", "stopping", "slow:"), "yellow")
 LAST_LINE = 300  # maximum characters of a log line; the terminal may cut it further
 RECENT_LINES = 50  # lines of each node that are searched for progress
 LONGEST = 2000  # bytes of a line that are searched or cleaned
@@ -97,9 +99,19 @@ class Panel:
 
     def rows(self) -> Iterator[Row]:
         """Yield one row per node: the node, its state and its GPUs."""
+        states = self.states()
         for rank, outcome in sorted(self.outcomes.items()):
             gpus = outcome.usage.gpus if outcome.usage else ()
-            yield f"{rank} {outcome.host}", state_of(outcome), gpu_words(gpus)
+            yield f"{rank} {outcome.host}", states[rank], gpu_words(gpus)
+
+    def states(self) -> dict[int, str]:
+        """Return the state of each node, or why it is slow."""
+        states = {rank: state_of(outcome) for rank, outcome in self.outcomes.items()}
+        usages = {rank: outcome.usage for rank, outcome in self.outcomes.items() if outcome.usage}
+        for rank, words in slow_nodes(self.progress.slow if self.progress else {}, usages).items():
+            if states[rank] == "running":
+                states[rank] = words
+        return states
 
     def folded(self) -> Iterator[Row]:
         """Yield one row per group of nodes in the same state, the smallest group first.
@@ -111,9 +123,10 @@ class Panel:
         use = {rank: sum(gpu.use for gpu in found) / len(found) for rank, found in gpus.items()}
         busy = max(use.values(), default=0.0) >= BUSY
         groups: dict[tuple[str, bool], list[int]] = {}
+        states = self.states()
         for rank, outcome in sorted(self.outcomes.items()):
             idle = busy and not outcome.done and use.get(rank, BUSY) < IDLE
-            groups.setdefault((state_of(outcome), idle), []).append(rank)
+            groups.setdefault((states[rank], idle), []).append(rank)
         for (state, _), ranks in sorted(groups.items(), key=lambda group: len(group[1])):
             hosts = names(dict.fromkeys(self.outcomes[rank].host for rank in ranks))
             words = gpu_words([gpu for rank in ranks for gpu in gpus.get(rank, ())])

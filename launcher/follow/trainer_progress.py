@@ -1,12 +1,15 @@
 """The trainer's progress, from the metrics.jsonl that its rank 0 writes."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..logs.metrics import entries, number
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 
+_RANK = re.compile("[0-9]{1,6}")
 PROGRESS = load_script(__file__, "trainer_progress.sh")
 
 
@@ -22,6 +25,7 @@ class Progress:
     img_s: float | None = None
     eta: float | None = None  # seconds
     top1: float | None = None
+    slow: Mapping[int, float] = field(default_factory=dict)  # by rank: times the median
 
     @property
     def brief(self) -> str:
@@ -61,7 +65,18 @@ def parse_progress(text: bytes, attempt: int) -> Progress | None:
         img_s=number(train.get("img_s")),
         eta=number(train.get("eta_s")),
         top1=number(newest.get("eval", {}).get("top1")),
+        slow=_slow(train.get("ranks")),
     )
+
+
+def _slow(ranks: object) -> dict[int, float]:
+    slow = ranks.get("slow") if isinstance(ranks, dict) else None
+    rows = (
+        ((str(rank), number(ratio)) for rank, ratio in slow.items())
+        if isinstance(slow, dict)
+        else ()
+    )
+    return {int(rank): ratio for rank, ratio in rows if _RANK.fullmatch(rank) and ratio is not None}
 
 
 def _whole(value: object) -> int | None:

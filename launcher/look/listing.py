@@ -1,22 +1,25 @@
 """The runs on the hosts, as `ps` shows them: nodes grouped by run, GPUs, progress."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..engines.claims import goes_first, rivals
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, GpuUse, parse_use
+from ..follow.slow_ranks import slow_nodes
 from ..follow.trainer_progress import Progress, read_progress
 from ..hosts import Cluster
+from ..logs.event_reader import parsed_event
 from ..outcomes import RunState, run_state
-from ..plan.plan import STORE, run_dir_in
+from ..plan.plan import STORE, Place, place_in, run_dir_in
 from ..runs.find import list_nodes
 from ..runs.record import timestamp
 from ..runs.reported import ended_nodes
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
+from ..supervisor.events import Usage
 from ..text import names
 from .gpu_use import GpuRow, joined
 
@@ -26,10 +29,18 @@ Connected = Sequence[tuple[Cluster, Sequence[Node]]]
 
 @dataclass(frozen=True)
 class ListedRun:
-    """The nodes of one run. waits_for: ids of the runs ahead of it in line."""
+    """The nodes of one run. waits_for: ids of the runs ahead of it in line.
+
+    slow: why a node holds up the run, by node rank.
+    """
 
     nodes: Sequence[NodeStatus]
     waits_for: Sequence[str]
+    slow: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        return self.nodes[0].run_id
 
     @property
     def is_live(self) -> bool:
@@ -43,7 +54,11 @@ class ListedRun:
         of_run = ("run_id", "name", "nnodes", "owner")
         rows = [asdict(node) for node in self.nodes]
         return {key: rows[0][key] for key in (*of_run, "attempt")} | {
-            "nodes": [{k: v for k, v in row.items() if k not in of_run} for row in rows],
+            "nodes": [
+                {k: v for k, v in row.items() if k not in of_run}
+                | {"slow": self.slow.get(row["node_rank"], "")}
+                for row in rows
+            ],
             "state": self.state,
             "waits_for": self.waits_for,
         }
@@ -73,20 +88,21 @@ class ListedRun:
 
     def node_rows(self) -> list[list[str]]:
         """Return a row per node, those in an unusual state first."""
-        states = [node.state for node in self.nodes]
+        states = [self.slow.get(node.node_rank, node.state) for node in self.nodes]
         usual = max(states, key=states.count)
+        rows = sorted(zip(self.nodes, states, strict=True), key=lambda row: row[1] == usual)
         return [
             [
                 node.run_id,
                 str(node.attempt),
                 f"{node.node_rank}/{node.nnodes}",
                 node.host,
-                node.state,
+                state,
                 "-" if node.exit_code is None else str(node.exit_code),
                 node.owner,
                 short_time(node.ended or node.started or (node.since if node.waits else None)),
             ]
-            for node in sorted(self.nodes, key=lambda node: node.state == usual)
+            for node, state in rows
         ]
 
 
@@ -101,27 +117,50 @@ class Listing:
     progress: Mapping[str, Progress]
 
 
-def list_runs(clusters: Connected, *, finished: bool) -> Listing:
-    """Ask the hosts for their runs, then for their GPUs and the progress of live runs."""
+def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Listing:
+    """Ask the hosts for their runs, then for their GPUs and the progress of live runs.
+
+    slow: also find the nodes that hold up their run.
+    """
     statuses, failures = _nodes_of_runs(clusters, finished=finished)
     machines = one_per_account(node for _, nodes in clusters for node in nodes)
     answering = [node for node in machines if node.name not in failures]
     progress: dict[str, Progress] = {}
+    usages: dict[str, dict[int, Usage]] = {}  # by run id and node rank
 
     def ask(node: Node) -> tuple[GpuUse, ...]:
         for status in statuses:
-            if status.alive and status.node_rank == 0 and status.host == node.name:
-                run_dir = run_dir_in(STORE, status.run_id)
-                if newest := read_progress(node, run_dir, status.attempt, TIMEOUT):
-                    progress[status.run_id] = newest
+            if not status.alive or status.host != node.name:
+                continue
+            run, run_dir = status.run_id, run_dir_in(STORE, status.run_id)
+            if status.node_rank == 0 and (
+                newest := read_progress(node, run_dir, status.attempt, TIMEOUT)
+            ):
+                progress[run] = newest
+            place = place_in(run_dir, run, status.node_rank, status.attempt)
+            if slow and (usage := read_usage(node, place)):
+                usages.setdefault(run, {})[status.node_rank] = usage
         if node.host.gpus == 0:
             return ()
         return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
 
     gpus, odd = ask_each(answering, ask)
     hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
-    runs = [run for run in runs_of(statuses) if finished or run.is_live]
+    runs = [
+        replace(run, slow=slow_nodes(progress.get(run.run_id, Progress()).slow, usages[run.run_id]))
+        if run.run_id in usages
+        else run
+        for run in runs_of(statuses)
+        if finished or run.is_live
+    ]
     return Listing(hosts, runs, failures | odd, joined(gpus, statuses), progress)
+
+
+def read_usage(node: Node, place: Place) -> Usage | None:
+    """Return the newest usage of a node of a run; None if its supervisor has not written any."""
+    done = node.run(["cat", f"{place.control_dir}/usage.json"], timeout=TIMEOUT)
+    usage = parsed_event(done.stdout)
+    return usage if isinstance(usage, Usage) else None
 
 
 def _nodes_of_runs(

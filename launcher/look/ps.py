@@ -44,7 +44,9 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
     hosts = counted(sum(len(cluster.hosts) for cluster in clusters), "host")
     with connected_to(clusters) as connections, console.step(f"asking {hosts}"):
         complete_stops(connections, console)
-        listing = list_runs(connections, finished=selection.finished)
+        listing = list_runs(
+            connections, finished=selection.finished, slow=selection.per_node or as_json
+        )
     report_errors(listing.failures, console)
     if as_json:
         console.json(
@@ -169,7 +171,7 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
         ):
             while True:
                 complete_stops(clusters, console)
-                listing = list_runs(clusters, finished=selection.finished)
+                listing = list_runs(clusters, finished=selection.finished, slow=selection.per_node)
                 before, text = text, shown()
                 if on_terminal:
                     display.draw()

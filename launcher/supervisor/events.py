@@ -87,20 +87,26 @@ class Environment(Event):
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """use: percent. used, total: MiB of memory. Each is 0 if nvidia-smi does not report it."""
+    """use: percent. used, total: MiB of memory. clock: MHz. 0: nvidia-smi does not report it."""
 
     use: int
     used: int
     total: int
+    clock: int = 0
 
 
 @dataclass(frozen=True)
 class Usage(Event):
-    """The load of the node. cores: busy with this run, on average since the last sample."""
+    """The load of the node. cores: busy with this run, on average since the last sample.
+
+    minute: means of the last minute, () until there are such. ranks: alive on this node.
+    """
 
     kind = "usage"
     cores: float
     gpus: tuple[GpuLoad, ...] = ()
+    minute: tuple[GpuLoad, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ import selectors
 import signal
 import sys
 import time
+from dataclasses import replace
 
 from .caches import with_caches
 from .channel import Status
 from .coordinator import JOIN_GRACE, ON_REQUEST, SETTLE
-from .events import End, RankStacks, Reason, RestartInPlace, Stopping
-from .journal import Journal
+from .events import End, RankStacks, Reason, RestartInPlace, Stopping, document
+from .journal import Journal, publish
 from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers, Server
 from .proc import PR_SET_CHILD_SUBREAPER, kill_descendants, prctl
@@ -131,8 +132,12 @@ class Supervisor:
     def take_sample(self) -> None:
         usage = self.sampler.turn() if self.round.phase == "running" else None
         if usage is not None:
+            ranks = tuple(rank.rank for rank in self.round.ranks.alive())
+            usage = replace(usage, ranks=ranks)
             self.journal.sample(usage)
-            self.metrics.write(usage, len(self.round.ranks.alive()), self.round.liveness.log_age())
+            with contextlib.suppress(OSError):  # for `ps`; a full disk
+                publish(os.path.join(self.spec.dir, "usage.json"), json.dumps(document(usage)))
+            self.metrics.write(usage, len(ranks), self.round.liveness.log_age())
 
     def status(self) -> Status:
         round, liveness = self.round, self.round.liveness

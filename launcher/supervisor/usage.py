@@ -9,6 +9,8 @@ import site
 import subprocess
 import sys
 import time
+from collections import deque
+from dataclasses import fields
 
 from .events import Environment, GpuLoad, ResourceUsage, Usage
 from .proc import descendants, read_text, usage
@@ -19,7 +21,7 @@ PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
 # What pip leaves of a package. importlib.metadata would read it too, but is slow to import.
 INSTALLED = re.compile(r"([^-]+)-([^-]+)(?:-py[^-]*)?\.(?:dist|egg)-info")
-NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total"]
+NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total,clocks.sm"]
 NVIDIA_SMI += ["--format=csv,noheader,nounits"]
 _NUMBER = re.compile("[0-9]{1,9}")
 
@@ -53,6 +55,7 @@ class Sampler:
         self._asked: subprocess.Popen[bytes] | None = None
         self._at = time.monotonic()
         self._cpu: dict[int, float] = {}  # CPU seconds by pid
+        self._minute: deque[tuple[GpuLoad, ...]] = deque(maxlen=round(60 / INTERVAL))
 
     def turn(self) -> Usage | None:
         """Return a sample if one is due, else None."""
@@ -76,7 +79,9 @@ class Sampler:
             return Usage(self._cores(now))
         assert asked.stdout
         with asked.stdout as answer:
-            return Usage(self._cores(now), parse_gpus(answer.read()))
+            gpus = parse_gpus(answer.read())
+        self._minute.append(gpus)
+        return Usage(self._cores(now), gpus, means(self._minute))
 
     def _cores(self, now: float) -> float:
         """Return how many CPU cores our descendants kept busy since the last sample."""
@@ -87,12 +92,25 @@ class Sampler:
         return round(spent / past, 2) if past > 0 else 0.0
 
 
+def means(samples: deque[tuple[GpuLoad, ...]]) -> tuple[GpuLoad, ...]:
+    """Return the mean load of each GPU, or () if there are too few samples, or of different GPUs."""
+    if len(samples) != samples.maxlen or len({len(sample) for sample in samples}) != 1:
+        return ()
+
+    def mean(gpu: int, name: str) -> int:
+        total: int = sum(getattr(sample[gpu], name) for sample in samples)
+        return total // len(samples)
+
+    names = [field.name for field in fields(GpuLoad)]
+    return tuple(GpuLoad(*(mean(gpu, name) for name in names)) for gpu, _ in enumerate(samples[0]))
+
+
 def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
-    """Parse nvidia-smi's rows: utilization, memory used, memory total. () if none is readable."""
+    """Parse nvidia-smi's rows, one number for each field of GpuLoad. () if none is readable."""
     found = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 3 and all(c == "[N/A]" or _NUMBER.fullmatch(c) for c in cells[1:]):
+        if len(cells) in (3, 4) and all(c == "[N/A]" or _NUMBER.fullmatch(c) for c in cells[1:]):
             found.append(GpuLoad(*(int(c) if _NUMBER.fullmatch(c) else 0 for c in cells)))
     return tuple(found)
 

@@ -85,7 +85,7 @@ def test_ranks_poll_every_tenth_step_and_read_one_poll_later(
     zeros = torch.zeros
     monkeypatch.setattr(poll.torch, "zeros", lambda n, dtype, device: zeros(n, dtype=dtype))
     t = make()
-    on_gpu = poll.Poll(ONE, t.poll.progress, t.poll.stop)
+    on_gpu = poll.Poll(ONE, t.poll.progress, t.poll.stop, t.poll.work)
     assert (on_gpu.every, on_gpu.lag, t.poll.every, t.poll.lag) == (10, 1, 1, 0)
 
 

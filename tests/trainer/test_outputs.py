@@ -92,8 +92,8 @@ def test_a_line_of_progress_has_the_means_since_the_line_before(
     p = progress(flops=2_000_000_000)
     p.restart(step=30)
     assert not p.due(39) and p.due(40)
-    p.add(20.0, 16.0, [20.0, 16.0], 0.5)
-    p.add(12.0, 16.0, [12.0, 16.0], 0.0)  # not measured at this step
+    p.add(20.0, 16.0, [20.0, 16.0, 0.1], 0.5)
+    p.add(12.0, 16.0, [12.0, 16.0, 0.1], 0.0)  # not measured at this step
     p.data_seconds += 0.3
     now[0] += 6.0
     p.pause(2.0)  # an evaluation: 4 seconds of training
@@ -107,7 +107,7 @@ def test_a_line_of_progress_has_the_means_since_the_line_before(
     assert line["eta_s"] == round(2.0 * (p.plan.total_steps - 32))
     assert 20 < line["mem_mb"] < 100_000
     now[0] += 1.0  # the next interval starts from nothing
-    p.add(3.0, 2.0, [3.0, 2.0])
+    p.add(3.0, 2.0, [3.0, 2.0, 0.1])
     line = p.fields(step=33, epoch=5, lr=0.25)
     assert (line["loss"], line["img_s"], line["data_ms"], line["grad_norm"]) == (
         1.5,
@@ -120,7 +120,7 @@ def test_a_line_of_progress_has_the_means_since_the_line_before(
     assert not p.due(34)
     now[0] += 0.5
     assert p.due(34)
-    p.add(0.75, 1.0, [0.75, 1.0])
+    p.add(0.75, 1.0, [0.75, 1.0, 0.1])
     assert p.fields(step=34, epoch=5, lr=0.25)["loss"] == 0.75
     assert p.fields(step=34, epoch=5, lr=0.25)["loss"] == 0.0  # nothing was trained since
     assert LONGEST_SILENCE == 60.0
@@ -130,15 +130,25 @@ def test_numbers_are_rounded_and_each_ranks_own_are_there(monkeypatch: pytest.Mo
     now = [50.0]
     monkeypatch.setattr("trainer.logs.time.perf_counter", lambda: now[0])
     p = progress(flops=10**12)
-    p.ranks = dataclasses.replace(p.ranks, world_size=3)
-    p.restart(step=0)
-    p.add(7.0, 7.0, [1.0, 3.0, 2.0, 4.0, 0.0, 0.0])
+    p = Progress(p.config, p.plan, dataclasses.replace(p.ranks, world_size=3), flops=10**12)
+    p.add(7.0, 7.0, [1.0, 3.0, 0.7, 2.0, 4.0, 1.4, 0.0, 0.0, 0.0])
     p.data_seconds += 0.1
     now[0] += 3.0
     line = p.fields(step=7, epoch=1, lr=0.1)
     assert (line["img_s"], line["step_ms"], line["data_ms"]) == (2.3, 428.57, 14.286)
     assert (line["tflops"], line["eta_s"]) == (2.3333, 3)
-    assert line["ranks"] == {"loss": [0.333333, 0.5, 0.0], "img_s": [1.0, 1.3, 0.0]}
+    assert line["ranks"] == {
+        "loss": [0.333333, 0.5, 0.0],
+        "img_s": [1.0, 1.3, 0.0],
+        "work_ms": [100.0, 200.0, 0.0],
+        "slow": {},
+    }
+    assert not p.due(8)
+    p.slow.ratios, p.slow_changed = {2: 1.6}, True
+    assert p.due(8)  # so that the line names it at once
+    line = p.fields(step=8, epoch=1, lr=0.1)
+    assert "slow: rank 2 (1.6 times the median)" in train_line(line, p.plan)
+    assert line["ranks"]["slow"] == {"2": 1.6} and not p.due(9)
     monkeypatch.setattr("trainer.logs.peak_tflops", lambda device: 10.0)
     assert p._utilization(7 / 3) == {"tflops": 2.3333, "mfu": 0.0778}  # of three GPUs
 

@@ -65,6 +65,23 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
     assert panel.below(last + 75) == f"no output for 0:01:15  {words}"
 
 
+def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
+    outcomes = {rank: NodeOutcome(rank, f"gpu{rank}") for rank in range(5)}
+    for rank, outcome in outcomes.items():
+        outcome.tail.append(TailLine(1.0, rank, b"x"))
+        outcome.usage = Usage(1.0, ranks=(rank,))
+    text = lines_of(START, {**TRAIN, "ranks": {"slow": {"2": 1.6}}})
+    panel = Panel("r", 2, 0, outcomes, parse_progress(text, attempt=2))
+    assert [state for _, state, _ in panel.rows()] == [
+        *["running"] * 2,
+        "slow: rank 2 at 1.6 times the median step",
+        *["running"] * 2,
+    ]
+    assert next(panel.folded())[:2] == ("2 gpu2", "slow: rank 2 at 1.6 times the median step")
+    outcomes[2].lost_since = 1.0
+    assert [state for _, state, _ in panel.rows()][2] == "contact lost"
+
+
 def test_gpus_of_a_host_share_a_line() -> None:
     gpus = parse_gpus(b"50, 1024, 81920\n[N/A], 3072, 81920\n")
     assert gpus == (GpuLoad(50, 1024, 81920), GpuLoad(0, 3072, 81920))

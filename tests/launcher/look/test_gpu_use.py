@@ -14,6 +14,7 @@ from fakes import FakeCluster
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.facts.nvidia import GpuUse, Process, parse_use
 from launcher.look.gpu_use import folded, joined, summary
+from launcher.supervisor.events import Usage, document
 
 Make = Callable[..., FakeCluster]
 ROOT = Path(__file__).parents[3]
@@ -121,8 +122,8 @@ def test_ps_shows_gpus_and_their_processes_on_the_hosts(
     (tools / "nvidia-smi").write_text(NVIDIA_SMI % os.getpid())
     (tools / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    document = json.loads(Path(cluster.hosts_file).read_text())
-    Path(cluster.hosts_file).write_text(json.dumps({**document, "defaults": {"gpus": "all"}}))
+    hosts = json.loads(Path(cluster.hosts_file).read_text())
+    Path(cluster.hosts_file).write_text(json.dumps({**hosts, "defaults": {"gpus": "all"}}))
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
     assert code == 0, err
     first, head, stranger, free = out.splitlines()
@@ -154,3 +155,24 @@ def test_ps_shows_the_progress_of_a_live_run(fake_cluster: Make) -> None:
     row = cluster.ddpctl("ps", cluster.hosts_file)[1].splitlines()[1]
     assert row.split()[:4] == [run_id, "RUNNING", "1", "2/2"]
     assert "epoch 1/4  step 120/400  gpu[0-1]" in row
+
+
+def test_ps_names_the_node_with_the_rank_that_the_trainer_calls_slow(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = cluster.launch("--detach")[1].strip()
+    for node in range(2):
+        run = cluster.hosts[f"gpu{node}"].home / ".ddpctl" / "runs" / run_id
+        usage = run / "nodes" / str(node) / "attempt-1" / "usage.json"
+        usage.write_text(json.dumps(document(Usage(1.0, ranks=(2 * node, 2 * node + 1)))))
+    (cluster.hosts["gpu0"].home / ".ddpctl/runs" / run_id / "output").mkdir(exist_ok=True)
+    train = {"kind": "train", "step": 120, "ranks": {"slow": {"3": 1.6, "x": 1, "4": "y"}}}
+    metrics = cluster.hosts["gpu0"].home / ".ddpctl/runs" / run_id / "output" / "metrics.jsonl"
+    metrics.write_text(json.dumps(train) + "\n")
+    rows = cluster.ddpctl("ps", cluster.hosts_file, "--nodes")[1].splitlines()[1:3]
+    assert "slow: rank 3 at 1.6 times the median step" in rows[0] and "gpu1" in rows[0]
+    assert "running" in rows[1]
+    [listed] = json.loads(cluster.ddpctl("ps", cluster.hosts_file, "--json")[1])["runs"]
+    assert [bool(node["slow"]) for node in listed["nodes"]] == [False, True]
+    usage.write_text('{"kind": "usage", "cores": "many"}')  # node 1's
+    rows = cluster.ddpctl("ps", cluster.hosts_file, "--nodes")[1].splitlines()[1:3]
+    assert "slow" not in "".join(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from launcher.supervisor import usage
 from launcher.supervisor.events import GpuLoad, Usage
 from launcher.supervisor.journal import Journal, publish
 from launcher.supervisor.metrics_file import STALE, MetricsFile
-from launcher.supervisor.usage import Sampler, environment
+from launcher.supervisor.usage import Sampler, environment, means
 
 GPUS = (GpuLoad(97, 40960, 81920),)
 
@@ -49,8 +50,18 @@ def sampled(
 def test_a_sample_has_the_busy_cores_and_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sample = sampled(monkeypatch, tmp_path, "echo 97, 40960, 81920")
-    assert sample.gpus == GPUS and 0 <= sample.cores < 1000
+    sample = sampled(monkeypatch, tmp_path, "echo 97, 40960, 81920, 1980")
+    assert sample.gpus == (GpuLoad(97, 40960, 81920, 1980),) and 0 <= sample.cores < 1000
+
+
+def test_a_minute_of_samples_has_means_of_each_gpu() -> None:
+    samples = deque(
+        [(GpuLoad(90 + n, 4, 8, 1000), GpuLoad(0, 4, 8, n)) for n in range(6)], maxlen=6
+    )
+    assert means(samples) == (GpuLoad(92, 4, 8, 1000), GpuLoad(0, 4, 8, 2))
+    samples.append((GpuLoad(90, 4, 8),))  # the driver lists one GPU fewer
+    assert means(samples) == ()
+    assert means(deque([()] * 5, maxlen=6)) == ()
 
 
 def test_a_slow_driver_has_the_whole_interval_to_answer(

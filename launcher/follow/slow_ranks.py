@@ -1,0 +1,52 @@
+"""Which nodes hold up a live run. Pure.
+
+In a synchronous run all ranks take the same time per step, because they wait for the slowest. So two
+things are compared: the trainer's own measure, the time of a rank until it waits for the others, and
+for any script the GPUs: one that is used less waits for its host, and one with a lower clock is throttled.
+A GPU that waits for another rank in NCCL counts as used, and has its full clock.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+
+from ..facts.nvidia import BUSY
+from ..supervisor.events import GpuLoad, Usage
+
+SLOWER = 1.15  # times the median; the trainer has the same limit
+
+
+def slow_nodes(ratios: Mapping[int, float], usages: Mapping[int, Usage]) -> dict[int, str]:
+    """Return why a node is slow, by node rank: `slow: rank 3 at 1.6 times the median step`.
+
+    ratios: of slow ranks according to the trainer. usages: the newest of each node.
+    """
+    places = {rank: node for node, usage in usages.items() for rank in usage.ranks}
+    slow: dict[int, str] = {}
+    for rank, ratio in ratios.items():
+        if rank in places:
+            slow.setdefault(places[rank], f"slow: rank {rank} at {ratio:g} times the median step")
+    # GPUs of another model have another clock
+    size = statistics.mode([load.total for each in usages.values() for load in each.minute] or [0])
+    gpus = {
+        (node, gpu): load
+        for node, usage in usages.items()
+        for gpu, load in enumerate(usage.minute)
+        if load.total == size
+    }
+    for what, value in MEASURES.items():
+        median = statistics.median(map(value, gpus.values())) if gpus else 0.0
+        if statistics.median([load.use for load in gpus.values()] or [0]) < BUSY:
+            break  # between epochs, or a script that is slow everywhere
+        for (node, gpu), load in gpus.items():
+            if value(load) * SLOWER < median:
+                ranks = usages[node].ranks
+                whole = len(ranks) == len(usages[node].minute)
+                who = f"rank {ranks[gpu]}'s GPU" if whole else f"GPU {gpu}"
+                slow.setdefault(node, f"slow: {who} at {what.format(value(load), median)}")
+    return slow
+
+
+MEASURES: dict[str, Callable[[GpuLoad], int]] = {
+    "{} % use, median {:.0f} %": lambda load: load.use,
+    "{} MHz, median {:.0f} MHz": lambda load: load.clock,
+}

@@ -24,6 +24,10 @@ class TooMuch(CommandFailed):
     """A host sent more than asked for."""
 
 
+class TooManyValues(ValueError):
+    """A JSON text has more values than its reader takes."""
+
+
 class Budget:
     """The rest of one answer's budget. what: names the answer in errors."""
 
@@ -85,7 +89,7 @@ class Budget:
 def parse_json(text: bytes, items: int = MAX_ITEMS) -> Any:
     """Parse JSON from a host. Raises ValueError if it is malformed, too deep, or too many values."""
     if sum(map(text.count, (b",", b"[", b"{"))) > items:
-        raise ValueError(f"more than {items:,} values")
+        raise TooManyValues(f"more than {items:,} values")
     try:
         return json.loads(text.decode())
     except RecursionError:

@@ -54,12 +54,16 @@ def cache_home() -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder and return it. Only this user gets access to the state folder and the cache."""
+    """Create a folder and return it. Only this user gets access to the state folder and the cache.
+
+    If one of these is a link, what it links to keeps its mode: it may have other uses.
+    """
     try:
         for home in (state_home(), cache_home()):
             if path.is_relative_to(home):
                 home.mkdir(parents=True, exist_ok=True)
-                home.chmod(0o700)
+                if not home.is_symlink():
+                    home.chmod(0o700)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _state_error(error, "created", path) from None

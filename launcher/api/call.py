@@ -5,7 +5,6 @@ Hosts are not trusted: what they report is JSON of limited size.
 
 import base64
 import builtins
-import json
 import pickle
 import re
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any, Unpack
 
 from rich.filesize import decimal
 
+from ..budget import TooManyValues, parse_json
 from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
@@ -32,6 +32,8 @@ from .logging_console import LoggingConsole
 from .parcel import CALLER, MAX_RESULTS, pack
 
 READ = load_script(__file__, "read_results.sh")
+MOST_VALUES = 2_000_000  # in the result of one rank; they take about 200 MB of memory
+SAVE_LARGE = "save large results to /output, and return their path"
 RUN_AGAIN = "call run() again; a script on that host may have changed the files of its results"
 
 
@@ -173,7 +175,7 @@ def _read(node: Node, place: Place) -> Mapping[int, bytes]:
             if len(data) > limit:
                 raise CommandFailed(
                     f"its results exceed {decimal(limit)}",
-                    "save large results to /output, and return their path",
+                    SAVE_LARGE,
                     host=node.name,
                 )
     return split(bytes(data), node.name)
@@ -192,11 +194,13 @@ def split(data: bytes, host: str) -> dict[int, bytes]:
 
 def parsed_outcome(host: str, text: bytes) -> RankResult:
     try:
-        document = json.loads(text)
+        document = parse_json(text, MOST_VALUES)
         error, pickled = document.get("error"), document.get("pickle")
         if not isinstance(pickled, str | None):
             raise ValueError("the pickle is not text")
         raised = None if error is None else parsed(Raised, error)
         return RankResult(host, document.get("result"), raised, pickled)
-    except (ValueError, AttributeError, RecursionError) as error:
+    except TooManyValues as error:
+        raise CommandFailed(f"a result has {error}", SAVE_LARGE, host=host) from None
+    except (ValueError, AttributeError) as error:
         raise CommandFailed(f"cannot read a result: {error}", RUN_AGAIN, host=host) from None

@@ -6,11 +6,11 @@ identities, the engine and the command come from the user's own hosts file.
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..budget import parse_json
 from ..engines.status import ContainerState, NodeStatus, host_text
 from ..errors import DdpctlError, NodesFailed, UsageError
 from ..hosts import Cluster
@@ -85,8 +85,8 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
             continue
         run_id, (rank, attempt, marked, written) = match[1], map(int, match.groups()[1:])
         try:
-            run = parsed(ReportedRun, json.loads(document))
-        except (ValueError, RecursionError):
+            run = parsed(ReportedRun, parse_json(document.encode()))
+        except ValueError:
             run = ReportedRun()
         events = [each.event for each in Reader().feed(record.encode() + b"\n")]
         end = next((event for event in events if isinstance(event, End)), None)

@@ -1,12 +1,12 @@
 """Turn rank 0's records into a table, a list of problems and a JSON document. Pure."""
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..budget import parse_json
 from ..logs.event_reader import parsed
 
 MARK = b"@sanity "
@@ -100,10 +100,10 @@ class Report:
         if not text.startswith(MARK):
             return False
         try:
-            document = json.loads(text[len(MARK) :])
+            document = parse_json(text[len(MARK) :])
             kind = document["kind"]
             record = asdict(parsed(KINDS[kind], document))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             return False
         self.records.setdefault(kind, []).append(record)
         return True

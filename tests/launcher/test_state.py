@@ -36,6 +36,18 @@ def test_only_this_user_enters_the_state_folder(state: Path) -> None:
     assert mode(state) == 0o700
 
 
+def test_what_a_link_in_place_of_the_state_folder_leads_to_keeps_its_mode(
+    state: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    state.parent.mkdir()
+    state.symlink_to(shared)
+    make_folder(state / "runs")
+    assert mode(shared) == 0o775 and (shared / "runs").is_dir()
+
+
 def test_other_folders_keep_their_mode(state: Path, tmp_path: Path) -> None:
     make_folder(tmp_path / "out" / "sub")
     assert not state.exists()

@@ -26,6 +26,7 @@ from ...hosts import Cluster
 from ...hosts.files import MAX_BYTES
 from ...state import cache_home, home_folder, state_home
 from ...text import LONGEST_PATH, quoted
+from .quick_pattern import QuickPattern
 
 NAMES = (  # of files and folders
     *(".git", ".hg", ".svn", ".env*", ".netrc", ".pgpass", ".git-credentials"),
@@ -116,7 +117,7 @@ def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
                 continue  # git follows no links either
             with path.open(encoding="utf-8", errors="replace") as file:
                 text = file.read(LARGEST)
-            spec = GitIgnoreSpec.from_lines(text.splitlines())
+            spec = GitIgnoreSpec.from_lines(text.splitlines(), QuickPattern)
             yield IgnoreFile(base, spec, can_keep=name == ".ddpctlignore")
 
 

@@ -161,8 +161,7 @@ class _Walk:
                 self.stamps[path] = Stamp(status.st_size, status.st_ino, *times, executable)
             elif stat.S_ISLNK(status.st_mode):
                 target = os.readlink(child.path)
-                inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
-                if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
+                if self._leads_out(os.path.dirname(path), target):
                     to = path_text(target)
                     self.problems.append(
                         PushFailed(
@@ -177,6 +176,19 @@ class _Walk:
                 self.skipped.append(path)
         except OSError as error:
             self.problem(path, error)
+
+    def _leads_out(self, folder: bytes, target: bytes) -> bool:
+        """Return whether a link in `folder` would lead out of the tree on a host.
+
+        Only a `..` after a name needs a look at the disk, because the name may be another link.
+        """
+        inside = os.path.normpath(os.path.join(folder, target))
+        if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
+            return True
+        if b".." not in target.lstrip(b"./").split(b"/"):
+            return False
+        real = os.path.realpath(os.path.join(self.root, folder, target))
+        return real != os.path.realpath(os.path.join(self.root, inside))
 
     def problem(self, path: bytes, error: OSError) -> None:
         where = path_text(os.path.join(self.root, path))

@@ -15,6 +15,7 @@ import json
 import re
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
 import zlib
@@ -31,6 +32,7 @@ from ...state import cache_home, make_folder, read_cache, write_cache
 from .archive import Blob, digest_of
 
 BLOCK = 1 << 20  # bytes
+MAX_STRANGERS = 64  # connections that have not shown the secret
 MAX_CONFIG = 4 << 20  # bytes in a configuration; registries allow no more
 
 
@@ -119,6 +121,28 @@ class Registry:
 
 class _Server(ThreadingHTTPServer):
     registry: Registry
+    request_queue_size = 2 * MAX_STRANGERS
+
+    def __init__(self, *args: Any) -> None:
+        self._strangers: dict[socket.socket, None] = {}  # oldest first
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own. If there are too many strangers, hang up on the oldest."""
+        self._strangers[request] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            with contextlib.suppress(OSError):  # its thread then closes it
+                oldest = next(iter(self._strangers))
+                self.trust(oldest)
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def trust(self, request: socket.socket) -> None:
+        self._strangers.pop(request, None)
+
+    def close_request(self, request: Any) -> None:
+        self.trust(request)
+        super().close_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # a client misbehaves or disconnects; the engine reports its own failures
@@ -149,7 +173,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         mine = f"/v2/{self.server.registry.name}/"
-        if self.path in ("/v2/", "/v2") or self.path.startswith(mine):
+        if self.path.startswith(mine):
+            self.server.trust(self.connection)
+            return True
+        if self.path in ("/v2/", "/v2"):
             return True
         self.close_connection = True
         self._answer(404)

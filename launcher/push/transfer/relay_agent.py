@@ -47,6 +47,8 @@ REPORT_INTERVAL = 0.25  # seconds
 KEEPALIVE = 1.0  # seconds without data until a host sends an empty frame
 SILENCE_TIMEOUT = 5.0  # seconds until a silent host counts as lost
 CONNECT_TIMEOUT = 4.0
+MAX_STRANGERS = 64  # connections that have not shown the certificate
+RETRY = 0.05  # seconds after a connection that could not be accepted
 END = 0xFFFFFFFF
 
 Upstreams = List[Tuple[str, int]]  # addresses and ports
@@ -249,6 +251,7 @@ class Agent:
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         self.room = MAX_AHEAD + KEEP + int(shutil.disk_usage(self.folder).free * DISK_SHARE)
         self.payloads: Dict[str, RelayedPayload] = {}
+        self.strangers: Dict[socket.socket, None] = {}  # oldest first
         self.queue: "queue.SimpleQueue[RelayedPayload]" = queue.SimpleQueue()
         self.changed = threading.Condition()
         self.writing = threading.Lock()
@@ -312,14 +315,28 @@ class Agent:
                     reported[payload.id] = have
 
     def accept(self, listener: socket.socket) -> None:
+        """Answer each host in a thread. If there are too many strangers, hang up on the oldest."""
         while True:
-            start(self.answer, listener.accept()[0])
+            try:
+                link = self.server_side.wrap_socket(
+                    listener.accept()[0], server_side=True, do_handshake_on_connect=False
+                )
+                self.strangers[link] = None
+                if len(self.strangers) > MAX_STRANGERS:
+                    oldest = next(iter(self.strangers))
+                    del self.strangers[oldest]
+                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # its thread then closes it
+                start(self.answer, link)
+            except (OSError, KeyError, RuntimeError):  # it is gone, or there are too many
+                time.sleep(RETRY)
 
-    def answer(self, raw: socket.socket) -> None:
+    def answer(self, link: ssl.SSLSocket) -> None:
         try:
-            raw.settimeout(SILENCE_TIMEOUT)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self.server_side.wrap_socket(raw, server_side=True) as link:
+            with link:
+                link.settimeout(SILENCE_TIMEOUT)
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                link.do_handshake()
+                self.strangers.pop(link, None)
                 request = json.loads(link.makefile("rb").readline(4096))
                 name = request["id"]
                 with self.changed:  # the launcher's order to open it may be on its way
@@ -330,7 +347,9 @@ class Agent:
                 link.settimeout(None)
                 payload.serve(link, request["at"])
         except (OSError, ValueError, KeyError):
-            raw.close()  # the host is gone, or not part of this push
+            pass  # the host is gone, or not part of this push
+        finally:
+            self.strangers.pop(link, None)
 
 
 def exactly(stream: Any, size: int) -> bytes:
@@ -346,7 +365,7 @@ def listen(address: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in where else socket.AF_INET
         both = where == "::" and socket.has_dualstack_ipv6()
         try:
-            return socket.create_server((where, 0), family=family, backlog=64, dualstack_ipv6=both)
+            return socket.create_server((where, 0), family=family, backlog=128, dualstack_ipv6=both)
         except OSError as error:
             reason = error
     raise reason

@@ -152,6 +152,13 @@ def test_frames_that_are_wrong_are_refused(data: bytes) -> None:
         split(data, "gpu1")
 
 
+def test_a_result_of_very_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.api.call.MOST_VALUES", 100)
+    parsed_outcome("gpu1", json.dumps({"result": [0] * 90}).encode())
+    with pytest.raises(CommandFailed, match=r"gpu1: a result has more than 100 values; .*/output"):
+        parsed_outcome("gpu1", json.dumps({"result": [0] * 110}).encode())
+
+
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"error": 1}', b'{"pickle": 1}', b"[" * 100_000])
 def test_documents_that_are_wrong_are_refused(text: bytes) -> None:
     with pytest.raises(CommandFailed, match="gpu1: cannot read a result"):

@@ -74,6 +74,19 @@ def test_a_link_out_of_the_tree_is_refused_by_name(tmp_path: Path, target: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_a_link_out_of_the_tree_through_another_link_is_refused(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "d").mkdir(parents=True)
+    (tree / "d" / "up").symlink_to("..")
+    (tree / "inside").symlink_to("d/../d/up/d")
+    scan(str(tree), code_only=False)
+    for target in ("d/up/../outside", "d/up/../tree/d", "./d/up/../../outside"):
+        (tree / "link").symlink_to(target)
+        with pytest.raises(Several, match="link: is a link out of the folder"):
+            scan(str(tree), code_only=False)
+        (tree / "link").unlink()
+
+
 _names = st.binary(min_size=1, max_size=8).filter(
     lambda b: not {0, 47} & set(b) and b not in (b".", b"..")
 )

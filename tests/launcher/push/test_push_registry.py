@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from launcher.engines.engine_info import ImageInfo
-from launcher.push.image.registry import Registry
+from launcher.push.image.registry import MAX_STRANGERS, Registry
 
 LAYER = b"a layer"
 DIFF_ID = f"sha256:{hashlib.sha256(LAYER).hexdigest()}"
@@ -97,3 +99,28 @@ def test_nonsense_is_answered_without_a_traceback(
                 pass
     assert upload(registry, CONFIG) == 201
     assert capfd.readouterr().err == ""
+
+
+def test_idle_strangers_neither_pile_up_nor_keep_the_engine_out(registry: Registry) -> None:
+    with contextlib.ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port(registry)), 5))
+            for _ in range(MAX_STRANGERS + 20)
+        ]
+        assert idle[0].recv(1) == b""  # hung up on
+        assert upload(registry, CONFIG) == 201
+        threads = [each for each in threading.enumerate() if "process_request" in each.name]
+        assert len(threads) <= MAX_STRANGERS + 20
+
+
+def test_a_connection_that_has_shown_the_secret_is_kept(registry: Registry) -> None:
+    engine = http.client.HTTPConnection("127.0.0.1", port(registry), timeout=5)
+    path = f"/v2/{registry.name}/blobs/sha256:0"
+    engine.request("HEAD", path)
+    assert engine.getresponse().read() == b""
+    with contextlib.ExitStack() as stack:
+        for _ in range(MAX_STRANGERS + 20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port(registry)), 5))
+        ask(registry, "GET", "/v2/")  # so the others have been accepted
+        engine.request("HEAD", path)
+        assert engine.getresponse().status == 404

@@ -346,7 +346,7 @@ def test_node_0_ends_all_nodes_at_the_time_limit(tmp_path: Path, clock: Time) ->
 @pytest.mark.parametrize(
     "text",
     [b"[]", b"{}", b"7", b"\xff", b'{"node_rank": 5}', b'{"node_rank": 1, "new": 2}',
-     b'{"node_rank": 1, "reason": {"kind": "x"}}'],
+     b'{"node_rank": 1, "reason": {"kind": "x"}}', b"[" * 30_000],
 )  # fmt: skip
 def test_a_malformed_message_is_refused_even_with_the_token(
     network: Network, strangers: list[socket.socket], text: bytes

@@ -1,0 +1,39 @@
+"""Patterns of ignore files that match quickly, however many stars they have.
+
+A workdir may be a stranger's. The library's own regular expressions take minutes to match
+`**/a/**/a/**/b` with a long path, and Ctrl-C cannot interrupt them.
+"""
+
+import re
+from typing import Any
+
+from pathspec import GitIgnoreSpec
+
+[_one] = GitIgnoreSpec.from_lines(["*"]).patterns
+Pattern = type(_one)  # its module depends on the library's version
+START, GAP, STAR = "^(?:.+/)?", "(?:/.+)?/", "[^/]*"  # what the library makes of **/, /**/ and *
+NOT = re.compile(r"(?<!\\)\[\^(?!/)(\]?)")  # [!a] matches no slash in git
+STARS = re.compile(r"(?:\[\^/\]\*){2,}")
+BEFORE_A_STAR = re.compile(r"\[\^/\]\*((?:\\.|\[\^?\]?[^]]+\](?!\*)|[^][\\*/()])+)(?=\[\^/\]\*)")
+
+
+class QuickPattern(Pattern):  # type: ignore[misc, valid-type]
+    """A pattern that never tries a later match of what is between two stars: it is no better."""
+
+    @classmethod
+    def pattern_to_regex(cls, pattern: Any) -> Any:
+        regex, include = super().pattern_to_regex(pattern)
+        return quick(regex) if isinstance(regex, str) else regex, include
+
+
+def quick(regex: str) -> str:
+    """Return a regular expression that matches the same paths."""
+    regex = NOT.sub(r"[^\1/", regex)
+    regex = BEFORE_A_STAR.sub(r"(?>[^/]*?\1)", STARS.sub(STAR, regex))
+    first, *inner = regex.split(GAP)
+    if not inner:
+        return regex
+    if first.startswith(START):
+        first = f"^(?>(?:.+?/)??{first.removeprefix(START)}(?=/))"
+    *inner, last = inner
+    return first + "".join(f"(?>(?:/.+?)??/{each}(?=/))" for each in inner) + GAP + last

@@ -1,0 +1,72 @@
+"""The relay agent's port, as another user of a host could try to use it. The agents run in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.push.transfer import relay_agent
+from launcher.push.transfer.relay_agent import MAX_STRANGERS, Agent
+from launcher.push.transfer.relay_client import one_time_pair
+
+DATA = b"a payload"
+Start = Callable[[], tuple[Agent, int]]
+
+
+@pytest.fixture
+def start_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(relay_agent, "REPORT_INTERVAL", 60)
+    certificate, key = one_time_pair()
+
+    def start() -> tuple[Agent, int]:
+        agent, ports = Agent(), []
+        monkeypatch.setattr(agent, "emit", lambda *_, count=0, **__: ports.append(count))
+        agent.hello(certificate, key, "127.0.0.1")
+        return agent, ports[0]
+
+    return start
+
+
+def test_idle_strangers_do_not_keep_the_hosts_of_the_push_out(start_agent: Start) -> None:
+    (first, port), (second, _) = start_agent(), start_agent()
+    first.open("p0", ["true"], [])
+    first.payloads["p0"].receive(0, DATA)
+    first.payloads["p0"].end(len(DATA), hashlib.sha256(DATA).hexdigest())
+    with contextlib.ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+            for _ in range(MAX_STRANGERS + 20)
+        ]
+        second.open("p0", ["true"], [("127.0.0.1", port)])
+        payload = second.payloads["p0"]
+        with payload.changed:
+            assert payload.changed.wait_for(lambda: payload.have == len(DATA), 3)
+        assert idle[0].recv(1) == b""  # hung up on
+        assert len(first.strangers) <= MAX_STRANGERS
+
+
+def test_the_port_stays_open_when_a_connection_cannot_be_accepted(
+    start_agent: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, port = start_agent()
+    answered, wrap = [], agent.server_side.wrap_socket
+
+    def failing_once(*args: object, **how: object) -> object:
+        answered.append(1)
+        if len(answered) == 1:
+            raise OSError("too many open files")
+        return wrap(*args, **how)
+
+    monkeypatch.setattr(agent.server_side, "wrap_socket", failing_once)
+    for _ in range(3):  # the agent waits in the first call already
+        with socket.create_connection(("127.0.0.1", port), 5) as link:
+            link.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                link.recv(1)  # closed, with or without an alert
+    assert len(answered) == 2

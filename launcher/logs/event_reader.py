@@ -6,8 +6,10 @@ definition, becomes Unreadable. Unknown fields are ignored.
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,6 +41,7 @@ def parsed_event(text: bytes) -> Event:
 
 
 T = typing.TypeVar("T")
+hints_of: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def parsed(kind: type[T], document: Any) -> T:
@@ -47,7 +50,7 @@ def parsed(kind: type[T], document: Any) -> T:
         raise ValueError(f"not an object: {document!r:.100}")
     fields = {
         name: _value(hint, document[name])
-        for name, hint in typing.get_type_hints(kind).items()
+        for name, hint in hints_of(kind).items()
         if name in document and typing.get_origin(hint) is not ClassVar
     }
     try:

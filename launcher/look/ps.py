@@ -74,11 +74,17 @@ def clusters_of(selection: Selection, console: Console) -> list[Cluster]:
     """
     if selection.hosts is not None:
         return [hosts_to_ask(selection.hosts, console)]
-    files = [DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []
+    kept: dict[bytes, Path] = {}  # by text: thousands of runs may have the same hosts file
     for folder in run_folders():
-        record = folder.load_if_readable(console)
-        if selection.finished or record is None or not record.state.is_final:
-            files.append(folder.hosts_file)
+        if folder.is_settled():
+            finished = True
+        else:
+            record = folder.load_if_readable(console)
+            finished = record is not None and record.state.is_final
+        if selection.finished or not finished:
+            file = folder.hosts_file
+            kept[file.read_bytes() if file.exists() else bytes(file)] = file  # `load` reports it
+    files = [*([DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []), *kept.values()]
     clusters: dict[object, Cluster] = {}
     for file in files:
         try:

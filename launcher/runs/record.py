@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,10 @@ from ..text import rfc3339
 
 VERSION = 1
 IN_PLACE, BY_LAUNCHER = "in-place", "launcher"  # kinds of restarts
+SETTLED = re.compile(
+    rb'\{\s*"version": %d,\s*"state": "(%s)",\s*"pending_stop": \[\]'
+    % (VERSION, "|".join(state for state in RunState if state.is_final).encode())
+)
 MOST_RESTARTS = 1000  # in place, per attempt: what a host reports must not fill this machine
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 
@@ -170,7 +175,8 @@ class RunRecord:
 
 def document(record: RunRecord) -> dict[str, Any]:
     """Return the content of run.json."""
-    return {"version": VERSION, "state": record.state, **dataclasses.asdict(record)}
+    first = {"version": VERSION, "state": record.state, "pending_stop": []}  # see `is_settled`
+    return {**first, **dataclasses.asdict(record)}
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
@@ -230,6 +236,14 @@ class RunFolder:
             if not self._warned:
                 console.error(f"not recorded: {error}")
             self._warned = True
+
+    def is_settled(self) -> bool:
+        """Return whether the run has ended and all its stops are confirmed, without reading it all."""
+        try:
+            with self.record_file.open("rb") as file:
+                return self.path not in _unsaved and SETTLED.match(file.read(200)) is not None
+        except OSError:
+            return False
 
     def load(self) -> RunRecord:
         """Return the record, from memory if it could not be saved. Raises UnreadableRecord."""

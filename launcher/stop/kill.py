@@ -168,6 +168,8 @@ class Killed:
 def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
     """Complete stops that run.json lists as unconfirmed on these hosts."""
     for folder in run_folders():
+        if folder.is_settled():
+            continue
         try:
             pending = folder.load().pending_stop
         except UnreadableRecord:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.outcomes import Failed
 from host_facts import facts
 
 from launcher.errors import UsageError
 from launcher.hosts import parse
+from launcher.look.ps import Selection, clusters_of
+from launcher.outcomes import RunState
 from launcher.plan.build import PlanInputs, make_plan
 from launcher.plan.plan import EngineTraits, LaunchOptions
 from launcher.runs.find import find_run
@@ -25,6 +28,7 @@ from launcher.runs.record import (
     timestamp,
 )
 from launcher.state import state_home
+from launcher.stop.kill import finish_pending
 from launcher.terminal.console import Console
 
 
@@ -126,6 +130,38 @@ def test_a_damaged_record_is_one_warning(how: str, capsys: pytest.CaptureFixture
         folder.load()
     assert folder.load_if_readable(Console()) is None
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_of_thousands_of_ended_runs_ps_reads_only_the_beginning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        folder = remember(f"r{number}")
+        record = folder.load()
+        record.attempt.state = RunState.SUCCEEDED
+        folder.save(record)
+    folder = remember("live")
+    monkeypatch.setattr(RunFolder, "load", lambda self: pytest.fail(f"{self.run_id} was read"))
+    with pytest.raises(Failed, match="live was read"):
+        clusters_of(Selection(None, False, False), Console())
+    shutil.rmtree(folder.path)
+    assert clusters_of(Selection(None, False, False), Console()) == []
+    [cluster] = clusters_of(Selection(None, True, False), Console())
+    finish_pending([], cluster, Console())
+    assert find_run("r1").run_id == "r1"
+
+
+def test_a_run_with_an_unconfirmed_stop_is_not_settled() -> None:
+    folder = remember("r1")
+    record = folder.load()
+    assert not folder.is_settled()
+    record.attempt.state = RunState.CANCELLED
+    record.pending_stop = ["a"]
+    folder.save(record)
+    assert not folder.is_settled()
+    record.pending_stop = []
+    folder.save(record)
+    assert folder.is_settled()
 
 
 def test_unknown_fields_are_ignored() -> None:

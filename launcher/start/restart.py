@@ -211,5 +211,7 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
             place = attempt.by_node[node].place
             return bool(node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
 
-        found, _ = try_each(attempt.nodes, look)
-        return any(found.values())
+        silent = [node for node in attempt.nodes if node.name in record.pending_stop]
+        others = [node for node in attempt.nodes if node not in silent]
+        # one checkpoint is enough, and a lost host costs the time-out of a connection
+        return any(any(try_each(nodes, look)[0].values()) for nodes in (others, silent))

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launcher.failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.outcomes import RunState
-from launcher.runs.record import BY_LAUNCHER, IN_PLACE, AttemptRecord, RestartRecord, RunRecord
-from launcher.start.restart import why_not
+from launcher.runs.record import (
+    BY_LAUNCHER,
+    IN_PLACE,
+    AttemptRecord,
+    RestartRecord,
+    RunFolder,
+    RunRecord,
+)
+from launcher.start.restart import has_saved, why_not
 from launcher.start.resume import on_other_hosts
+from launcher.terminal.console import Console
 
 
 def record(kind: str, *restarts: tuple[str, bool], by: str = "launch") -> RunRecord:
@@ -49,6 +61,29 @@ def test_a_resume_by_hand_begins_the_count_anew() -> None:
     used_up = [("killed", True)] * 3
     assert why_not(record("killed", *used_up, by="restart"), 3, saved=True)
     assert why_not(record("killed", *used_up, by="resume"), 3, saved=True) == ""
+
+
+@pytest.mark.parametrize(("saver", "asked"), [("a", "a"), ("b", "ab"), ("", "ab")])
+def test_a_lost_host_is_asked_for_new_checkpoints_only_if_no_other_host_has_one(
+    saver: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class AskedHost:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def script(self, *_: str) -> Any:
+            calls.append(self.name)
+            return SimpleNamespace(stdout="step-1" if self.name == saver else "")
+
+    nodes = [AskedHost("b"), AskedHost("a")]
+    place = SimpleNamespace(place=SimpleNamespace(run_dir="", control_dir=""))
+    attempt = SimpleNamespace(nodes=nodes, by_node=dict.fromkeys(nodes, place))
+    monkeypatch.setattr("launcher.start.restart.newest_attempt", lambda *_: nullcontext(attempt))
+    run = dataclasses.replace(record("host-lost"), pending_stop=["b"])
+    assert has_saved(RunFolder(Path("r")), run, Console()) is bool(saver)
+    assert "".join(calls) == asked
 
 
 HERE = Host("local", gpus=0)

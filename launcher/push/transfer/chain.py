@@ -31,6 +31,7 @@ SLOW = 0.5  # fraction of the best rate; a slow host has less
 SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, may be slow
 WORTH_A_TRIAL = 15.0  # seconds that the transfer must still take
 TICK = 0.5  # seconds
+STEP = 1 << 20  # bytes that count as progress: a host that claims a few at a time is stuck
 MOST_FEEDS = 20  # of one host
 
 
@@ -125,7 +126,8 @@ class Transfer:
         with self._changed:
             while unfinished := [host for host in self.hosts.values() if not host.done]:
                 self._changed.wait(TICK)
-                state = sum(host.have for host in self.hosts.values()), len(unfinished)
+                steps = sum(host.have // STEP for host in self.hosts.values())
+                state = steps, len(unfinished)
                 if state != seen:
                     deadline, seen = time.monotonic() + END_TIMEOUT, state
                 elif time.monotonic() > deadline:

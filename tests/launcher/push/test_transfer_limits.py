@@ -1,0 +1,75 @@
+"""What the events of one host's relay can make this machine do."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+from launcher.hosts import Host
+from launcher.push.transfer import chain
+from launcher.push.transfer.chain import MOST_FEEDS, Transfer
+from launcher.push.transfer.payload import Payload
+from launcher.push.transfer.relay_client import RelayEvent
+from launcher.ssh.node import Node
+
+
+class Progress:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+class StuckRelay:
+    """A host that takes nothing until `taken` is set."""
+
+    lost, is_leaf = None, False
+
+    def __init__(self) -> None:
+        self.node, self.feeding, self.taken = Node(Host("evil")), threading.Lock(), threading.Event()
+
+    def order(self, *_: Any, **__: Any) -> None: ...
+
+    def feed(self, *_: Any) -> None:
+        self.taken.wait(10)
+
+
+def transfer_to(relay: Any) -> Transfer:
+    payload = Payload("dataset", lambda _: ("cat",), 1 << 30, lambda: iter([b"x"]))
+    progress: Any = Progress()
+    return Transfer("p0", payload, [relay], progress)
+
+
+def test_a_relay_that_asks_for_bytes_forever_is_given_up_before_it_has_many_threads() -> None:
+    relay: Any = StuckRelay()
+    made, before = transfer_to(relay), threading.active_count()
+    for _ in range(1000):
+        made.handle(made.hosts[relay], RelayEvent("starved", "p0", 0, ""))
+    assert threading.active_count() - before <= MOST_FEEDS
+    relay.taken.set()
+    [error] = made.finish().values()
+    assert "evil: dataset: it asks for the same bytes again and again" in str(error)
+
+
+def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "END_TIMEOUT", 0.2)
+    monkeypatch.setattr(chain, "TICK", 0.01)
+    relay: Any = StuckRelay()
+    made, stop = transfer_to(relay), threading.Event()
+    [host] = made.hosts.values()
+
+    def drip() -> None:
+        for count in itertools.count(1):
+            if stop.wait(0.02):
+                return
+            made.handle(host, RelayEvent("have", "p0", count, ""))
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    waiting = threading.Thread(target=made.finish, daemon=True)
+    waiting.start()
+    waiting.join(5)
+    stop.set()
+    dripping.join()
+    assert host.done and "no progress for" in str(host.error)

@@ -1,7 +1,7 @@
 """The nonsense that an evil host answers, as pieces: bytes to send, or seconds to wait before the next.
 
 SCRIPTS has what its commands print, DOCKER what its Docker API answers. Standard library only, because a
-real sshd runs this file as its ForceCommand: `python3 evil_answers.py SCRIPTS-KEY DOCKER-KEY`.
+real sshd runs this file as its ForceCommand: `python3 evil_answers.py FILE`. The file has a key of each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 Pieces = Iterator["bytes | float"]
 FOREVER = 1e6  # seconds
@@ -144,4 +145,4 @@ def main(scripts: str, docker: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*Path(sys.argv[1]).read_text().split("\n"))

@@ -148,7 +148,7 @@ class EvilCluster(FakeCluster):
         return api
 
 
-def force_command(scripts: str, docker: str) -> str:
-    """The ForceCommand that makes a real sshd an evil host."""
+def force_command(kinds: Path) -> str:
+    """The ForceCommand that makes a real sshd an evil host. kinds: a file of two lines, as `turn` takes."""
     program = Path(__file__).with_name("evil_answers.py")
-    return f"{sys.executable} -I -S {program} '{scripts}' '{docker}'"
+    return f"{sys.executable} -I -S {program} {kinds}"

@@ -27,7 +27,11 @@ class StuckRelay:
     lost, is_leaf = None, False
 
     def __init__(self) -> None:
-        self.node, self.feeding, self.taken = Node(Host("evil")), threading.Lock(), threading.Event()
+        self.node, self.feeding, self.taken = (
+            Node(Host("evil")),
+            threading.Lock(),
+            threading.Event(),
+        )
 
     def order(self, *_: Any, **__: Any) -> None: ...
 

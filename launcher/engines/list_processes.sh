@@ -1,7 +1,7 @@
 #!/bin/sh
 # Lists the nodes of the process engine on this host: the newest attempt of each node, of run $1 or
-# of all. Every value is a text that ends with NUL: for each node `node`, its control folder, when it
-# was created, its labels and its state.
+# of all, and then all claims. Every value is a text that ends with NUL: for each node `node`, its
+# control folder, when it was created, its labels and its state.
 . ./process_files.sh
 for folder in "$runs"/${1:-*}/nodes/*; do
   cd "$folder" 2>/dev/null || continue
@@ -17,4 +17,4 @@ for folder in "$runs"/${1:-*}/nodes/*; do
     fi
   done
 done
-printf 'clock\0%s\0' "$(date +%s)"
+. ./list_claims.sh

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from ..budget import parse_json
 from ..errors import CommandFailed
@@ -32,7 +32,8 @@ CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
     )
 )  # fmt: skip
 REFUSED = 17  # exit code: the node has started, or its claim is gone
-SIZES = {"node": 4, "claim": 3, "clock": 1}  # values of each kind of row
+Rows: TypeAlias = Mapping[str, Sequence[tuple[Sequence[str], float | None]]]
+SIZES = {"node": 4, "claim": 3, "clock": 1}  # values by kind of row; the last is the clock
 CLAIM_STATES = (ContainerState.WAITING, ContainerState.CREATED, ContainerState.RUNNING)
 TAIL = 131072  # bytes kept of a state, which ends with a line of a journal
 SCRIPT_TIME = 30.0  # seconds
@@ -71,21 +72,22 @@ class Processes(Engine):
         return _state(output.decode(errors="replace"))
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        nodes = [status for _, _, status in self._nodes(run_id) if status]
-        tickets = [
-            each for each in self.claims() if each.is_ticket and run_id in (None, each.run_id)
+        rows = self._rows("list the nodes of runs", LIST, *([run_id] if run_id else []))
+        nodes = [status for _, _, status in self._nodes(rows) if status]
+        return [
+            *nodes,
+            *(c for c in self._claims(rows) if c.is_ticket and run_id in (None, c.run_id)),
         ]
-        return [*nodes, *tickets]
 
     def unreadable(self, run_id: str | None = None) -> Sequence[str]:
+        rows = self._rows("list the nodes of runs", LIST, *([run_id] if run_id else []))
         return [
-            control for control, about, status in self._nodes(run_id) if about.alive and not status
+            control for control, about, status in self._nodes(rows) if about.alive and not status
         ]
 
-    def _nodes(self, run_id: str | None) -> Iterator[tuple[str, NodeStatus, NodeStatus | None]]:
+    def _nodes(self, rows: Rows) -> Iterator[tuple[str, NodeStatus, NodeStatus | None]]:
         """Yield each node's control folder, its state, and its status; None if it cannot be read."""
-        done = self._script("list the nodes of runs", LIST, *([run_id] if run_id else []))
-        for (control, created, labels, state), clock in self._rows(done):
+        for (control, created, labels, state), clock in rows["node"]:
             about = replace(_state(state), created=_number(created))
             status = self._status(control, labels, about, clock)
             if status and attempt_in(control) != (status.run_id, status.node_rank, status.attempt):
@@ -93,16 +95,16 @@ class Processes(Engine):
             yield control, about, status
 
     def claims(self) -> Sequence[NodeStatus]:
-        statuses = []
-        for (file, created, labels), clock in self._rows(
-            self._script("list the claims", LIST_CLAIMS)
-        ):
+        return [*self._claims(self._rows("list the claims", LIST_CLAIMS))]
+
+    def _claims(self, rows: Rows) -> Iterator[NodeStatus]:
+        for (file, created, labels), clock in rows["claim"]:
             name, _, state = file.rpartition(".")
             if state in CLAIM_STATES:
                 time = _number(created)
                 about = NodeStatus(state=ContainerState(state), created=time, started=time)
-                statuses.append(self._status(name, labels, about, clock))
-        return [status for status in statuses if status]
+                if status := self._status(name, labels, about, clock):
+                    yield status
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         ticket = f"{name}.{ContainerState.WAITING}"
@@ -128,11 +130,9 @@ class Processes(Engine):
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.handle.startswith("/"):  # not a ticket
-            rank, tenths = str(status.node_rank), str(int(10 * timeout))
-            arguments = (status.handle, status.run_id, rank, tenths)
-            self._script(
-                "stop the node", STOP, *arguments, timeout=timeout + KILL_TIME + SCRIPT_TIME
-            )
+            arguments = status.handle, str(int(10 * timeout))
+            longest = timeout + KILL_TIME + SCRIPT_TIME
+            self._script("stop the node", STOP, *arguments, timeout=longest)
 
     def remove(self, status: NodeStatus) -> None:
         if status.handle.startswith("/"):
@@ -157,12 +157,12 @@ class Processes(Engine):
             host=self._node.name,
         )
 
-    def _rows(self, done: Completed) -> Iterator[tuple[Sequence[str], float | None]]:
-        """Yield the values of each row, and the host's time."""
-        words = iter(row.decode(errors="replace") for row in done.rows())
-        rows = [[next(words, "") for _ in range(SIZES.get(kind, 0))] for kind in words]
-        clock = _number(rows.pop()[0]) if rows and len(rows[-1]) == 1 else None
-        return ((row, clock) for row in rows if row)
+    def _rows(self, what: str, text: str, *args: str) -> Rows:
+        """Return the values that a script prints, by kind, each with the host's time."""
+        words = iter(row.decode(errors="replace") for row in self._script(what, text, *args).rows())
+        values = [(kind, [next(words, "") for _ in range(SIZES.get(kind, 0))]) for kind in words]
+        clock = _number(values[-1][1][0]) if values and values[-1][0] == "clock" else None
+        return {name: [(row, clock) for kind, row in values if kind == name] for name in SIZES}
 
     def _status(
         self, handle: str, labels: str, about: NodeStatus, clock: float | None

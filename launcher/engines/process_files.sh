@@ -38,6 +38,20 @@ alive() { [ -n "$1" ] && [ "$(start_of "${1%% *}")" = "${1#* }" ]; }
 # Prints the line with the process in file $1, if it is well formed.
 process_in() { read_file "$1" 64 | head -n 1 | grep -xE '[1-9][0-9]{0,8} [0-9]{1,20}'; }
 
+# Kills the processes of the node with control folder $1, by their environment. What a rank has started
+# has it too. Commands of --on-event do not count.
+kill_marked() {
+  run=${1##*/runs/} rank=${1%/*}
+  grep -lzxF "DDPCTL_RUN_ID=${run%%/*}" /proc/[0-9]*/environ 2>/dev/null |
+    xargs -r grep -lzxF "DDPCTL_NODE_RANK=${rank##*/}" 2>/dev/null |
+    xargs -r grep -lzxF "DDPCTL_ATTEMPT=${1##*-}" 2>/dev/null |
+    xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null |
+    while read -r file; do
+      pid=${file#/proc/}
+      kill -s KILL "${pid%/environ}" 2>/dev/null
+    done
+}
+
 # Prints the state of the node in folder $1: `created`, `running SINCE`, or `exited SINCE UNTIL`
 # and the last line of its journal. Times are unix seconds.
 print_state() {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -101,6 +103,33 @@ def test_a_detached_run_outlives_the_connection_and_a_kill_leaves_nothing(machin
     while any("supervisor.pyz" in line or "train.py" in line for line in machine.left()):
         assert time.monotonic() < deadline, machine.left()
         time.sleep(0.1)
+
+
+def test_a_supervisor_that_is_killed_leaves_nothing_behind(machine: Machine) -> None:
+    script = (
+        "import subprocess, time\nsubprocess.Popen(['sleep', '4321'], start_new_session=True)\n"
+    )
+    script += (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\ntime.sleep(99)"
+    )
+    (machine.folder / "code" / "train.py").write_text(script)
+    machine.ddpctl("launch", "hosts.yaml", "--no-check", "--detach")
+
+    def daemons() -> int:
+        return sum("4321" in line for line in machine.left())
+
+    def until(count: int) -> None:
+        deadline = time.monotonic() + 60
+        while daemons() != count:
+            assert time.monotonic() < deadline, machine.left()
+            time.sleep(0.1)
+
+    until(4)
+    [pid] = (machine.folder / "home").glob(".ddpctl/runs/*/nodes/1/attempt-1/pid")
+    os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
+    until(0)  # the other node has stopped too
+    assert machine.ddpctl("attach", code=1)
+    assert machine.record()["attempts"][0]["first_failure"]["node_rank"] == 1
 
 
 def test_a_python_that_a_host_lacks_is_one_line(machine: Machine) -> None:

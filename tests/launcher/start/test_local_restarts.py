@@ -57,13 +57,14 @@ def journal(machine: Machine) -> bytes:
 
 
 def process(word: str, machine: Machine) -> int:
-    """The one process of this machine's user whose command line has `word`."""
+    """The one process of this machine's user, not counting shells, whose command line has `word`."""
     found = []
     mark = f"HOME={machine.folder / 'home'}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             ours = mark in (entry / "environ").read_bytes().split(b"\0")
-            if ours and word.encode() in (entry / "cmdline").read_bytes():
+            line = (entry / "cmdline").read_bytes()
+            if ours and word.encode() in line and not line.startswith(b"sh\0"):
                 found.append(int(entry.name))
         except OSError:
             continue

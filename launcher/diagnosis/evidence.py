@@ -32,7 +32,8 @@ class NodeEvidence:
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
     tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
     exit_code: int | None = None  # from the supervisor, else from the engine
-    oom_killed: bool = False  # reported by the engine
+    exited: bool = False  # according to the engine
+    oom_killed: bool = False  # according to the engine
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can
     gpus: Sequence[str] = ()  # PCI address of each local rank's GPU
     xids: Sequence[tuple[str, int]] = ()  # of the run's time: PCI address and number, newest last

@@ -1,5 +1,6 @@
 """A command in a running container, over the Docker API."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,10 @@ END_TIMEOUT = 60.0  # seconds
 POLL = 0.05  # seconds between polls for the start or the end of the command
 RESIZE_TIMEOUT = 2.0  # seconds for the command to get its terminal
 CONTAINER_GONE = 137  # the exit code of a killed command
+# what the engine sends as output if it cannot start the command, with the reason
+NOT_STARTED = re.compile(
+    rb"OCI runtime exec failed: .*?exec: (.*?)(?:: unknown)?\r?\n?$", re.DOTALL
+)
 
 
 class DockerExec:
@@ -37,6 +42,13 @@ class DockerExec:
         self._socket.settimeout(None)  # a command may print nothing for hours
 
     def output(self) -> Iterator[tuple[int, bytes]]:
+        for stream, data in self._chunks():
+            if refusal := NOT_STARTED.match(data):
+                stream, end = (1, b"\r\n") if self._tty else (2, b"\n")
+                data = b"%s: cannot run %s%s" % (self._api.name.encode(), refusal[1], end)
+            yield stream, data
+
+    def _chunks(self) -> Iterator[tuple[int, bytes]]:
         if self._tty:
             while data := self._reader.read1(CHUNK):
                 yield 1, data

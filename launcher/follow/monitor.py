@@ -75,7 +75,6 @@ class NodeOutcome(NodeEvidence):
     unreadable: bool = False  # some events were malformed and were skipped
     event_bytes: int = 0  # of the events that were kept
     consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
-    exited: bool = False  # according to the engine
     size: int = 0  # bytes of the journal once the container has ended
     gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False

@@ -36,6 +36,7 @@ TIMEOUT = 10  # seconds for a supervisor to answer
 ASK = load_script(__file__, "ask_stacks.sh")
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK
 RULE = "-" * 15
+ONE_MOMENT = "this is one moment: only if a rank is still there the next time may it hang"
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
         *(line for group in groups for line in block(group)),
         *nodes("starting", "no ranks yet; torchrun is starting or waiting for another node"),
         *verdict(groups),
+        *([ONE_MOMENT] if stragglers(groups) else []),
         *nodes("ended", "has ended"),
     ]
 

@@ -197,6 +197,13 @@ def test_a_container_that_died_without_an_end_event_is_the_cause_of_its_peers_ef
     assert failure.headline == "gpu2 (node 1): its container was killed (exit code 137)"
 
 
+def test_a_removed_container_does_not_make_a_host_that_answers_lost() -> None:
+    removed = NodeEvidence(1, "gpu2", events=[START], exited=True)
+    failure = first(node(0, stopping(9.0, "peer-lost", 1)), removed)
+    assert (failure.kind, failure.host) == ("container-killed", "gpu2")
+    assert "removed" in failure.message
+
+
 def test_a_host_out_of_sight_is_lost_only_when_its_peers_lost_it_too() -> None:
     unseen = NodeEvidence(1, "gpu2", events=[START], unseen="no route to host")
     assert first_failure(Evidence(8, [unseen])) is None

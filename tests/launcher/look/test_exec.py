@@ -59,6 +59,17 @@ def test_the_command_runs_in_the_container_of_the_chosen_node(
     assert call == ("exec", node, "ls", "-l", "a b")
 
 
+def test_a_command_that_the_image_does_not_have_is_one_line(running: FakeCluster) -> None:
+    refusal = (
+        b"OCI runtime exec failed: exec failed: unable to start container process: "
+        b'exec: "nope": executable file not found in $PATH: unknown\r\n'
+    )
+    running.hosts["gpu0"].exec_output = [(1, refusal)]
+    running.hosts["gpu0"].exec_code = 127
+    line = 'gpu0: cannot run "nope": executable file not found in $PATH\n'
+    assert running.ddpctl("exec", "--", "nope") == (127, "", line)
+
+
 def test_two_nodes_on_one_host_have_their_own_containers(fake_cluster: Make) -> None:
     cluster = fake_cluster("gpu0")
     hosts = Path(cluster.hosts_file)

@@ -91,8 +91,9 @@ def test_the_rank_elsewhere_is_named_and_the_run_goes_on(machine: Machine) -> No
     shown = machine.ddpctl("stacks", machine.run_id).stdout
     assert "\n0-2 (3)  local\n" in shown and "\n3  local\n" in shown
     assert "  train.py:8 in dawdle: wait()\n" in shown
-    last = shown.splitlines()[-1]
-    assert last.startswith("rank 3 of local is not where the other ranks are: at train.py:")
+    *_, sentence, caution = shown.splitlines()
+    assert sentence.startswith("rank 3 of local is not where the other ranks are: at train.py:")
+    assert caution.startswith("this is one moment")
 
     state = machine.folder / "state"
     shutil.rmtree(state)  # the launching machine is lost

@@ -4,10 +4,9 @@
     python scripts/random_mutants.py launcher --seed 7 --count 40
     python scripts/random_mutants.py trainer --only 3 17     these numbers of the list, with their change
 
-Each mutant is applied to a temporary copy of the repository. The quick tests of its own folder
-run first, then the others of `make unit`, then the slow ones of the folder. Prints a line per mutant
-and exits with 1 if fewer than nine of ten were killed. Survivors that change nothing a user can see
-are listed in docs/mutants.md.
+Each mutant is applied to a temporary copy of the repository. The quick tests that run its line go
+first, then the slow ones of its folder. Prints a line per mutant and exits with 1 if fewer than nine
+of ten were killed. Survivors that change nothing a user can see are listed in docs/mutants.md.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from coverage import CoverageData
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {  # what mutants are made in, below each package
     "launcher": (
@@ -36,6 +37,9 @@ FOLDERS = {  # what mutants are made in, below each package
     "trainer": (".",),
 }  # fmt: skip
 EVERY_TEST = {"launcher": ("tests/launcher", "tests/test_layers.py"), "trainer": ("tests/trainer",)}
+QUICK = {"launcher": "not cluster and not real and not slow", "trainer": "not cluster"}
+Runs = dict[str, dict[int, set[str]]]  # tests by line by file
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 ENOUGH = 0.9  # of the mutants are to be killed
 NO_TESTS = 5  # pytest's exit code
 TIMEOUT = 600  # seconds; a mutant that hangs is killed
@@ -165,32 +169,48 @@ def copy_of_repository(folder: str) -> Path:
     return copy
 
 
-def killers(package: str, mutant: Mutant) -> Iterator[list[str]]:
-    """Yield arguments of pytest: the mutant's own quick tests, the other quick ones, the slow."""
+def who_runs_what(package: str, copy: Path, jobs: int) -> Runs:
+    """Run the quick tests, and return those that run each line. Of a child process nothing is known."""
+    command = [sys.executable, *PYTEST, "-m", QUICK[package], "-n", str(jobs), "--cov", package]
+    command += ["--cov-context", "test", "--cov-report", "", *EVERY_TEST[package]]
+    subprocess.run(command, cwd=copy, env=environment(copy), stdout=subprocess.DEVNULL)
+    data = CoverageData(str(copy / ".coverage"))
+    data.read()
+    return {
+        str(Path(file).relative_to(copy)): {
+            line: {re.split(r"[[|]", context)[0] for context in contexts} - {""}
+            for line, contexts in data.contexts_by_lineno(file).items()
+        }
+        for file in data.measured_files()
+    }
+
+
+def killers(package: str, mutant: Mutant, runs: Runs) -> Iterator[list[str]]:
+    """Yield arguments of pytest: the quick tests that run the line, its folder's first; the slow ones."""
     parts = Path(mutant.file).parts
-    name = parts[1] if package == "launcher" else f"test_{parts[-1]}"
-    own = [f"tests/{package}/{name}"] if (ROOT / "tests" / package / name).exists() else []
-    quick = "not cluster and not real and not slow"
-    if own:
-        yield ["-m", quick, *own]
-    yield ["-m", quick, *EVERY_TEST[package], *(f"--ignore={each}" for each in own)]
-    slow = own if package == "launcher" else EVERY_TEST[package]
-    if slow:
-        yield ["-m", "not cluster and (real or slow)", *slow]
+    own = f"tests/{package}/{parts[1] if package == 'launcher' else f'test_{parts[-1]}'}"
+    lines = runs.get(mutant.file, {})
+    near = (lines.get(line) for line in range(mutant.line, mutant.line - 10, -1))
+    tests = next(filter(None, near), EVERY_TEST[package])
+    yield ["-m", QUICK[package], *sorted(tests, key=lambda test: (not test.startswith(own), test))]
+    if package == "launcher":
+        yield ["-m", "not cluster and (real or slow)", own]
+
+
+def environment(copy: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def failure(copy: Path, *arguments: str) -> str:
     """Return the first test that fails in a copy of the repository; empty if none does."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    paths = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
-            [*command, "--timeout", "120", *arguments],
+            [sys.executable, *PYTEST, "-x", "--timeout", "120", *arguments],
             cwd=copy,
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
-            env=os.environ | paths,
+            env=environment(copy),
         )
     except subprocess.TimeoutExpired:
         return "a hang"
@@ -200,11 +220,11 @@ def failure(copy: Path, *arguments: str) -> str:
     return names[0] if names else f"pytest, exit code {done.returncode}"
 
 
-def killed_by(package: str, mutant: Mutant, copy: Path) -> str:
+def killed_by(package: str, mutant: Mutant, copy: Path, runs: Runs) -> str:
     """Return what noticed the mutant, if anything. A test that fails without the mutant does not count."""
     path = copy / mutant.file
     source = path.read_text()
-    for arguments in killers(package, mutant):
+    for arguments in killers(package, mutant, runs):
         unstable: list[str] = []
         while True:
             path.write_text(mutant.applied(source))
@@ -240,6 +260,8 @@ def main() -> int:
         print("\n".join(names.values()))
         return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        unchanged = copy_of_repository(f"{folder}/unchanged")
+        runs = who_runs_what(options.package, unchanged, options.jobs)
         copies: SimpleQueue[Path] = SimpleQueue()
         for job in range(options.jobs):
             copies.put(copy_of_repository(f"{folder}/{job}"))
@@ -247,7 +269,7 @@ def main() -> int:
         def run(mutant: Mutant) -> bool:
             copy, began = copies.get(), time.monotonic()
             try:
-                what = killed_by(options.package, mutant, copy)
+                what = killed_by(options.package, mutant, copy, runs)
             finally:
                 copies.put(copy)
             word = f"killed by {what}" if what else "SURVIVED"

@@ -178,7 +178,7 @@ def who_runs_what(package: str, copy: Path, jobs: int) -> Runs:
     data.read()
     return {
         str(Path(file).relative_to(copy)): {
-            line: {re.split(r"[[|]", context)[0] for context in contexts} - {""}
+            line: {re.split(r"\[|\|", context)[0] for context in contexts} - {""}
             for line, contexts in data.contexts_by_lineno(file).items()
         }
         for file in data.measured_files()

@@ -191,9 +191,10 @@ class PushProgress:
             if due:
                 task.fields["line_at"] = self._seconds()
         if due and self._bars.disable:
-            counts = [str(column.render(task)) for column in self._counts]
-            left = " left" if task.total else ""
-            self._console.say(f"{node.name}: {part}: {', '.join(filter(None, counts))}{left}")
+            size, speed, left = (str(column.render(task)) for column in self._counts)
+            known = [size.replace("/?", ""), speed if speed != "?" else ""]
+            known.append(f"{left} left" if task.total and "-" not in left else "")
+            self._console.say(f"{node.name}: {part}: {', '.join(filter(None, known))}")
 
     def sent(self, node: Node, count: int) -> None:
         """Count bytes that this machine sent to a host. Those to local hosts do not count."""

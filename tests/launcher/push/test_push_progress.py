@@ -171,3 +171,14 @@ def test_a_log_shows_every_ten_seconds_what_a_push_waits_for(
         progress.doing("image", f"compressing layer {number} of 4")
         clock(6.0)
     assert capsys.readouterr().err == "ddpctl: image: compressing layer 3 of 4\n"
+
+
+def test_a_log_leaves_out_what_is_not_known_yet(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = SinkNode("gpu1")
+    progress = PushProgress([node], Console())
+    progress.begin("image", [node], None)
+    clock(11.0)
+    progress.received(node, "image", 2_000_000)
+    assert capsys.readouterr().err == "ddpctl: gpu1: image: 2.0 MB\n"

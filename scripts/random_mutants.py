@@ -190,9 +190,10 @@ def killers(package: str, mutant: Mutant, runs: Runs) -> Iterator[list[str]]:
     parts = Path(mutant.file).parts
     own = f"tests/{package}/{parts[1] if package == 'launcher' else f'test_{parts[-1]}'}"
     lines = runs.get(mutant.file, {})
-    near = (lines.get(line) for line in range(mutant.line, mutant.line - 10, -1))
-    tests = next(filter(None, near), EVERY_TEST[package])
-    yield ["-m", QUICK[package], *sorted(tests, key=lambda test: (not test.startswith(own), test))]
+    near = (lines[line] for line in range(mutant.line, mutant.line - 10, -1) if line in lines)
+    # the import of the module runs a constant, and any test of the module may need it
+    if tests := next(near, None) or set().union(*lines.values()):
+        yield ["-m", QUICK[package], *sorted(tests, key=lambda test: not test.startswith(own))]
     if package == "launcher":
         yield ["-m", "not cluster and (real or slow)", own]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import io
 import json
 import os
@@ -30,6 +31,7 @@ from typing import Any
 import docker.errors
 import pytest
 import requests
+import typer
 
 from launcher import cli
 from launcher.engines import docker_client
@@ -339,6 +341,15 @@ class FakeDocker(Api):
         raise docker.errors.NotFound("", answer(404), explanation=f"no container {name}")
 
 
+application = cli.application
+
+
+@functools.cache
+def command_line() -> Callable[..., Any]:
+    """The application as a function, made once: typer would make every command anew at each call."""
+    return typer.main.get_command(application())
+
+
 class FakeCluster:
     """A launching machine and its hosts, without SSH and without Docker."""
 
@@ -360,6 +371,7 @@ class FakeCluster:
         self.state = folder / "state"
         self.recorders: list[str] = []  # run ids that were handed to a recorder
         (folder / "home").mkdir(mode=0o700)
+        monkeypatch.setattr(cli, "application", command_line)
         monkeypatch.setattr(client, "SshMachine", self._machine)
         monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
         monkeypatch.setattr(docker_client, "_connect", self._docker)

@@ -340,6 +340,7 @@ def test_a_billion_laughs_are_refused_immediately() -> None:
     assert time.monotonic() - start < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -476,6 +477,7 @@ def test_a_value_of_an_env_file_ends_with_its_line_and_nowhere_else(tmp_path: Pa
     assert read_env_file(str(path)) == {"A": "1\x0c2", "B": "x\u2028y=\x85 ", "D": "", "E": "a\rb"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [

@@ -157,7 +157,7 @@ def evidence_in(records: list[Record], node_rank: int) -> NodeEvidence:
 
 
 @given(damaged(), damaged())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> None:
     nodes = []
     for node_rank, data in enumerate((first, second)):

@@ -6,6 +6,8 @@ fails because its peer is gone may well be reported first. Among equals, the ear
 clock wins.
 """
 
+from dataclasses import replace
+
 from ..failure import FirstFailure
 from ..supervisor import log_patterns
 from ..supervisor.classify import Weight, describe, oom_message, torchrun_ending
@@ -15,8 +17,11 @@ from .error_texts import TABLE
 from .evidence import Candidate, Evidence, NodeEvidence, of_last_round, on_one_clock
 from .failure_kinds import FailureKind
 from .gpu_fault import blame_gpu
+from .missed_collective import missed_collective
 from .rank_exit import rank_exit
 from .stop_reason import stop_reason
+
+WAITING = (FailureKind.COLLECTIVE_TIMEOUT, FailureKind.HUNG)
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
@@ -34,6 +39,8 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
     if all(candidate.exit_code == 0 and candidate.weight for candidate in candidates):
         return None
     first = min(candidates, key=lambda candidate: (candidate.weight, candidate.time))
+    if first.kind in WAITING and (missed := missed_collective(evidence)):
+        first = replace(first, message=f"{first.message}; {missed}")
     return FirstFailure(
         host=first.node.host,
         node_rank=first.node.node_rank,

@@ -27,8 +27,6 @@ def run_variables(plan: Plan, nnodes: int, rank: int, paths: JobPaths) -> Variab
         "DDPCTL_OUTPUT_DIR": paths.output,
         "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
         "PYTHONUNBUFFERED": "1",
-        # torch's record of the last collectives, which a container's /tmp would lose
-        "TORCH_FR_DUMP_TEMP_FILE": f"{paths.output}/flight_recorder_{plan.attempt}_rank_",
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": STUCK_IN_KERNEL,
         **({"DDPCTL_DATA_DIR": paths.data} if plan.job.dataset else {}),
         **({"DDPCTL_CACHE_DIR": paths.cache} if plan.engine.in_container else {}),

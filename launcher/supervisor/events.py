@@ -148,6 +148,24 @@ class RankStacks(Event):
 
 
 @dataclass(frozen=True)
+class Collective:
+    """What a rank called last in a process group, and the names of the calls up to it, newest last."""
+
+    rank: int
+    group: str
+    number: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Collectives(Event):
+    """From the dumps of torch's flight recorder, written when the node stopped after a failure."""
+
+    kind = "collectives"
+    newest: tuple[Collective, ...]
+
+
+@dataclass(frozen=True)
 class Stopping(Event):
     kind = "stopping"
     reason: Reason

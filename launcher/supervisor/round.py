@@ -12,7 +12,8 @@ from typing import Any
 
 from .classify import Weight
 from .coordinator import ON_REQUEST
-from .events import RankExit, RankPids, Reason, ResourceUsage, Stopping, signal_name
+from .events import Collectives, RankExit, RankPids, Reason, ResourceUsage, Stopping, signal_name
+from .flight_recorder import FlightRecorder
 from .journal import Journal
 from .own_cause import own_cause
 from .peers import Peers
@@ -21,7 +22,7 @@ from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
 from .spec import Spec
 from .torchrun import Torchrun, stop_grace
-from .usage import oom_kills, resource_usage
+from .usage import environment, oom_kills, resource_usage
 
 # Seconds between polls, each of which takes half a millisecond. The exit of a rank or a message
 # from a peer ends the wait early.
@@ -58,11 +59,13 @@ class Round:
         self.started_at = 0.0  # time.monotonic()
         self.ranks = Ranks(spec.nproc_per_node)
         self.liveness = Liveness(spec.output_dir)
+        self.flight_recorder = FlightRecorder(spec.dir)
         self.kills_before = oom_kills()  # before the start
         self.phase = "running"  # then done: torchrun succeeded; or stopped
         self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node stops
+        self.unsent = 0  # the signal to stop that torchrun has not got yet
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
         self.alone_since: float | None = None  # since when no rank is left, or kill_at has passed
         self.killed_torchrun = False  # if True, its exit code means nothing
@@ -75,6 +78,7 @@ class Round:
         self.saved = False  # there is a new checkpoint
 
     def start(self, env: dict[str, str]) -> None:
+        env = self.flight_recorder.environment(env, environment().versions.get("torch", ""))
         self.environment, self.started_at = env, time.monotonic()
         if self.spec.max_restarts:
             self.newest_before = newest_file(self.spec.checkpoint_dir)
@@ -231,7 +235,7 @@ class Round:
         return replace(reason, exit_code=rank.exit_code, signal=signal_name(rank.exit_code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
-        """Send SIGTERM now, and SIGKILL after the timeout for this kind of reason."""
+        """Stop for this reason; see `escalate`."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -241,19 +245,27 @@ class Round:
             self.has_stopped()
             return
         self.kill_at = time.monotonic() + time_to_save(self.spec, reason.kind)
-        # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
-        if self.torchrun.pid and not self.ranks.failed():
-            send(self.torchrun.pid, number)
+        self.unsent = number
+        if reason.kind not in ON_REQUEST and self.flight_recorder.ask():
+            send(self.torchrun.pid, signal.SIGSTOP)  # it would end the other ranks at once
+        self.escalate()
         if reason.kind not in ON_REQUEST:
             self.prepare_restart()
 
     def escalate(self) -> None:
-        """Send SIGKILL to the ranks after the timeout.
+        """Send the signal once the ranks have written their dumps, and SIGKILL after the timeout.
 
-        Send it to torchrun too if it does not end soon afterwards. Until then it can report them.
+        torchrun gets SIGKILL too if it does not end soon afterwards. Until then it can report them.
         """
         if self.kill_at is None or self.phase != "running":
             return
+        if self.unsent and self.flight_recorder.is_ready:
+            # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
+            if self.torchrun.pid and not self.ranks.failed():
+                send(self.torchrun.pid, self.unsent)
+            if self.torchrun.pid:
+                send(self.torchrun.pid, signal.SIGCONT)
+            self.unsent = 0
         now = time.monotonic()
         if self.ranks.alive() and now < self.kill_at:
             return
@@ -277,6 +289,8 @@ class Round:
 
     def has_stopped(self) -> None:
         self.phase = "stopped"
+        if newest := self.flight_recorder.read(self.number):
+            self.journal.event(Collectives(tuple(newest)))
         self.ended_at = self.ended_at or time.monotonic()
         if self.reason and self.spec.max_restarts:
             offset = self.peers.clock_offset

@@ -40,6 +40,43 @@ def listen(folder: str) -> None:
     faulthandler.register(ALL_THREADS, file=out, all_threads=True, chain=False)
 
 
+def record(_: str) -> None:
+    """Write what torch's flight recorder knows when the supervisor asks, or after an exception.
+
+    A thread waits for the question, because the main thread may wait in a collective.
+    """
+    import _thread
+    import atexit
+
+    ours, rank = os.environ.pop("DDPCTL_FLIGHT_RECORDER"), os.environ["RANK"]
+    pipe = os.path.join(ours, "ask-%d" % os.getpid())
+    os.mkfifo(pipe, 0o600)
+    asked = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # never at its end, whoever else has it open
+
+    def write() -> None:
+        torch = sys.modules.get("torch._C._distributed_c10d")
+        for name, kind in (("_dump_fr_trace", "gloo"), ("_dump_nccl_trace", "nccl")):
+            dump = getattr(torch, name, None)
+            path = os.path.join(ours, "%s-rank-%s" % (kind, rank))
+            if dump is not None and not os.path.exists(path):  # else NCCL has written it
+                with open(path + ".part", "wb") as file:
+                    file.write(dump(True, False, False))  # with stacks, it takes seconds
+                os.rename(path + ".part", path)
+
+    def wait() -> None:
+        import signal
+
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            os.read(asked, 1)
+            write()
+        finally:
+            os.unlink(pipe)
+
+    atexit.register(lambda: write() if hasattr(sys, "last_value") else None)
+    _thread.start_new_thread(wait, ())
+
+
 def leave(folder: str, is_rank: bool) -> None:
     """Remove the folder from sys.path and, in a rank, from PYTHONPATH: torchrun passes it on."""
     sys.path[:] = [path for path in sys.path if path != folder]
@@ -78,7 +115,7 @@ def begin() -> None:
     leave(folder, is_rank)
     if is_rank and "DDPCTL_RESTART_COUNT" in os.environ:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["DDPCTL_RESTART_COUNT"]
-    for act in (listen, pin, allow_open_files) if is_rank else ():
+    for act in (listen, pin, allow_open_files, record) if is_rank else ():
         try:
             act(folder)
         except Exception:  # the run matters more

@@ -149,7 +149,6 @@ def test_the_users_environment_wins_and_ours_fills_the_rest() -> None:
     assert container.env_names == ("NCCL_DEBUG", "OMP_NUM_THREADS")
     assert not set(env) & set(container.env_names)
     assert env["PYTHONUNBUFFERED"] == "1"
-    assert env["TORCH_FR_DUMP_TEMP_FILE"] == "/output/flight_recorder_1_rank_"
     assert env["TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"] == "1800"
     assert env["DDPCTL_RESUME"] == "0"
     assert env["USER"] == env["LOGNAME"] == "ann"

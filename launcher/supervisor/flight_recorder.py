@@ -1,0 +1,121 @@
+"""torch's flight recorder: what each rank called last, so that the one that missed a collective is found.
+
+Each rank writes a dump when its node stops after a failure (`sitecustomize`), and NCCL writes one itself
+when a collective times out. A dump is a pickle: here, beside the code that wrote it, it is read
+without loading any class, and the launching machine only gets the names and numbers in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pickle
+import re
+import time
+from typing import Any, Iterator
+
+from .events import Collective
+
+ENTRIES = 2000  # collectives that a rank remembers
+NAMES = 100  # of them, how many newest ones of a group are reported
+LARGEST_DUMP = 64 << 20  # bytes
+ANSWER_TIMEOUT = 0.5  # seconds for the ranks to write their dumps
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+MALFORMED += (pickle.UnpicklingError, EOFError, OSError, MemoryError)  # type: ignore[assignment]
+
+
+class FlightRecorder:
+    """The folder with the dumps. The ranks find it in their environment."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.join(folder, "flight-recorder")
+        self._asked_at: float | None = None
+
+    def environment(self, env: dict[str, str], torch: str) -> dict[str, str]:
+        """Return `env` with the recorder switched on, unless the user has set it up. torch: its version."""
+        with contextlib.suppress(OSError):
+            os.makedirs(self._folder, exist_ok=True)
+        prefix = os.path.join(self._folder, "nccl-rank-")
+        old = re.match(r"[01]\.|2\.[0-7]\b", torch)  # torch 2.8 and newer warn about the old names
+        size, file = (
+            ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+            if old
+            else ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
+        )
+        ours = {size: str(ENTRIES), file: prefix, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+        return {**ours, **env, "DDPCTL_FLIGHT_RECORDER": self._folder}
+
+    def ask(self) -> bool:
+        """Ask all ranks that are alive for a dump. Return whether there are any."""
+        self._asked_at = time.monotonic()
+        for path in self._waiting():
+            try:
+                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # its process is gone
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                continue
+            with contextlib.suppress(OSError):
+                os.write(pipe, b"\n")
+            os.close(pipe)
+        return not self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nobody is about to write a dump."""
+        if self._asked_at is None or time.monotonic() > self._asked_at + ANSWER_TIMEOUT:
+            return True
+        return not self._waiting()
+
+    def _waiting(self) -> list[str]:
+        """Return the pipes on which ranks wait for the question. They remove them after the answer."""
+        return glob.glob(os.path.join(glob.escape(self._folder), "ask-*"))
+
+    def read(self, round: int) -> list[Collective]:
+        """Return what each rank of this node called last in each group. Keep the dumps under other names.
+
+        round: what the dumps are about; those of the next one will have the same names.
+        """
+        found: list[Collective] = []
+        for path in sorted(glob.glob(os.path.join(glob.escape(self._folder), "*-rank-*"))):
+            folder, file = os.path.split(path)
+            name = re.fullmatch(r"(gloo|nccl)-rank-(\d{1,6})", file)
+            if name:
+                with contextlib.suppress(*MALFORMED):
+                    os.rename(path, os.path.join(folder, "%d-%s" % (round, file)))
+                    path = os.path.join(folder, "%d-%s" % (round, file))
+                    found += collectives(int(name[2]), name[1], load(path))
+        return found
+
+
+class Plain(pickle.Unpickler):
+    """Reads numbers, texts and containers only. torch marks lists of numbers with a function of its own."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch.jit._pickle" and name.startswith("build_"):
+            return list
+        raise pickle.UnpicklingError("%s.%s" % (module, name))
+
+
+def load(path: str) -> Any:
+    """Read a dump. Raises one of MALFORMED."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_DUMP:
+            raise ValueError("too large")
+        return Plain(file).load()
+
+
+def collectives(rank: int, backend: str, dump: Any) -> Iterator[Collective]:
+    """Yield the newest collective of each group in a rank's dump. Raises one of MALFORMED."""
+    by_group: dict[str, dict[int, str]] = {}
+    for entry in dump["entries"]:
+        if not entry["is_p2p"]:
+            group = "%s %s" % (backend, entry["process_group"][0])
+            name = str(entry["profiling_name"]).split(":")[-1][:80]
+            # of a coalesced group, the last one counts; NCCL gives them one number
+            by_group.setdefault(group, {})[int(entry["collective_seq_id"])] = name
+    for group, names in by_group.items():
+        newest = max(names)
+        run = [names.get(number, "") for number in range(max(1, newest - NAMES + 1), newest + 1)]
+        yield Collective(rank, group[:200], newest, tuple(run))

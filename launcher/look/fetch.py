@@ -27,7 +27,7 @@ from ..terminal.host_errors import unseen
 
 LIST = load_script(__file__, "list_files.sh")
 SILENCE = 60.0  # seconds without data until a host is given up
-FOLDERS = ("checkpoints", "output")
+FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
 ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 

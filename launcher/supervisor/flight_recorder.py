@@ -19,6 +19,8 @@ from .events import Collective
 
 ENTRIES = 2000  # collectives that a rank remembers
 NAMES = 100  # of them, how many newest ones of a group are reported
+SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second until torch 2.7
+FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 LARGEST_DUMP = 64 << 20  # bytes
 ANSWER_TIMEOUT = 0.5  # seconds for the ranks to write their dumps
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
@@ -36,15 +38,13 @@ class FlightRecorder:
         """Return `env` with the recorder switched on, unless the user has set it up. torch: its version."""
         with contextlib.suppress(OSError):
             os.makedirs(self._folder, exist_ok=True)
+        old = bool(re.match(r"[01]\.|2\.[0-7]\b", torch))  # newer ones warn about the old names
         prefix = os.path.join(self._folder, "nccl-rank-")
-        old = re.match(r"[01]\.|2\.[0-7]\b", torch)  # torch 2.8 and newer warn about the old names
-        size, file = (
-            ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-            if old
-            else ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
-        )
-        ours = {size: str(ENTRIES), file: prefix, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-        return {**ours, **env, "DDPCTL_FLIGHT_RECORDER": self._folder}
+        ours = {"DDPCTL_FLIGHT_RECORDER": self._folder, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+        for names, value in ((SIZE, str(ENTRIES)), (FILE, prefix)):
+            if not any(name in env for name in names):
+                ours[names[old]] = value
+        return {**ours, **env}
 
     def ask(self) -> bool:
         """Ask all ranks that are alive for a dump. Return whether there are any."""

@@ -40,41 +40,73 @@ def listen(folder: str) -> None:
     faulthandler.register(ALL_THREADS, file=out, all_threads=True, chain=False)
 
 
-def record(_: str) -> None:
-    """Write what torch's flight recorder knows when the supervisor asks, or after an exception.
+class DumpOnRequest:
+    """Writes what torch's flight recorder knows, when the supervisor asks or after an exception.
 
-    A thread waits for the question, because the main thread may wait in a collective.
+    A thread waits for the question, because the main thread may wait in a collective. It starts when
+    the script imports torch.distributed: in a script that ends at once, it could meet the end of Python.
     """
-    import _thread
-    import atexit
 
-    ours, rank = os.environ.pop("DDPCTL_FLIGHT_RECORDER"), os.environ["RANK"]
-    pipe = os.path.join(ours, "ask-%d" % os.getpid())
-    os.mkfifo(pipe, 0o600)
-    asked = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)  # never at its end, whoever else has it open
+    def __init__(self, folder: str) -> None:
+        self._folder, self._rank, self._pid = folder, os.environ["RANK"], os.getpid()
+        self._pipe = os.path.join(folder, "ask-%d" % self._pid)
+        sys.meta_path.insert(0, self)
 
-    def write() -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Learn what the script imports; find nothing."""
+        if name == "torch.distributed" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            try:
+                self._start()
+            except Exception:  # the run matters more
+                pass
+
+    def _start(self) -> None:
+        import _thread
+        import atexit
+        import signal
+
+        os.mkfifo(self._pipe, 0o600)
+        self._asked = os.open(self._pipe, os.O_RDWR | os.O_CLOEXEC)  # so that it never ends
+        self._writing = _thread.allocate_lock()
+        atexit.register(self._leave)
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            _thread.start_new_thread(self._wait, ())  # takes no signal
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
+    def _wait(self) -> None:
+        os.read(self._asked, 1)
+        with self._writing:
+            try:
+                self._write()
+            finally:
+                os.unlink(self._pipe)
+
+    def _leave(self) -> None:
+        """At the end of Python: after an exception, write; answer no longer."""
+        if os.getpid() != self._pid:  # a fork
+            return
+        with self._writing:
+            if hasattr(sys, "last_value"):
+                self._write()
+            if os.path.exists(self._pipe):
+                os.unlink(self._pipe)
+
+    def _write(self) -> None:
         torch = sys.modules.get("torch._C._distributed_c10d")
         for name, kind in (("_dump_fr_trace", "gloo"), ("_dump_nccl_trace", "nccl")):
             dump = getattr(torch, name, None)
-            path = os.path.join(ours, "%s-rank-%s" % (kind, rank))
+            path = os.path.join(self._folder, "%s-rank-%s" % (kind, self._rank))
             if dump is not None and not os.path.exists(path):  # else NCCL has written it
                 with open(path + ".part", "wb") as file:
                     file.write(dump(True, False, False))  # with stacks, it takes seconds
                 os.rename(path + ".part", path)
 
-    def wait() -> None:
-        import signal
 
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            os.read(asked, 1)
-            write()
-        finally:
-            os.unlink(pipe)
-
-    atexit.register(lambda: write() if hasattr(sys, "last_value") else None)
-    _thread.start_new_thread(wait, ())
+def record(_: str) -> None:
+    DumpOnRequest(os.environ.pop("DDPCTL_FLIGHT_RECORDER"))
 
 
 def leave(folder: str, is_rank: bool) -> None:

@@ -20,6 +20,8 @@ from launcher.logs.journal_reader import Reader
 from launcher.logs.log_record import Record
 from launcher.supervisor.events import (
     Clock,
+    Collective,
+    Collectives,
     End,
     Environment,
     Event,
@@ -52,7 +54,8 @@ EVENTS: list[Event] = [
     RestartInPlace(1, 2, True, REASON),
     ResourceUsage(1, 2 << 30, {"shm": 0, "output": None}),
     Environment({"torch": "2.5.1"}, ("HOME",)),
-    Usage(1.5, (GpuLoad(97, 40960, 81920),)),
+    Usage(1.5, (GpuLoad(97, 40960, 81920, 1980),), (GpuLoad(96, 40960, 81920, 1980),), (2, 3)),
+    Collectives((Collective(2, "nccl 0", 6, ("all_reduce", "barrier")),)),
     End("hung", 1, REASON),
 ]
 

@@ -82,6 +82,7 @@ def test_damaged_bytes_are_not_kept(machine: Machine) -> None:
         (b"output/../../up", False),
         (b".git/hooks/pre-commit", False),
         (b"output", False),
+        (b"nodes/0/attempt-1/flight-recorder/0-gloo-rank-1", True),
         (b"logs/node-0.log", False),
         (b"run.json", False),
     ],

@@ -1,12 +1,19 @@
 #!/bin/sh
 # Lists the claims of all users on this host. Every value is a text that ends with NUL: for each claim
-# `claim`, NAME.STATE, its time and its labels.
+# `claim`, NAME.STATE, its time and its labels. Of each user at most the newest 256, so that nobody can
+# make this script too slow for the others.
 . ./process_files.sh
+LC_ALL=C; export LC_ALL # the folders of a user follow each other
 for folder in /tmp/ddpctl-claims-*; do
-  user=${folder#/tmp/ddpctl-claims-}
-  belongs_to "$folder" "${user%%.*}" || continue
+  user=${folder#/tmp/ddpctl-claims-} user=${user%%.*}
+  belongs_to "$folder" "$user" || continue
   cd "$folder" 2>/dev/null || continue
-  for file in *.waiting *.created *.running; do
+  belongs_to . "$user" || continue # the folder has become a link
+  [ "$user" = "$before" ] || left=256
+  before=$user
+  # shellcheck disable=SC2010 # names with other characters are no claims
+  for file in $(ls -t | grep -xE 'ddpctl-[[:alnum:]._-]+\.(waiting|created|running)' | head -n "$left"); do
+    left=$((left - 1))
     [ -f "$file" ] && [ ! -L "$file" ] || continue
     case $file in
       *.running)
@@ -19,7 +26,7 @@ for folder in /tmp/ddpctl-claims-*; do
         ;;
     esac
     printf 'claim\0%s\0%s\0' "$file" "$(stat -c %Y "$file")"
-    read_file "$file" 65536 | tail -n +2 | tr -d '\0'
+    read_file "$file" 8192 | tail -n +2 | tr -d '\0'
     printf '\0'
   done
 done

@@ -12,6 +12,7 @@ from .nvidia import xids_in
 
 SCRIPT = load_script(__file__, "kernel_log.sh")
 TIMEOUT = 30.0  # seconds; nvidia-smi is slow while a GPU fails
+MOST = 400  # lines that count; SCRIPT prints fewer
 _STAMP = re.compile(r"\[ *([0-9]{1,12}\.[0-9]{1,9})\]")
 _GPU = re.compile(r"gpu ([\w-]{1,64}), ([0-9a-fA-F:.]{10,16})")
 _UPTIME = re.compile(r"uptime ([0-9]{1,12}(\.[0-9]{1,9})?)")
@@ -50,7 +51,7 @@ def parse_kernel_log(text: str, seconds: float) -> KernelLog:
     pci: dict[str, str] = {}
     lines: list[str] = []
     uptime = 0.0
-    for line in map(printable, text.split("\n")):
+    for line in map(printable, text.split("\n", MOST)[:MOST]):
         if gpu := _GPU.fullmatch(line):
             pci[gpu[1]] = pci_address(gpu[2])
         elif up := _UPTIME.fullmatch(line):

@@ -4,6 +4,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
+from ..text import quoted
+from .mistakes import Mistake, Wrong
 from .yaml_tree import LIST, MAPPING, TEXT, RawValue, raw
 
 ANSIBLE, DSTACK, SKYPILOT = "an Ansible inventory", "a dstack fleet", "SkyPilot node pools"
@@ -68,7 +70,12 @@ def read_ini(text: str) -> RawValue:
         if section := _INI_SECTION.fullmatch(written):
             name, kind = section[1], section[2] or "hosts"
         elif written:
-            word, *options = shlex.split(written) if kind == "hosts" else [written]
+            try:
+                word, *options = shlex.split(written) if kind == "hosts" else [written]
+            except ValueError:  # a quote without its pair
+                raise Wrong(
+                    Mistake(line, "", f"found {quoted(written)}", "close the quotes")
+                ) from None
             group = groups.setdefault(name, {})
             if kind == "vars":
                 key, _, value = word.partition("=")

@@ -16,6 +16,7 @@ from .yaml_tree import RawValue, raw
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
 SCHEDULERS = {"slurm": "SLURM_JOB_NODELIST", "pbs": "PBS_NODEFILE"}
+LONGEST_LINE = 1000  # characters in a hostfile
 _KNOWN = ("slots", "max_slots", "max-slots")
 _HOST = r"[^\s:,#=\[\]{}()'\"-][^\s:,#=()'\"]*(\[[\d,-]+\][^\s:,#=]*)?"
 _NAME_LINE = re.compile(rf"{_HOST}(\s+[\w-]+\s*=\s*\S*)*")
@@ -25,6 +26,8 @@ _FIRST_LINE = re.compile(rf"{_HOST}((:\d+)?(\s+[\w-]+\s*=\s*\S*)+|:\d+)")
 def is_hostfile(text: str) -> bool:
     """Return whether the first line has a number of slots, or each line is just a name."""
     lines = [line for line in map(_significant, text.splitlines()) if line]
+    if max(map(len, lines), default=0) > LONGEST_LINE:
+        return False  # the patterns would take long
     names_only = len(lines) > 1 and all(_NAME_LINE.fullmatch(line) for line in lines)
     return names_only or bool(lines and _FIRST_LINE.fullmatch(lines[0]))
 
@@ -43,7 +46,7 @@ def allocated_hosts(scheduler: str) -> list[str]:
     value = os.environ.get(SCHEDULERS[scheduler], "")
     if scheduler == "pbs" and value:
         try:
-            value = ",".join(dict.fromkeys(Path(value).read_text().split()))
+            value = ",".join(dict.fromkeys(Path(value).read_text(errors="replace").split()))
         except OSError as error:
             raise UsageError(
                 f"cannot read {value}: {error.strerror}", "ask for new hosts"

@@ -16,6 +16,7 @@ BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CONDA_BASE = "condaforge/miniforge3:latest"
 SOURCES = ("requirements.txt", "pyproject.toml", "environment.yml", "environment.yaml")
 TRAINER = "ddpctl-trainer:latest"
+DEEPEST = 20  # requirements files that name the next one
 FOLDER = "/opt/ddpctl/build"
 
 _FILE_FLAG = re.compile(r"(?:-r|-c|-f|--requirement|--constraint|--find-links)[ =]*(\S+)")
@@ -136,11 +137,15 @@ def requirements_of(source: Path) -> str:
     return "".join(f"{each}\n" for each in listed)
 
 
-def with_named(source: Path, text: str) -> Iterator[tuple[str, Path]]:
+def with_named(source: Path, text: str, depth: int = 0) -> Iterator[tuple[str, Path]]:
     """Yield the local files that a requirements file names, and those that they name in turn.
 
-    text: the requirements. Each file comes with its path relative to the folder of `source`.
+    text: the requirements. Each file comes with its path relative to the folder of `source`. A link
+    out of that folder is refused: the project may be a stranger's, and the image leaves this machine.
     """
+    if depth > DEEPEST:
+        raise UsageError(f"{source}: names files that name each other", "remove one of the lines")
+    folder = source.parent.resolve()
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition(" #")[0].strip()
         if _LOCAL.match(line):
@@ -151,14 +156,16 @@ def with_named(source: Path, text: str) -> Iterator[tuple[str, Path]]:
         flag = _FILE_FLAG.match(line)
         if flag is None or "://" in flag[1]:
             continue
-        path = source.parent / flag[1]
-        if Path(flag[1]).is_absolute() or ".." in Path(flag[1]).parts or not path.exists():
+        named, path = Path(flag[1]), source.parent / flag[1]
+        is_here = path.exists() and not named.is_absolute() and ".." not in named.parts
+        files = sorted(path.rglob("*")) if is_here and path.is_dir() else []
+        if not is_here or not all(f.resolve().is_relative_to(folder) for f in (path, *files)):
             raise UsageError(
                 f"{source}:{number}: {quoted(flag[1])} is not in the folder of {source.name}",
                 "put it there",
             )
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        for file in files or [path]:
             if file.is_file():
                 yield str(file.relative_to(source.parent)), file
         if path.is_file() and not line.startswith(("-f", "--find")):
-            yield from with_named(path, path.read_text("utf-8"))
+            yield from with_named(path, path.read_text("utf-8"), depth + 1)

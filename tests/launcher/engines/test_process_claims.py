@@ -97,6 +97,23 @@ def test_a_name_that_is_taken_blocks_nobody(
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_nobody_keeps_the_others_out_with_many_or_large_claims(
+    engine: Processes, folder: Path
+) -> None:
+    folder.mkdir()
+    for number in range(300):
+        old = folder / f"ddpctl-old-{number}.waiting"
+        old.write_text("-\n" + "[" * 60_000)
+        os.utime(old, (1e9, 1e9))
+    engine.wait_in_line(NAME, LABELS)
+    for number in range(3):  # more folders of the same user
+        (folder.parent / f"{folder.name}.{number}").mkdir()
+        (folder.parent / f"{folder.name}.{number}" / "ddpctl-z-0.waiting").write_text("-\n{}")
+    assert claimed(engine) == [("waiting", ("GPU-1",))]
+    output = engine._script("list", process.LIST_CLAIMS).stdout
+    assert output.count(b"claim\0") <= 256 and len(output) < 3_000_000
+
+
 def test_what_is_no_file_is_skipped(engine: Processes, folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "a.created")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.facts.kernel_log import parse_kernel_log
+import time
+
+from launcher.facts.kernel_log import MOST, parse_kernel_log
 
 TEXT = """gpu GPU-a, 00000000:07:00.0
 gpu GPU-b, 00000000:0B:00.0
@@ -23,6 +25,14 @@ def test_only_what_happened_since_the_start_counts() -> None:
 def test_a_line_without_a_time_counts() -> None:
     log = parse_kernel_log("NVRM: Xid (PCI:0000:0b:00): 48, DBE\nuptime 5.0\n", 1.0)
     assert [number for _, number in log.xids] == [48]
+
+
+def test_a_log_without_end_is_read_in_a_moment() -> None:
+    lost = "".join(f"[1.0] NVRM: Xid (PCI:0000:{n:02x}:00): 79, x\n" for n in range(200)) * 5000
+    began = time.process_time()
+    log = parse_kernel_log(lost, 1.0)
+    log.addresses(["GPU-1"])
+    assert time.process_time() - began < 0.5 and len(log.lines) <= MOST
 
 
 def test_a_gpu_that_no_longer_answers_has_the_address_in_its_errors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,30 @@ def test_hosts_without_a_number_use_all_their_gpus() -> None:
 def test_a_file_name_that_is_too_long_is_one_line() -> None:
     with pytest.raises(HostsFileError, match="cannot be read: file name too long"):
         load("x" * 300)
+
+
+@pytest.mark.parametrize(
+    "text", ["a[1]" * 200_000 + "(", "a b" + " " * 500_000 + "(", "a " + "b= " * 100_000 + "x y"]
+)
+def test_a_long_line_is_no_hostfile_and_takes_no_time(text: str) -> None:
+    began = time.process_time()
+    assert not is_hostfile(text)
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("line", ["x ansible_user='a", 'x "'])
+def test_a_quote_without_its_pair_in_an_inventory_is_one_line(line: str) -> None:
+    with pytest.raises(HostsFileError, match=r"inv:2: found .*; close the quotes"):
+        parse(f"[a]\n{line}\n", "inv")
+
+
+def test_a_file_of_an_allocation_may_have_any_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nodes").write_bytes(b"gpu1\xff\n")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    monkeypatch.chdir(tmp_path)
+    assert [host.host for host in load("pbs").hosts] == ["gpu1\ufffd"]
 
 
 def test_the_hosts_of_an_allocation_run_processes(

@@ -70,6 +70,26 @@ def test_a_file_outside_the_project_is_named(tmp_path: Path, named: str) -> None
         recipe_of(tmp_path / "requirements.txt", None, None)
 
 
+def test_a_strangers_project_puts_no_file_of_yours_into_the_image(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    project = tmp_path / "project"
+    (project / "wheels").mkdir(parents=True)
+    (project / "pins.txt").symlink_to("../key")
+    (project / "wheels" / "a.whl").symlink_to("../../key")
+    (project / "up").symlink_to("..")
+    source = project / "requirements.txt"
+    for line in ("-r pins.txt", "-f wheels", "-c up/key", "-f up"):
+        source.write_text(line)
+        with pytest.raises(UsageError, match=r"requirements\.txt:1: .* is not in the folder of"):
+            recipe_of(source, None, None)
+
+
+def test_requirements_that_name_each_other_are_one_line(tmp_path: Path) -> None:
+    write(tmp_path, a__txt="-r b.txt", b__txt="-r a.txt")
+    with pytest.raises(UsageError, match="names files that name each other"):
+        recipe_of(tmp_path / "a.txt", None, None)
+
+
 def test_the_dependencies_of_a_pyproject_are_installed(tmp_path: Path) -> None:
     source = tmp_path / "pyproject.toml"
     source.write_text('[project]\nname = "x"\ndependencies = ["timm>=1", "wandb"]\n')

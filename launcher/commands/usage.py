@@ -118,7 +118,8 @@ class Command(TyperCommand):
         takes_value = self._flags()
         ours: list[str] = []
         script: list[str] = []
-        has_hosts = any(word.startswith(("-H", "--hosts")) for word in args)
+        flags = () if self._arguments[0].name == "run" else ("-H", "--hosts")  # else HOSTS
+        has_hosts = any(word.startswith(flags) for word in args)
         words = iter(args)
         for word in words:
             name = word.replace("_", "-")

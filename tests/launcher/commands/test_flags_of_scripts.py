@@ -37,6 +37,12 @@ def test_a_forgotten_separator_is_one_line_with_the_right_command(
     assert err == f"ddpctl: error: put `--` before the command: ddpctl launch {better}\n"
 
 
+def test_exec_takes_a_run_and_the_hosts_to_look_on(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    words = ("exec", "lost", "--hosts", cluster.hosts_file, "--node", "1", "--", "true")
+    assert "too many" not in cluster.ddpctl(*words)[2]
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [

@@ -11,6 +11,7 @@ from ..supervisor.events import (
     Clock,
     End,
     Event,
+    GpuLoad,
     Reason,
     ResourceUsage,
     RestartInPlace,
@@ -37,7 +38,11 @@ class NodeEvidence:
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can
     gpus: Sequence[str] = ()  # PCI address of each local rank's GPU
     xids: Sequence[tuple[str, int]] = ()  # of the run's time: PCI address and number, newest last
+    kernel: Sequence[str] = ()  # its lines about GPUs and memory since the run's start
+    gpus_before: Sequence[GpuLoad] = ()  # the first sample
+    gpus_after: Sequence[GpuLoad] = ()  # after the end of the attempt
     since: float | None = None  # the node's time of the last restart in place; None: none
+    until: float = math.inf  # what the node recorded from this time on does not count
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
         """Return the events of a kind, since the last restart."""
@@ -50,7 +55,7 @@ class NodeEvidence:
         return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
 
     def _counts(self, time: float) -> bool:
-        return self.since is None or time >= self.since
+        return (self.since is None or time >= self.since) and time < self.until
 
     @property
     def end(self) -> End | None:
@@ -106,6 +111,15 @@ def of_last_round(evidence: Evidence) -> Evidence:
         return evidence
     pairs = zip(evidence.nodes, times, strict=True)
     nodes = [replace(node, since=own.get(last, math.inf)) for node, own in pairs]
+    return replace(evidence, nodes=nodes)
+
+
+def before_restart(evidence: Evidence, number: int) -> Evidence:
+    """Return the evidence without what happened since a restart in place."""
+    nodes = []
+    for node in evidence.nodes:
+        times = (time for time, event in node.of(RestartInPlace) if event.number >= number)
+        nodes.append(replace(node, until=min(times, default=math.inf)))
     return replace(evidence, nodes=nodes)
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
+from ..supervisor.events import GpuLoad
+from ..supervisor.usage import GPU_FIELDS, parse_gpus
 from ..text import printable
 from .gpus import pci_address
 from .nvidia import xids_in
@@ -20,10 +22,11 @@ _UPTIME = re.compile(r"uptime ([0-9]{1,12}(\.[0-9]{1,9})?)")
 
 @dataclass(frozen=True)
 class KernelLog:
-    """lines: since the moment. pci: the addresses of the GPUs that still answer, by UUID."""
+    """lines: since the moment. pci, loads: of the GPUs that still answer; the addresses by UUID."""
 
     lines: tuple[str, ...] = ()
     pci: Mapping[str, str] = field(default_factory=dict)
+    loads: tuple[GpuLoad, ...] = ()
 
     @property
     def xids(self) -> tuple[tuple[str, int], ...]:
@@ -42,7 +45,7 @@ class KernelLog:
 
 def read_kernel_log(node: Node, seconds: float) -> KernelLog:
     """Return what a host's kernel has logged in the last `seconds`."""
-    text = node.script(SCRIPT, timeout=TIMEOUT).stdout.decode(errors="replace")
+    text = node.script(SCRIPT, GPU_FIELDS, timeout=TIMEOUT).stdout.decode(errors="replace")
     return parse_kernel_log(text, seconds)
 
 
@@ -50,14 +53,17 @@ def parse_kernel_log(text: str, seconds: float) -> KernelLog:
     """Parse SCRIPT's output. A line without a time counts as recent."""
     pci: dict[str, str] = {}
     lines: list[str] = []
+    loads: list[str] = []
     uptime = 0.0
     for line in map(printable, text.split("\n", MOST)[:MOST]):
         if gpu := _GPU.fullmatch(line):
             pci[gpu[1]] = pci_address(gpu[2])
+        elif line.startswith("load "):
+            loads.append(line.removeprefix("load "))
         elif up := _UPTIME.fullmatch(line):
             uptime = float(up[1])
         elif line:
             stamp = _STAMP.match(line)
             if stamp is None or float(stamp[1]) >= uptime - seconds:
                 lines.append(line)
-    return KernelLog(tuple(lines), pci)
+    return KernelLog(tuple(lines), pci, parse_gpus("\n".join(loads).encode()))

@@ -197,6 +197,7 @@ class Monitor:
                 )
             elif isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
                 outcome.usage = event
+                outcome.gpus_before = outcome.gpus_before or event.gpus
             elif not isinstance(event, Unreadable):
                 outcome.event_bytes += record.size
                 if outcome.event_bytes > MOST_EVENTS and not (

@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..diagnosis.evidence import Evidence
+from ..diagnosis.blame import blame_text
+from ..diagnosis.evidence import Evidence, before_restart
 from ..diagnosis.failure_kinds import FailureKind
 from ..diagnosis.first_failure import first_failure
 from ..engines.running import RunningAttempt
-from ..errors import DdpctlError
+from ..errors import DdpctlError, StateError
 from ..facts.kernel_log import read_kernel_log
 from ..logs.store import Mark
 from ..outcomes import NodeState, Outcome, RunState, run_state
@@ -20,8 +21,9 @@ from ..runs.newest_attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from ..ssh.many import by_name, try_each
 from ..ssh.node import Node
-from ..state import make_folder, write_atomically
+from ..state import write_atomically
 from ..stop.stop_run import stop_run
+from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..terminal.live import Live, may_be_shown
@@ -34,6 +36,7 @@ from .node_watcher import Batch
 from .panel import Panel
 from .run_lines import RunLines
 
+MOST_RESTARTS = 50  # of an attempt, whose evidence is kept
 PEER_STOP_TIMEOUT = 8.0  # seconds for supervisors to stop each other before the launcher stops them
 
 
@@ -261,15 +264,17 @@ class Session:
         attempt = self.record.attempt
         attempt.state = self._final_state(outcomes)
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
+        evidence = Evidence(attempt.world_size, outcomes)
+        for outcome, skew in zip(outcomes, self.run.clock_skews, strict=False):
+            outcome.clock_skew = skew
         if attempt.state is not RunState.SUCCEEDED:
-            for outcome, skew in zip(outcomes, self.run.clock_skews, strict=False):
-                outcome.clock_skew = skew
             if attempt.state is RunState.FAILED:
                 self._ask_kernels()
-            failure = first_failure(Evidence(attempt.world_size, outcomes))
+            failure = first_failure(evidence)
             timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
             if attempt.state is RunState.FAILED or timed_out:
                 attempt.first_failure = failure
+        self._keep_evidence(evidence)
         attempt.settle_nodes()
         not_seen = {o.host for o in outcomes if o.end is None and not o.exited}
         silent = {node.name for node in self._unconfirmed}
@@ -280,8 +285,24 @@ class Session:
         self.events("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)
 
+    def _keep_evidence(self, evidence: Evidence) -> None:
+        """Write down what is known about the attempt's failure, and about those before restarts."""
+        events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
+        newest = sorted({event.number for event in events})[-MOST_RESTARTS:]
+        starts: list[int | None] = [None, *newest]
+        for number in starts:
+            part = evidence if number is None else before_restart(evidence, number)
+            last = self.record.attempt.first_failure
+            failure = last if number is None else first_failure(part)
+            if failure is not None:
+                path = self.run.folder.evidence_file(self.record.attempt.attempt, number)
+                try:
+                    write_atomically(path, blame_text(failure, part))
+                except StateError as error:
+                    self.console.error(str(error))
+
     def _ask_kernels(self) -> None:
-        """Add what the hosts' kernels know about GPUs that have failed, and keep their messages."""
+        """Add what the hosts' kernels and drivers know about GPUs that have failed."""
         began = parse_timestamp(self.record.by_hand.created) or time.time()
         members, seconds = self.run.attempt.by_node, time.time() - began
         outcomes = self.monitor.outcomes
@@ -292,11 +313,9 @@ class Session:
             log = read_kernel_log(node, seconds)
             listed = member.engine.list(self.record.run_id)
             gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
-            outcomes[rank].gpus, outcomes[rank].xids = log.addresses(gpus), log.xids
-            if log.lines:
-                name = f"kernel-{rank}-attempt-{member.place.attempt}.log"
-                text = "".join(f"{line}\n" for line in log.lines)
-                write_atomically(make_folder(self.run.folder.logs) / name, text)
+            outcome = outcomes[rank]
+            outcome.gpus, outcome.xids = log.addresses(gpus), log.xids
+            outcome.kernel, outcome.gpus_after = log.lines, log.loads
 
         ended = {rank for rank, outcome in outcomes.items() if outcome.end or outcome.exited}
         with self.console.step("looking for GPU and memory errors"):

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -77,7 +78,8 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
             files, done.failures = list_files(attempt, console)
         try:
             (to / "logs").mkdir(parents=True, exist_ok=True)
-            for path in (folder.record_file, folder.hosts_file, *folder.logs.glob("node-*.log")):
+            kept = folder.logs.glob("node-*.log"), folder.logs.glob("failure-*.txt")
+            for path in (folder.record_file, folder.hosts_file, *chain(*kept)):
                 shutil.copyfile(path, to / path.relative_to(folder.path))
             stuck: set[Node] = set()
             for target, file in targets(files, to).items():

@@ -3,8 +3,8 @@
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..diagnosis.stack_groups import newest_groups, verdict
@@ -33,7 +33,7 @@ class Shown:
     """What the page shows about one run.
 
     hosts_file: its text, without secrets. notes: missing data, and why.
-    now: the time at which the page is made, RFC 3339.
+    now: the time at which the page is made, RFC 3339. evidence: about failures, by the file's name.
     """
 
     record: RunRecord
@@ -42,6 +42,7 @@ class Shown:
     hosts_file: str
     notes: Sequence[str]
     now: str
+    evidence: Mapping[str, str] = field(default_factory=dict)
 
 
 def page(run: Shown) -> str:
@@ -50,8 +51,11 @@ def page(run: Shown) -> str:
     groups = newest_groups(run.journals.of(last.attempt)) if last else []
     stacks = [*verdict(groups), *(line for group in groups for line in block(group))]
     changed = changes(record, run.journals)
-    hosts = preformatted(run.hosts_file)
-    hosts = f"<details><summary>With this hosts.yaml</summary>{hosts}</details>"
+    hosts = folded("With this hosts.yaml", run.hosts_file)
+    restarts = table(_restarts(record), ("attempt", "time (UTC)", "kind", "cause"))
+    for name, evidence in run.evidence.items():
+        if "-restart-" in name:
+            restarts += folded(f"Evidence: {name}", evidence)
     planned = ((key, value) for key, value in plan(run).items() if value)
     return document(
         f"{record.run_id}: {record.state}",
@@ -59,12 +63,10 @@ def page(run: Shown) -> str:
         f'<p class="soft">{text(summary(record))}, as of {text(_clock(run.now))}</p>',
         [
             *notes(run),
-            section("First failure", "".join(failures(record))),
+            section("First failure", "".join(failures(run))),
             section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
             section("Attempts", _timeline(record.attempts, run.now)),
-            section(
-                "Restarts", table(_restarts(record), ("attempt", "time (UTC)", "kind", "cause"))
-            ),
+            section("Restarts", restarts),
             section("Nodes", _nodes(record)),
             '<div class="facts">',
             section("Results", table(results(run).items())),
@@ -94,7 +96,7 @@ def comparison(first: Shown, second: Shown) -> str:
         [
             *(note for run in runs.values() for note in notes(run)),
             *(
-                section(f"First failure of {name}", "".join(failures(run.record)))
+                section(f"First failure of {name}", "".join(failures(run)))
                 for name, run in runs.items()
             ),
             section("Curves", figures(drawn)),
@@ -234,9 +236,15 @@ def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
     return node.state.lower(), "" if node.exit_code is None else node.exit_code
 
 
-def failures(record: RunRecord) -> Iterator[str]:
+def folded(title: str, body: str) -> str:
+    return f"<details><summary>{text(title)}</summary>{preformatted(body)}</details>"
+
+
+def failures(run: Shown) -> Iterator[str]:
     """Yield the first failure of each attempt, the newest one in full, earlier ones folded."""
-    failed = [(a.attempt, a.first_failure) for a in reversed(record.attempts) if a.first_failure]
+    failed = [
+        (a.attempt, a.first_failure) for a in reversed(run.record.attempts) if a.first_failure
+    ]
     for place, (attempt, failure) in enumerate(failed):
         code = None if failure.exit_code is None else f"exit code {failure.exit_code}"
         words = (failure.kind, code, failure.signal, f"node {failure.node_rank}")
@@ -246,6 +254,8 @@ def failures(record: RunRecord) -> Iterator[str]:
         yield f'<p class="soft">{text(about)}</p>'
         yield preformatted(failure.excerpt) if failure.excerpt else ""
         yield f"<p>Remedy: {text(failure.remedy)}</p>" if failure.remedy else ""
+        if evidence := run.evidence.get(f"failure-attempt-{attempt}"):
+            yield folded("Evidence", evidence)
         yield "</details>"
 
 

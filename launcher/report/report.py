@@ -1,5 +1,6 @@
 """Collect what the page needs from this machine and the hosts, then write it."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
         without_secrets(folder.hosts_file),
         [f"Curves may be missing: {line}" for line in lines(failures.values())],
         now=timestamp(),
+        evidence={path.stem: text_of(path) for path in sorted(folder.logs.glob("failure-*.txt"))},
     )
 
 
@@ -79,6 +81,13 @@ def _ask(
             return metrics.stdout, events.stdout
 
         return try_each(list(machines.values()), read)
+
+
+def text_of(path: Path) -> str:
+    """Return a file's text; "" if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
 
 
 def without_secrets(path: Path) -> str:

@@ -201,6 +201,11 @@ class RunFolder:
         self.logs = path / "logs"
         self._warned = False  # that run.json cannot be read or written
 
+    def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
+        """Return the path of the text about an attempt's failure, or about the one before a restart."""
+        name = f"attempt-{attempt}" if restart is None else f"attempt-{attempt}-restart-{restart}"
+        return make_folder(self.logs) / f"failure-{name}.txt"
+
     def keep_cluster(self, cluster: Cluster) -> None:
         make_folder(self.logs)
         without = dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env={}))

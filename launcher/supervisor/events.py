@@ -87,12 +87,17 @@ class Environment(Event):
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """use: percent. used, total: MiB of memory. clock: MHz. 0: nvidia-smi does not report it."""
+    """use: percent. used, total: MiB of memory. clock: MHz. 0: nvidia-smi does not report it.
+
+    ecc_errors: uncorrectable ones since the driver was loaded.
+    """
 
     use: int
     used: int
     total: int
     clock: int = 0
+    celsius: int = 0
+    ecc_errors: int = 0
 
 
 @dataclass(frozen=True)

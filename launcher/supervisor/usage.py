@@ -21,8 +21,9 @@ PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
 # What pip leaves of a package. importlib.metadata would read it too, but is slow to import.
 INSTALLED = re.compile(r"([^-]+)-([^-]+)(?:-py[^-]*)?\.(?:dist|egg)-info")
-NVIDIA_SMI = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total,clocks.sm"]
-NVIDIA_SMI += ["--format=csv,noheader,nounits"]
+GPU_FIELDS = "utilization.gpu,memory.used,memory.total,clocks.sm,temperature.gpu"
+GPU_FIELDS += ",ecc.errors.uncorrected.volatile.total"  # as those of GpuLoad
+NVIDIA_SMI = ["nvidia-smi", "--query-gpu=" + GPU_FIELDS, "--format=csv,noheader,nounits"]
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
@@ -110,7 +111,8 @@ def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
     found = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) in (3, 4) and all(c == "[N/A]" or _NUMBER.fullmatch(c) for c in cells[1:]):
+        known = (c.startswith("[") or _NUMBER.fullmatch(c) for c in cells[1:])  # [N/A]
+        if 3 <= len(cells) <= len(fields(GpuLoad)) and all(known):
             found.append(GpuLoad(*(int(c) if _NUMBER.fullmatch(c) else 0 for c in cells)))
     return tuple(found)
 

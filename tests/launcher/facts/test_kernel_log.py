@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from launcher.facts.kernel_log import MOST, parse_kernel_log
+from launcher.supervisor.events import GpuLoad
 
 TEXT = """gpu GPU-a, 00000000:07:00.0
 gpu GPU-b, 00000000:0B:00.0
@@ -23,6 +24,8 @@ def test_only_what_happened_since_the_start_counts() -> None:
 
 
 def test_a_line_without_a_time_counts() -> None:
+    log = parse_kernel_log("load 3, 5, 81920, 345, 40, 3\nload broken\nuptime 5.0", 1.0)
+    assert log.loads == (GpuLoad(3, 5, 81920, 345, 40, 3),) and log.lines == ()
     log = parse_kernel_log("NVRM: Xid (PCI:0000:0b:00): 48, DBE\nuptime 5.0\n", 1.0)
     assert [number for _, number in log.xids] == [48]
 

@@ -113,4 +113,5 @@ def shown(evil: str = "plain", charts_drawn: list[Chart] | None = None) -> Shown
     drawn = [*charts(metrics_lines()), *journals.usage_charts(began(record))]
     notes = [evil] if evil != "plain" else []
     chosen = drawn if charts_drawn is None else charts_drawn
-    return Shown(record, chosen, journals, f"hosts: [gpu1] # {evil}", notes, TIMES[2])
+    evidence = {"failure-attempt-1": f"kernel {evil}", "failure-attempt-2-restart-1": f"gpu {evil}"}
+    return Shown(record, chosen, journals, f"hosts: [gpu1] # {evil}", notes, TIMES[2], evidence)

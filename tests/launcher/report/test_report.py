@@ -172,6 +172,8 @@ def test_the_page_describes_the_run() -> None:
         "node 1 (gpu2): 91 at minute 1",
         "ddpctl launch hosts.yaml --image imageplain -- train.py 'two words' plain",
         "hosts: [gpu1]",
+        "Evidence  kernel plain",
+        "Evidence: failure-attempt-2-restart-1  gpu plain",
     ):
         assert expected in made
 

@@ -117,6 +117,9 @@ def test_a_recorder_that_wakes_up_after_the_end_has_every_line_once_and_tells_th
     until(lambda: machine.record()["state"] == "SUCCEEDED", 60)
     [attempt] = machine.record()["attempts"]
     assert [restart["kind"] for restart in attempt["restarts"]] == ["in-place"]
+    [evidence] = (machine.folder / "state").glob("ddpctl/runs/*/logs/failure-*.txt")
+    assert evidence.name == "failure-attempt-1-restart-1.txt"
+    assert "rank 0 (local, local_rank 0) was killed by SIGKILL" in evidence.read_text()
     lines = log_lines(machine)
     assert [line for line in lines if line.startswith("[local:0]")] == [
         "[local:0] attempt 1 round 0 0 []",

@@ -306,8 +306,9 @@ def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
     assert code == 0, err
     assert hosts_of(cluster) == [["gpu0", "gpu1"], ["gpu0", "spare0"]]
     assert cluster.record["attempts"][0]["first_failure"]["kind"] == "gpu-failed"
-    [kept] = cluster.state.glob("ddpctl/runs/*/logs/kernel-1-attempt-1.log")
-    assert "Xid" in kept.read_text()
+    [kept] = cluster.state.glob("ddpctl/runs/*/logs/failure-attempt-1.txt")
+    text = kept.read_text()
+    assert "NVRM: Xid" in text and "  RuntimeError: CUDA error: unspecified launch failure" in text
     _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
     assert "gpu1: runs: run " in out and "Xid 48" in out
     assert cluster.ddpctl("check", "--clear", "gpu1")[0] == 0

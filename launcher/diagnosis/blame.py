@@ -1,0 +1,56 @@
+"""Everything that is known about a failed attempt, as one text to read or to attach to a report. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from ..failure import FirstFailure
+from ..supervisor.events import GpuLoad, RankExit
+from .evidence import Evidence, NodeEvidence, of_last_round
+from .missed_collective import missed_collective
+from .stack_groups import newest_groups
+
+LINES = 20  # of each rank
+LONGEST = 500  # characters of a line
+FRAMES = 50
+
+
+def blame_text(failure: FirstFailure, evidence: Evidence) -> str:
+    """Return the evidence: collectives, stacks, then GPUs, kernel messages and last lines per node."""
+    evidence = of_last_round(evidence)
+    parts = [f"{failure.headline}\nkind: {failure.kind}, time: {failure.time}\n{failure.remedy}"]
+    if missed := missed_collective(evidence):
+        parts.append(f"collectives: {missed}")
+    if groups := newest_groups(evidence.nodes):
+        stacks = "\n".join(line for group in groups for line in group.excerpt(FRAMES))
+        parts.append(f"stacks before the run was stopped:\n{stacks}")
+    for node in evidence.nodes:
+        parts.append("\n".join(_about(node)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(node: NodeEvidence) -> Iterator[str]:
+    yield f"--- node {node.node_rank} ({node.host})" + f": {node.unseen}" * bool(node.unseen)
+    if node.gpus_before or node.gpus_after:
+        yield from _gpus("GPUs at the start", node.gpus_before)
+        yield from _gpus("GPUs after the failure", node.gpus_after)
+    yield "its kernel about GPUs and memory since the run's start:"
+    yield from (
+        f"  {line[:LONGEST]}" for line in node.kernel or ["(nothing, or it may not be read)"]
+    )
+    exits = {exit.rank: exit for _, exit in node.of(RankExit)}
+    for rank in sorted({*exits, *(who for _, who, _ in node.tail if who is not None)}):
+        exit = exits.get(rank)
+        ending = exit and (
+            exit.signal or (exit.exit_code is not None and f"exit code {exit.exit_code}")
+        )
+        yield f"last lines of rank {rank}{f', {ending}' if ending else ''}:"
+        lines = (exit.last_lines if exit else ()) or node.lines(rank)
+        yield from (f"  {line[:LONGEST]}" for line in lines[-LINES:])
+
+
+def _gpus(when: str, gpus: Sequence[GpuLoad]) -> Iterator[str]:
+    yield f"{when}:{'' if gpus else ' nvidia-smi does not answer'}"
+    for number, gpu in enumerate(gpus):
+        yield (
+            f"  {number}: {gpu.use} % use, {gpu.used} of {gpu.total} MiB, {gpu.clock} MHz, "
+            f"{gpu.celsius} C, {gpu.ecc_errors} uncorrectable ECC errors"
+        )

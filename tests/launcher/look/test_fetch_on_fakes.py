@@ -57,6 +57,16 @@ def test_a_host_that_sends_something_else_than_it_listed_stops_no_other(
     assert Path("got", "logs", "node-1.log").exists()
 
 
+def test_what_is_kept_about_failures_is_fetched_with_the_logs(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    outputs(cluster)
+    [logs] = cluster.state.glob("ddpctl/runs/*/logs")
+    (logs / "failure-attempt-1.txt").write_text("an Xid")
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 0, err
+    assert Path("got", "logs", "failure-attempt-1.txt").read_text() == "an Xid"
+
+
 def test_a_file_in_the_place_of_a_folder_and_a_long_name_stop_no_other(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     one, other = outputs(cluster)

@@ -297,6 +297,9 @@ def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
         log.write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:07:00): 48, pid=7, DBE'\n")
         log.chmod(0o755)
         text = "RuntimeError: CUDA error: unspecified launch failure"
+        for celsius in (61, 87):
+            load = {"use": 98, "used": 5, "total": 9, "celsius": celsius}
+            node.event("usage", cores=1.0, gpus=[load])
         node.event("rank_exit", rank=1, local_rank=0, pid=7, exit_code=1, last_lines=[text])
         node.end(1, reason={"kind": "rank", "message": "rank 1 failed", "node_rank": 1})
 
@@ -308,6 +311,7 @@ def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
     assert cluster.record["attempts"][0]["first_failure"]["kind"] == "gpu-failed"
     [kept] = cluster.state.glob("ddpctl/runs/*/logs/failure-attempt-1.txt")
     text = kept.read_text()
+    assert "GPUs at the start:\n  0: 98 % use, 5 of 9 MiB, 0 MHz, 61 C" in text
     assert "NVRM: Xid" in text and "  RuntimeError: CUDA error: unspecified launch failure" in text
     _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
     assert "gpu1: runs: run " in out and "Xid 48" in out

@@ -7,13 +7,16 @@ import re
 import time
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from supervisors import spec
 
+from launcher.logs.event_reader import parsed_event
 from launcher.supervisor import usage
 from launcher.supervisor.events import GpuLoad, Usage
 from launcher.supervisor.journal import Journal, publish
+from launcher.supervisor.main import Supervisor
 from launcher.supervisor.metrics_file import STALE, MetricsFile
 from launcher.supervisor.usage import Sampler, environment, means
 
@@ -81,6 +84,23 @@ def test_without_nvidia_smi_there_are_samples_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert sampled(monkeypatch, tmp_path, "exit 127").gpus == ()
+
+
+def test_each_sample_is_left_for_ps_with_the_ranks_of_the_node(tmp_path: Path) -> None:
+    rank = SimpleNamespace(rank=3)
+    node = SimpleNamespace(
+        spec=spec(dir=str(tmp_path)),
+        sampler=SimpleNamespace(turn=lambda: Usage(1.5, GPUS)),
+        round=SimpleNamespace(
+            phase="running",
+            ranks=SimpleNamespace(alive=lambda: [rank]),
+            liveness=SimpleNamespace(log_age=lambda: 0.0),
+        ),
+        journal=SimpleNamespace(sample=lambda usage: None),
+        metrics=SimpleNamespace(write=lambda *_: None),
+    )
+    Supervisor.take_sample(node)  # type: ignore[arg-type]
+    assert parsed_event((tmp_path / "usage.json").read_bytes()) == Usage(1.5, GPUS, (), (3,))
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
-"""Sixteen faults: how soon all nodes stop, and whether the cause is named correctly.
+"""Twenty-eight faults: how soon all nodes stop or start again, and whether the cause is named correctly.
 
-    python -m benchmarks.faults [--only 1,2,16] [--write]
+    python -m benchmarks.faults [--only 1,2,16] [--part ends|restarts] [--write]
 
 On the simulated cluster, three hosts with two ranks each run all-reduce in a loop. The baseline is plain
 torchrun, started by hand with `ssh HOST docker run` on every host, with the same script and the same
-faults; the benchmark waits CAP seconds for it. `--write` replaces single rows in RESULTS.md, so you can
-measure the table in pieces.
+faults; the benchmark waits CAP seconds for it. In a second table, the runs may restart, and the baseline
+is torchrun's own --max-restarts on one node. `--write` replaces single rows in RESULTS.md, so you can
+measure the tables in pieces.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import hand
+from benchmarks import hand, restarts
 from benchmarks.needs import need_cluster
-from benchmarks.results import PATH, write_section
+from benchmarks.restarts import CAP, rank_died
+from benchmarks.results import PATH, commit, write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
@@ -50,7 +52,6 @@ from faults import (
     write_job,
 )
 
-CAP = 40.0  # seconds
 TITLE = "Faults"
 HEAD = """\
 Three simulated hosts x 2 ranks. Seconds from the fault until the launcher has reported the cause and exited
@@ -63,6 +64,18 @@ It names no cause across hosts.
 
 | fault | bar | ddpctl: all stopped | named right? | torchrun by hand: all stopped |
 |---|---|---|---|---|
+"""
+RESTARTS = "Faults of runs that restart"
+RESTARTS_HEAD = """\
+Three simulated hosts x 2 ranks; where a spare is mentioned, and for 7 to 9, two hosts and a spare. Seconds
+from the fault to the first line of the next start, which the script prints before it imports torch; on two
+cores that serve all hosts and other work too. torchrun: its own `--max-restarts`, two ranks on one node,
+waited for {cap:.0f} s; "-" if it cannot be on one node.
+
+**{right} of {all} as documented.**
+
+| fault | ddpctl: first line again | as documented? | torchrun on one node: first line again |
+|---|---|---|---|
 """
 ROW = re.compile(r"^\| (\d+)\. .*\|$", re.MULTILINE)
 
@@ -77,41 +90,61 @@ class Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", metavar="1,2", help="faults by number")
+    parser.add_argument("--part", choices=("ends", "restarts"), help="one of the tables")
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     args = parser.parse_args()
     need_cluster("faults")
-    only = [int(number) for number in args.only.split(",") if number] or list(range(1, 17))
+    only = [int(number) for number in args.only.split(",") if number] or range(1, 100)
     cluster = Cluster(Path(tempfile.mkdtemp(prefix="faults-")))
+    tables = [
+        (TITLE, HEAD, TRIALS, measure),
+        (RESTARTS, RESTARTS_HEAD, RESTARTING, measure_restart),
+    ]
     try:
         cluster.up()
-        for number in only:
-            row = measure(cluster, number)
-            print(row, flush=True)
-            if args.write:
-                write_row(number, row)
+        for title, head, numbers, measured in tables[slice(*PARTS[args.part])]:
+            for number in (each for each in only if each in numbers):
+                row = measured(cluster, number)
+                print(row, flush=True)
+                if args.write:
+                    write_row(title, head, number, row)
     finally:
         cluster.down()
 
 
 def measure(cluster: Cluster, number: int) -> str:
-    """Measure one row of the table: ddpctl, then torchrun by hand."""
+    """Measure one row of the first table: ddpctl, then torchrun by hand."""
     trial = TRIALS[number]
-    cluster.reset()
-    ours = trial.ours(cluster, Path(tempfile.mkdtemp()))
-    cluster.reset()
-    theirs = trial.by_hand(cluster, Path(tempfile.mkdtemp()))
+    ours, theirs = trial.ours(*fresh(cluster)), trial.by_hand(*fresh(cluster))
     named = f"NO: {ours.wrong}" if ours.wrong else f"yes: {ours.named}"
     return f"| {number}. {trial.name} | {trial.bar} | {ours.took} | {named} | {theirs} |"
 
 
-def write_row(number: int, row: str) -> None:
+def measure_restart(cluster: Cluster, number: int) -> str:
+    """Measure one row of the second table: ddpctl, then torchrun's own --max-restarts."""
+    if fault := FAULT.get(number):
+        name, again = fault.name, restarts.next_start(*fresh(cluster), fault)
+    else:
+        name, act = restarts.NIGHT[number]
+        again = act(*fresh(cluster))
+    alone = restarts.alone(*fresh(cluster), fault) if fault and not fault.act else "-"
+    right = f"NO: {again.wrong}" if again.wrong else f"yes: {again.told}"
+    return f"| {number}. {name} | {again.shown} | {right} | {alone} |"
+
+
+def fresh(cluster: Cluster) -> tuple[Cluster, Path]:
+    cluster.reset()
+    return cluster, Path(tempfile.mkdtemp())
+
+
+def write_row(title: str, head: str, number: int, row: str) -> None:
     text = PATH.read_text() if PATH.exists() else ""
-    section = text.partition(f"## {TITLE}\n")[2].partition("\n## ")[0]
+    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
     rows = {int(found[1]): found[0] for found in ROW.finditer(section)} | {number: row}
     right = sum("| yes: " in each for each in rows.values())
-    head = HEAD.format(cap=CAP, right=right, all=len(rows))
     table = "\n".join(rows[key] for key in sorted(rows))
-    write_section(TITLE, "python -m benchmarks.faults --write", head + table)
+    command = f"python -m benchmarks.faults --write` at `{commit()}"
+    write_section(title, command, head.format(cap=CAP, right=right, all=len(rows)) + table)
 
 
 # --- with ddpctl ----------------------------------------------------------------------------------
@@ -219,11 +252,6 @@ def run_fault_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
         return shown(stopped_after(run, left))
 
 
-def rank_died(cluster: Cluster) -> bool:
-    ranks = [line for line in cluster.processes(VICTIM) if "loop.py" in line]
-    return sum("torchrun" not in line and "docker" not in line for line in ranks) < 2
-
-
 def port_taken_by_hand(cluster: Cluster, folder: Path) -> str:
     with let_go_of_port(cluster), plain(cluster, TALK, folder) as run:
         run.fault_at = take_port(cluster, BY_HAND)
@@ -266,7 +294,7 @@ def others(cluster: Cluster) -> list[str]:
     return [node for node in cluster.nodes if node != VICTIM]
 
 
-# --- the sixteen ----------------------------------------------------------------------------------
+# --- the first sixteen ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -298,6 +326,8 @@ TRIALS = {number: ordinary(fault) for number, fault in FAULT.items()} | {
     ),
     16: Trial(TALK.name, "no effect", ssh_was_cut, ssh_was_cut_by_hand),
 }
+RESTARTING = {*FAULT, *restarts.NIGHT}
+PARTS = {None: (0, 2), "ends": (0, 1), "restarts": (1, 2)}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 PATH = Path(__file__).with_name("RESULTS.md")
@@ -27,6 +28,12 @@ def write_section(title: str, command: str, text: str) -> None:
     parts = ["## " + part for part in old.split("\n## ")[1:]]
     kept = [part.rstrip() + "\n" for part in parts if not part.startswith(f"## {title}\n")]
     PATH.write_text(HEAD + "\n" + "\n".join(sorted([*kept, section])))
+
+
+def commit() -> str:
+    """Return the short name of the commit that is measured."""
+    argv = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(argv, cwd=PATH.parent, capture_output=True, text=True).stdout.strip()
 
 
 def _processor() -> str:

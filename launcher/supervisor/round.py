@@ -32,7 +32,7 @@ POLL = 0.1
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after their end
 ONLY_SOURCE = 5.0  # the same, if only torchrun knows how one of them ended
 NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
-SETTLED = 20.0  # seconds from a start to the preparation of a restart, which uses the CPU too
+SETTLED = 10.0  # seconds from a start to the preparation of a restart, which uses the CPU too
 
 
 class Round:

@@ -1,4 +1,4 @@
-"""The sixteen faults: how each is done to a run on the simulated cluster, and what is to be said.
+"""Faults: how each is done to a run on the simulated cluster, and what is to be said.
 
 The run is three hosts with two ranks each, which all-reduce in a loop. Used by the tests and by
 `benchmarks/faults.py`, which does the same to plain torchrun.
@@ -24,7 +24,15 @@ PORT = 29500
 SLOW_DEEDS = ("hog", "disk")  # the fault comes some time after the rank has said that it begins
 VICTIM = "node1"  # where rank 3 lives
 LOOP = """
-import ctypes, os, signal, sys, time
+import os, signal, sys, time
+
+
+def say(text):  # in one piece: by hand all ranks of a host share a pipe
+    os.write(1, (text + "\\n").encode())
+
+
+again = os.environ.get("DDPCTL_RESUME") == "1" or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+say("%s %.3f" % ("AGAIN" if again else "START", time.time()))
 import torch, torch.distributed as dist
 
 deed, who = sys.argv[1], int(sys.argv[2])
@@ -34,16 +42,14 @@ value = torch.ones(1000)
 metrics = os.path.join(os.environ.get("DDPCTL_OUTPUT_DIR", "/tmp"), "metrics.jsonl")
 
 
-def say(text):  # in one piece: by hand all ranks of a host share a pipe
-    os.write(1, (text + "\\n").encode())
-
-
 def misbehave():
     say("FAULT %.3f" % time.time())
     if deed == "raise":
         raise ValueError("boom")
     if deed == "exit":
         os._exit(7)  # past gloo, whose threads may abort a process that ends by itself
+    if deed == "ecc":
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
     if deed == "zero":
         os._exit(0)
     if deed in ("kill", "segv", "stop"):
@@ -66,14 +72,20 @@ while True:
     step += 1
     if step == 5:
         say("WORKING")
+        if rank == 0:
+            open("/checkpoints/saved", "w").close()
     if deed == "sleep" and rank == 0:
         with open(metrics, "a") as file:
             file.write('{"kind": "train", "step": %d}\\n' % step)
     if deed == "talk":
         say("line %d of rank %d" % (step, rank))
+    if again and step == 20 and (deed != "stay" or os.environ["DDPCTL_ATTEMPT"] == "3"):
+        break  # a fault comes once; to those that stay, twice
     if rank == who and step == 40:
         misbehave()
     time.sleep(0.05)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 
@@ -89,12 +101,16 @@ class Run:
     fault_at: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
     others: Sequence[subprocess.Popen[bytes]] = ()  # of a start by hand: the other hosts' logins
+    ranks: int = 6
 
     def lines(self) -> list[str]:
         return self.out.read_text(errors="replace").splitlines()
 
-    def working(self) -> None:
-        until(lambda: sum("WORKING" in line for line in self.lines()) >= 6, 120, "ranks work")
+    def working(self, timeout: float = 120) -> None:
+        def work() -> bool:
+            return sum("WORKING" in line for line in self.lines()) >= self.ranks
+
+        until(work, timeout, "ranks work")
 
     def wait(self, timeout: float = 90) -> int:
         return self.process.wait(timeout)
@@ -279,30 +295,47 @@ FAULTS = (
 )
 
 
-def write_job(cluster: Cluster, folder: Path, deed: str, rank: int | None) -> Path:
+def write_job(
+    cluster: Cluster,
+    folder: Path,
+    deed: str,
+    rank: int | None,
+    hosts: Sequence[str] | None = None,
+    spares: Sequence[str | dict[str, Any]] = (),
+    gpus: int = 0,
+    **job: Any,
+) -> Path:
     code = folder / "code"
     code.mkdir(parents=True)
     (code / "loop.py").write_text(LOOP)
-    return cluster.hosts_yaml(
-        folder / "hosts.yaml",
-        image=TRAINER_IMAGE,
-        workdir="./code",
-        command=["loop.py", deed, str(3 if rank is None else rank)],
-        nproc_per_node=2,
-        master_port=PORT,
-    )
+    fixed = {
+        "image": TRAINER_IMAGE,
+        "workdir": "./code",
+        "command": ["loop.py", deed, str(3 if rank is None else rank)],
+        "nproc_per_node": 2,
+        "master_port": PORT,
+    }
+    file = cluster.hosts_yaml(folder / "hosts.yaml", hosts, **fixed, **job)
+    text = file.read_text().replace("gpus: 0", f"gpus: {gpus}", 1)
+    file.write_text(f"{text}spares: {json.dumps(spares)}\n")
+    return file
 
 
 def launch(
-    cluster: Cluster, home: Home, folder: Path, fault: Fault, options: Iterable[str] = ()
+    cluster: Cluster,
+    home: Home,
+    folder: Path,
+    fault: Fault,
+    options: Iterable[str] = ("--no-check",),
+    **job: Any,
 ) -> Run:
-    """The run, with all six ranks at work."""
-    file = write_job(cluster, folder, fault.deed, fault.rank)
+    """The run, with all its ranks at work. job: what `write_job` takes."""
+    file = write_job(cluster, folder, fault.deed, fault.rank, **job)
     out, err = folder / "out", folder / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        words = ["launch", file, "--no-check", *fault.options, *options]
+        words = ["launch", file, *fault.options, *options]
         process = home.start(*words, stdout=stdout, stderr=stderr)
-    run = Run(cluster, home, process, out, err)
+    run = Run(cluster, home, process, out, err, ranks=2 * len(job.get("hosts") or cluster.nodes))
     run.working()
     return run
 

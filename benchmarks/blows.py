@@ -1,0 +1,330 @@
+"""Random blows, one after the other, against one run that restarts until it has done all its steps.
+
+    python -m benchmarks.blows [--blows 30] [--seed 1] [--write]
+
+On the simulated cluster, three hosts and a spare. A blow kills, stops or cuts off a rank, torchrun, a
+supervisor, a container, an engine, a host, or puts the launching machine to sleep; what it broke outside
+the run is repaired after some seconds, as an administrator would. The next blow comes after the next
+checkpoint, or now and then before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.needs import need_cluster
+from benchmarks.results import commit, write_section
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
+
+from cluster import DOCKER, TRAINER_IMAGE, Cluster, Home, until
+
+TITLE = "Random blows"
+STEPS_BETWEEN = 60  # from one blow to the next, on average; the run has so many steps for each
+PAUSE = 0.05  # seconds of a step
+HEAD = """\
+Three simulated hosts x 1 rank and a spare, `max_restarts: 40`, `min_nodes: 2`. Blows at random: {blows}.
+The run must exit with 0, with each step once in the sum that it carries from checkpoint to checkpoint and
+in the lines of each rank from one start to the next. No host may ever run two of its containers, and
+nothing may be left. "Wrong" is what was otherwise.
+
+| seed | blows | restarts in place | by the launcher | steps | took | wrong |
+|---|---|---|---|---|---|---|
+"""
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+last, folder = int(sys.argv[1]), Path(os.environ["DDPCTL_CHECKPOINT_DIR"])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+state = torch.zeros(2, dtype=torch.int64)  # the number of steps, and the sum of their numbers
+newest = max(folder.glob("step-*"), default=None)
+if rank == 0 and newest:
+    state = torch.load(newest)
+dist.broadcast(state, 0)
+print("begin after step", int(state[0]), flush=True)
+while state[0] < last:
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    assert one == dist.get_world_size()
+    state[0] += 1
+    state[1] += state[0]
+    print("step", int(state[0]), flush=True)
+    if rank == 0 and state[0] % 10 == 0:
+        torch.save(state, folder / ".new.pt")
+        (folder / ".new.pt").rename(folder / ("step-%08d" % state[0]))
+        for old in sorted(folder.glob("step-*"))[:-2]:
+            old.unlink()
+    time.sleep(PAUSE)
+dist.barrier()
+print("done", *map(int, state), flush=True)
+dist.destroy_process_group()
+""".replace("PAUSE", str(PAUSE))
+RANK = r"^[^ ]*python[^ ]* -u steps.py"  # command lines in a node
+TORCHRUN = r"^[^ ]*python[^ ]* [^ ]*torchrun"
+SUPERVISOR = r"^[^ ]*python3 -I -S .*supervisor.pyz"
+
+
+@dataclass
+class Trial:
+    """One run under blows. process: the launcher that follows it."""
+
+    cluster: Cluster
+    home: Home
+    folder: Path
+    chance: random.Random
+    steps: int
+    process: object = None
+    doubles: set[str] = field(default_factory=set)  # hosts seen with two containers of the run
+
+    def launch(self) -> None:
+        code = self.folder / "code"
+        code.mkdir(parents=True)
+        (code / "steps.py").write_text(SCRIPT)
+        *hosts, spare = self.cluster.nodes
+        job = {"workdir": str(code), "image": TRAINER_IMAGE, "nproc_per_node": 1, "min_nodes": 2}
+        job |= {"max_restarts": 40, "command": ["steps.py", str(self.steps)], "stop_timeout": 10}
+        file = self.cluster.hosts_yaml(self.folder / "hosts.yaml", hosts, **job)
+        file.write_text(file.read_text() + f"spares: [{spare}]\n")
+        self.out, self.err = self.folder / "out", self.folder / "err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = self.home.start("launch", file, "--no-check", stdout=out, stderr=err)
+
+    def step(self) -> int:
+        """Return the highest step that any rank has reported."""
+        found = re.findall(r"\] step (\d+)$", self.out.read_text(errors="replace"), re.MULTILINE)
+        return max(map(int, found), default=0)
+
+    def reach(self, step: int) -> None:
+        until(lambda: self.over() or self.step() > step, 400, f"step {step}")
+
+    def over(self) -> bool:
+        return self.process.poll() is not None
+
+    def hosts(self) -> list[str]:
+        """Return the hosts of the newest attempt."""
+        return [node["host"] for node in self.home.record()["attempts"][-1]["nodes"]]
+
+    def signal(self, name: str, pattern: str) -> str:
+        """Send a signal to one such process on a random host of the run. Return which."""
+        host = self.chance.choice(self.hosts())
+        self.cluster.exec(host, "sh", "-c", f"pkill -{name} -o -f '{pattern}'; true")
+        return host
+
+
+# --- the blows ------------------------------------------------------------------------------------
+
+
+def kill_rank(trial: Trial) -> str:
+    return trial.signal("KILL", RANK)
+
+
+def crash_rank(trial: Trial) -> str:
+    return trial.signal("SEGV", RANK)
+
+
+def stop_rank(trial: Trial) -> str:
+    return trial.signal("STOP", RANK)
+
+
+def kill_torchrun(trial: Trial) -> str:
+    return trial.signal("KILL", TORCHRUN)
+
+
+def kill_supervisor(trial: Trial) -> str:
+    return trial.signal("KILL", SUPERVISOR)
+
+
+def kill_container(trial: Trial) -> str:
+    host = trial.chance.choice(trial.hosts())
+    kill = "docker ps -q --filter label=io.ddpctl.run-id | xargs -r docker kill"
+    trial.cluster.exec(host, "sh", "-c", kill)
+    return host
+
+
+def restart_engine(trial: Trial) -> str:
+    host = trial.chance.choice(trial.hosts())
+    trial.cluster.stop_dockerd(host)
+    later(5, lambda: trial.cluster.start_dockerd(host))
+    return host
+
+
+def reboot_host(trial: Trial) -> str:
+    host = trial.chance.choice(trial.hosts())
+    trial.cluster.kill_host(host)
+    later(5, lambda: trial.cluster.start_host(host))
+    return host
+
+
+def cut_host(trial: Trial) -> str:
+    """Cut a host off silently for 15 s."""
+    host = trial.chance.choice(trial.hosts())
+    rules = ("INPUT ! -i lo -j DROP", "OUTPUT ! -o lo -j DROP")
+    change = lambda how: trial.cluster.exec(  # noqa: E731
+        host, "sh", "-c", "; ".join(f"iptables {how} {rule}" for rule in rules)
+    )
+    change("-I")
+    later(15, lambda: change("-D"))
+    return host
+
+
+def sleep_and_kill_rank(trial: Trial) -> str:
+    """The launching machine sleeps for 20 s, and a rank is killed meanwhile."""
+    trial.process.send_signal(signal.SIGSTOP)
+    later(20, lambda: trial.process.send_signal(signal.SIGCONT))
+    return kill_rank(trial)
+
+
+BLOWS: dict[Callable[[Trial], str], int] = {  # with their weights
+    kill_rank: 4,
+    crash_rank: 4,
+    stop_rank: 3,
+    kill_torchrun: 3,
+    kill_supervisor: 3,
+    kill_container: 3,
+    restart_engine: 2,
+    reboot_host: 2,
+    cut_host: 2,
+    sleep_and_kill_rank: 4,
+}
+repairs: list[threading.Thread] = []
+
+
+def later(seconds: float, act: Callable[[], object]) -> None:
+    def wait() -> None:
+        time.sleep(seconds)
+        act()
+
+    repairs.append(threading.Thread(target=wait))
+    repairs[-1].start()
+
+
+# --- a trial --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watched(trial: Trial) -> Iterator[None]:
+    """Note hosts on which two containers of the run are running at the same time."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(2):
+            for node in trial.cluster.nodes:
+                with contextlib.suppress(Exception):  # it is down
+                    of_run = "label=io.ddpctl.node-rank"
+                    names = trial.cluster.engine(node, "ps", "-q", "--filter", of_run).split()
+                    if len(names) > 1:
+                        trial.doubles.add(node)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def play(trial: Trial, blows: int) -> list[str]:
+    """Let the run suffer all blows, and end. Return what was wrong."""
+    trial.launch()
+    impatient = 0  # blows in a row before a checkpoint
+    for number in range(1, blows + 1):
+        before = trial.step()
+        impatient = impatient + 1 if number > 1 and trial.chance.random() < 0.2 else 0
+        if impatient in (1, 2):
+            time.sleep(trial.chance.uniform(0, 8))  # the moment is the test
+        else:
+            impatient = 0
+            enough = before + trial.chance.randint(20, 40)  # a checkpoint at least
+            trial.reach(enough)
+        if trial.over():
+            return [f"it ended before blow {number}: {trial.process.returncode}"]
+        [blow] = trial.chance.choices([*BLOWS], [*BLOWS.values()])
+        print(
+            f"{time.time():.0f} {number}. {blow.__name__}: {blow(trial)}, step {before}", flush=True
+        )
+        while repairs and (number == blows or not repairs[0].is_alive()):
+            repairs.pop(0).join()
+    code = trial.process.wait(600)
+    return list(faults_of(trial, code))
+
+
+def faults_of(trial: Trial, code: int) -> Iterator[str]:
+    """Yield what is wrong after the end."""
+    if code:
+        yield f"exit code {code}"
+    lines = trial.out.read_text(errors="replace").splitlines()
+    sums = {line.partition("] ")[2] for line in lines if "] done " in line}
+    if sums != {f"done {trial.steps} {trial.steps * (trial.steps + 1) // 2}"}:
+        yield f"the steps add up to {sums}"
+    reached: dict[str, int] = {}  # by rank
+    for line in lines:
+        if said := re.match(r"\[\w+:(\d+)\] (begin after )?step (\d+)$", line):
+            rank, step = said[1], int(said[3])
+            if not said[2] and step != reached.get(rank, 0) + 1:
+                yield f"rank {rank}: step {step} after {reached.get(rank, 0)}"
+            reached[rank] = step
+    if trial.doubles:
+        yield f"two containers of the run at once on {', '.join(sorted(trial.doubles))}"
+    with contextlib.suppress(AssertionError):
+        until(trial.cluster.idle, 20, "nothing is left")
+        return
+    yield "something is left on the hosts"
+
+
+def result(trial: Trial, args: argparse.Namespace, seconds: float, wrong: list[str]) -> str:
+    """Return the row of the table."""
+    attempts = trial.home.record()["attempts"]
+    kinds = Counter(restart["kind"] for attempt in attempts for restart in attempt["restarts"])
+    return (
+        f"| {args.seed} | {args.blows} | {kinds['in-place']} | {kinds['launcher']} | {trial.steps} | "
+        f"{seconds / 60:.0f} min | {'; '.join(wrong) or 'none'} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--blows", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    args = parser.parse_args()
+    need_cluster("blows")
+    folder = Path(tempfile.mkdtemp(prefix="blows-"))
+    cluster = Cluster(folder / "cluster", [DOCKER] * 4, "blows-")
+    began = time.monotonic()
+    try:
+        (folder / "cluster").mkdir()
+        cluster.up()
+        chance = random.Random(args.seed)
+        steps = STEPS_BETWEEN * args.blows
+        trial = Trial(cluster, cluster.home_at(folder / "state"), folder / "run", chance, steps)
+        with watched(trial):
+            wrong = play(trial, args.blows)
+        row = result(trial, args, time.monotonic() - began, wrong)
+        print(row)
+        if args.write:
+            command = f"python -m benchmarks.blows --write` at `{commit()}"
+            write_section(
+                TITLE, command, HEAD.format(blows=", ".join(each.__name__ for each in BLOWS)) + row
+            )
+    finally:
+        cluster.down()
+
+
+if __name__ == "__main__":
+    main()

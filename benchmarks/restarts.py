@@ -408,7 +408,7 @@ def finish(run: Run, kinds: str | tuple[str, ...], says: str = "") -> Again:
     wrong = ""
     if code or not causes or not {*causes} <= {*([kinds] if isinstance(kinds, str) else kinds)}:
         wrong = f"exit {code}, {causes}, {json.dumps(run.failure)[:300]}"
-    elif says not in run.err.read_text():
+    elif says not in run.err.read_text() + run.out.read_text(errors="replace"):
         wrong = f"not told: {says}"
     elif left:
         wrong = f"left on {', '.join(left)}"

@@ -134,19 +134,20 @@ def start_somewhere(
         with console.step("asking which hosts can be used"):
             unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
         choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=fewer)
-        if choice.missing and fewer:
-            missing = "; ".join(lines(choice.missing))
-            console.say(f"not restarting: no spare is left, and {missing}")
-            return None
-        if choice.missing:
+        if choice.missing and not fewer:
             wait = next(patience, None)
-            fewer = wait is None
             if wait is not None:
                 for line in lines(choice.missing):
                     console.say(f"{line}; looking again in {duration(wait)}")
                 time.sleep(wait)
                 rejected = {}
-            continue
+                continue
+            fewer = True
+            choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=True)
+        if choice.missing:
+            missing = "; ".join(lines(choice.missing))
+            console.say(f"not restarting: no spare is left, and {missing}")
+            return None
         request = request_for(choice, base, unusable, console)
         try:
             return run_attempt(request, console, place)

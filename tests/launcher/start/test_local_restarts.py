@@ -136,16 +136,16 @@ def test_after_a_restart_in_place_the_launcher_restarts_what_has_lost_its_superv
     os.kill(process("supervisor.pyz", machine), signal.SIGKILL)
     until(lambda: machine.record()["state"] == "SUCCEEDED", 60)
     first, second = machine.record()["attempts"]
-    assert first["first_failure"]["kind"] == "host-lost"
+    assert first["first_failure"]["kind"] == "container-killed"
     assert [(r["kind"], r["cause"]) for r in first["restarts"]] == [
         ("in-place", "killed"),
-        ("launcher", "host-lost"),
+        ("launcher", "container-killed"),
     ]
     assert (second["by"], second["restarts"]) == ("restart", [])
     [spec] = (machine.folder / "home").glob(".ddpctl/runs/*/nodes/0/attempt-2/spec.json")
     assert [cause for cause, _ in json.loads(spec.read_text())["past_restarts"]] == [
         "killed",
-        "host-lost",
+        "container-killed",
     ]
     assert b"attempt 2 round 0 1 ['--from', 'kept']" in journal(machine)
 

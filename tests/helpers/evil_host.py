@@ -25,7 +25,7 @@ from launcher.runs import newest_attempt
 from launcher.ssh.node import Node
 from launcher.ssh.stream import CHUNK, Completed, Stderr, Stream
 
-PATIENCE = 0.3  # seconds that these tests wait for any answer
+PATIENCE = 0.1  # seconds that these tests wait for any answer
 
 
 class EvilStream(Stream):
@@ -112,7 +112,7 @@ class EvilCluster(FakeCluster):
             return run(node, *args, timeout=timeout, **how)
 
         monkeypatch.setattr(Node, "run", impatient)
-        monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 2.0)
+        monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 0.5)
         monkeypatch.setattr(container_test, "TIMEOUT", PATIENCE)  # no fake runs what it starts
         monkeypatch.setattr(stacks, "TIMEOUT", 1)
 

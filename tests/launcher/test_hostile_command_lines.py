@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_hostile_hosts import ESCAPE, EXAMPLES
 
+from launcher.look import stacks
+
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., FakeCluster]
@@ -60,8 +62,9 @@ LINES = [
 
 
 @pytest.fixture
-def cluster(fake_cluster: Make) -> FakeCluster:
+def cluster(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     """One host, with a run that has succeeded."""
+    monkeypatch.setattr(stacks, "TIMEOUT", 0)  # no supervisor answers
     made = fake_cluster("gpu0")
     made.nodes_end(exit_code=0)
     assert made.launch()[0] == 0

@@ -32,7 +32,8 @@ def say(text):  # in one piece: by hand all ranks of a host share a pipe
 
 
 again = os.environ.get("DDPCTL_RESUME") == "1" or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-say("%s %.3f" % ("AGAIN" if again else "START", time.time()))
+if again:  # not at the first start: --hang-timeout counts from the first line, and torch loads slowly
+    say("AGAIN %.3f" % time.time())
 import torch, torch.distributed as dist
 
 deed, who = sys.argv[1], int(sys.argv[2])

@@ -1,12 +1,13 @@
 """Twenty-eight faults: how soon all nodes stop or start again, and whether the cause is named correctly.
 
-    python -m benchmarks.faults [--only 1,2,16] [--part ends|restarts] [--write]
+    python -m benchmarks.faults [--only 1,2,16] [--part ends|restarts] [--write | --engine process]
 
 On the simulated cluster, three hosts with two ranks each run all-reduce in a loop. The baseline is plain
 torchrun, started by hand with `ssh HOST docker run` on every host, with the same script and the same
 faults; the benchmark waits CAP seconds for it. In a second table, the runs may restart, and the baseline
 is torchrun's own --max-restarts on one node. `--write` replaces single rows in RESULTS.md, so you can
-measure the tables in pieces.
+measure the tables in pieces. With `--engine process --part ends`, the hosts have no container engine;
+there is no baseline, and faults of a container engine are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.results import PATH, commit, write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import USER, Cluster, Home, until
+from cluster import DOCKER, PROCESSES, USER, Cluster, Home, until
 from faults import (
     BY_HAND,
     FAULTS,
@@ -52,6 +53,8 @@ from faults import (
     write_job,
 )
 
+KINDS = {"docker": DOCKER, "process": PROCESSES}  # hosts by engine
+OF_CONTAINERS = (6, 7, 12, 15)  # faults that need a container engine on the hosts
 TITLE = "Faults"
 HEAD = """\
 Three simulated hosts x 2 ranks. Seconds from the fault until the launcher has reported the cause and exited
@@ -92,10 +95,15 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="1,2", help="faults by number")
     parser.add_argument("--part", choices=("ends", "restarts"), help="one of the tables")
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    parser.add_argument("--engine", choices=KINDS, default="docker", help="of the hosts")
     args = parser.parse_args()
+    if args.engine == "process" and (args.write or args.part != "ends"):
+        parser.error("--engine process measures --part ends, and RESULTS.md has no table of it")
     need_cluster("faults")
     only = [int(number) for number in args.only.split(",") if number] or range(1, 100)
-    cluster = Cluster(Path(tempfile.mkdtemp(prefix="faults-")))
+    if args.engine == "process":
+        only = [number for number in only if number not in OF_CONTAINERS]
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="faults-")), [KINDS[args.engine]] * 3)
     tables = [
         (TITLE, HEAD, TRIALS, measure),
         (RESTARTS, RESTARTS_HEAD, RESTARTING, measure_restart),
@@ -115,7 +123,8 @@ def main() -> None:
 def measure(cluster: Cluster, number: int) -> str:
     """Measure one row of the first table: ddpctl, then torchrun by hand."""
     trial = TRIALS[number]
-    ours, theirs = trial.ours(*fresh(cluster)), trial.by_hand(*fresh(cluster))
+    ours = trial.ours(*fresh(cluster))
+    theirs = trial.by_hand(*fresh(cluster)) if cluster.kinds[VICTIM] == DOCKER else "-"
     named = f"NO: {ours.wrong}" if ours.wrong else f"yes: {ours.named}"
     return f"| {number}. {trial.name} | {trial.bar} | {ours.took} | {named} | {theirs} |"
 

@@ -32,6 +32,7 @@ TREE = hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]
 NODE_IMAGE = "ddpctl-node"
 PYTHON_NODE_IMAGE = "ddpctl-node-python3"
 PODMAN_NODE_IMAGE = "ddpctl-node-podman"
+PROCESS_NODE_IMAGE = "ddpctl-node-process"
 TRAINER_IMAGE = "ddpctl-trainer:latest"
 USER = "ddp"  # on the hosts; in the group docker
 LABEL = "io.ddpctl.test"
@@ -59,7 +60,14 @@ class Kind:
 
     @property
     def has_dockerd(self) -> bool:
-        return self.image != PODMAN_NODE_IMAGE
+        return self.image not in (PODMAN_NODE_IMAGE, PROCESS_NODE_IMAGE)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """What a job needs here, as in a hosts file."""
+        if self == PROCESSES:
+            return {"engine": "process", "python": "/opt/venv/bin/python"}
+        return {"image": TRAINER_IMAGE}
 
 
 DOCKER = Kind(NODE_IMAGE)
@@ -79,6 +87,7 @@ ROOTLESS_PODMAN = Kind(
     storage=f"/home/{USER}/.local/share/containers/storage",
     layers="overlay",
 )
+PROCESSES = Kind(PROCESS_NODE_IMAGE, (), engine="true", storage="")  # `true` knows no container
 
 # What ddpctl asks nvidia-smi for its GPUs; anything else it is asked gets no answer.
 NVIDIA_SMI = """#!/bin/sh
@@ -113,7 +122,8 @@ set -e
 [ -z "$containers" ] || "$@" rm -f $containers
 "$@" volume ls -q --filter label=io.ddpctl.run-id | xargs -r "$@" volume rm
 umount /home/ddp/.ddpctl 2>/dev/null || true
-rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs
+pkill -KILL -f '[s]upervisor[.]pyz|[t]orchrun' || true
+rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs /tmp/ddpctl-claims-*
 """
 
 # Layers are never written after a load, so the hosts' engines share them by hard links; the rest,
@@ -151,7 +161,8 @@ def engine_problem() -> str | None:
     done = subprocess.run(["docker", "info"], capture_output=True, timeout=60)
     if done.returncode != 0:
         return "no Docker Engine answers"
-    for image in (NODE_IMAGE, PYTHON_NODE_IMAGE, PODMAN_NODE_IMAGE, TRAINER_IMAGE):
+    images = (NODE_IMAGE, PYTHON_NODE_IMAGE, PODMAN_NODE_IMAGE, PROCESS_NODE_IMAGE)
+    for image in (*images, TRAINER_IMAGE):
         found = subprocess.run(["docker", "image", "inspect", image], capture_output=True)
         if found.returncode != 0:
             return f"no image {image}: scripts/test-images builds it"
@@ -250,7 +261,8 @@ class Cluster:
         with locked("engine"):
             remove_leftovers()
             self._make_network()
-            templates = loaded_engines(self.keys, set(self.kinds.values()), self.engine_has)
+            kinds = {kind for kind in self.kinds.values() if kind.storage}
+            templates = loaded_engines(self.keys, kinds, self.engine_has)
         self._make_hosts(templates)
         docker("start", *map(self.container, self.nodes), timeout=600)
         self.wait_healthy(self.nodes)
@@ -311,7 +323,7 @@ class Cluster:
         content: dict[str, Any] = {
             "defaults": {"gpus": 0},
             "hosts": list(self.nodes if hosts is None else hosts),
-            "job": job,
+            "job": {**self.kinds["node1"].job, **job},
         }
         path.write_text(yaml.safe_dump(content, sort_keys=False))
         return path
@@ -457,7 +469,6 @@ class Cluster:
         docker("volume", "create", *labels, f"{self.project}-shared")
         for node, volume in volumes.items():
             kind = self.kinds[node]
-            docker("volume", "create", *labels, volume)
             place = [
                 f"--network={self.project}",
                 f"--ip={self.addresses[node]}",
@@ -467,8 +478,11 @@ class Cluster:
                 f"--name={self.container(node)}",
                 f"--env=CGROUP_PARENT={self.container(node)}",
             ]
-            how = [*POWERS, *kind.options, "--no-healthcheck", f"--volume={volume}:{kind.storage}"]
+            how = [*POWERS, *kind.options, "--no-healthcheck"]
             how += [f"--volume={self.project}-shared:/shared"]
+            if kind.storage:
+                docker("volume", "create", *labels, volume)
+                how += [f"--volume={volume}:{kind.storage}"]
             docker("create", *names, *labels, *place, *how, kind.image)
             docker("cp", f"{self.keys}/.", f"{self.container(node)}:/keys")
         for kind, template in templates.items():
@@ -539,7 +553,7 @@ def make_keys(folder: Path) -> None:
 
 def loaded_engines(keys: Path, kinds: Collection[Kind], image: str) -> dict[Kind, str]:
     """`loaded_engine` of each, at the same time."""
-    with ThreadPoolExecutor(len(kinds)) as pool:
+    with ThreadPoolExecutor(len(kinds) or 1) as pool:
         made = pool.map(lambda kind: loaded_engine(keys, kind, image), kinds)
         return dict(zip(kinds, made, strict=True))
 

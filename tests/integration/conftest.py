@@ -9,6 +9,7 @@ from cluster import (
     DOCKER,
     DOCKER_AND_PYTHON,
     PODMAN,
+    PROCESSES,
     ROOTLESS_PODMAN,
     Cluster,
     Home,
@@ -19,7 +20,9 @@ from cluster import (
 # What is long, or shares what is long to set up, goes to one process, early.
 GROUPS = {
     "test_compose.py": "box",
-    "test_cluster_podman.py": "podman",
+    "test_cluster_podman.py": "engines",
+    "test_engines.py": "engines",
+    "test_cluster_logs.py": "engines",
     "test_cluster_restarts.py": "restarts",
 }
 
@@ -61,11 +64,17 @@ def hosts_with_python3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
     yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [DOCKER_AND_PYTHON] * 3, "python3-"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def hosts_with_podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """node0 with Docker, node1 with Podman for root, node2 with rootless Podman."""
     kinds = [DOCKER, PODMAN, ROOTLESS_PODMAN]
     yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), kinds, "podman-"))
+
+
+@pytest.fixture(scope="session")
+def hosts_without_containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three with Python and torch, for a user who is not root."""
+    yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [PROCESSES] * 3, "process-"))
 
 
 def _up(cluster: Cluster) -> Iterator[Cluster]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster import TRAINER_IMAGE, Cluster, Home, until
+from cluster import PROCESSES, TRAINER_IMAGE, Cluster, Home, until
 
 PORT = 29500
 SLOW_DEEDS = ("hog", "disk")  # the fault comes some time after the rank has said that it begins
@@ -40,6 +38,7 @@ deed, who = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo")
 rank, step = dist.get_rank(), 0
 value = torch.ones(1000)
+checkpoints = os.environ.get("DDPCTL_CHECKPOINT_DIR", "/checkpoints")
 metrics = os.path.join(os.environ.get("DDPCTL_OUTPUT_DIR", "/tmp"), "metrics.jsonl")
 
 
@@ -62,7 +61,7 @@ def misbehave():
             hoard.append(bytearray(os.urandom(1 << 20) * 50))
     if deed == "disk":
         while True:
-            torch.save(torch.zeros(10_000_000), "/checkpoints/%d.pt" % time.time_ns())
+            torch.save(torch.zeros(10_000_000), "%s/%d.pt" % (checkpoints, time.time_ns()))
     if deed == "sleep":
         time.sleep(3600)
 
@@ -74,7 +73,7 @@ while True:
     if step == 5:
         say("WORKING")
         if rank == 0:
-            open("/checkpoints/saved", "w").close()
+            open(checkpoints + "/saved", "w").close()
     if deed == "sleep" and rank == 0:
         with open(metrics, "a") as file:
             file.write('{"kind": "train", "step": %d}\\n' % step)
@@ -175,9 +174,12 @@ def container_of(run: Run, node: str) -> str:
 
 
 def kill_container(run: Run) -> None:
-    name = container_of(run, VICTIM)
+    if run.cluster.kinds[VICTIM] == PROCESSES:  # the supervisor holds the node together there
+        kill = ["pkill", "-KILL", "-f", "^[^ ]*python.*supervisor[.]pyz"]
+    else:
+        kill = ["docker", "kill", container_of(run, VICTIM)]
     run.now()
-    run.cluster.exec(VICTIM, "docker", "kill", name)
+    run.cluster.exec(VICTIM, *kill)
 
 
 def limit_memory(run: Run) -> None:
@@ -199,12 +201,6 @@ def kill_host(run: Run) -> None:
 def cut_host(run: Run) -> None:
     run.now()
     run.cluster.cut(VICTIM)
-
-
-def kill_launcher_then_container(run: Run) -> None:
-    os.kill(run.process.pid, signal.SIGKILL)
-    run.process.wait(10)
-    kill_container(run)
 
 
 TAKE = """
@@ -310,7 +306,6 @@ def write_job(
     code.mkdir(parents=True)
     (code / "loop.py").write_text(LOOP)
     fixed = {
-        "image": TRAINER_IMAGE,
         "workdir": "./code",
         "command": ["loop.py", deed, str(3 if rank is None else rank)],
         "nproc_per_node": 2,

@@ -14,7 +14,6 @@ from faults import (
     VICTIM,
     Fault,
     cut_ssh,
-    kill_launcher_then_container,
     launch,
     let_go_of_port,
     lines_are_whole,
@@ -57,20 +56,6 @@ def test_12_a_master_port_that_is_taken_after_the_check_is_named(
     assert launcher.returncode in (1, 3), err.decode()
     assert str(PORT) in err.decode() and "node0" in err.decode()
     assert not any(cluster.ranks(node) for node in cluster.nodes[1:])
-
-
-def test_15_the_launcher_was_killed_before_and_attach_tells_the_story(
-    cluster: Cluster, home: Home, tmp_path: Path
-) -> None:
-    fault = next(fault for fault in FAULTS if fault.number == 5)
-    run = launch(cluster, home, tmp_path, fault)
-    kill_launcher_then_container(run)
-    others = [node for node in cluster.nodes if node != VICTIM]
-    until(lambda: not any(cluster.ranks(node) for node in others), 5 * BUSY, "all stop")
-    told = home.ddpctl("attach", timeout=30)
-    assert told.returncode == 1, told.stderr
-    assert verdict(run, fault) == ""
-    assert VICTIM in told.stderr
 
 
 def test_16_a_stalled_ssh_connection_loses_no_line_and_stops_nothing(

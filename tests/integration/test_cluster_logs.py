@@ -12,12 +12,16 @@ from talking import SCRIPT, Heard, Progress, heard, peak
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-COUNT = 20_000  # lines a rank; benchmarks/logs.py holds the same with ten times as many
 MEMORY = 150 << 10  # KiB
 
 
+@pytest.mark.parametrize(
+    ("cluster", "count"),  # lines a rank; benchmarks/logs.py holds the same with ten times as many
+    [("hosts", 20_000), ("hosts_without_containers", 5_000)],
+    indirect=["cluster"],
+)
 def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
-    cluster: Cluster, home: Home, tmp_path: Path
+    cluster: Cluster, home: Home, tmp_path: Path, count: int
 ) -> None:
     code = tmp_path / "code"
     code.mkdir()
@@ -25,11 +29,13 @@ def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", workdir=str(code), nproc_per_node=2)
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        words = ["launch", hosts, "--no-check", "--", "talk.py", str(COUNT), "80", "0.15"]
-        process = home.start(*words, stdout=stdout, stderr=stderr)
+        words = ["talk.py", str(count), str(count // 250), "0.15"]
+        process = home.start(
+            "launch", hosts, "--no-check", "--", *words, stdout=stdout, stderr=stderr
+        )
     progress = Progress(out)
     for cut in range(5):
-        mark = progress.look() + COUNT // 2
+        mark = progress.look() + count // 2
         until(lambda m=mark: progress.look() > m or process.poll() is not None, 120, "more lines")
         assert process.poll() is None, err.read_text()
         assert cluster.hang_up(cluster.nodes[cut % 3]) > 0
@@ -39,14 +45,14 @@ def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
         time.sleep(0.05)
     progress.close()
     assert process.returncode == 0, err.read_text()
-    assert heard(out.read_bytes(), 6, COUNT) == Heard(0, 0, 0, 0)
+    assert heard(out.read_bytes(), 6, count) == Heard(0, 0, 0, 0)
     assert 0 < most < MEMORY
     logs = home.state / "ddpctl" / "runs" / home.record()["run_id"] / "logs"
     kept = b"".join((logs / f"node-{rank}.log").read_bytes() for rank in range(3))
-    assert heard(kept, 6, COUNT) == Heard(0, 0, 0, 0)
+    assert heard(kept, 6, count) == Heard(0, 0, 0, 0)
 
-    for node in cluster.nodes:  # the engine keeps a few megabytes, for people who look there
-        [container] = cluster.containers(node)
+    # the engine keeps a few megabytes, for people who look there
+    for node, [container] in ((n, c) for n in cluster.nodes if (c := cluster.containers(n))):
         assert container["HostConfig"]["LogConfig"]["Config"]["max-size"] == "1m"
         words = ["sh", "-c", f"ls {container['LogPath']}*"]
         assert len(cluster.exec(node, *words).split()) > 1, "its log was rotated"
@@ -57,4 +63,4 @@ def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
     other = cluster.home_at(tmp_path / "other")
     asked = ["logs", "--hosts", hosts, "--rank", "3"]
     mine = other.ddpctl(*asked, home.record()["run_id"]).stdout.encode()
-    assert re.findall(rb"@(\d+)/(\d+) ", mine) == [(b"3", b"%d" % i) for i in range(COUNT)]
+    assert re.findall(rb"@(\d+)/(\d+) ", mine) == [(b"3", b"%d" % i) for i in range(count)]

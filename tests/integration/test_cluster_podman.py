@@ -1,4 +1,4 @@
-"""Hosts with Podman, for root and rootless, beside a host with Docker: one run on all of them."""
+"""What is different with Podman, for root and rootless, beside a host with Docker."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import NVIDIA_SMI, TRAINER_IMAGE, Cluster, Home, until
-from test_cluster_exec import with_terminal
+from cluster import NVIDIA_SMI, TRAINER_IMAGE, Cluster, Home
 
 pytestmark = [
     pytest.mark.cluster,
@@ -18,31 +17,11 @@ pytestmark = [
     pytest.mark.parametrize("cluster", ["hosts_with_podman"], indirect=True),
 ]
 
-SCRIPT = """
-import os, time
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, attempt = dist.get_rank(), os.environ["DDPCTL_ATTEMPT"]
-assert os.path.ismount("/fast") and open("/given").read()
-value = torch.ones(1)
-dist.all_reduce(value)
-with open(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], f"rank-{rank}"), "w") as file:
-    file.write(attempt)
-print("attempt", attempt, "sum", int(value), flush=True)
-if attempt == "1":
-    time.sleep(600)
-dist.barrier()
-dist.destroy_process_group()
-"""
-HOMES = {"node0": "/home/ddp", "node1": "/root", "node2": "/home/ddp"}
-
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
     folder = tmp_path / "code"
     folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT)
     return folder
 
 
@@ -98,70 +77,6 @@ def test_only_the_layers_that_podman_lacks_are_sent(
         no_partial_image = cluster.engine(node, "images", "-q", "--filter", "dangling=true")
         assert no_partial_image == ""
     assert json.loads(ok(home, "push", hosts, "--image", "--json"))["sent_bytes"] == 0
-
-
-def test_a_run_from_launch_to_clean(
-    cluster: Cluster, home: Home, tmp_path: Path, code: Path
-) -> None:
-    hosts = cluster.hosts_yaml(
-        tmp_path / "hosts.yaml",
-        image=TRAINER_IMAGE,
-        workdir=str(code),
-        command=["train.py"],
-        mounts=["/etc/hostname:/given:ro"],
-        tmpfs={"/fast": "64m"},
-        ulimits={"nofile": 4096},
-    )
-    checked = json.loads(ok(home, "check", hosts, "--json"))
-    assert [host["docker"] for host in checked["hosts"]][1:] == ["5.4.2", "5.4.2"]
-
-    run_id = ok(home, "launch", hosts, "--detach", "--no-check").strip()
-    until(lambda: home.ddpctl("logs", run_id).stdout.count("sum 3") == 3, 60, "all ranks train")
-    stacks = json.loads(ok(home, "stacks", run_id, "--json"))
-    assert [group["ranks"] for group in stacks["groups"]] == [[0, 1, 2]]
-    users = ok(home, "exec", "--all", "--", "id", "-u").splitlines()
-    assert sorted(users) == ["[node0] 1000", "[node1] 0", "[node2] 0"]
-    for rank in ("1", "2"):
-        assert home.ddpctl("exec", "--rank", rank, "--", "no-such-command").returncode == 127
-        assert home.ddpctl("exec", "-i", "--rank", rank, "--", "cat", input="in").stdout == "in"
-    with_terminal(home, "--rank", "2")
-    owner = cluster.exec(
-        "node2", "stat", "-c", "%U", f"/home/ddp/.ddpctl/runs/{run_id}/output/rank-2"
-    )
-    assert owner == "ddp"
-
-    killed = home.ddpctl("kill", run_id)
-    assert killed.returncode == 0 and "nothing left on node[0-2]" in killed.stderr, killed.stderr
-    assert cluster.idle()
-    resumed = ok(home, "resume", run_id)
-    assert resumed.count("attempt 2 sum 3") == 3
-
-    ok(home, "clean", hosts, "-y")
-    for node, folder in HOMES.items():
-        assert cluster.containers(node) == []
-        assert cluster.exec(node, "find", folder, "-maxdepth", "1", "-name", ".ddpctl") == ""
-
-
-def test_a_run_that_a_reboot_ended_has_not_succeeded(
-    cluster: Cluster, home: Home, tmp_path: Path, code: Path
-) -> None:
-    """After a reboot, Podman reports exit code 0 for what ran until then."""
-    (code / "train.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    hosts = cluster.hosts_yaml(
-        tmp_path / "hosts.yaml",
-        ["node2"],
-        image=TRAINER_IMAGE,
-        workdir=str(code),
-        command=["train.py"],
-    )
-    run_id = ok(home, "launch", hosts, "--detach", "--no-check").strip()
-    until(lambda: "up" in home.ddpctl("logs", run_id).stdout, 60, "the rank runs")
-    cluster.kill_host("node2")
-    cluster.start_host("node2")
-    [container] = cluster.containers("node2")
-    assert (container["State"]["Status"], container["State"]["ExitCode"]) == ("exited", 0)
-    assert home.ddpctl("attach", run_id).returncode == 1
-    assert ok(home, "ps", "--all", hosts).split().count("SUCCEEDED") == 0
 
 
 def test_sanity_across_engines_and_within_one(cluster: Cluster, home: Home, tmp_path: Path) -> None:

@@ -173,38 +173,6 @@ def test_arguments_values_and_paths_arrive_unchanged(
     assert "pwned" not in cluster.exec("node1", "ls", "/tmp", "/home/ddp")
 
 
-def test_a_rank_that_raises_is_named_and_nothing_is_left_running(
-    cluster: Cluster, home: Home, code: Path, tmp_path: Path
-) -> None:
-    name = script(
-        code,
-        """
-        import os, time
-        print("up", flush=True)
-        time.sleep(1)
-        if os.environ["RANK"] == "3":
-            raise ValueError("the seed was 13")
-        time.sleep(600)
-        """,
-    )
-    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", workdir=str(code), nproc_per_node=2)
-    done = home.ddpctl("launch", hosts, "--", name)
-    assert done.returncode == 1, done.stderr
-    [attempt] = home.record()["attempts"]
-    first = attempt["first_failure"]
-    assert attempt["state"] == "FAILED"
-    assert (first["host"], first["node_rank"], first["rank"], first["local_rank"]) == (
-        "node1",
-        1,
-        3,
-        1,
-    )
-    assert first["exit_code"] == 1
-    assert "the seed was 13" in json.dumps([first["message"], first["excerpt"]])
-    assert "node1" in done.stderr and "the seed was 13" in done.stderr
-    assert cluster.idle()
-
-
 def test_an_unreachable_host_is_named_and_the_others_are_not_started(
     cluster: Cluster, home: Home, code: Path, tmp_path: Path
 ) -> None:
@@ -338,31 +306,6 @@ def test_a_taken_port_is_reported_with_its_owner_before_the_start(
     assert "29500" in second.stderr + second.stdout
     assert first in second.stderr + second.stdout
     assert len(cluster.containers("node0")) == 1
-
-
-def test_a_detached_run_is_listed_followed_and_killed(
-    cluster: Cluster, home: Home, code: Path, tmp_path: Path
-) -> None:
-    name = script(code, FOREVER)
-    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node2"], workdir=str(code))
-    detached = home.ddpctl("launch", hosts, "--detach", "--", name)
-    assert detached.returncode == 0, detached.stderr
-    run_id = home.record()["run_id"]
-    assert run_id in detached.stdout
-
-    elsewhere = cluster.home_at(tmp_path / "another machine")
-    seen = elsewhere.ddpctl("ps", hosts, "--json")
-    assert seen.returncode == 0 and run_id in json.dumps(json.loads(seen.stdout))
-
-    follower = home.start("attach", run_id)
-    killed = home.ddpctl("kill", run_id, "-y")
-    assert killed.returncode == 0, killed.stderr
-    out, err = follower.communicate(timeout=60)
-    assert follower.returncode == 7, err
-    assert set(lines_by_rank(out.decode())) <= {("node0", 0), ("node2", 1)}
-    assert cluster.idle()
-    assert home.record(run_id)["attempts"][0]["state"] == "CANCELLED"
-    assert home.ddpctl("kill", run_id, "-y").returncode == 0  # once more is fine
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])

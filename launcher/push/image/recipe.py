@@ -21,6 +21,14 @@ FOLDER = "/opt/ddpctl/build"
 
 _FILE_FLAG = re.compile(r"(?:-r|-c|-f|--requirement|--constraint|--find-links)[ =]*(\S+)")
 _LOCAL = re.compile(r"(?:-e\b|--editable\b|\.{0,2}/|\.$|file:|.*@ *file:)")
+# Lines for which pip, told to take wheels only, does so: no other archive or address, no other option.
+_OF_WHEELS = re.compile(
+    r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[ =]+\S+"
+    r"|(-r|-c|--requirement|--constraint)[ =]+(?!\S*://)\S+"
+    r"|--(no-index|pre|prefer-binary|require-hashes)"
+    r"|(?!\S+\.(zip|tar|t[a-z]{2}|gz|bz2|xz|lz|lzma)\b)[A-Za-z0-9]((?! -)[^@/:\\$])*"
+    r"(@ *https?://[^\s$?#]+\.whl( *[#;]((?! -)[^$])*)?)?( +--hash=\S+)*"
+)
 
 _PIP = """\
 FROM {base}
@@ -137,17 +145,25 @@ def requirements_of(source: Path) -> str:
     return "".join(f"{each}\n" for each in listed)
 
 
-def with_named(source: Path, text: str, depth: int = 0) -> Iterator[tuple[str, Path]]:
+def with_named(
+    source: Path, text: str, *, wheels: bool = False, depth: int = 0
+) -> Iterator[tuple[str, Path]]:
     """Yield the local files that a requirements file names, and those that they name in turn.
 
     text: the requirements. Each file comes with its path relative to the folder of `source`. A link
     out of that folder is refused: the project may be a stranger's, and the image leaves this machine.
+    wheels: refuse what makes pip run a package's code, since it runs on this machine.
     """
     if depth > DEEPEST:
         raise UsageError(f"{source}: names files that name each other", "remove one of the lines")
     folder = source.parent.resolve()
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition(" #")[0].strip()
+    for number, line in enumerate(text.replace("\\\n", "").splitlines(), 1):
+        line = re.sub(r"(^|\s+)#.*", "", line).strip()
+        if wheels and line and not _OF_WHEELS.fullmatch(line):
+            raise UsageError(
+                f"{source}:{number}: {quoted(line)} could run the package's code on this machine",
+                "name a package that has wheels, or write `NAME @ URL` with the URL of a wheel",
+            )
         if _LOCAL.match(line):
             raise UsageError(
                 f"{source}:{number}: {quoted(line)} is not a package but code on this machine",
@@ -168,4 +184,4 @@ def with_named(source: Path, text: str, depth: int = 0) -> Iterator[tuple[str, P
             if file.is_file():
                 yield str(file.relative_to(source.parent)), file
         if path.is_file() and not line.startswith(("-f", "--find")):
-            yield from with_named(path, path.read_text("utf-8"), depth + 1)
+            yield from with_named(path, path.read_text("utf-8"), wheels=wheels, depth=depth + 1)

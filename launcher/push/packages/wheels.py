@@ -109,7 +109,7 @@ def _requirements(job: Job) -> tuple[Path, str]:
 
 
 def _key(source: Path, text: str) -> str:
-    stats = [(name, path.stat()) for name, path in with_named(source, text)]
+    stats = [(name, path.stat()) for name, path in with_named(source, text, wheels=True)]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.sha256(json.dumps([str(source), text, files]).encode()).hexdigest()[:32]
 

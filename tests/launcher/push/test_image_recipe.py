@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.push.image.recipe import BASE, CONDA_BASE, find_source, recipe_of, trainer_recipe
+from launcher.push.image.recipe import (
+    BASE,
+    CONDA_BASE,
+    find_source,
+    recipe_of,
+    trainer_recipe,
+    with_named,
+)
 
 
 def write(folder: Path, **files: str) -> None:
@@ -114,3 +121,56 @@ def test_the_trainers_image_is_made_of_the_installed_files() -> None:
     assert "\nARG BASE_IMAGE=mine:1\n" in recipe.dockerfile
     assert {"trainer/train.py", "trainer/__main__.py", "Dockerfile"} <= names(recipe.context())
     assert recipe.tag("x") == "ddpctl-trainer:latest"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "evil @ https://x.org/evil-1.0.tar.gz",
+        "https://x.org/evil.zip",
+        "evil @ https://x.org/evil.tar.gz?.whl",
+        "evil @ https://x.org/evil.tar.gz#.whl",
+        "git+https://x.org/evil",
+        "evil-1.0.tar.gz",
+        "evil.zip ; python_version > '3'",
+        "wheels/evil.tar.gz",
+        "--no-binary=:all:",
+        "--no-bin :all:",
+        "--only-binary=:none:",
+        "-i https://x.org --no-binary=:all:",
+        "timm --no-binary=:all:",
+        "timm @ https://x.org/t.whl --no-binary=:all:",
+        "--no-\\\nbinary=:all:",
+        "${EVIL}",
+        "-r https://x.org/requirements.txt",
+    ],
+)
+def test_wheels_are_collected_without_running_a_packages_code(tmp_path: Path, line: str) -> None:
+    source = tmp_path / "requirements.txt"
+    with pytest.raises(UsageError, match=r"requirements\.txt:2: .* could run the package's code"):
+        list(with_named(source, f"timm\n{line}\n", wheels=True))
+    (tmp_path / "more.txt").write_text(f"timm\n{line}\n")
+    with pytest.raises(UsageError, match=r"more\.txt:2: "):
+        list(with_named(source, "-r more.txt", wheels=True))
+
+
+def test_usual_requirements_are_collected(tmp_path: Path) -> None:
+    (tmp_path / "pins.txt").touch()
+    text = """
+# comment
+timm
+timm==1.0.3  # with a comment
+numpy >= 1.26, < 3 ; python_version < "3.13" and sys_platform == 'linux'
+hydra-core[all,dev]~=1.3
+x_y.z (>=1)
+pkg==1.0 --hash=sha256:abc --hash=sha256:def
+pkg==1.0 \\
+    --hash=sha256:abc
+torch @ https://download.pytorch.org/whl/torch-2.8.0%2Bcpu-cp311-linux_x86_64.whl#sha256=abc
+-i https://pypi.org/simple
+--extra-index-url=https://download.pytorch.org/whl/cpu
+-c pins.txt
+--pre
+"""
+    named = list(with_named(tmp_path / "requirements.txt", text, wheels=True))
+    assert [name for name, _ in named] == ["pins.txt"]

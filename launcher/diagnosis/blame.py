@@ -11,6 +11,7 @@ from .stack_groups import newest_groups
 LINES = 20  # of each rank
 LONGEST = 500  # characters of a line
 FRAMES = 50
+MOST_RANKS = 256  # of a node: a host may report as many as it likes
 
 
 def blame_text(failure: FirstFailure, evidence: Evidence) -> str:
@@ -37,7 +38,8 @@ def _about(node: NodeEvidence) -> Iterator[str]:
         f"  {line[:LONGEST]}" for line in node.kernel or ["(nothing, or it may not be read)"]
     )
     exits = {exit.rank: exit for _, exit in node.of(RankExit)}
-    for rank in sorted({*exits, *(who for _, who, _ in node.tail if who is not None)}):
+    ranks = {*exits, *(who for _, who, _ in node.tail if who is not None)}
+    for rank in sorted(ranks)[:MOST_RANKS]:
         exit = exits.get(rank)
         ending = exit and (
             exit.signal or (exit.exit_code is not None and f"exit code {exit.exit_code}")

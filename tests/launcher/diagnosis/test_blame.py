@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.diagnosis.blame import blame_text
+from launcher.diagnosis.blame import MOST_RANKS, blame_text
 from launcher.diagnosis.evidence import Evidence, NodeEvidence, before_restart
 from launcher.diagnosis.first_failure import first_failure
 from launcher.supervisor.events import (
@@ -90,3 +90,13 @@ def test_the_failure_before_a_restart_in_place_has_a_text_of_its_own() -> None:
     before, after = texts
     assert TIMED_OUT in before and "did not call all_reduce" in before and "second" not in before
     assert "ValueError: second" in after and TIMED_OUT not in after
+
+
+def test_a_host_that_reports_very_many_ranks_fills_no_text() -> None:
+    exits = [(1.0, RankExit(rank, 0, 1)) for rank in range(5000)]
+    evil = NodeEvidence(0, "evil", events=exits, tail=[(1.0, 0, b"a line")])
+    evidence = Evidence(1, [evil])
+    failure = first_failure(evidence)
+    assert failure
+    text = blame_text(failure, evidence)
+    assert text.count("last lines of rank") == MOST_RANKS and "a line" in text

@@ -17,6 +17,8 @@ from launcher.look import exec as look_exec
 from launcher.outcomes import Exit
 from launcher.runs import newest_attempt
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvilCluster:

@@ -97,6 +97,7 @@ def test_a_name_that_is_taken_blocks_nobody(
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.slow
 def test_nobody_keeps_the_others_out_with_many_or_large_claims(
     engine: Processes, folder: Path
 ) -> None:

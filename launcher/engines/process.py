@@ -186,17 +186,12 @@ def _state(text: str) -> NodeStatus:
     state, *times = line.split(" ")
     if state not in (ContainerState.CREATED, ContainerState.RUNNING, ContainerState.EXITED):
         return NodeStatus()
-    since, until = [*map(_number, times), None, None][:2]
-    code = _exit_code(journal) if state == ContainerState.EXITED else None
-    return NodeStatus(state=ContainerState(state), started=since, ended=until, exit_code=code)
-
-
-def _exit_code(line: str) -> int | None:
-    """Return the exit code in the `end` event, the last line of a journal; None for any other line."""
-    for record in Reader().feed(line.encode()):
-        if isinstance(record.event, End):
-            return record.event.exit_code
-    return None
+    since, until, code = [*map(_number, times), None, None, None][:3]
+    exit_code = None if code is None else int(code)
+    for record in Reader().feed(journal.encode()):
+        if isinstance(record.event, End):  # else the supervisor was killed
+            exit_code = record.event.exit_code
+    return NodeStatus(state=ContainerState(state), started=since, ended=until, exit_code=exit_code)
 
 
 def _number(text: str) -> float | None:

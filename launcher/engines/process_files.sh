@@ -1,7 +1,8 @@
 #!/bin/sh
 # To be sourced. What stands for a node of the process engine on its host. In its control folder:
 # labels.json, and once it has started, pid, with the process id and the start time in clock ticks,
-# so that a process that reuses the id is never taken for it. In the claims folder, for all users to
+# so that a process that reuses the id is never taken for it; after its end, exit, with the exit code,
+# unless the host went down. In the claims folder, for all users to
 # read: NAME.STATE, with the same line or -, and the labels.
 . ../plan/attempts.sh
 
@@ -52,8 +53,8 @@ kill_marked() {
     done
 }
 
-# Prints the state of the node in folder $1: `created`, `running SINCE`, or `exited SINCE UNTIL`
-# and the last line of its journal. Times are unix seconds.
+# Prints the state of the node in folder $1: `created`, `running SINCE`, or `exited SINCE UNTIL CODE`
+# and the last line of its journal. Times are unix seconds; CODE may be absent.
 print_state() {
   line=$(process_in "$1/pid")
   since=$(stat -c %Y "$1/pid" 2>/dev/null)
@@ -62,7 +63,7 @@ print_state() {
   elif alive "$line"; then
     printf 'running %s\n' "$since"
   else
-    printf 'exited %s %s\n' "$since" "$(stat -c %Y "$1/journal" 2>/dev/null)"
+    printf 'exited %s %s %s\n' "$since" "$(stat -c %Y "$1/journal" 2>/dev/null)" "$(read_file "$1/exit" 3)"
     [ ! -f "$1/journal" ] || tail -c 65536 "$1/journal" | tail -n 1 | tr -d '\0'
   fi
 }

@@ -28,6 +28,7 @@ started=$(
       echo yes
     exec > /dev/null 2>&1 # so that this script need not wait
     wait "$pid"
+    echo "$?" | replace "$control/exit"
     kill_marked "$control"
   } &
 )

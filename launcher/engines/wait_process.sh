@@ -3,4 +3,5 @@
 . ./process_files.sh
 line=$(process_in "$1/pid")
 while alive "$line"; do sleep 0.2; done
+[ -e "$1/exit" ] || sleep 0.5 # until the shell that waits for it has written that
 print_state "$1"

@@ -129,7 +129,8 @@ def test_a_supervisor_that_is_killed_leaves_nothing_behind(machine: Machine) -> 
     os.kill(int(pid.read_text().split()[0]), signal.SIGKILL)
     until(0)  # the other node has stopped too
     assert machine.ddpctl("attach", code=1)
-    assert machine.record()["attempts"][0]["first_failure"]["node_rank"] == 1
+    failure = machine.record()["attempts"][0]["first_failure"]
+    assert (failure["node_rank"], failure["kind"]) == (1, "container-killed")
 
 
 def test_a_python_that_a_host_lacks_is_one_line(machine: Machine) -> None:

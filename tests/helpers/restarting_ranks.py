@@ -25,6 +25,7 @@ def main() -> None:
         wait_for_all(me, now)
     for deed in mine:
         do(deed, now)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if any(int(round) == now for _, round, _ in deeds):
         time.sleep(120)
 
@@ -54,7 +55,7 @@ def do(deed: str, now: int) -> None:
     if deed == "memory":
         raise MemoryError("cannot allocate memory")
     if deed == "later":  # even if the run is being stopped
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         time.sleep(0.5)
 
 

@@ -333,6 +333,7 @@ def test_spares_get_the_code_and_a_dead_one_is_a_warning(
     assert "warning: spare spare1: no answer within 10s" in err
 
 
+@pytest.mark.slow
 def test_check_shows_spares_whose_problems_are_warnings(fake_cluster: Make) -> None:
     cluster = fake_cluster(spares=["spare0", "spare1"])
     cluster.hosts["spare1"].reachable = False

@@ -94,6 +94,7 @@ def anonymised(output: str, home: Path) -> str:
     """Replace this machine's folders, host name and user name by neutral ones."""
     text = output.replace(str(home), "~")
     text = re.sub(r"(?m)^ddpctl: .*\.\.\.\n", "", text)  # a slow machine announces its steps
+    text = re.sub(r"(?m)^.*entered uninterruptible sleep.*\n", "", text)  # a slow disk
     text = re.sub(r"\S+@\S+", "you@laptop", text)
     text = re.sub(r"host \S+, pid", "host laptop, pid", text)
     if text.startswith("RUN "):

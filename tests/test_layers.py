@@ -86,3 +86,9 @@ def test_a_name_of_a_module_or_class_of_the_launcher_says_where_it_is() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in (modules + classes).items() if count > 1] == []
+
+
+def test_two_files_of_tests_never_share_a_name() -> None:
+    """pytest imports them as top-level modules, so that the second would not be collected."""
+    names = Counter(path.name for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

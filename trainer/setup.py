@@ -105,17 +105,22 @@ def build(
     report = named_function("--report-to", config.report_to) if config.report_to else None
     writes = ranks.first and not config.test_only
     net = Net(model, config, plan, ranks, data.shape)
-    own = OwnWork(ranks.device, net.trainable[0])
+    optimizer = make_optimizer(model, config)  # raises UsageError without trainable parameters
     return Training(
         config=config,
         plan=plan,
         ranks=ranks,
         data=data,
         net=net,
-        optimizer=make_optimizer(model, config),
+        optimizer=optimizer,
         scaler=torch.amp.GradScaler(ranks.device.type) if config.amp == "fp16" else None,
         losses=make_losses(config),
-        poll=Poll(ranks, Progress(config, plan, ranks, work), stop, own),
+        poll=Poll(
+            ranks,
+            Progress(config, plan, ranks, work),
+            stop,
+            OwnWork(ranks.device, net.trainable[0]),
+        ),
         saver=Saver(disks or Disks(Path(config.checkpoint_dir), True, None), ranks, config.keep),
         log=Log(Path(config.out) if writes else None, report),
     )

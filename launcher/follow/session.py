@@ -295,8 +295,8 @@ class Session:
             last = self.record.attempt.first_failure
             failure = last if number is None else first_failure(part)
             if failure is not None:
-                path = self.run.folder.evidence_file(self.record.attempt.attempt, number)
                 try:
+                    path = self.run.folder.evidence_file(self.record.attempt.attempt, number)
                     write_atomically(path, blame_text(failure, part))
                 except StateError as error:
                     self.console.error(str(error))

@@ -40,7 +40,10 @@ def main() -> int:
     args = parser.parse_args(sys.argv[1:split])
     ranks: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
 
+    told = []
+
     def stop(*_: object) -> None:
+        told.append(True)
         for _, process in ranks.values():
             if process.returncode is None:
                 process.terminate()
@@ -49,6 +52,8 @@ def main() -> int:
     for local_rank in range(args.nproc_per_node):
         process = start(args, local_rank, sys.argv[split + 1 :])
         ranks[process.pid] = (local_rank, process)
+    if told:  # while a rank was being started
+        stop()
     return wait_for(ranks, args.node_rank * args.nproc_per_node, stop)
 
 

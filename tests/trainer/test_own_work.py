@@ -14,7 +14,7 @@ from trainer.data import Batch
 from trainer.distributed import Ranks
 from trainer.slow_ranks import SlowRanks
 
-NAP = 0.05  # seconds that rank 1 takes longer for each batch
+NAP = 0.3  # seconds that rank 1 takes longer for each batch
 
 
 def own_work(ranks: Ranks, *flags: str) -> list[float]:

@@ -132,6 +132,17 @@ def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_clust
     assert run_id in err and "3 finished runs" in err
 
 
+def test_of_several_live_runs_on_the_hosts_none_is_killed_by_guess(fake_cluster: Make) -> None:
+    cluster = fake_cluster(master_port="auto")
+    first, second = running(cluster), running(cluster)
+    cluster.forget()
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
+    assert code == 2 and first in err and second in err and "--all" in err
+    assert len(cluster.nodes) == 4
+    assert cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")[0] == 0
+    assert cluster.nodes == []
+
+
 def test_no_leftovers_are_claimed_only_for_hosts_that_answered(fake_cluster: Make) -> None:
     cluster = fake_cluster("gpu0", "gpu1")
     cluster.hosts["gpu1"].reachable = False

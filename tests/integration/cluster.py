@@ -122,7 +122,7 @@ set -e
 [ -z "$containers" ] || "$@" rm -f $containers
 "$@" volume ls -q --filter label=io.ddpctl.run-id | xargs -r "$@" volume rm
 umount /home/ddp/.ddpctl 2>/dev/null || true
-pkill -KILL -f '[s]upervisor[.]pyz|[t]orchrun' || true
+pkill -KILL -f '[s]upervisor[.]pyz|[t]orchrun|[v]env/bin/python|[s]leep 4321' || true
 rm -rf /shared/* /home/ddp/.ddpctl/runs /root/.ddpctl/runs /tmp/ddpctl-claims-*
 """
 

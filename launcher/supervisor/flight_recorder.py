@@ -48,7 +48,7 @@ class FlightRecorder:
 
     def ask(self) -> bool:
         """Ask all ranks that are alive for a dump. Return whether there are any."""
-        self._asked_at = time.monotonic()
+        self._asked_at, asked = time.monotonic(), False
         for path in self._waiting():
             try:
                 pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -58,8 +58,9 @@ class FlightRecorder:
                 continue
             with contextlib.suppress(OSError):
                 os.write(pipe, b"\n")
+                asked = True
             os.close(pipe)
-        return not self.is_ready
+        return asked
 
     @property
     def is_ready(self) -> bool:

@@ -183,6 +183,11 @@ def test_our_own_kills_are_no_cause() -> None:
     assert (failure.rank, failure.message) == (2, "exited with code 7")
 
 
+@pytest.mark.parametrize(("code", "kind"), [(139, "segv"), (137, "killed"), (143, "exit-code")])
+def test_a_shells_exit_code_names_the_signal_that_ended_the_script(code: int, kind: str) -> None:
+    assert first(node(0, rank_exit(1.0, 0, code))).kind == kind
+
+
 def test_a_full_disk_explains_an_exit_without_a_message() -> None:
     free = (1.0, ResourceUsage(free={"shm": 1 << 30, "checkpoints": 0, "output": None}))
     failure = first(node(0, rank_exit(1.0, 0, 1), free))

@@ -36,6 +36,12 @@ def test_the_one_that_sleeps_is_named_with_its_host_and_line() -> None:
     ]
 
 
+def test_two_that_sleep_are_named_together() -> None:
+    ranks = [rank(n, SLEEP if n in (2, 3) else REDUCE) for n in range(6)]
+    [sentence] = verdict(grouped(ranks))
+    assert sentence.startswith("ranks 2-3 of node1 are not where the other ranks are: at train.py")
+
+
 def test_a_line_inside_torch_splits_no_group_and_one_of_the_user_s_does() -> None:
     deeper = Frame(f"{TORCH}/distributed/distributed_c10d.py", 3301, "all_reduce", "return work")
     assert groups_of(rank(0, REDUCE), rank(1, (*REDUCE[:3], deeper)))[0] == [[0, 1]]

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.follow.interrupts import Interrupts
+from launcher.follow.interrupts import SIGNALS, Interrupts
 
 
 def interrupts_at_once(number: signal.Signals = signal.SIGINT) -> bool:
@@ -37,3 +37,10 @@ def test_an_error_ends_only_the_hold_that_it_leaves() -> None:
                 raise ValueError("boom")
             assert not interrupts_at_once()
         assert interrupts_at_once()
+
+
+def test_the_handlers_before_are_back_afterwards() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with Interrupts():
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before

@@ -38,7 +38,7 @@ HEAD = """\
 Three simulated hosts x 1 rank and a spare, `max_restarts: 40`, `min_nodes: 2`. Blows at random: {blows}.
 The run must exit with 0, with each step once in the sum that it carries from checkpoint to checkpoint and
 in the lines of each rank from one start to the next. No host may ever run two of its containers, and
-nothing may be left. "Wrong" is what was otherwise.
+nothing may be left on a host. The last column names each of these rules that was broken.
 
 | seed | blows | restarts in place | by the launcher | steps | took | wrong |
 |---|---|---|---|---|---|---|
@@ -205,11 +205,7 @@ repairs: list[threading.Thread] = []
 
 
 def later(seconds: float, act: Callable[[], object]) -> None:
-    def wait() -> None:
-        time.sleep(seconds)
-        act()
-
-    repairs.append(threading.Thread(target=wait))
+    repairs.append(threading.Timer(seconds, act))
     repairs[-1].start()
 
 

@@ -70,10 +70,11 @@ It names no cause across hosts.
 """
 RESTARTS = "Faults of runs that restart"
 RESTARTS_HEAD = """\
-Three simulated hosts x 2 ranks; where a spare is mentioned, and for 7 to 9, two hosts and a spare. Seconds
-from the fault to the first line of the next start, which the script prints before it imports torch; on two
-cores that serve all hosts and other work too. torchrun: its own `--max-restarts`, two ranks on one node,
-waited for {cap:.0f} s; "-" if it cannot be on one node.
+Three simulated hosts with 2 ranks each; two hosts and a spare for rows 7 to 9 and where the row mentions a
+spare. The columns show the seconds from the fault to the first line that the script prints after its next
+start, before it imports torch. All hosts share two cores with other work. The last column is torchrun
+alone, with `--max-restarts` and two ranks on one node, given up after {cap:.0f} s. "-": the fault needs
+several nodes.
 
 **{right} of {all} as documented.**
 

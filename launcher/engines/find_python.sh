@@ -19,3 +19,11 @@ find_python() {
   esac
   command -v "$python" || { echo "there is no Python $python" >&2; return 1; }
 }
+
+# Prints the version and architecture of the Python at path $1, which name the folder of its wheels,
+# and its C library: `3.11-x86_64 2.36`.
+platform_of() {
+  "$1" -I -S -c '
+import platform, sys
+print("%d.%d-%s" % (*sys.version_info[:2], platform.machine()), platform.libc_ver()[1])'
+}

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..engines.running import RunningNode
+from ..engines.status import ContainerState
 from ..facts.nvidia import BUSY, IDLE
 from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
 from ..text import counted, names, printable, ranges
@@ -109,7 +110,7 @@ class Panel:
         states = {rank: state_of(outcome) for rank, outcome in self.outcomes.items()}
         usages = {rank: outcome.usage for rank, outcome in self.outcomes.items() if outcome.usage}
         for rank, words in slow_nodes(self.progress.slow if self.progress else {}, usages).items():
-            if states[rank] == "running":
+            if states[rank] == ContainerState.RUNNING:
                 states[rank] = words
         return states
 
@@ -147,7 +148,7 @@ def state_of(outcome: NodeOutcome) -> str:
     phases = [e for _, e in outcome.events if isinstance(e, Stopping | RestartInPlace)]
     if phases and isinstance(phases[-1], Stopping):
         return "stopping"
-    return "running" if outcome.events or outcome.tail else "starting"
+    return ContainerState.RUNNING if outcome.events or outcome.tail else "starting"
 
 
 def progress_words(progress: Progress) -> str:

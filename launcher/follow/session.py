@@ -15,6 +15,7 @@ from ..diagnosis.first_failure import first_failure
 from ..engines.running import RunningAttempt
 from ..errors import DdpctlError, StateError
 from ..facts.kernel_log import read_kernel_log
+from ..failure import FirstFailure
 from ..logs.store import Mark
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
@@ -288,18 +289,22 @@ class Session:
     def _keep_evidence(self, evidence: Evidence) -> None:
         """Write down what is known about the attempt's failure, and about those before restarts."""
         events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
-        newest = sorted({event.number for event in events})[-MOST_RESTARTS:]
-        starts: list[int | None] = [None, *newest]
-        for number in starts:
-            part = evidence if number is None else before_restart(evidence, number)
-            last = self.record.attempt.first_failure
-            failure = last if number is None else first_failure(part)
-            if failure is not None:
-                try:
-                    path = self.run.folder.evidence_file(self.record.attempt.attempt, number)
-                    write_atomically(path, blame_text(failure, part))
-                except StateError as error:
-                    self.console.error(str(error))
+        self._keep(self.record.attempt.first_failure, evidence)
+        for number in sorted({event.number for event in events})[-MOST_RESTARTS:]:
+            before = before_restart(evidence, number)
+            self._keep(first_failure(before), before, number)
+
+    def _keep(
+        self, failure: FirstFailure | None, evidence: Evidence, restart: int | None = None
+    ) -> None:
+        """Write the text about a failure. restart: the number of the restart in place after it."""
+        if failure is None:
+            return
+        try:
+            path = self.run.folder.evidence_file(self.record.attempt.attempt, restart)
+            write_atomically(path, blame_text(failure, evidence))
+        except StateError as error:
+            self.console.error(str(error))
 
     def _ask_kernels(self) -> None:
         """Add what the hosts' kernels and drivers know about GPUs that have failed."""

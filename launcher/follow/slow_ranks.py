@@ -13,6 +13,10 @@ from ..facts.nvidia import BUSY
 from ..supervisor.events import GpuLoad, Usage
 
 SLOWER = 1.15  # times the median; the trainer has the same limit
+MEASURES: dict[str, Callable[[GpuLoad], int]] = {
+    "{} % use, median {:.0f} %": lambda load: load.use,
+    "{} MHz, median {:.0f} MHz": lambda load: load.clock,
+}
 
 
 def slow_nodes(ratios: Mapping[int, float], usages: Mapping[int, Usage]) -> dict[int, str]:
@@ -33,10 +37,10 @@ def slow_nodes(ratios: Mapping[int, float], usages: Mapping[int, Usage]) -> dict
         for gpu, load in enumerate(usage.minute)
         if load.total == size
     }
+    if statistics.median([load.use for load in gpus.values()] or [0]) < BUSY:
+        return slow  # between epochs, or a script that is slow everywhere
     for what, value in MEASURES.items():
-        median = statistics.median(map(value, gpus.values())) if gpus else 0.0
-        if statistics.median([load.use for load in gpus.values()] or [0]) < BUSY:
-            break  # between epochs, or a script that is slow everywhere
+        median = statistics.median(map(value, gpus.values()))
         for (node, gpu), load in gpus.items():
             if value(load) * SLOWER < median:
                 ranks = usages[node].ranks
@@ -44,9 +48,3 @@ def slow_nodes(ratios: Mapping[int, float], usages: Mapping[int, Usage]) -> dict
                 who = f"rank {ranks[gpu]}'s GPU" if whole else f"GPU {gpu}"
                 slow.setdefault(node, f"slow: {who} at {what.format(value(load), median)}")
     return slow
-
-
-MEASURES: dict[str, Callable[[GpuLoad], int]] = {
-    "{} % use, median {:.0f} %": lambda load: load.use,
-    "{} MHz, median {:.0f} MHz": lambda load: load.clock,
-}

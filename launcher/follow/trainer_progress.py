@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engines.status import mapping
 from ..logs.metrics import entries, number
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -25,7 +26,7 @@ class Progress:
     img_s: float | None = None
     eta: float | None = None  # seconds
     top1: float | None = None
-    slow: Mapping[int, float] = field(default_factory=dict)  # by rank: times the median
+    slow: Mapping[int, float] = field(default_factory=dict)  # by rank: its pace over the median's
 
     @property
     def brief(self) -> str:
@@ -70,12 +71,8 @@ def parse_progress(text: bytes, attempt: int) -> Progress | None:
 
 
 def _slow(ranks: object) -> dict[int, float]:
-    slow = ranks.get("slow") if isinstance(ranks, dict) else None
-    rows = (
-        ((str(rank), number(ratio)) for rank, ratio in slow.items())
-        if isinstance(slow, dict)
-        else ()
-    )
+    slow = mapping(mapping(ranks).get("slow"))
+    rows = ((rank, number(ratio)) for rank, ratio in slow.items())
     return {int(rank): ratio for rank, ratio in rows if _RANK.fullmatch(rank) and ratio is not None}
 
 

@@ -146,13 +146,12 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
 
     gpus, odd = ask_each(answering, ask)
     hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
-    runs = [
-        replace(run, slow=slow_nodes(progress.get(run.run_id, Progress()).slow, usages[run.run_id]))
-        if run.run_id in usages
-        else run
-        for run in runs_of(statuses)
-        if finished or run.is_live
-    ]
+
+    def with_slow_nodes(run: ListedRun) -> ListedRun:
+        ratios = progress.get(run.run_id, Progress()).slow
+        return replace(run, slow=slow_nodes(ratios, usages.get(run.run_id, {})))
+
+    runs = [with_slow_nodes(run) for run in runs_of(statuses) if finished or run.is_live]
     return Listing(hosts, runs, failures | odd, joined(gpus, statuses), progress)
 
 

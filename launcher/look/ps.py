@@ -76,12 +76,10 @@ def clusters_of(selection: Selection, console: Console) -> list[Cluster]:
         return [hosts_to_ask(selection.hosts, console)]
     kept: dict[bytes, Path] = {}  # by text: thousands of runs may have the same hosts file
     for folder in run_folders():
-        if folder.is_settled():
-            finished = True
-        else:
-            record = folder.load_if_readable(console)
-            finished = record is not None and record.state.is_final
-        if selection.finished or not finished:
+        has_ended = folder.is_settled()
+        if not has_ended and (record := folder.load_if_readable(console)):
+            has_ended = record.state.is_final
+        if selection.finished or not has_ended:
             file = folder.hosts_file
             kept[file.read_bytes() if file.exists() else bytes(file)] = file  # `load` reports it
     files = [*([DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []), *kept.values()]

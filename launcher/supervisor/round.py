@@ -260,11 +260,11 @@ class Round:
         if self.kill_at is None or self.phase != "running":
             return
         if self.unsent and self.flight_recorder.is_ready:
-            # after a failure, torchrun ends the other ranks itself; a signal would cut off its report
-            if self.torchrun.pid and not self.ranks.failed():
-                send(self.torchrun.pid, self.unsent)
-            if self.torchrun.pid:
-                send(self.torchrun.pid, signal.SIGCONT)
+            if pid := self.torchrun.pid:
+                # after a failure, it ends the other ranks itself; a signal would cut off its report
+                if not self.ranks.failed():
+                    send(pid, self.unsent)
+                send(pid, signal.SIGCONT)
             self.unsent = 0
         now = time.monotonic()
         if self.ranks.alive() and now < self.kill_at:

@@ -95,7 +95,7 @@ def _target(job: Job, node: Node) -> WheelTarget:
 
 
 def _requirements(job: Job) -> tuple[Path, str]:
-    """Return the file that lists the packages, and what it lists."""
+    """Return the file that lists the job's packages, and its lines as a requirements.txt has them."""
     source = find_source(Path(job.requirements or ""))
     try:
         if source.suffix in (".txt", ".toml"):

@@ -45,8 +45,9 @@ def test_ps_logs_and_kill_work_without_a_readable_record(machine: Machine) -> No
 def test_a_lost_state_folder_ends_neither_the_run_nor_its_exit_code(machine: Machine) -> None:
     process = machine.start("launch", "hosts.yaml", "--env", "SLEEP=5", "--env", "BAD=1")
     assert process.stdout is not None
-    while "up" not in (line := process.stdout.readline()):
-        assert line, "the run ended by itself"
+    for _ in range(4):  # the log of each node is open once its ranks have spoken
+        while "up" not in (line := process.stdout.readline()):
+            assert line, "the run ended by itself"
     folder = run_folder(machine)
     folder.rename(folder.with_name("elsewhere"))
     folder.write_text("in the way")

@@ -20,6 +20,8 @@ FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
 BENCHES = bench-blows bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale bench-trainer
 export VENV
+# where it is set, as in many images, every process that a test starts would compile the launcher again
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test unit fast gpu box check wheels docs bench $(BENCHES) image clean
 

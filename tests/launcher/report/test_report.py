@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reported_run import EVIL, TIMES, journals_of, metrics_lines, record_of, shown
 
@@ -96,6 +96,7 @@ def altered(value: Any, string: Callable[[], str], numbers: bool) -> Any:
     return string()
 
 
+@settings(max_examples=25)  # each makes every page four times
 @given(st.data())
 def test_no_element_and_no_attribute_comes_from_data(data: st.DataObject) -> None:
     def made(hostile: Callable[[], str]) -> list[tuple[str, list[str]]]:

@@ -32,6 +32,9 @@ class Exec(Protocol):
     def wait(self) -> int:
         """Return the exit code. Call this once the output has ended."""
 
+    def close(self) -> None:
+        """Stop listening to the command, whether or not it has ended."""
+
 
 class ImageStore(Protocol):
     """The images of one host's engine. Every method may raise a DdpctlError."""

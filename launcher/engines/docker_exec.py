@@ -65,6 +65,9 @@ class DockerExec:
     def close_stdin(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 
+    def close(self) -> None:
+        self._socket.close()
+
     def resize(self, rows: int, columns: int) -> None:
         """Resize the terminal. Retries, because the engine refuses until the command has started."""
         deadline = time.monotonic() + RESIZE_TIMEOUT

@@ -15,13 +15,12 @@ from ..budget import parse_json
 from ..errors import CommandFailed
 from ..logs.journal_reader import Reader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
-from ..ssh import shell
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed
 from ..supervisor.events import End
 from .base import Engine, Exec
-from .process_exec import LocalExec, RemoteExec
+from .process_exec import ProcessExec
 from .status import ContainerState, NodeStatus, read_status
 
 CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
@@ -118,15 +117,7 @@ class Processes(Engine):
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
         line = f"exec {shlex.join(command)}"
-        if self._node.host.is_local:
-            return LocalExec(shell.script(EXEC, [status.handle, line]), stdin=stdin, tty=tty)
-        if tty:
-            raise CommandFailed(
-                "with engine: process, `exec -t` works on this machine only",
-                "leave -t out, or log in with ssh",
-                host=self._node.name,
-            )
-        return RemoteExec(self._node.open_script(EXEC, status.handle, f"{line} 2>&1", stdin=stdin))
+        return ProcessExec(self._node.open_script(EXEC, status.handle, line, stdin=stdin, tty=tty))
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.handle.startswith("/"):  # not a ticket

@@ -47,11 +47,12 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
             [running] = each_node(
                 [member.node], lambda _: _start(member, folder.run_id, wanted)
             ).values()
-        if wanted.stdin:
-            threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
-        with raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext():
-            _print_output(running, console, unchanged=wanted.tty)
-        return running.wait()
+        with contextlib.closing(running):
+            if wanted.stdin:
+                threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
+            with raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext():
+                _print_output(running, console, unchanged=wanted.tty)
+            return running.wait()
 
 
 def _print_output(running: Exec, console: Console, *, unchanged: bool) -> None:

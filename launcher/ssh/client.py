@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from ..hosts import Host
 from ..text import duration
 from .connect import BROKEN, Connection, connect
 from .shell import command_line, framed
-from .stream import CHUNK, Deadline, Stream
+from .stream import CHUNK, Deadline, Stderr, Stream
 from .transport import ChannelStderr
 
 UNKNOWN_CODE = 255  # the exit code if the server does not report one
@@ -34,13 +35,21 @@ class SshMachine:
                 self._connections.append(connect(self.host, timeout=self._timeout))
 
     def open(
-        self, argv: Sequence[str], *, stdin: bool = True, timeout: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bool = True,
+        tty: bool | None = None,
+        timeout: float | None = None,
     ) -> SshStream:
         command, frame = framed(argv, stdin=stdin)
         line = command_line(command)
         connection, channel = self._session()
-        stream = SshStream(channel, connection)
+        stream = SshStream(channel, connection, tty)
         try:
+            if tty:
+                frame = frame.replace(b"\n", b"\r\n")  # as a terminal prints it
+                channel.get_pty(os.environ.get("TERM", "dumb"))
             channel.exec_command(line)
             stream.skip_past(frame, timeout)
         except BaseException as error:
@@ -49,9 +58,10 @@ class SshMachine:
                 raise
             if connection.is_ending():
                 raise connection.lost() from None
+            also = "PermitTTY, " if tty else ""
             raise HostUnreachable(
                 f"sshd refused to run a command: {error or type(error).__name__}",
-                "check ForceCommand and the account's shell there",
+                f"check {also}ForceCommand and the account's shell there",
                 host=self.host.name,
             ) from None
         return stream
@@ -104,8 +114,10 @@ class SshMachine:
 
 
 class SshStream(Stream):
-    def __init__(self, channel: paramiko.Channel, connection: Connection) -> None:
-        self.stderr = ChannelStderr(channel)
+    def __init__(
+        self, channel: paramiko.Channel, connection: Connection, tty: bool | None = None
+    ) -> None:
+        self.stderr = Stderr(ended=True) if tty is not None else ChannelStderr(channel)
         self._channel = channel
         self._connection = connection
         self._closed = False
@@ -139,6 +151,10 @@ class SshStream(Stream):
             raise self._connection.lost()
         return data
 
+    def read_stderr(self) -> bytes:
+        data: bytes = self._retry(self._channel.recv_stderr, CHUNK, None)
+        return data
+
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         left = memoryview(data)
         while left:
@@ -150,6 +166,10 @@ class SshStream(Stream):
     def close_stdin(self) -> None:
         with contextlib.suppress(*BROKEN):  # reading reports the loss
             self._channel.shutdown_write()
+
+    def resize(self, rows: int, columns: int) -> None:
+        with contextlib.suppress(*BROKEN):  # the command has ended, or reading reports the loss
+            self._channel.resize_pty(columns, rows)
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._channel.status_event.wait(timeout):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import pwd
 import select
 import signal
 import subprocess
+import termios
 import threading
 from collections.abc import Sequence
 
@@ -15,6 +17,7 @@ from ..errors import CommandFailed
 from ..state import expanded
 from .stream import CHUNK, Stderr, Stream
 
+CONTROL_TERMINAL = ("setsid", "--ctty")
 STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -33,13 +36,18 @@ class LocalMachine:
         pass
 
     def open(
-        self, argv: Sequence[str], *, stdin: bool = True, timeout: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bool = True,
+        tty: bool | None = None,
+        timeout: float | None = None,
     ) -> LocalStream:
         try:
-            return LocalStream(argv, stdin)
+            return LocalStream(argv, stdin, tty)
         except FileNotFoundError:  # exit like a login shell
             return LocalStream(
-                ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]], stdin
+                ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]], stdin, tty
             )
         except OSError as error:
             raise CommandFailed(
@@ -55,28 +63,43 @@ class LocalMachine:
 class LocalStream(Stream):
     """A local command. `close` leaves its output pipes open: another thread may be reading them."""
 
-    def __init__(self, argv: Sequence[str], stdin: bool) -> None:
+    def __init__(self, argv: Sequence[str], stdin: bool, tty: bool | None = None) -> None:
         home = expanded("~")
+        terminal, inside = pty.openpty() if tty else (-1, subprocess.PIPE)
         self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            [*(CONTROL_TERMINAL if tty else ()), *argv],
+            stdin=inside if stdin else subprocess.DEVNULL,
+            stdout=inside,
+            stderr=inside,
             bufsize=0,
             cwd=home if home.is_dir() else "/",
-            start_new_session=True,  # Ctrl-C must reach only the launcher
+            start_new_session=not tty,  # Ctrl-C must reach only the launcher
         )
-        assert self._process.stdout
-        self.stderr = Stderr()
-        self._stdin = self._process.stdin
+        self.stderr = Stderr(ended=tty is not None)
+        self._stdin, stdout = self._process.stdin, self._process.stdout
+        if tty:
+            os.close(inside)
+            self._stdin = os.fdopen(os.dup(terminal), "wb", 0)
+            stdout = os.fdopen(terminal, "rb", 0)
+        assert stdout
+        self._stdout = stdout
         self._stdin_lock = threading.Lock()
-        self._stdout = self._process.stdout
-        threading.Thread(target=_collect, args=(self._process, self.stderr), daemon=True).start()
+        if tty is None:
+            threading.Thread(
+                target=_collect, args=(self._process, self.stderr), daemon=True
+            ).start()
 
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
         if timeout is not None and not select.select([self._stdout], [], [], timeout)[0]:
             raise TimeoutError(f"no output for {timeout:g} s")
-        return os.read(self._stdout.fileno(), size)
+        try:
+            return os.read(self._stdout.fileno(), size)
+        except OSError:  # EIO: no process has the terminal open
+            return b""
+
+    def read_stderr(self) -> bytes:
+        stderr = self._process.stderr
+        return os.read(stderr.fileno(), CHUNK) if stderr else b""
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         left = memoryview(data)
@@ -95,6 +118,10 @@ class LocalStream(Stream):
         with self._stdin_lock:
             if self._stdin:
                 self._stdin.close()
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self._stdout.isatty():
+            termios.tcsetwinsize(self._stdout, (rows, columns))
 
     def wait(self, timeout: float | None = None) -> int:
         try:

@@ -103,14 +103,16 @@ class Node:
         """Run a POSIX `sh` script with `args` as $1, $2, and so on. Otherwise like `run`."""
         return self.run(shell.script(text, args), stdin=stdin, timeout=timeout, limit=limit)
 
-    def open(self, argv: Sequence[str], *, stdin: bool = True) -> Stream:
+    def open(self, argv: Sequence[str], *, stdin: bool = True, tty: bool | None = None) -> Stream:
         """Start one command and return its streams.
 
         With `stdin=False`, its standard input is empty, and the command is stopped when the stream
         closes or the connection breaks. So no `tail -F` is left behind.
+
+        tty: whether the command has a terminal; None collects its stderr instead of passing it on.
         """
         try:
-            return self._machine.open(argv, stdin=stdin, timeout=START_TIMEOUT)
+            return self._machine.open(argv, stdin=stdin, tty=tty, timeout=START_TIMEOUT)
         except TimeoutError:
             raise CommandTimeout(
                 f"the login shell did not start `{argv[0]}` within {duration(START_TIMEOUT)}",
@@ -118,9 +120,11 @@ class Node:
                 host=self.name,
             ) from None
 
-    def open_script(self, text: str, *args: str, stdin: bool = True) -> Stream:
+    def open_script(
+        self, text: str, *args: str, stdin: bool = True, tty: bool | None = None
+    ) -> Stream:
         """Start a POSIX `sh` script and return its streams, like `open`."""
-        return self.open(shell.script(text, args), stdin=stdin)
+        return self.open(shell.script(text, args), stdin=stdin, tty=tty)
 
     def resource(self, make: Callable[[], R]) -> R:
         """Return this node's resource. `make` creates it on first use; it is closed with the node."""

@@ -37,8 +37,9 @@ def framed(argv: Sequence[str], *, stdin: bool = True) -> tuple[list[str], bytes
     The reader drops everything before the line, such as output of a login shell's .bashrc. A shell
     that echoes its command does not print the token on a line of its own. The shell does not `exec`
     the command, because paramiko drops the signal that ends one; a shell exits with 128 + N.
+    On a terminal, Ctrl-C is for the command only.
     Without `stdin`, it also stops the command when the stream to the reader closes.
     """
     token = secrets.token_hex(8)
-    run = '"$@"; exit "$?"' if stdin else _WATCHED
+    run = 'trap : INT QUIT; "$@"; exit "$?"' if stdin else _WATCHED
     return ["sh", "-c", f'echo; echo "$0"; {run}', token, *argv], f"\n{token}\n".encode()

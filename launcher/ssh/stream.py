@@ -37,9 +37,11 @@ class Completed:
 class Stderr:
     """The last STDERR_TAIL bytes of a command's standard error, collected as they arrive."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ended: bool = False) -> None:
         self._data = bytearray()
         self._ended = threading.Event()
+        if ended:
+            self.close()
 
     def feed(self, data: bytes) -> None:
         self._data += data
@@ -55,7 +57,10 @@ class Stderr:
 
 
 class Stream(AbstractContextManager["Stream"]):
-    """A running command. Its stderr is collected in the background and never blocks it."""
+    """A running command. Its stderr is collected in the background and never blocks it.
+
+    If it was opened with `tty` true or false, its stderr is not collected: `read_stderr` returns it.
+    """
 
     stderr: Stderr
 
@@ -66,6 +71,10 @@ class Stream(AbstractContextManager["Stream"]):
         Raises TimeoutError after `timeout` seconds without output; reading may then continue.
         Raises HostUnreachable if the connection is lost.
         """
+
+    def read_stderr(self) -> bytes:
+        """Return some bytes of standard error, or b"" at its end. A terminal has none."""
+        return b""
 
     @abstractmethod
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
@@ -78,6 +87,10 @@ class Stream(AbstractContextManager["Stream"]):
     @abstractmethod
     def close_stdin(self) -> None:
         """Send end-of-file."""
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the command's terminal, if it has one."""
+        return
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> int:

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Runs its arguments as a command, and stops it when standard input closes: without a terminal, sshd
-# sends the command no signal when its reader disconnects. Exits with the command's exit code.
+# Runs its arguments as a command, and stops it and what it has started when standard input closes:
+# without a terminal, sshd sends no signal when the reader disconnects. Exits with the command's exit
+# code.
 exec 3<&0
-"$@" </dev/null 3<&- &
+setsid "$@" </dev/null 3<&- &
 command=$!
-{ cat <&3; kill "$command"; } >/dev/null 2>&1 &
+{ cat <&3; kill -- "-$command" || kill "$command"; } >/dev/null 2>&1 &
 watch=$!
 exec 3<&-
 wait "$command"

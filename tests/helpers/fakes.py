@@ -206,6 +206,9 @@ class FakeExec:
     def settimeout(self, _timeout: float | None) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 class FakeMachine(LocalMachine):
     """What a Node uses instead of an SSH connection: processes of this machine, in the host's home."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ if os.environ.get("BAD") == str(rank):
     raise ValueError("boom on purpose")
 if os.environ.get("BAD"):
     time.sleep(60)
+"""
+
+ON_TERMINAL = """
+trap 'exit 42' INT
+until stty size | grep -x '17 93'; do sleep 0.1; done
+test -t 0 && test -t 2 && echo "$TERM ready"
+while :; do sleep 0.1; done
 """
 
 
@@ -67,6 +76,31 @@ class Machine:
         out, err = process.communicate(timeout=120)
         assert process.returncode == code, out + err
         return subprocess.CompletedProcess(argv, code, out, err)
+
+    def in_terminal(self, *argv: str) -> tuple[int, str]:
+        """Run ddpctl on a terminal of 17 rows and 93 columns. Press Ctrl-C once it shows `ready`."""
+        terminal, inside = pty.openpty()
+        termios.tcsetwinsize(inside, (17, 93))
+        process = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, "-m", "launcher", *argv],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            env=self.env,
+            cwd=self.folder,
+        )
+        os.close(inside)
+        shown = b""
+        deadline = time.monotonic() + 60
+        try:
+            while b"ready" not in shown and time.monotonic() < deadline:
+                shown += os.read(terminal, 4096)
+            os.write(terminal, b"\x03")
+            code = process.wait(60)
+        finally:
+            process.kill()
+            os.close(terminal)
+        return code, shown.decode()
 
     def wait_for_ranks(self) -> None:
         """Until all four ranks of the newest run have printed."""

@@ -12,7 +12,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from cluster import PROCESSES, Cluster, Home, until
+from cluster import Cluster, Home, until
 
 ENGINES = ["hosts_with_podman", "hosts_without_containers"]
 pytestmark = [
@@ -122,9 +122,8 @@ def test_a_run_is_seen_entered_killed_resumed_and_cleaned_from_another_machine(
     for rank in ("0", "2", "4"):
         missing = other.ddpctl("exec", "--rank", rank, "--", "no-such-command")
         assert missing.returncode in (126, 127)  # 126 with Docker
-    if cluster.kinds["node2"] != PROCESSES:
-        with_terminal(other, "--rank", "0")
-        with_terminal(other, "--rank", "4")
+    with_terminal(other, "--rank", "0")
+    with_terminal(other, "--rank", "4")
 
     follower = other.start("attach", run_id)
     killed = other.ddpctl("kill", run_id, "-y")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import quick_torchrun
-from local_machine import Machine
+from local_machine import ON_TERMINAL, Machine
 from sshd_server import Sshd
 from tiny_wheel import tiny_wheel
 
@@ -94,8 +94,12 @@ def test_a_detached_run_outlives_the_connection_and_a_kill_leaves_nothing(machin
     )
     machine.wait_for_ranks()
     assert shown(machine) == ["running", "running"]
-    words = ("exec", "--rank", "2", "--", "sh", "-c", 'echo "$TOKEN $DDPCTL_NODE_RANK"; exit 5')
-    assert machine.ddpctl(*words, code=5).stdout == "s3cret 1\n"
+    script = 'echo "$TOKEN $DDPCTL_NODE_RANK"; echo no >&2; exit 5'
+    done = machine.ddpctl("exec", "--rank", "2", "--", "sh", "-c", script, code=5)
+    assert (done.stdout, done.stderr) == ("s3cret 1\n", "no\n")
+    machine.env["TERM"] = "vt102"
+    code, text = machine.in_terminal("exec", "-t", "--", "sh", "-c", ON_TERMINAL)
+    assert (code, "vt102 ready" in text) == (42, True), text
     (machine.folder / "state").rename(machine.folder / "lost")  # this machine knows nothing
     machine.ddpctl("kill", "hosts.yaml", "--all", "--yes")
     assert set(shown(machine)) <= {"cancelled"}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fakes import FakeCluster
-from local_machine import Machine
+from local_machine import ON_TERMINAL, Machine
 
 Make = Callable[..., FakeCluster]
 
@@ -186,13 +183,7 @@ def test_stdin_of_a_local_command(local: Machine) -> None:
 
 
 def test_a_local_command_gets_this_terminal(local: Machine) -> None:
-    script = """
-        trap 'exit 42' INT
-        until stty size | grep -x '17 93'; do sleep 0.1; done
-        test -t 2 && echo ready
-        while :; do sleep 0.1; done
-    """
-    code, shown = in_terminal(local, "exec", "-t", "--", "sh", "-c", script)
+    code, shown = local.in_terminal("exec", "-t", "--", "sh", "-c", ON_TERMINAL)
     assert "17 93" in shown
     assert code == 42  # Ctrl-C went to the command, not to ddpctl
 
@@ -203,33 +194,7 @@ def test_without_t_a_terminal_gets_no_escape_sequences_but_colors(local: Machine
         printf '\\033[2Jcleared\\n' >&2
         sleep 0.2; echo ready; sleep 60
     """
-    code, shown = in_terminal(local, "exec", "--", "sh", "-c", script)
+    code, shown = local.in_terminal("exec", "--", "sh", "-c", script)
     assert code == 130
     assert "\x1b[31mred\x1b[0m" in shown and "cleared" in shown
     assert "\x1b]0" not in shown and "\x1b[2J" not in shown
-
-
-def in_terminal(machine: Machine, *argv: str) -> tuple[int, str]:
-    """Runs ddpctl on a terminal of 17 rows and 93 columns; types Ctrl-C once it shows `ready`."""
-    terminal, inside = pty.openpty()
-    termios.tcsetwinsize(inside, (17, 93))
-    process = subprocess.Popen(
-        ["setsid", "--ctty", sys.executable, "-m", "launcher", *argv],
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        env=machine.env,
-        cwd=machine.folder,
-    )
-    os.close(inside)
-    shown = b""
-    deadline = time.monotonic() + 60
-    try:
-        while b"ready" not in shown and time.monotonic() < deadline:
-            shown += os.read(terminal, 4096)
-        os.write(terminal, b"\x03")
-        code = process.wait(60)
-    finally:
-        process.kill()
-        os.close(terminal)
-    return code, shown.decode()

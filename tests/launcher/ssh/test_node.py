@@ -326,6 +326,50 @@ def test_a_silent_command_ends_with_its_stream(machine: Node) -> None:
         time.sleep(0.05)
 
 
+def test_on_a_terminal_a_command_gets_its_size_and_ctrl_c_and_its_exit_code_arrives(
+    machine: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "vt102")
+    script = """
+        trap 'exit 42' INT
+        echo "$TERM"
+        until stty size | grep -x '17 93'; do sleep 0.05; done
+        test -t 0 && test -t 2 && echo ready >/dev/tty
+        while :; do sleep 0.05; done
+    """
+    with machine.open(["sh", "-c", script], tty=True) as stream:
+        shown = stream.read(timeout=10)
+        stream.resize(17, 93)
+        while b"ready" not in shown:
+            shown += stream.read(timeout=10)
+        stream.write(b"\x03")
+        while stream.read(timeout=10):
+            pass
+        assert (shown[:7], stream.wait(10), stream.read_stderr()) == (b"vt102\r\n", 42, b"")
+
+
+@pytest.mark.parametrize("how", [{"tty": True}, {"stdin": False}, {"stdin": False, "tty": False}])
+def test_what_a_command_has_started_ends_with_its_stream(
+    machine: Node, how: dict[str, bool]
+) -> None:
+    with machine.open(["sh", "-c", "sleep 600 & echo $$ $!; wait"], **how) as stream:  # type: ignore[arg-type]
+        pids = stream.read(timeout=10).split()
+        assert len(pids) == 2
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid.decode()}").exists() for pid in pids):
+        assert time.monotonic() < end, "a process is still running"
+        time.sleep(0.05)
+
+
+def test_stderr_that_nobody_collects_is_read_as_it_arrives(machine: Node) -> None:
+    script = f"echo out; head -c {4 * MIB} /dev/zero >&2; exit 3"
+    with machine.open(["sh", "-c", script], stdin=False, tty=False) as stream:
+        size = 0
+        while data := stream.read_stderr():
+            size += len(data)
+        assert (stream.read(), stream.read(), size, stream.wait(10)) == (b"out\n", b"", 4 * MIB, 3)
+
+
 def test_without_stdin_the_exit_code_is_still_reported(machine: Node) -> None:
     for script, code in (("cat; exit 9", 9), ("kill -9 $$", 137)):
         with machine.open(["sh", "-c", script], stdin=False) as stream:

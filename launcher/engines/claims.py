@@ -10,7 +10,8 @@ claim looks again until that launch has given up or started. So the earliest of 
 never refused because of one that gives up. Launches wait only for later ones, so they cannot
 deadlock.
 
-A launch that waits in line leaves a ticket on each host. A ticket stops later launches only.
+A launch that waits in line leaves a ticket on each host. A ticket stops later launches only. A run that
+may restart has tickets besides its nodes: they count once a node has ended.
 """
 
 import datetime
@@ -24,10 +25,21 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
     """Return other runs' nodes and tickets that use or want some of `wanted` on this host."""
     return [
         status
-        for status in listed
+        for status in without_idle_tickets(listed)
         if status.run_id != run_id
         and (status.alive or status.state in UNSTARTED)
         and not status.resources.isdisjoint(wanted)
+    ]
+
+
+def without_idle_tickets(listed: Iterable[NodeStatus]) -> list[NodeStatus]:
+    """Leave out the tickets of nodes that are alive: such a node itself has what they are for."""
+    listed = list(listed)
+    alive = {(each.host, each.run_id, each.node_rank) for each in listed if each.alive}
+    return [
+        each
+        for each in listed
+        if not each.is_ticket or (each.host, each.run_id, each.node_rank) not in alive
     ]
 
 

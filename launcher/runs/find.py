@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..engines.choose import engines_on
+from ..engines.claims import without_idle_tickets
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, NodesFailed, Several, UsageError
 from ..hosts import Cluster, is_host_list, load
@@ -162,11 +163,15 @@ def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
 def list_nodes(
     nodes: Sequence[Node], cluster: Cluster, run_id: str | None = None
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """Return all nodes of runs that the hosts' engines list, and the errors of silent hosts."""
+    """Return all nodes of runs that the hosts' engines list, and the errors of silent hosts.
+
+    A run's tickets are listed only where its node is not alive.
+    """
 
     def ask(node: Node) -> list[NodeStatus]:
         return [s for engine in engines_on(node, cluster.job.engine) for s in engine.list(run_id)]
 
     found, failures = ask_each(one_per_account(nodes), ask)
     statuses = [status for each in found.values() for status in each]
-    return [status for status in statuses if is_run_id(status.run_id)], failures
+    readable = (status for status in statuses if is_run_id(status.run_id))
+    return without_idle_tickets(readable), failures

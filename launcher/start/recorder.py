@@ -18,7 +18,7 @@ from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from .attach import attach
 from .request import Request
-from .restart import restart_until_done
+from .restart import gpus_kept, restart_until_done
 from .run_attempt import run_attempt
 
 
@@ -43,7 +43,8 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
         if record.state is RunState.WAITING:
             outcome = run_attempt(still_waiting(folder, record, options), console)
         else:
-            outcome = attach(folder, console, on_event)
+            with gpus_kept(folder, record, options, console):
+                outcome = attach(folder, console, on_event)
         outcome = restart_until_done(folder, options, outcome, console)
         hook.exit = outcome.exit
     return outcome

@@ -14,11 +14,7 @@ from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, run_folder
 from ..ssh.local import account_name
 from ..ssh.node import Node
-from ..supervisor.restarts import PastRestart
-
-
-def past_restarts(record: RunRecord | None) -> list[PastRestart]:
-    return [PastRestart(each.cause, each.saved) for each in record.restarts] if record else []
+from .restart_rule import past_restarts
 
 
 @dataclass(frozen=True)

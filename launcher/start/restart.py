@@ -9,7 +9,6 @@ import dataclasses
 import time
 from collections.abc import Iterator
 
-from ..diagnosis.failure_kinds import FailureKind
 from ..errors import DdpctlError, HostsFileError, NodesFailed, RunKilled, UsageError, lines
 from ..facts.gather import gather_one
 from ..hosts import Cluster
@@ -22,8 +21,7 @@ from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, time
 from ..ssh.many import try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
-from ..supervisor.classify import Restart
-from ..supervisor.restarts import refusal, without_progress
+from ..supervisor.restarts import without_progress
 from ..terminal.console import Console
 from ..text import duration
 from .next_hosts import (
@@ -34,30 +32,16 @@ from .next_hosts import (
     rejected_hosts,
     unusable_hosts,
 )
-from .request import Request, past_restarts
+from .request import Request
+from .restart_rule import past_restarts, why_not
 from .run_attempt import run_attempt
 from .start_nodes import attempt_of
-from .tickets import Tickets
+from .tickets import Tickets, kept_for_restart
 
 # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
 BACKOFF = (2.0, 10.0, 30.0)
 PATIENCE = (10.0, 30.0, 60.0)  # seconds until the next look at hosts that are missing
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
-
-
-def why_not(record: RunRecord, max_restarts: int, *, saved: bool) -> str:
-    """Return why a run that has failed is not restarted; "" if it is.
-
-    saved: it has saved a new checkpoint since its last start. The supervisors have already restarted it
-    in place if they could.
-    """
-    failure = record.attempt.first_failure
-    cause = failure.kind if failure else "unknown"
-    kind = FailureKind.named(cause)
-    rule = kind.restart if kind else Restart.NEVER
-    if rule is Restart.ELSEWHERE:
-        rule = Restart.ALWAYS
-    return refusal(cause, rule, saved, past_restarts(record), max_restarts)
 
 
 def restart_until_done(
@@ -87,13 +71,7 @@ def restart(
     if (why := why_not(record, most, saved=True)) or failure is None:
         console.say(f"not restarting: {why}")
         return None
-    base = Request(
-        cluster,
-        dataclasses.replace(options.for_restart(), nodes=None),
-        folder.run_id,
-        record,
-        since=record.attempt.waiting_since,
-    )
+    base = request_to_restart(folder, record, cluster, options)
     with place_kept(base) as place:
         saved = has_saved(folder, record, console)
         if why := why_not(record, most, saved=saved):
@@ -181,9 +159,33 @@ def request_for(choice: NextHosts, base: Request, unusable: Problems, console: C
     )
 
 
+def request_to_restart(
+    folder: RunFolder, record: RunRecord, cluster: Cluster, options: LaunchOptions
+) -> Request:
+    """Return the request that all hosts of the newest attempt could serve once more."""
+    options = dataclasses.replace(options.for_restart(), nodes=None)
+    since = record.attempt.waiting_since
+    return Request(cluster, options, folder.run_id, record, since=since)
+
+
+@contextlib.contextmanager
+def gpus_kept(
+    folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
+) -> Iterator[None]:
+    """Keep the GPUs of a running run claimed beyond the end of its nodes, if it may restart."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(UsageError, OSError):  # then it does not restart
+            cluster = folder.kept_cluster()
+            if cluster.job.max_restarts and not record.state.is_final:
+                base = request_to_restart(folder, record, cluster, options)
+                if place := stack.enter_context(place_kept(base)):
+                    stack.enter_context(kept_for_restart(place, folder, console))
+        yield
+
+
 @contextlib.contextmanager
 def place_kept(base: Request) -> Iterator[Tickets | None]:
-    """Keep the run's GPUs claimed until the next attempt has them. None: no host answers."""
+    """Keep the GPUs of a run that may restart claimed. None: no host answers."""
     silent = base.earlier.pending_stop if base.earlier else []
     with connected([host for host in base.cluster.hosts if host.name not in silent]) as nodes:
         facts, _ = try_each(nodes, lambda node: gather_one(node, ports=False))

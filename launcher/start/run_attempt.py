@@ -24,7 +24,7 @@ from .remember import failed_start_recorded, remember
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import NodeInputs, start_nodes
-from .tickets import Tickets
+from .tickets import Tickets, kept_for_restart
 from .waiting_line import PlaceInLine
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
@@ -69,10 +69,12 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                 if isinstance(claim, Claim):
                     started = start(claim, survey, record, events, console)
                     line.leave(claim)
-                    if not request.options.detach:
+                    if request.options.detach:
+                        events.close()
+                        return detach.detach(request.folder, RunState.RUNNING, console)
+                    tickets = Tickets(claim.attempt, plan, ignored_port=True)
+                    with kept_for_restart(tickets, request.folder, console):
                         return follow(started, events, interrupts, console)
-                    events.close()
-                    return detach.detach(request.folder, RunState.RUNNING, console)
             if outcome := line.wait(claim):
                 return outcome
 

@@ -1,13 +1,15 @@
-"""Tickets: what a run leaves on each of its hosts while it waits in line for GPUs.
+"""Tickets: what a run leaves on each of its hosts while it waits in line for GPUs, or may restart.
 
 A ticket stops later launches, and `ps` shows it. It expires unless it is renewed, so it does not
-outlive its launch for long. Removing the tickets, as `kill` does, ends the wait.
+outlive its launch for long. Removing the tickets, as `kill` does, ends the wait. A run that may
+restart has tickets besides its nodes, so that no GPU is free when a node ends.
 """
 
+import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..engines.choose import engines_on
 from ..engines.claims import goes_first, rivals, undecided
@@ -15,14 +17,18 @@ from ..engines.running import RunningAttempt
 from ..engines.status import LEASE, NodeStatus
 from ..errors import DdpctlError, NodesFailed, RunKilled, lines
 from ..follow.interrupts import Interrupts
+from ..outcomes import RunState
 from ..plan.plan import Plan
+from ..runs.record import RunFolder
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 from .claim_gpus import refusal, taken_by_rivals
+from .restart_rule import why_not
 
 POLL = 5.0  # seconds between checks of the hosts
 RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
+KEEP = LEASE / 6  # seconds between looks at tickets that nothing waits for
 TICK = 0.2  # seconds between checks for signals
 
 
@@ -115,7 +121,7 @@ class Tickets:
 
     def _keep(self) -> None:
         """Renew the tickets while the launch is busy with other work."""
-        while not self._closed.wait(POLL):
+        while not self._closed.wait(KEEP):
             try:
                 self._look()
             except RunKilled:
@@ -165,9 +171,34 @@ class Tickets:
                 self._members[node].engine.withdraw(ticket)
 
     def _remove_all(self, node: Node) -> None:
+        """Remove this run's tickets, also those of earlier attempts, whose node ranks may differ."""
         engine = self._members[node].engine
-        for ticket in self._own(node, engine.claims()):
-            engine.withdraw(ticket)
+        for status in engine.claims():
+            if status.is_ticket and status.run_id == self.plan.run_id:
+                engine.withdraw(status)
+
+
+@contextlib.contextmanager
+def kept_for_restart(tickets: Tickets, folder: RunFolder, console: Console) -> Iterator[None]:
+    """Keep tickets besides the nodes of a run that somebody follows, if the launcher may restart it.
+
+    They stay if it goes on or restarts, because then others renew them.
+    """
+    most = tickets.plan.job.max_restarts
+    if most == 0:
+        yield
+        return
+    with contextlib.suppress(NodesFailed):
+        tickets.join()
+    try:
+        yield
+    finally:
+        record = folder.load_if_readable(console)
+        failed = record is not None and record.state is RunState.FAILED
+        if record and (record.state.is_live or (failed and not why_not(record, most, saved=True))):
+            tickets.abandon()
+        else:
+            tickets.close()
 
 
 def now() -> float:

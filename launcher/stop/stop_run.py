@@ -8,6 +8,7 @@ from itertools import repeat
 
 from ..engines.base import Engine
 from ..engines.choose import engines_on
+from ..engines.claims import without_idle_tickets
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.local import account_name
@@ -94,7 +95,7 @@ def stop_run(
                 list(pool.map(each.stop, own, repeat(timeout)))
             for status in own if remove else ():
                 each.remove(status)
-            statuses += own
+            statuses += without_idle_tickets(own)
             again = mine(each)
             for ticket in again:  # one that its launch has renewed meanwhile
                 if ticket.state is ContainerState.WAITING and each.withdraw(ticket):

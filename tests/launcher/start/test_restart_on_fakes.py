@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,11 @@ from typing import Any
 
 import pytest
 from fakes import FakeCluster, FakeNode
+
+from launcher.follow.session import Session
+from launcher.outcomes import Outcome, RunState
+from launcher.start import launch, recorder
+from launcher.start.restart import restart_until_done
 
 Make = Callable[..., FakeCluster]
 
@@ -59,6 +65,7 @@ def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:
     code, _, err = cluster.launch()
     assert code == 1
     assert "not restarting: 1 of 1 restarts are used up" in err
+    assert cluster.tickets == []
     assert len(cluster.record["attempts"]) == 2
 
 
@@ -74,6 +81,7 @@ def test_an_exception_is_not_restarted_and_the_message_says_how_to_resume(
     code, _, err = cluster.launch()
     assert code == 1
     assert "not restarting" in err and "ddpctl resume" in err
+    assert cluster.tickets == []
     assert len(cluster.record["attempts"]) == 1
 
 
@@ -261,6 +269,75 @@ def test_no_other_launch_gets_the_gpus_of_a_run_that_restarts(
     [(rival, _, why)] = rivals
     assert rival == 3
     assert "mine" in why and "waits for GPU 0" in why
+    assert cluster.tickets == []
+
+
+@pytest.fixture
+def between_attempts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., FakeCluster]:
+    """between_attempts(act): a cluster whose run fails once. `act` comes before the restart begins."""
+
+    def make(act: Callable[[FakeCluster], object]) -> FakeCluster:
+        cluster = fake_cluster(max_restarts=1, gpus=1)
+        for host in cluster:
+            host.on_start = first_fails_then_succeeds(rank_is_killed)
+        for module in (launch, recorder):
+
+            def act_first(folder: Any, options: Any, outcome: Outcome, console: Any) -> Outcome:
+                if outcome.state is RunState.FAILED:
+                    act(cluster)
+                return restart_until_done(folder, options, outcome, console)
+
+            monkeypatch.setattr(module, "restart_until_done", act_first)
+        monkeypatch.setattr(recorder, "report_ready", lambda: None)
+        return cluster
+
+    return make
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_no_gpu_is_free_between_the_end_of_a_node_and_the_restart(
+    detached: bool, between_attempts: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, rivals = [], []
+
+    def look(cluster: FakeCluster) -> None:
+        listed.append(cluster.ddpctl("ps", cluster.hosts_file)[1])
+        rivals.append(cluster.launch("--max-restarts", "0", "--name", "rival"))
+
+    cluster = between_attempts(look)
+    code, _, err = cluster.launch("--name", "mine", *(["--detach"] if detached else []))
+    if detached:
+        [folder] = cluster.state.glob("ddpctl/runs/mine*")
+        monkeypatch.setattr(sys, "argv", ["recorder", str(folder)])
+        code = recorder.main()
+    assert code == 0, err
+    assert "WAITING to restart" in listed[0]
+    [(rival, _, why)] = rivals
+    assert rival == 3 and "mine" in why and "waits for GPU 0" in why
+    assert cluster.tickets == []
+
+
+def test_the_tickets_of_a_run_that_may_restart_show_only_once_its_nodes_have_ended(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", max_restarts=1, gpus=1)
+    to_the_end, told = Session.to_the_end, {}
+
+    def look(session: Session) -> Outcome:
+        assert len(cluster.tickets) == 1
+        told["ps"] = json.loads(cluster.ddpctl("ps", cluster.hosts_file, "--json")[1])
+        told["rival"] = cluster.launch("--max-restarts", "0", "--name", "rival")[2]
+        told["kill"] = cluster.ddpctl("kill", session.record.run_id, "-y", "-v")[2]
+        return to_the_end(session)
+
+    monkeypatch.setattr(Session, "to_the_end", look)
+    assert cluster.launch()[0] == 7
+    [run] = told["ps"]["runs"]
+    assert (run["state"], len(run["nodes"])) == ("RUNNING", 1)
+    assert "has GPU 0" in told["rival"] and "waits for" not in told["rival"]
+    assert "stopped and removed 1 node," in told["kill"]
     assert cluster.tickets == []
 
 

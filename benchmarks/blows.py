@@ -2,16 +2,18 @@
 
     python -m benchmarks.blows [--blows 30] [--seed 1] [--write]
 
-On the simulated cluster, three hosts and a spare. A blow kills, stops or cuts off a rank, torchrun, a
-supervisor, a container, an engine, a host, or puts the launching machine to sleep; what it broke outside
-the run is repaired after some seconds, as an administrator would. The next blow comes after the next
-checkpoint, or now and then before it.
+On the simulated cluster, three hosts and a spare, with a stand-in for one GPU each. A blow kills, stops or
+cuts off a rank, torchrun, a supervisor, a container, an engine, a host, or puts the launching machine to
+sleep; what it broke outside the run is repaired after some seconds, as an administrator would. The next
+blow comes after the next checkpoint, or now and then before it. All the while, another launching machine
+tries to start a run on the GPU of one of the run's hosts.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import re
 import signal
@@ -26,6 +28,7 @@ from pathlib import Path
 
 from benchmarks.needs import need_cluster
 from benchmarks.results import commit, write_section
+from launcher.outcomes import Exit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
@@ -37,11 +40,13 @@ PAUSE = 0.05  # seconds of a step
 HEAD = """\
 Three simulated hosts x 1 rank and a spare, `max_restarts: 40`, `min_nodes: 2`. Blows at random: {blows}.
 The run must exit with 0, with each step once in the sum that it carries from checkpoint to checkpoint and
-in the lines of each rank from one start to the next. No host may ever run two of its containers, and
-nothing may be left on a host. The last column names each of these rules that was broken.
+in the lines of each rank from one start to the next. No host may ever run two containers. Another machine
+tries to launch on one of the run's hosts, again and again, and must never get a GPU that the run has or
+goes on with. No container, process or ticket may be left on a host. The last column names each of these
+rules that was broken.
 
-| seed | blows | restarts in place | by the launcher | steps | took | wrong |
-|---|---|---|---|---|---|---|
+| seed | blows | restarts in place | by the launcher | steps | launches refused | took | wrong |
+|---|---|---|---|---|---|---|---|
 """
 SCRIPT = """
 import os, sys, time
@@ -76,6 +81,7 @@ dist.destroy_process_group()
 """.replace("PAUSE", str(PAUSE))
 RANK = r"^[^ ]*python[^ ]* -u steps.py"  # command lines in a node
 TORCHRUN = r"^[^ ]*python[^ ]* [^ ]*torchrun"
+RIVAL = "rival"  # name of the other machine's launches
 SUPERVISOR = r"^[^ ]*python3 -I -S .*supervisor.pyz"
 
 
@@ -89,17 +95,23 @@ class Trial:
     chance: random.Random
     steps: int
     process: object = None
-    doubles: set[str] = field(default_factory=set)  # hosts seen with two containers of the run
+    doubles: set[str] = field(default_factory=set)  # hosts seen with two containers of runs
+    refused: int = 0  # launches of the other machine
+    intruded: list[str] = field(
+        default_factory=list
+    )  # hosts of the run on which one of these started
 
     def launch(self) -> None:
         code = self.folder / "code"
         code.mkdir(parents=True)
         (code / "steps.py").write_text(SCRIPT)
-        *hosts, spare = self.cluster.nodes
+        for node in self.cluster.nodes:
+            self.cluster.give_gpus(node, 1)
+        *hosts, spare = ({"host": node, "gpus": 1} for node in self.cluster.nodes)
         job = {"workdir": str(code), "image": TRAINER_IMAGE, "nproc_per_node": 1, "min_nodes": 2}
         job |= {"max_restarts": 40, "command": ["steps.py", str(self.steps)], "stop_timeout": 10}
         file = self.cluster.hosts_yaml(self.folder / "hosts.yaml", hosts, **job)
-        file.write_text(file.read_text() + f"spares: [{spare}]\n")
+        file.write_text(file.read_text() + f"spares: [{json.dumps(spare)}]\n")
         self.out, self.err = self.folder / "out", self.folder / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = self.home.start("launch", file, "--no-check", stdout=out, stderr=err)
@@ -214,7 +226,7 @@ def later(seconds: float, act: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def watched(trial: Trial) -> Iterator[None]:
-    """Note hosts on which two containers of the run are running at the same time."""
+    """Note hosts on which two containers of runs are running at the same time."""
     over = threading.Event()
 
     def look() -> None:
@@ -226,13 +238,37 @@ def watched(trial: Trial) -> Iterator[None]:
                     if len(names) > 1:
                         trial.doubles.add(node)
 
-    thread = threading.Thread(target=look)
-    thread.start()
+    threads = [threading.Thread(target=work) for work in (look, lambda: contend(trial, over))]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
+
+
+def contend(trial: Trial, over: threading.Event) -> None:
+    """Launch on the hosts of the run, one at a time, as another machine until the run has ended."""
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    home = trial.cluster.home_at(trial.folder / "rival-state")
+    hosts = [{"host": node, "gpus": 1} for node in trial.cluster.nodes]
+    command = ["-m", "http.server", "0"]
+    file = trial.cluster.hosts_yaml(
+        trial.folder / "rival.yaml", hosts, command=command, master_port="auto"
+    )
+    launch = ["launch", file, "--no-check", "--no-push", "--detach", "--name", RIVAL, "--include"]
+    while not over.wait(1):
+        with contextlib.suppress(OSError, ValueError):  # the run has not started yet
+            for host in trial.hosts():
+                code = home.ddpctl(*launch, host, timeout=300).returncode
+                trial.refused += code == Exit.PREFLIGHT
+                if code == Exit.DONE:
+                    if not trial.over() and host in trial.hosts():
+                        trial.intruded.append(host)
+                    print(f"{time.time():.0f} another run started on {host}", flush=True)
+                    home.ddpctl("kill", "-y")
 
 
 def play(trial: Trial, blows: int) -> list[str]:
@@ -276,11 +312,21 @@ def faults_of(trial: Trial, code: int) -> Iterator[str]:
                 yield f"rank {rank}: step {step} after {reached.get(rank, 0)}"
             reached[rank] = step
     if trial.doubles:
-        yield f"two containers of the run at once on {', '.join(sorted(trial.doubles))}"
-    with contextlib.suppress(AssertionError):
-        until(trial.cluster.idle, 20, "nothing is left")
-        return
-    yield "something is left on the hosts"
+        yield f"two containers at once on {', '.join(sorted(trial.doubles))}"
+    if trial.intruded or f"run {RIVAL}-" in trial.err.read_text():
+        yield f"another run got a GPU of this run {trial.intruded}"
+
+
+def leftovers(cluster: Cluster) -> Iterator[str]:
+    """Yield what is left on the hosts after the run."""
+    tickets = ["volume", "ls", "-q", "--filter", "label=io.ddpctl.run-id"]
+    for node in cluster.nodes:
+        with contextlib.suppress(AssertionError):
+            until(lambda node=node: not cluster.engine(node, "ps", "-q"), 20, "no container runs")
+            until(lambda node=node: not cluster.ranks(node), 5, "no process runs")
+            until(lambda node=node: not cluster.engine(node, *tickets), 5, "no ticket is left")
+            continue
+        yield f"something is left on {node}"
 
 
 def result(trial: Trial, args: argparse.Namespace, seconds: float, wrong: list[str]) -> str:
@@ -289,7 +335,7 @@ def result(trial: Trial, args: argparse.Namespace, seconds: float, wrong: list[s
     kinds = Counter(restart["kind"] for attempt in attempts for restart in attempt["restarts"])
     return (
         f"| {args.seed} | {args.blows} | {kinds['in-place']} | {kinds['launcher']} | {trial.steps} | "
-        f"{seconds / 60:.0f} min | {'; '.join(wrong) or 'none'} |"
+        f"{trial.refused} | {seconds / 60:.0f} min | {'; '.join(wrong) or 'none'} |"
     )
 
 
@@ -311,6 +357,7 @@ def main() -> None:
         trial = Trial(cluster, cluster.home_at(folder / "state"), folder / "run", chance, steps)
         with watched(trial):
             wrong = play(trial, args.blows)
+        wrong += leftovers(cluster)
         row = result(trial, args, time.monotonic() - began, wrong)
         print(row)
         if args.write:

@@ -7,11 +7,13 @@ import hashlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from launcher.push.transfer import relay_agent
-from launcher.push.transfer.relay_agent import MAX_STRANGERS, Agent
+from launcher.push.transfer.relay_agent import MAX_STRANGERS, Agent, RelayedPayload
 from launcher.push.transfer.relay_client import one_time_pair
 
 DATA = b"a payload"
@@ -71,3 +73,25 @@ def test_the_port_stays_open_when_a_connection_cannot_be_accepted(
             with contextlib.suppress(ConnectionResetError):
                 link.recv(1)  # closed, with or without an alert
     assert len(answered) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_payload_waits_for_a_slow_command_unless_it_fails(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_agent, "MAX_AHEAD", len(DATA) - 1)
+    agent = SimpleNamespace(folder=str(tmp_path), room=1 << 20)
+    payload = RelayedPayload(cast("Agent", agent), "p0", ["true"], [])
+    payload.receive(0, DATA)
+    waits = 0
+
+    def wait(_seconds: float) -> bool:  # the command reads all, or fails, meanwhile
+        nonlocal waits
+        waits += 1
+        payload.failed, payload.consumed = fails, 0 if fails else len(DATA)
+        return True
+
+    monkeypatch.setattr(payload.changed, "wait", wait)
+    payload.receive(len(DATA), DATA)
+    assert waits == 1
+    assert payload.have == len(DATA) * (1 if fails else 2)

@@ -1,0 +1,31 @@
+"""One start of torchrun: how soon the loop of the supervisor looks again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.supervisor.round import LOGS_GROW, POLL, RANKS_START, Round
+
+
+@pytest.mark.parametrize(
+    ("phase", "complete", "grows", "seconds"),
+    [
+        ("running", False, False, RANKS_START),
+        ("running", True, False, POLL),
+        ("stopped", False, False, POLL),
+        ("running", True, True, LOGS_GROW),
+    ],
+)
+def test_the_supervisor_polls_often_only_while_ranks_start_or_print(
+    phase: str, complete: bool, grows: bool, seconds: float
+) -> None:
+    this: Any = SimpleNamespace(
+        phase=phase,
+        ranks=SimpleNamespace(complete=complete),
+        logs=SimpleNamespace(poll=lambda: grows),
+        liveness=SimpleNamespace(reset=lambda **_: None),
+    )
+    assert Round.copy_output(this) == seconds

@@ -102,13 +102,11 @@ class Engine(Protocol):
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
-    def unreadable(self, run_id: str | None = None) -> Sequence[str]:
-        """Return what is a node by its name but not by its labels: of all runs here, or of `run_id`.
+    def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
+        """Return what `list` does, and the names of what is a node by its name but not by its labels.
 
-        `list` does not return these. What they are is unknown, so a stop is not confirmed while
-        there are any.
+        What the latter are is unknown, so a stop is not confirmed while there are any.
         """
-        return ()
 
     def claims(self) -> Sequence[NodeStatus]:
         """Return the nodes and tickets that use or want GPUs or a port here, perhaps also others.

@@ -42,12 +42,13 @@ def engines_on(node: Node, name: str) -> list[Engine]:
     """Return the engines that may have nodes of runs on this host: `name` and local processes."""
     local = node.host.is_local
     return [
-        engine
-        for engine in every_engine(node)
+        engine(node)
+        for engine in map(_engine, ENGINES)
         if engine.traits.name == name or (local and not engine.traits.in_container)
     ]
 
 
-def every_engine(node: Node) -> list[Engine]:
-    """Return an instance of every engine for this host, installed or not."""
-    return [engine(node) for engine in map(_engine, ENGINES)]
+def installed_engines(node: Node, name: str) -> list[Engine]:
+    """Return the engine `name` and every other that is installed on this host."""
+    engines = [engine(node) for engine in map(_engine, ENGINES)]
+    return [each for each in engines if each.traits.name == name or each.is_installed()]

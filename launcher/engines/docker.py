@@ -81,7 +81,7 @@ class Docker(Engine):
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
         return [*self._inspected(self._labelled(label)), *self._tickets(label)]
 
-    def unreadable(self, run_id: str | None = None) -> Sequence[str]:
+    def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
         handles = []
         for row in self._containers({"name": [container_name(run_id or "", 0)[:-2]]}):
             name = _name(row)
@@ -91,7 +91,7 @@ class Docker(Engine):
                 readable = status and container_name(status.run_id, status.node_rank) == name
                 if not readable and run_id in (None, match[1]):
                     handles.append(name)
-        return handles
+        return self.list(run_id), handles
 
     def claims(self) -> Sequence[NodeStatus]:
         rows = self._labelled(RUN_LABEL)

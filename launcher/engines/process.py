@@ -71,18 +71,16 @@ class Processes(Engine):
         return _state(output.decode(errors="replace"))
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        rows = self._rows("list the nodes of runs", LIST, *([run_id] if run_id else []))
-        nodes = [status for _, _, status in self._nodes(rows) if status]
-        return [
-            *nodes,
-            *(c for c in self._claims(rows) if c.is_ticket and run_id in (None, c.run_id)),
-        ]
+        return [*self.list_all(run_id)[0]]
 
-    def unreadable(self, run_id: str | None = None) -> Sequence[str]:
+    def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
         rows = self._rows("list the nodes of runs", LIST, *([run_id] if run_id else []))
-        return [
-            control for control, about, status in self._nodes(rows) if about.alive and not status
-        ]
+        nodes = [*self._nodes(rows)]
+        tickets = (c for c in self._claims(rows) if c.is_ticket and run_id in (None, c.run_id))
+        return (
+            [*(status for _, _, status in nodes if status), *tickets],
+            [control for control, about, status in nodes if about.alive and not status],
+        )
 
     def _nodes(self, rows: Rows) -> Iterator[tuple[str, NodeStatus, NodeStatus | None]]:
         """Yield each node's control folder, its state, and its status; None if it cannot be read."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from ..engines.choose import every_engine
+from ..engines.choose import installed_engines
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
 from ..facts.shared_homes import find_shared_homes
@@ -142,7 +142,7 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
     names = [*top, *(name for name in inventory.ages if name.startswith("runs/"))]
     sizes = sizes_of(node, names) if names else {}
     nodes: list[NodeStatus] = []
-    for engine in every_engine(node):
+    for engine in installed_engines(node, cluster.job.engine):
         try:
             nodes += engine.using(inventory.folder)
         except DockerUnavailable:
@@ -186,9 +186,10 @@ def remove(
             raise CommandFailed(done.reason, remedy, host=node.name)
 
     def empty(node: Node) -> None:
-        for engine in every_engine(node):
-            for status in to_remove[node].containers if engine.traits.in_container else ():
-                engine.remove(status)
+        if containers := to_remove[node].containers:
+            for engine in installed_engines(node, cluster.job.engine):
+                for status in containers if engine.traits.in_container else ():
+                    engine.remove(status)
         if node in leaders:
             run(node, EMPTY)
 

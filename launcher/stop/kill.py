@@ -217,9 +217,9 @@ def own_runs(
     machines = one_per_account(nodes)
 
     def ask(node: Node) -> tuple[list[NodeStatus], list[str]]:
-        engines = engines_on(node, cluster.job.engine)
-        own = [s for each in engines for s in each.list() if s.user == account_name()]
-        return own, [name for each in engines for name in each.unreadable()]
+        listed = [each.list_all() for each in engines_on(node, cluster.job.engine)]
+        own = [s for statuses, _ in listed for s in statuses if s.user == account_name()]
+        return own, [name for _, unreadable in listed for name in unreadable]
 
     with console.step(f"asking {counted(len(nodes), 'host')} for their runs"):
         answers, failures = try_each(machines, ask)

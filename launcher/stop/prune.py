@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from ..engines.choose import every_engine
+from ..engines.choose import installed_engines
 from ..errors import PushFailed
 from ..facts.shared_homes import find_shared_homes
 from ..hosts import Cluster
@@ -78,8 +78,7 @@ def prune(
     def look(node: Node) -> tuple[Inventory, set[str]]:
         """Return what is on a host, and the digests of the trees that its runs use."""
         inventory = take_inventory(node, folder=True)
-        name = cluster.job.engine
-        engines = [e for e in every_engine(node) if e.traits.name == name or e.is_installed()]
+        engines = installed_engines(node, cluster.job.engine)
         mounts = "\n".join(path for engine in engines for path in engine.mounted())
         used = set(DIGEST.findall(mounts))
         return inventory, used.union(*(each.digests for each in inventory.open_attempts))

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 
-from ..engines.base import Engine
 from ..engines.choose import engines_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import ContainerState, NodeStatus
@@ -68,15 +67,12 @@ def stop_run(
 
     users = {account_name(), *(owner.split("@")[0] for owner in owners if owner)}
 
-    def of_run(each: Engine) -> list[NodeStatus]:
-        return [status for status in each.list(run_id) if status.run_id == run_id]
-
-    def mine(each: Engine) -> list[NodeStatus]:
-        return [status for status in of_run(each) if status.user in users]
+    def mine(statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
+        return [s for s in statuses if s.run_id == run_id and s.user in users]
 
     def stop(node: Node) -> Stopped:
         engines = engines_on(node, engine)
-        listed = [status for each in engines for status in of_run(each)]
+        listed = [s for each in engines for s in each.list(run_id) if s.run_id == run_id]
         others = [status for status in listed if status.user not in users]
         if others and others == listed:
             return Stopped([], [], others)
@@ -89,19 +85,19 @@ def stop_run(
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
         for each in engines:
-            own = mine(each)
+            own = mine(each.list(run_id))
             # concurrently, so that nodes on one machine do not wait for each other's timeout
             with ThreadPoolExecutor(len(own) or 1) as pool:
                 list(pool.map(each.stop, own, repeat(timeout)))
             for status in own if remove else ():
                 each.remove(status)
             statuses += without_idle_tickets(own)
-            again = mine(each)
-            for ticket in again:  # one that its launch has renewed meanwhile
+            again, unreadable = each.list_all(run_id)
+            for ticket in mine(again):  # one that its launch has renewed meanwhile
                 if ticket.state is ContainerState.WAITING and each.withdraw(ticket):
-                    again = mine(each)
-            remaining += [status.handle for status in again if status.alive or remove]
-            remaining += [f"{name} (its labels are unreadable)" for name in each.unreadable(run_id)]
+                    again = each.list(run_id)
+            remaining += [status.handle for status in mine(again) if status.alive or remove]
+            remaining += [f"{name} (its labels are unreadable)" for name in unreadable]
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (orphans := processes_on(node, run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)

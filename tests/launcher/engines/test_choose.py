@@ -9,7 +9,8 @@ import pytest
 
 from launcher.engines import choose
 from launcher.engines.base import Engine
-from launcher.engines.choose import engine_of, engines_on, every_engine, images_of
+from launcher.engines.choose import engine_of, engines_on, images_of, installed_engines
+from launcher.engines.docker import Docker
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.hosts.schema import SCHEMA
@@ -38,8 +39,18 @@ def test_a_hosts_file_may_name_each_engine() -> None:
 
 
 def test_only_this_machine_may_have_processes_of_other_runs() -> None:
-    assert names(every_engine(LOCAL)) == ["docker", "process"]
+    assert names(engines_on(LOCAL, "docker")) == ["docker", "process"]
     assert names(engines_on(REMOTE, "docker")) == ["docker"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_cleaning_asks_the_engine_of_the_job_and_those_that_the_host_has(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(Docker, "is_installed", lambda _: installed)
+    others = ["docker"] if installed else []
+    assert names(installed_engines(REMOTE, "process")) == [*others, "process"]
+    assert names(installed_engines(REMOTE, "docker")) == ["docker", "process"]
 
 
 def test_a_run_may_be_in_the_engine_of_the_job_or_in_one_without_containers() -> None:

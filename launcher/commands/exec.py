@@ -17,11 +17,11 @@ def exec(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Run a command in the container of a node of a live run.
+    """Run a command in a node of a live run: in its container, if it has one.
 
-    The command has the environment of the node's container or, with `engine: process`, of its
-    process. The exit code is the command's; with --all-nodes, the first non-zero one in node order.
-    With -t, Ctrl-C goes to the command; without it, Ctrl-C ends ddpctl only.
+    The command has the node's environment and working directory. The exit code is the command's;
+    with --all-nodes, the first non-zero one in node order. With -t, Ctrl-C goes to the command;
+    without it, Ctrl-C ends ddpctl only.
 
     \b
     ddpctl exec -- nvidia-smi

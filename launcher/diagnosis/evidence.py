@@ -34,6 +34,7 @@ class NodeEvidence:
     tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
     exit_code: int | None = None  # from the supervisor, else from the engine
     exited: bool = False  # according to the engine
+    unit: str = "container"  # what the engine calls a node, in messages
     oom_killed: bool = False  # according to the engine
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can
     gpus: Sequence[str] = ()  # PCI address of each local rank's GPU

@@ -47,7 +47,7 @@ class FailureKind(enum.StrEnum):
     NVML = (
         "nvml",
         "The NVIDIA driver changed while programs were using it.",
-        "reboot that host, or start a new container once `nvidia-smi` works there again",
+        "reboot that host, or resume the run once `nvidia-smi` works there again",
         ELSEWHERE,
     )
     FABRIC_MANAGER = (
@@ -78,7 +78,7 @@ class FailureKind(enum.StrEnum):
     CUDA_MISSING = (
         "cuda-missing",
         "The process found no GPU.",
-        "that host has fewer GPUs than the job needs, or gives none to the container: run `ddpctl check`",
+        "that host has fewer GPUs than the job needs, or gives none to the job: run `ddpctl check`",
     )
     CUDA_ERROR = (
         "cuda-error",
@@ -100,9 +100,9 @@ class FailureKind(enum.StrEnum):
     )
     MEMLOCK = (
         "memlock",
-        "The container may not lock enough memory for RDMA.",
-        "set job.ulimits.memlock to -1, and raise memlock for rootless engines on that host "
-        "(`ulimit -l` must be unlimited)",
+        "The job may not lock enough memory for RDMA.",
+        "set job.ulimits.memlock to -1, and raise memlock on that host for rootless engines and for "
+        "jobs without a container (`ulimit -l` must be unlimited)",
     )
     COLLECTIVE_TIMEOUT = (
         "collective-timeout",
@@ -212,9 +212,9 @@ class FailureKind(enum.StrEnum):
     )
     FILE_MISSING = (
         "file-missing",
-        "A file does not exist in the container.",
-        "the path must exist inside the container: code is at /workspace, data at /data; "
-        "see job.workdir, job.dataset and job.mounts",
+        "A file does not exist where the job runs.",
+        "in a container, code is at /workspace and data at /data: see job.workdir, job.dataset and "
+        "job.mounts; without one, use $DDPCTL_DATA_DIR and the working directory",
     )
     PERMISSION = (
         "permission",
@@ -271,23 +271,27 @@ class FailureKind(enum.StrEnum):
         ALWAYS,
     )
     TORCHRUN = "torchrun", "torchrun itself failed.", ""
-    START = "start", "torchrun could not be started.", "the image must contain Python and torch"
+    START = (
+        "start",
+        "torchrun could not be started.",
+        "the image or environment must contain Python and torch",
+    )
     CONTAINER_KILLED = (
         "container-killed",
-        "A container was killed from outside.",
-        "see `docker events` and dmesg on that host, then `ddpctl resume`",
+        "A container, or the supervisor of a node without one, was killed from outside.",
+        "see dmesg and, with containers, `docker events` on that host; then `ddpctl resume`",
         ALWAYS,
     )
     TERMINATED = (
         "terminated",
-        "A container was asked to stop, but not by ddpctl.",
-        "a user stopped the container, or its host or engine is shutting down",
+        "A node was asked to stop, but not by ddpctl.",
+        "a user stopped it, or its host or engine is shutting down",
         ALWAYS,
     )
     HOST_LOST = (
         "host-lost",
         "A host no longer answers the other nodes.",
-        "check that the host, its Docker Engine and the network to it are up: `ddpctl check`",
+        "check that the host, its engine and the network to it are up: `ddpctl check`",
         ALWAYS,
     )
     NETWORK_CUT = (
@@ -299,7 +303,7 @@ class FailureKind(enum.StrEnum):
     NEVER_JOINED = (
         "never-joined",
         "A node did not start, or could not reach node 0.",
-        "that host's container did not start or cannot reach node 0: run `ddpctl check`",
+        "that host's node did not start or cannot reach node 0: run `ddpctl check`",
         ALWAYS,
     )
     TIME_LIMIT = (

@@ -92,12 +92,12 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         kind, message = FailureKind.OOM_KILLED, oom_message(node.resources)
     elif node.exit_code is not None:
         kind = FailureKind.CONTAINER_KILLED
-        message = f"its container was killed (exit code {node.exit_code})"
+        message = f"its {node.unit} was killed (exit code {node.exit_code})"
     elif node.exited and not node.unseen:
         kind = FailureKind.CONTAINER_KILLED
-        message = "its container was killed and removed, so there is no exit code"
+        message = f"its {node.unit} was killed and left no exit code"
     elif lost or not node.unseen:
-        message = f"the host is lost: {lost[0].message if lost else 'its container is gone'}"
+        message = f"the host is lost: {lost[0].message if lost else f'its {node.unit} is gone'}"
     elif any(_lost_a_peer(exit) for exit in exits):
         weight = Weight.UNREACHABLE
         message = (

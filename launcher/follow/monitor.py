@@ -75,7 +75,7 @@ class NodeOutcome(NodeEvidence):
     unreadable: bool = False  # some events were malformed and were skipped
     event_bytes: int = 0  # of the events that were kept
     consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
-    size: int = 0  # bytes of the journal once the container has ended
+    size: int = 0  # bytes of the journal once the node has ended
     gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False
     # by time.monotonic()
@@ -116,7 +116,9 @@ class Monitor:
         """known: where the lines already shown end, by node rank. store: records the new lines."""
         self.store = store
         self.outcomes = {
-            member.place.node_rank: NodeOutcome(member.place.node_rank, member.node.name)
+            member.place.node_rank: NodeOutcome(
+                member.place.node_rank, member.node.name, unit=member.engine.traits.unit
+            )
             for member in attempt.members
         }
         self._attempt = attempt.members[0].place.attempt

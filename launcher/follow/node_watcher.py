@@ -1,4 +1,4 @@
-"""Watch one node: its journal, the end of its container, and whether its host answers.
+"""Watch one node: its journal, its end, and whether its host answers.
 
 Two threads per node put their observations into the queue of launcher.follow.monitor.
 """
@@ -37,7 +37,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node's container has ended. size: bytes of its journal; 0 if all was read or unknown."""
+    """The node has ended. size: bytes of its journal; 0 if all was read or unknown."""
 
     node_rank: int
     status: NodeStatus

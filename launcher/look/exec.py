@@ -1,4 +1,4 @@
-"""The `exec` command: run a command in the container of one node or of all nodes."""
+"""The `exec` command: run a command in one node of a run or in all."""
 
 import contextlib
 import os

@@ -92,8 +92,8 @@ def _ask(member: RunningNode, kind: str) -> Answer:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
         raise CommandTimeout(
-            f"the run's supervisor did not answer within {duration(TIMEOUT)}: its container may be gone "
-            "or paused",
+            f"the run's supervisor did not answer within {duration(TIMEOUT)}: its "
+            f"{member.engine.traits.unit} may be gone or paused",
             "see `ddpctl ps`",
             host=node.name,
         )
@@ -107,7 +107,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
     except ValueError:
         raise CommandFailed(
             "cannot read the supervisor's answer",
-            "try again; if it stays, use py-spy in the container (`ddpctl exec`)",
+            "try again; if it stays, use py-spy with `ddpctl exec`",
             host=node.name,
         ) from None
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)

@@ -75,6 +75,11 @@ class EngineTraits:
     name: str
     in_container: bool  # the job runs in a container of an image, with its folders mounted
 
+    @property
+    def unit(self) -> str:
+        """What a node is on its host, in messages."""
+        return "container" if self.in_container else "supervisor"
+
 
 @dataclass(frozen=True)
 class Mount:

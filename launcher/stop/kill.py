@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines.choose import engines_on
+from ..engines.choose import engine_traits, engines_on
 from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
@@ -61,7 +61,7 @@ def kill(
                 kill_run(on, cluster, each, console, everywhere=covers(nodes, each, console))
                 for each, on in there.items()
             ]
-        if everything:
+        if everything and engine_traits(cluster.job.engine).in_container:
             remove_finished(nodes, cluster, console)
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed]})

@@ -34,7 +34,7 @@ STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 class Stray:
     host: str
     run_id: str
-    kind: str  # container or process
+    kind: str  # container, node (one without a container) or process
     handle: str  # name or pid
     what: str
 
@@ -122,7 +122,8 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
             own = left_behind and status.user == user
             if own and is_dead(status.run_id, status.nnodes):
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
-                strays.append(Stray(name, status.run_id, "container", status.handle, what))
+                kind = "node" if status.handle.startswith("/") else "container"
+                strays.append(Stray(name, status.run_id, kind, status.handle, what))
         for process in host.processes:
             if process.run_id not in alive_here | others:
                 mib = host.gpu_mib.get(process.pid)
@@ -136,10 +137,10 @@ def end_strays(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stra
 
     def end(node: Node) -> None:
         own = [stray for stray in strays if stray.host == names[node]]
-        containers = {stray.handle for stray in own if stray.kind == "container"}
-        for engine in engines_on(node, cluster.job.engine) if containers else ():
+        handles = {stray.handle for stray in own if stray.kind != "process"}
+        for engine in engines_on(node, cluster.job.engine) if handles else ():
             for status in engine.list():
-                if status.handle in containers and status.user == account_name():
+                if status.handle in handles and status.user == account_name():
                     engine.stop(status, STOP_TIMEOUT)
                     engine.remove(status)
         for stray in own:

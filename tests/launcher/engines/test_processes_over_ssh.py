@@ -135,6 +135,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_behind(machine: Machine) -> 
     assert machine.ddpctl("attach", code=1)
     failure = machine.record()["attempts"][0]["first_failure"]
     assert (failure["node_rank"], failure["kind"]) == (1, "container-killed")
+    assert failure["message"] == "its supervisor was killed (exit code 137)"
 
 
 def test_a_python_that_a_host_lacks_is_one_line(machine: Machine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_a_node_that_lives_on_after_another_ended_is_one() -> None:
 def test_a_node_that_was_never_started_is_one() -> None:
     hosts = {"h0": seen(node("r", 0, "created")), "h1": seen()}
     assert handles(hosts) == ["ddpctl-r-0"]
+
+
+@pytest.mark.parametrize(("handle", "kind"), [("ddpctl-r-0", "container"), ("/r/0", "node")])
+def test_only_a_node_in_a_container_is_called_one(handle: str, kind: str) -> None:
+    hosts = {"h0": seen(replace(node("r", 0, "created"), handle=handle)), "h1": seen()}
+    assert [stray.kind for stray in strays_of(hosts, "ann", complete=True)] == [kind]
 
 
 def test_losing_contact_with_a_host_does_not_end_its_node() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..budget import SLOWEST, Budget, TooMuch
 from ..engines.running import RunningAttempt
-from ..errors import CommandFailed, DdpctlError, UsageError
+from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
 from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
@@ -73,9 +73,10 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
     done = Fetched(to)
     with newest_attempt(folder, console) as attempt:
         with log_store(folder, console) as store:
-            sync_logs(attempt, store, console)
+            missing_lines = sync_logs(attempt, store, console)
         with console.step("listing the files of the run"):
-            files, done.failures = list_files(attempt, console)
+            files, silent = list_files(attempt)
+        done.failures = {**missing_lines, **silent}
         try:
             (to / "logs").mkdir(parents=True, exist_ok=True)
             kept = folder.logs.glob("node-*.log"), folder.logs.glob("failure-*.txt")
@@ -100,25 +101,32 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
 
 
 def list_files(
-    attempt: RunningAttempt, console: Console
+    attempt: RunningAttempt,
 ) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Return the run's files and the errors of silent hosts. Lists a shared home only once."""
+    """Return the run's files, and the errors of hosts that are silent or send no list of files.
+
+    Lists a shared home only once.
+    """
     nodes = [group[0] for group in find_shared_homes(one_per_account(attempt.nodes))]
 
     def ask(node: Node) -> list[RemoteFile]:
         place = attempt.by_node[node].place
         listed = node.script(LIST, place.run_dir, timeout=600.0, limit=LONG_OUTPUT)
         sizes: dict[bytes, int] = {}
-        files, refused = [], 0
+        files, nonsense = [], bool(listed.stdout) and not listed.stdout.endswith(b"\0")
         for row in listed.rows():
             if match := SIZE.fullmatch(row):
                 sizes[match[2]] = int(match[1])
             elif file := parse_row(row, node, place, sizes):
                 files.append(file)
             elif row:
-                refused += 1
-        if refused:
-            console.say(f"{node.name}: skipped {refused} paths outside {' and '.join(FOLDERS)}")
+                nonsense = True
+        if nonsense or (sizes and not files):
+            raise UnusableAnswer(
+                "it sends something else than a list of the run's files",
+                f"look at {place.run_dir} and at `find` and `sha256sum` there",
+                host=node.name,
+            )
         return files
 
     found, failures = ask_each(nodes, ask)

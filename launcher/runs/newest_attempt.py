@@ -3,10 +3,12 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from ..budget import Budget
+from rich.filesize import decimal
+
+from ..budget import Budget, TooMuch
 from ..engines.choose import engine_of
 from ..engines.running import RunningAttempt, RunningNode
-from ..errors import DdpctlError, StateError
+from ..errors import CommandFailed, DdpctlError, StateError
 from ..hosts import load
 from ..logs.journal_reader import Reader
 from ..logs.store import LogStore, offset_in
@@ -17,9 +19,7 @@ from ..terminal.console import Console
 from .record import RunFolder, RunRecord
 from .reported import ask_for_record
 
-LONGEST_SYNC = (
-    4 << 30
-)  # bytes that one command copies of a journal; the next one goes on from there
+LONGEST_SYNC = 10**9  # bytes that one command copies of a journal; the next goes on from there
 SYNC_TIMEOUT = 300.0  # seconds
 
 
@@ -84,6 +84,12 @@ def sync_logs(
                     if records := reader.feed(data):
                         offset = consumed - reader.pending
                         log.record(records, attempt=place.attempt, offset=offset)
+        except TooMuch:
+            raise CommandFailed(
+                f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",
+                "for the rest, run the command again",
+                host=node.name,
+            ) from None
         except OSError as error:
             name = error.filename or store.folder
             raise StateError(

@@ -57,6 +57,23 @@ def test_a_host_that_sends_something_else_than_it_listed_stops_no_other(
     assert Path("got", "logs", "node-1.log").exists()
 
 
+@pytest.mark.parametrize(
+    "answer", ["no list at all", "not a row\\0", "4 ../../x\\0", "4 output/x\\0\\0half a"]
+)
+def test_a_host_whose_list_of_files_is_nonsense_is_one_warning(
+    fake_cluster: Make, answer: str
+) -> None:
+    cluster = fake_cluster()
+    outputs(cluster)
+    find = cluster.hosts["gpu0"].tools / "find"
+    find.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+    find.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert (code, err.count("gpu0:")) == (4, 1), err
+    assert "gpu0: it sends something else than a list of the run's files" in err
+    assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
+
+
 def test_what_is_kept_about_failures_is_fetched_with_the_logs(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     outputs(cluster)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import os
 import random
 import re
@@ -43,6 +44,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 ENOUGH = 0.9  # of the mutants are to be killed
 NO_TESTS = 5  # pytest's exit code
 TIMEOUT = 600  # seconds; a mutant that hangs is killed
+TIMES = itertools.count(1_000_000_000)  # unix seconds
 SWAPS: dict[type[ast.AST], str] = {
     ast.Eq: "!=", ast.NotEq: "==", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
@@ -199,11 +201,19 @@ def killers(package: str, mutant: Mutant, runs: Runs) -> Iterator[list[str]]:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    return os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def write(path: Path, source: str) -> None:
+    """Write a file with a time of its own: Python compiles a file again only if its time has changed."""
+    path.write_text(source)
+    second = next(TIMES)
+    os.utime(path, (second, second))
 
 
 def failure(copy: Path, *arguments: str) -> str:
-    """Return the first test that fails in a copy of the repository; empty if none does."""
+    """Return the first test that fails in a copy of the repository, without its parameters, which may
+    contain anything; empty if none does."""
     try:
         done = subprocess.run(
             [sys.executable, *PYTEST, "-x", "--timeout", "120", *arguments],
@@ -217,7 +227,7 @@ def failure(copy: Path, *arguments: str) -> str:
         return "a hang"
     if done.returncode in (0, NO_TESTS):
         return ""
-    names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    names = re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", done.stdout, re.MULTILINE)
     return names[0] if names else f"pytest, exit code {done.returncode}"
 
 
@@ -228,9 +238,9 @@ def killed_by(package: str, mutant: Mutant, copy: Path, runs: Runs) -> str:
     for arguments in killers(package, mutant, runs):
         unstable: list[str] = []
         while True:
-            path.write_text(mutant.applied(source))
+            write(path, mutant.applied(source))
             test = failure(copy, *arguments, *(f"--deselect={each}" for each in unstable))
-            path.write_text(source)
+            write(path, source)
             if not test:
                 break
             if "::" not in test or not failure(copy, test):

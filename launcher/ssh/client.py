@@ -60,7 +60,7 @@ class SshMachine:
                 raise connection.lost() from None
             also = "PermitTTY, " if tty else ""
             raise HostUnreachable(
-                f"sshd refused to run a command: {error or type(error).__name__}",
+                f"sshd refused to run a command: {str(error).rstrip('.') or type(error).__name__}",
                 f"check {also}ForceCommand and the account's shell there",
                 host=self.host.name,
             ) from None

@@ -470,6 +470,15 @@ def test_ten_sessions_share_one_connection(sshd: Server, node: NodeMaker) -> Non
         stream.close()
 
 
+def test_a_server_that_allows_no_terminals(sshd: Server, node: NodeMaker) -> None:
+    machine = node(sshd(PermitTTY="no").host())
+    with pytest.raises(
+        HostUnreachable, match="refused to run a command: Channel closed; check PermitTTY"
+    ):
+        machine.open(["true"], tty=True)
+    assert machine.run(["true"]).code == 0
+
+
 def test_a_server_that_allows_no_sessions(sshd: Server, node: NodeMaker) -> None:
     machine = node(sshd(MaxSessions="0").host())
     with pytest.raises(HostUnreachable, match="sshd allows no sessions"):

@@ -79,11 +79,12 @@ def kill_run(
     owners: Collection[str] = (),
     everywhere: bool = True,
     silent_hosts: bool = True,
+    cancel: bool = True,
 ) -> Killed:
     """Stop one run on these hosts at once, say what was stopped, and record it.
 
-    owners: other users whose nodes of the run are stopped too, see `stop_run`. everywhere: it has
-    no other hosts. silent_hosts: say which hosts did not answer.
+    owners, cancel: see `stop_run`. everywhere: it has no other hosts. silent_hosts: say which hosts
+    did not answer.
     """
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
@@ -91,7 +92,9 @@ def kill_run(
     timeout = record.stop_timeout if record else STOP_TIMEOUT
     with console.step(f"stopping {run_id} on {names(node.name for node in machines)}"):
         owners = [*owners, record.owner if record else ""]
-        stopped, failures = stop_run(machines, cluster.job.engine, run_id, timeout, owners=owners)
+        stopped, failures = stop_run(
+            machines, cluster.job.engine, run_id, timeout, owners=owners, cancel=cancel
+        )
     killed = Killed(run_id, machines, stopped, failures)
     killed.report(console, silent_hosts=silent_hosts)
     if record:
@@ -171,13 +174,19 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         if folder.is_settled():
             continue
         try:
-            pending = folder.load().pending_stop
+            record = folder.load()
         except UnreadableRecord:
             continue  # the command that needs this record reports it
-        if here := [node for node in nodes if node.name in pending]:
-            # it may have been resumed elsewhere; the command itself names silent hosts
-            run_id = folder.run_id
-            kill_run(here, cluster, run_id, console, everywhere=False, silent_hosts=False)
+        if here := [node for node in nodes if node.name in record.pending_stop]:
+            kill_run(
+                here,
+                cluster,
+                folder.run_id,
+                console,
+                everywhere=False,  # it may have been resumed elsewhere
+                silent_hosts=False,  # the command itself names them
+                cancel=record.state is not RunState.FAILED,  # then it may be about to restart
+            )
 
 
 def hosts_and_run(

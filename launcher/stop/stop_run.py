@@ -62,13 +62,15 @@ def stop_run(
     (USER@MACHINE): what another host reports about a run gives no right to stop it here.
 
     engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: also remove the
-    containers. cancel: record a cancellation instead of a failure.
+    containers. cancel: record a cancellation instead of a failure, and remove the run's tickets, so
+    that it does not restart.
     """
 
     users = {account_name(), *(owner.split("@")[0] for owner in owners if owner)}
 
     def mine(statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-        return [s for s in statuses if s.run_id == run_id and s.user in users]
+        own = [s for s in statuses if s.run_id == run_id and s.user in users]
+        return own if cancel else [status for status in own if not status.is_ticket]
 
     def stop(node: Node) -> Stopped:
         engines = engines_on(node, engine)

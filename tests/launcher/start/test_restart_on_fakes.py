@@ -319,6 +319,34 @@ def test_no_gpu_is_free_between_the_end_of_a_node_and_the_restart(
     assert cluster.tickets == []
 
 
+def test_a_lost_host_that_is_back_is_kept_for_the_restart(
+    between_attempts: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_the_end, rivals = Session.to_the_end, []
+
+    def lose(session: Session) -> Outcome:
+        for host in cluster:
+            for node in host.nodes.values():
+                host_is_lost(cluster, "gpu1")(node)
+        return to_the_end(session)
+
+    def host_is_back(cluster: FakeCluster) -> None:
+        cluster.hosts["gpu1"].reachable = True
+        assert cluster.ddpctl("ps", cluster.hosts_file)[0] == 0  # completes the stop there
+        rivals.append(cluster.launch("--max-restarts", "0", "--include", "gpu1", "--detach")[0])
+
+    cluster = between_attempts(host_is_back)
+    for host in cluster:
+        host.on_start = lambda node: node.end(0) if node.attempt > 1 else None
+    monkeypatch.setattr(Session, "to_the_end", lose)
+    monkeypatch.setattr("launcher.start.restart.PATIENCE", ())
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    assert rivals == [3]
+    assert [(node.host, node.attempt) for node in cluster.nodes] == [("gpu0", 2), ("gpu1", 2)]
+    assert cluster.tickets == []
+
+
 def test_the_tickets_of_a_run_that_may_restart_show_only_once_its_nodes_have_ended(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,7 +154,7 @@ class Run:
 class JobOptions(TypedDict, total=False):
     """Overrides of the `job` keys in docs/hosts-file.md. Paths are relative to the current folder."""
 
-    engine: Literal["docker", "process"]
+    engine: Literal["docker", "process", "apptainer"]
     python: str
     conda: str
     requirements: str | PathLike[str]

@@ -12,7 +12,11 @@ from ..ssh.node import Node
 from ..text import quoted
 from .base import Engine, ImageStore
 
-ENGINES = {"docker": ".docker:Docker", "process": ".process:Processes"}  # module:class
+ENGINES = {  # module:class
+    "docker": ".docker:Docker",
+    "process": ".process:Processes",
+    "apptainer": ".apptainer:Apptainer",
+}
 
 
 def _engine(name: str) -> type[Engine]:
@@ -40,15 +44,19 @@ def images_of(node: Node, name: str) -> ImageStore:
 
 def engines_on(node: Node, name: str) -> list[Engine]:
     """Return the engines that may have nodes of runs on this host: `name` and local processes."""
-    local = node.host.is_local
-    return [
-        engine(node)
-        for engine in map(_engine, ENGINES)
-        if engine.traits.name == name or (local and not engine.traits.in_container)
-    ]
+    own = engine_of(node, name)
+    if node.host.is_local and own.traits.keeps_containers:
+        return [own, engine_of(node, "process")]
+    return [own]
 
 
 def installed_engines(node: Node, name: str) -> list[Engine]:
-    """Return the engine `name` and every other that is installed on this host."""
-    engines = [engine(node) for engine in map(_engine, ENGINES)]
-    return [each for each in engines if each.traits.name == name or each.is_installed()]
+    """Return the engine `name`, and of the other kind the one that is installed on this host.
+
+    Processes and Apptainer are one kind: each lists and stops the other's nodes.
+    """
+    own = engine_of(node, name)
+    if own.traits.keeps_containers:
+        return [own, engine_of(node, "process")]
+    docker = engine_of(node, "docker")
+    return [*([docker] if docker.is_installed() else []), own]

@@ -15,6 +15,7 @@ from ..budget import parse_json
 from ..errors import CommandFailed
 from ..logs.journal_reader import Reader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
+from ..plan.supervisor_spec import ISOLATED
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed
@@ -30,6 +31,10 @@ CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
         "wait_process", "withdraw",
     )
 )  # fmt: skip
+BOOT = """import json, os, sys
+os.environ.update(json.load(sys.stdin))
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execv(sys.executable, [sys.executable] + sys.argv[1:])"""  # becomes the supervisor
 REFUSED = 17  # exit code: the node has started, or its claim is gone
 Rows: TypeAlias = Mapping[str, Sequence[tuple[Sequence[str], float | None]]]
 SIZES = {"node": 4, "claim": 3, "clock": 1}  # values by kind of row; the last is the clock
@@ -41,6 +46,7 @@ KILL_TIME = 10  # seconds for a process to end after SIGKILL
 
 class Processes(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
+    exec_script: ClassVar[str] = EXEC
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -59,9 +65,14 @@ class Processes(Engine):
             node.place.control_dir,
             node.container.name,
             folder,
-            *node.container.entrypoint,
+            *self._command(node),
         )
         self._script("start the node", START, *arguments, stdin=environment)
+
+    def _command(self, node: NodePlan) -> Sequence[str]:
+        """Return the command line of the supervisor, which reads its environment from stdin."""
+        python, *arguments = node.container.entrypoint
+        return [python, *ISOLATED, "-c", BOOT, *arguments]
 
     def wait(self, place: Place) -> NodeStatus:
         with self._node.open_script(WAIT, place.control_dir, stdin=False) as stream:
@@ -115,7 +126,10 @@ class Processes(Engine):
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
         line = f"exec {shlex.join(command)}"
-        return ProcessExec(self._node.open_script(EXEC, status.handle, line, stdin=stdin, tty=tty))
+        script = self.exec_script
+        return ProcessExec(
+            self._node.open_script(script, status.handle, line, stdin=stdin, tty=tty)
+        )
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.handle.startswith("/"):  # not a ticket

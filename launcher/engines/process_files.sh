@@ -53,6 +53,19 @@ kill_marked() {
     done
 }
 
+# Kills what is left of session $1. If something kills Apptainer's own process, that is the one that
+# serves the files of the image.
+kill_session() {
+  for stat in /proc/[0-9]*/stat; do
+    fields=$(cat "$stat" 2>/dev/null) || continue
+    session=$1 pid=${fields%% *}
+    # shellcheck disable=SC2086 # fields
+    set -- ${fields##*) }
+    [ "$4" != "$session" ] || kill -s KILL "$pid" 2>/dev/null
+    set -- "$session"
+  done
+}
+
 # Prints the state of the node in folder $1: `created`, `running SINCE`, or `exited SINCE UNTIL CODE`
 # and the last line of its journal. Times are unix seconds; CODE may be absent.
 print_state() {

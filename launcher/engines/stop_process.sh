@@ -4,13 +4,16 @@
 . ./process_files.sh
 line=$(process_in "$1/pid") tenths=$2
 [ -n "$line" ] || exit 0 # never started
-for number in TERM KILL; do
-  alive "$line" || break
-  kill -s "$number" "${line%% *}"
+await_end() {
   while alive "$line" && [ "$tenths" -gt 0 ]; do
     sleep 0.1
     tenths=$((tenths - 1))
   done
-  tenths=100
-done
-kill_marked "$1"
+  tenths=50
+}
+alive "$line" && kill -s TERM "${line%% *}"
+await_end
+kill_marked "$1" # the supervisor too: Apptainer's own process then ends by itself and unmounts the image
+await_end
+alive "$line" && kill -s KILL "${line%% *}"
+await_end

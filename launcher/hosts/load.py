@@ -321,9 +321,10 @@ class _Reading:
         read: dict[str, Any] = {}
         with self._at(path, f"write {key.allowed}"):
             value = key.read(tree)
-            if key.path and isinstance(value, str):
+            kind = "file" if name == "image" and value.endswith(".sif") else key.path
+            if kind and isinstance(value, str):
                 value = self._absolute(value, tree)
-                self.paths.append(LocalPath(tree.line, path, value, key.path))
+                self.paths.append(LocalPath(tree.line, path, value, kind))
             read[name] = value
         return read
 

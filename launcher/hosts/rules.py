@@ -10,9 +10,8 @@ from .mistakes import Mistake
 from .model import Host, Job
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
-_CONTAINER_KEYS = (
-    *("mounts", "tmpfs", "devices", "cap_add", "ulimits", "pids_limit", "new_privileges"),
-)
+_LIMITS = ("tmpfs", "devices", "cap_add", "ulimits", "pids_limit", "new_privileges", "user")
+_CONTAINER_KEYS = ("mounts", *_LIMITS[:-1])
 _PROCESS_KEYS = ("python", "conda", "requirements")
 _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")
 
@@ -94,10 +93,14 @@ def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mis
 
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
     """Yield for each broken rule: the key of the job, what was found there, and the remedy."""
-    for key in _CONTAINER_KEYS if job.engine == "process" else ():
+    refused = _CONTAINER_KEYS if job.engine == "process" else _LIMITS
+    why = "which has no container" if job.engine == "process" else "which cannot set it"
+    for key in refused if job.engine != "docker" else ():
         if getattr(job, key) != getattr(Job(), key):
-            found = f"{key} with engine: process, which has no container"
+            found = f"{key} with engine: {job.engine}, {why}"
             yield key, found, "remove it, or use engine: docker"
+    if job.image.endswith(".sif") and job.engine != "apptainer":
+        yield "image", f"a .sif file with engine: {job.engine}", "set engine: apptainer"
     for key in _PROCESS_KEYS if job.engine != "process" else ():
         if getattr(job, key):
             remedy = "remove it, or set engine: process"

@@ -27,6 +27,7 @@ from .labels import LABEL, odd_label
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
 from .plan import (
     HOME,
+    IMAGE_FILE,
     EngineTraits,
     JobPaths,
     LaunchOptions,
@@ -145,12 +146,15 @@ def _node(
         **environment.gpu_variables(plan.engine, host, gpus, facts),
     }
     env = {name: value for name, value in env.items() if name not in env_names}
+    image = inputs.images[rank] if inputs.images else job.image
+    if plan.engine.image_files:
+        image = f"{store}/images/{plan.image_digest or '<digest>'}/{IMAGE_FILE}"
     container = container_of(
         job,
         gpus,
         facts,
         name=place.container,
-        image=inputs.images[rank] if inputs.images else job.image,
+        image=image,
         entrypoint=supervisor_command(plan, host, place),
         env={name: value for name, value in env.items() if value is not None},
         env_names=env_names,

@@ -92,7 +92,7 @@ def gpu_variables(
 ) -> Variables:
     """Hide the GPUs that the node does not use. Docker itself hides those of NVIDIA."""
     amd = facts is not None and facts.has_amd_gpus
-    if gpus == "all" or not (gpus or host.gpus == 0) or (engine.in_container and not amd):
+    if gpus == "all" or not (gpus or host.gpus == 0) or (engine.keeps_containers and not amd):
         return {}
     name = "ROCR_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"
     return {name: ",".join(str(gpu) for gpu in gpus)}

@@ -14,6 +14,7 @@ from ..hosts import Host, Job
 from ..supervisor.restarts import PastRestart
 
 HOME = "~/.ddpctl"  # on a host
+IMAGE_FILE = "image.sif"  # in a folder of ~/.ddpctl/images
 STORE = ".ddpctl"  # the same for commands, which start in the user's home folder
 CONTROL_DIRS = "runs/*/nodes/*/attempt-*"  # in ~/.ddpctl; in sh: attempts.sh
 CONTROL_DIR = "/ddpctl"  # in a container
@@ -74,11 +75,17 @@ class EngineTraits:
 
     name: str
     in_container: bool  # the job runs in a container of an image, with its folders mounted
+    image_files: bool = False  # images are files in ~/.ddpctl, containers the user's own processes
+
+    @property
+    def keeps_containers(self) -> bool:
+        """Whether the host's engine keeps images and containers, and limits what these may use."""
+        return self.in_container and not self.image_files
 
     @property
     def unit(self) -> str:
         """What a node is on its host, in messages."""
-        return "container" if self.in_container else "supervisor"
+        return "container" if self.keeps_containers else "supervisor"
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,7 @@ class Plan:
     master_addr: str | None
     master_port: int | None
     control_port: int | None  # for the supervisors, on node 0
-    image_digest: str | None  # with engine: process, of the wheels of job.requirements
+    image_digest: str | None  # of the wheels of job.requirements, or of the image's file
     dataset_digest: str | None
     workdir_digest: str | None
     past_restarts: tuple[PastRestart, ...] = ()  # of the run, since the user started it

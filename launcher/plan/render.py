@@ -88,7 +88,7 @@ def _options(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "time limit", duration(job.time_limit) if job.time_limit else ""
     yield "hang timeout", duration(options.hang_timeout) if options.hang_timeout else ""
     yield "wait", "" if wait is None else duration(wait) if wait else "as long as it takes"
-    yield "engine", "" if plan.engine.in_container else plan.engine.name
+    yield "engine", "" if plan.engine.keeps_containers else plan.engine.name
     yield "min nodes", str(job.min_nodes or "")
     yield "numa", "" if job.numa == "auto" else job.numa
     yield "push", "" if options.push else "no"
@@ -118,7 +118,10 @@ def node_rows(plan: Plan, node: NodePlan) -> Iterator[tuple[str, str]]:
     interface = node.interface or ("unknown" if plan.hosts_were_asked else ASKED)
     yield "address", f"{node.internal_ip or ASKED} on {interface}"
     yield "processes", str(node.nproc_per_node or "one per GPU")
-    if plan.engine.in_container:
+    if plan.engine.image_files:
+        yield "file", node.container.image
+        yield from (("mount", _mount(mount, node.node_rank)) for mount in node.container.mounts)
+    elif plan.engine.in_container:
         yield from _container(node, plan.hosts_were_asked)
     for key, value in node.container.env.items():
         yield "env", f"{key}={'K' if key == 'DDPCTL_NODE_RANK' else value}"

@@ -1,12 +1,14 @@
 #!/bin/sh
 # Prints what a host has of a push: `have dataset`, `have workdir`, `have python3` (only hosts with
 # it can relay), and its address as `ssh $SSH_CONNECTION`. $1: dataset digest or "", $2: workdir
-# digest or "", $3: digest of wheels or ""; `have image` if their environment is there and works
+# digest or "", $3: digest of an image file or of wheels, or ""; `have image` if the host has that file, or
+# an environment of the wheels that works
 cd "$HOME" || exit
 mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
 have() { [ -n "$2" ] && [ -d "$3/$2" ] && touch "$3/$2" && echo "have $1"; }
 have dataset "$1" .ddpctl/datasets
 have workdir "$2" .ddpctl/workdirs
+have image "$3" .ddpctl/images
 venv=.ddpctl/venvs/$3
 if [ -n "$3" ] && [ -e "$venv/ready" ] && "$venv/bin/python" -I -S -c '' 2>/dev/null; then
   touch "$venv" && echo 'have image'

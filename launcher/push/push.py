@@ -30,6 +30,7 @@ from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
 from .image.push_image import ImageResult, check_image, push_image
+from .image.sif import image_file
 from .packages.wheels import make_venv, wheels_of
 from .push_progress import HostsNotReady, PushProgress, PushReport
 from .transfer.fanout import Fanout
@@ -85,7 +86,9 @@ def push(
         if cluster.job.requirements and "image" in needed:
             wheels, unfit = wheels_of(cluster.job, machines, progress)
             trees |= {"image": wheels} if wheels else {}
-            progress.report.image_digest = _digest(trees, "image") or None
+        elif engine_traits(cluster.job.engine).image_files and "image" in needed:
+            trees["image"] = image_file(cluster.job.image, progress)
+        progress.report.image_digest = _digest(trees, "image") or None
         fit = [node for node in machines if node not in unfit]
         hosts, failures = try_each(fit, partial(ask_host, trees))
         failures |= unfit
@@ -141,7 +144,7 @@ def send_parts(
     images: dict[Node, ImageInfo] = {}
     failures: dict[Node, DdpctlError] = {}
     with closing(Fanout(relays(hosts), progress)) as fanout:
-        if hosts and "image" in needed and engine_traits(job.engine).in_container:
+        if hosts and "image" in needed and engine_traits(job.engine).keeps_containers:
             send = "image" in parts
             images, failures = send_image(job, [*hosts], here, there, fanout, send=send)
         for part, tree in trees.items():
@@ -237,13 +240,14 @@ def send_tree(
 
     With engine: process, wheels take the place of the image, and hosts make an environment of them.
     """
-    kind, what = ("wheel", "packages") if part == "image" else (part, part)
+    packages = part == "image" and job.requirements
+    kind, what = ("wheel", "packages") if packages else (part, part)
     missing = [node for node, host in hosts.items() if part not in host.trees]
     lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
     failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
     if missing and send:
         failures = TreePush(tree, kind, fanout).run(missing)
-        if part == "image":
+        if packages:
             ready = [node for node in missing if node not in failures]
             failures |= try_each(ready, partial(make_venv, job, tree.manifest.digest))[1]
     for node in hosts:

@@ -188,7 +188,7 @@ def remove(
     def empty(node: Node) -> None:
         if containers := to_remove[node].containers:
             for engine in installed_engines(node, cluster.job.engine):
-                for status in containers if engine.traits.in_container else ():
+                for status in containers if engine.traits.keeps_containers else ():
                     engine.remove(status)
         if node in leaders:
             run(node, EMPTY)

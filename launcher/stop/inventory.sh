@@ -3,7 +3,7 @@
 #   host TIME NAME FOLDER    unix time, the host's own name, ~/.ddpctl without links
 #   process PID RUN NAME     each process that carries a run id: $2, or any
 # and, if $1 is `all`, what is in ~/.ddpctl:
-#   entry TIME NAME          top folders, runs, trees of data, code and packages, drafts of a push; last change
+#   entry TIME NAME          top folders, runs, trees of data, code, packages and images, drafts of a push; last change
 #   busy NAME                each draft that a push is writing to
 #   open RUN DIGEST... HOST  each attempt that may be running, on any host of this home: the trees
 #                            that it uses, and its node's host
@@ -22,8 +22,8 @@ for e in $(grep -lz "^DDPCTL_RUN_ID=$2" /proc/[0-9]*/environ 2>/dev/null |
 done
 
 { [ "$1" = all ] && cd "$HOME/.ddpctl" 2>/dev/null; } || exit 0
-trees='datasets/* workdirs/* wheels/* venvs/*'
-drafts='datasets/.[!.]* workdirs/.[!.]* wheels/.[!.]*'
+trees='datasets/* workdirs/* wheels/* venvs/* images/*'
+drafts='datasets/.[!.]* workdirs/.[!.]* wheels/.[!.]* images/.[!.]*'
 # shellcheck disable=SC2086 # patterns
 stat -c 'entry %Y %n' -- * .[!.]* runs/* $trees $drafts 2>/dev/null
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)

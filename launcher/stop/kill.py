@@ -273,7 +273,7 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
     def remove(node: Node) -> set[str]:
         run_ids = set()
         for engine in engines_on(node, cluster.job.engine):
-            for status in engine.list() if engine.traits.in_container else ():
+            for status in engine.list() if engine.traits.keeps_containers else ():
                 if status.user == account_name() and status.has_ended:
                     engine.remove(status)
                     run_ids.add(status.run_id)

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from ..engines.choose import installed_engines
+from ..engines.choose import engine_traits, installed_engines
 from ..errors import PushFailed
 from ..facts.shared_homes import find_shared_homes
 from ..hosts import Cluster
 from ..push.files.scan import scan_job
+from ..push.image.sif import known_file
 from ..push.packages.wheels import collected
 from ..push.push_progress import HostsNotReady, PushReport
 from ..push.transfer.payload import script_output
@@ -25,7 +26,7 @@ from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
 REMOVE = load_script(__file__, "remove_trees.sh")
 MIN_AGE = 5  # seconds; a container may be about to mount a tree that was just pushed
 TREE = re.compile(  # or a draft
-    r"(?:datasets|workdirs|wheels|venvs)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)"
+    r"(?:datasets|workdirs|wheels|venvs|images)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)"
 )
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 
@@ -68,6 +69,8 @@ def prune(
     try:
         own = {tree.manifest.digest for tree in scan_job(cluster, {"dataset", "workdir"}).values()}
         own |= collected(cluster.job)
+        if engine_traits(cluster.job.engine).image_files:
+            own |= known_file(cluster.job.image)
     except OSError as error:
         raise PushFailed(
             f"cannot read the job's folders: {error}; nothing was deleted",

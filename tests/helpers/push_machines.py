@@ -10,7 +10,7 @@ import pytest
 from sshd_server import Sshd
 
 from launcher.hosts import Cluster, Job
-from launcher.push.push import PushResult, push
+from launcher.push.push import ALL, PushResult, push
 from launcher.ssh.node import Node
 from launcher.terminal.console import Console
 
@@ -39,10 +39,10 @@ Machines = Callable[..., list[Machine]]
 def push_to(hosts: list[Machine], **job: str) -> PushResult:
     cluster = Cluster(
         hosts=tuple(machine.node.host for machine in hosts),
-        job=Job(engine="process", **job),  # type: ignore[arg-type]
+        job=Job(**{"engine": "process", **job}),  # type: ignore[arg-type]
     )
     nodes = [machine.node for machine in hosts]
-    return push(nodes, cluster, parts={"dataset", "workdir"}, console=Console(quiet=True))
+    return push(nodes, cluster, parts=ALL, console=Console(quiet=True))
 
 
 @pytest.fixture

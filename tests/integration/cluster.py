@@ -33,6 +33,7 @@ NODE_IMAGE = "ddpctl-node"
 PYTHON_NODE_IMAGE = "ddpctl-node-python3"
 PODMAN_NODE_IMAGE = "ddpctl-node-podman"
 PROCESS_NODE_IMAGE = "ddpctl-node-process"
+APPTAINER_NODE_IMAGE = "ddpctl-node-apptainer"
 TRAINER_IMAGE = "ddpctl-trainer:latest"
 USER = "ddp"  # on the hosts; in the group docker
 LABEL = "io.ddpctl.test"
@@ -60,13 +61,15 @@ class Kind:
 
     @property
     def has_dockerd(self) -> bool:
-        return self.image not in (PODMAN_NODE_IMAGE, PROCESS_NODE_IMAGE)
+        return self.image in (NODE_IMAGE, PYTHON_NODE_IMAGE)
 
     @property
     def job(self) -> dict[str, Any]:
         """What a job needs here, as in a hosts file."""
         if self == PROCESSES:
             return {"engine": "process", "python": "/opt/venv/bin/python"}
+        if self == APPTAINER:
+            return {"engine": "apptainer", "image": str(image_file())}
         return {"image": TRAINER_IMAGE}
 
 
@@ -88,6 +91,8 @@ ROOTLESS_PODMAN = Kind(
     layers="overlay",
 )
 PROCESSES = Kind(PROCESS_NODE_IMAGE, (), engine="true", storage="")  # `true` knows no container
+
+APPTAINER = Kind(APPTAINER_NODE_IMAGE, ("--device=/dev/fuse",), engine="true", storage="")
 
 # What ddpctl asks nvidia-smi for its GPUs; anything else it is asked gets no answer.
 NVIDIA_SMI = """#!/bin/sh
@@ -162,7 +167,7 @@ def engine_problem() -> str | None:
     if done.returncode != 0:
         return "no Docker Engine answers"
     images = (NODE_IMAGE, PYTHON_NODE_IMAGE, PODMAN_NODE_IMAGE, PROCESS_NODE_IMAGE)
-    for image in (*images, TRAINER_IMAGE):
+    for image in (*images, APPTAINER_NODE_IMAGE, TRAINER_IMAGE):
         found = subprocess.run(["docker", "image", "inspect", image], capture_output=True)
         if found.returncode != 0:
             return f"no image {image}: scripts/test-images builds it"
@@ -594,6 +599,31 @@ def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
     return name
 
 
+def image_file() -> Path:
+    """The trainer's image as a file for Apptainer, kept for the next time."""
+    identity = docker("image", "inspect", "--format={{.Id}}", TRAINER_IMAGE).removeprefix("sha256:")
+    folder = Path(tempfile.gettempdir(), "ddpctl-test-images")
+    file = folder / f"{identity[:12]}.sif"
+    with locked("image-file"):
+        if not file.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            docker("save", TRAINER_IMAGE, "-o", str(folder / "image.tar"), timeout=600)
+            # fast rather than small
+            build = [
+                "apptainer",
+                "build",
+                "--mksquashfs-args=-comp lz4",
+                "draft",
+                "docker-archive:image.tar",
+            ]
+            where = ["run", "--rm", *POWERS, f"--volume={folder}:/out", "--workdir=/out"]
+            docker(*where, APPTAINER_NODE_IMAGE, *build, timeout=600)
+            (folder / "image.tar").unlink()
+            (folder / "draft").rename(file)
+    return file
+
+
 def copy_engine(template: str, kind: Kind, volumes: Sequence[str]) -> None:
     """Fills empty volumes with the data of the engine of such a host."""
     root = docker("volume", "inspect", "--format={{.Mountpoint}}", template)
@@ -649,6 +679,7 @@ def prepare() -> None:
     with tempfile.TemporaryDirectory() as folder, locked("engine"):
         make_keys(Path(folder, "keys"))
         loaded_engines(Path(folder, "keys"), (DOCKER, PODMAN, ROOTLESS_PODMAN), TRAINER_IMAGE)
+    image_file()
 
 
 if __name__ == "__main__":

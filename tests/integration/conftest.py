@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import (
+    APPTAINER,
     DOCKER,
     DOCKER_AND_PYTHON,
     PODMAN,
@@ -75,6 +76,12 @@ def hosts_with_podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
 def hosts_without_containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three with Python and torch, for a user who is not root."""
     yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [PROCESSES] * 3, "process-"))
+
+
+@pytest.fixture(scope="session")
+def hosts_with_apptainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three with Apptainer and without Python, for a user who is not root."""
+    yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [APPTAINER] * 3, "apptainer-"))
 
 
 def _up(cluster: Cluster) -> Iterator[Cluster]:

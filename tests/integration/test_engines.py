@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, Home, until
 
-ENGINES = ["hosts_with_podman", "hosts_without_containers"]
+ENGINES = ["hosts_with_podman", "hosts_without_containers", "hosts_with_apptainer"]
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(300),

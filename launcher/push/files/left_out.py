@@ -35,7 +35,7 @@ NAMES = (  # of files and folders
 )
 FILES = (  # keys, certificates, checkpoints and logs of TensorBoard
     *("*.env", "id_*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx"),
-    *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.distcp", "events.out.tfevents.*"),
+    *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.distcp", "*.sif", "events.out.tfevents.*"),
 )
 NO_KEYS = ("id_*.py", "id_*.json", "id_*.yaml", "id_*.yml", "id_*.csv", "id_*.txt", "id_*.sh")
 # Folders with these names may also be Python packages.

@@ -51,9 +51,10 @@ class Tree:
     stamps: dict[bytes, Stamp]
     skipped: list[bytes] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    file: bytes = b""  # the only one, if its name in the manifest differs
 
     def path(self, entry: Entry) -> bytes:
-        return b"%b/%b" % (self.root, entry.path)  # ten times as fast as os.path.join
+        return b"%b/%b" % (self.root, self.file or entry.path)  # ten times as fast as os.path.join
 
 
 def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
@@ -76,6 +77,26 @@ def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
         kind = "x" if stamp.executable else "f"
         walk.entries.append(Entry(path, kind, stamp.size, contents[path].encode()))
     return Tree(walk.root, manifest.make(walk.entries), walk.stamps, walk.skipped, walk.left_out)
+
+
+def scan_file(path: str, name: str) -> Tree:
+    """Return a tree that has only this file, under the name `name`."""
+    folder, own_name = os.path.split(os.fsencode(os.path.realpath(path)))
+    # `/.`: not the folder whose files' hashes another scan remembers
+    walk = _Walk(folder + b"/.", NamedPaths([]), code_only=False)
+    began = time.time_ns()
+    with os.scandir(folder) as listed:
+        for child in (each for each in listed if each.name == own_name):
+            walk.leaf(own_name, child)
+    contents = _hash_files(walk, began)
+    if walk.problems:
+        raise walk.problems[0]
+    if not contents:
+        raise PushFailed(f"{path}: not a file", "correct the path in the hosts file")
+    stamps = {name.encode(): walk.stamps[own_name]}
+    [stamp] = stamps.values()
+    entry = Entry(name.encode(), "f", stamp.size, contents[own_name].encode())
+    return Tree(walk.root, manifest.make([entry]), stamps, file=own_name)
 
 
 def scan_workdir(cluster: Cluster, workdir: str) -> Tree:
@@ -141,7 +162,7 @@ class _Walk:
                 elif self.is_left_out(path, None, rules):
                     self.leave_out(path)
                 else:
-                    self._leaf(path, child)
+                    self.leaf(path, child)
 
     def is_left_out(
         self, path: bytes, children: Set[str] | None, rules: Collection[IgnoreFile]
@@ -152,7 +173,7 @@ class _Walk:
     def leave_out(self, path: bytes, *, named: bool = False) -> None:
         self.left_out.append(left_out.measured(self.root, path, named=named))
 
-    def _leaf(self, path: bytes, child: os.DirEntry[bytes]) -> None:
+    def leaf(self, path: bytes, child: os.DirEntry[bytes]) -> None:
         try:
             status = child.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):

@@ -1,0 +1,72 @@
+"""The Apptainer engine: a node is a process of the user, as with `engine: process`, in a container.
+
+Apptainer shares the host's processes and network with the container, so what the process engine knows
+and does about a node holds here too. The image is one file. What the user's login sets on the host does
+not reach the container; its home folder is not mounted, and its /tmp is its own.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ..errors import CommandFailed
+from ..plan.plan import Container, EngineTraits, Mount, NodePlan
+from ..ssh import shell
+from ..ssh.script_files import load_script
+from .engine_info import EngineInfo
+from .process import Processes
+
+PYTHON = load_script(__file__, "python_in_apptainer.sh")
+CHECK = load_script(__file__, "check_apptainer.sh")
+ADMINISTRATOR = "ask the host's administrator to"
+PROBLEMS = {  # exit code of check_apptainer.sh -> the problem, the remedy
+    3: ("Apptainer is not installed", "install it there (https://apptainer.org/docs/admin/latest)"),
+    4: (
+        "Apptainer may not start containers: no user namespaces, and it is not installed setuid",
+        f"{ADMINISTRATOR} allow user namespaces or install apptainer-suid",
+    ),
+    5: (
+        "Apptainer cannot mount images: this user may not write to /dev/fuse",
+        f"{ADMINISTRATOR} run `chmod 666 /dev/fuse`",
+    ),
+    6: ("Apptainer cannot mount images: squashfuse is not installed", "install squashfuse there"),
+}
+
+
+class Apptainer(Processes):
+    traits: ClassVar[EngineTraits] = EngineTraits("apptainer", in_container=True, image_files=True)
+    exec_script: ClassVar[str] = load_script(__file__, "exec_apptainer.sh")
+
+    def engine_info(self, image: str) -> EngineInfo | None:
+        """Return None: there is no image store. Raises CommandFailed if Apptainer cannot run."""
+        done = self._node.script(CHECK)
+        if done.code:
+            what, remedy = PROBLEMS.get(done.code, (f"Apptainer fails: {done.reason}", ""))
+            raise CommandFailed(what, remedy, host=self._node.name)
+        return None
+
+    def python_in_image(self, image: str) -> Sequence[str]:
+        """Return a command that runs python3 in the image that was pushed last. Any serves the checks."""
+        return shell.script(PYTHON, [])
+
+    def _command(self, node: NodePlan) -> Sequence[str]:
+        own_tmp = [Mount(f"{node.place.control_dir}/tmp", to) for to in ("/tmp", "/var/tmp")]
+        return ["apptainer", *exec_arguments(node.container, own_tmp), *super()._command(node)]
+
+
+def exec_arguments(container: Container, own_tmp: Sequence[Mount]) -> list[str]:
+    """Return the arguments of `apptainer` before the command to run in the container."""
+    gpus = "--rocm" if container.gpu_vendor == "amd" else "--nv"
+    return [
+        *("--silent", "exec", "--cleanenv", "--no-mount", "home,cwd,tmp"),
+        *("--pwd", container.working_dir or "/"),
+        *([gpus] if container.gpus else ()),
+        *(word for each in (*own_tmp, *container.mounts) for word in ("--mount", _mount(each))),
+        container.image,
+    ]
+
+
+def _mount(mount: Mount) -> str:
+    """Return the argument of --mount: a line of CSV, so that a path may contain any character."""
+    pairs = ("type=bind", f"source={mount.source}", f"destination={mount.target}")
+    fields = [*pairs, *(["ro"] if mount.read_only else [])]
+    return ",".join('"' + each.replace('"', '""') + '"' for each in fields)

@@ -1,0 +1,29 @@
+#!/bin/sh
+# Runs the command line $2 in a container like that of the node in control folder $1, with the
+# environment and in the folder of the node. On a terminal, it also gets this TERM.
+. ./process_files.sh
+line=$(process_in "$1/pid")
+alive "$line" || { echo "its supervisor has ended" >&2; exit 126; }
+# shellcheck disable=SC2013 # words
+for child in $(cat "/proc/${line%% *}"/task/*/children); do # beside it, one serves the image
+  if grep -qz '^DDPCTL_RUN_ID=' "/proc/$child/environ" 2>/dev/null; then supervisor=$child; fi
+done
+# A second container may not read the environment of a process in the first, so it gets the open file.
+exec 4< "/proc/$supervisor/environ" || exit 126
+enter='import os, sys
+line, term = sys.argv[1:]
+with open(4, "rb") as file:
+    environment = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
+if os.isatty(0):
+    environment[b"TERM"] = term.encode()
+os.execve("/bin/sh", ["sh", "-c", line], environment)'
+# As in exec_process.sh.
+trap : INT QUIT
+exec 3>&1
+# shellcheck disable=SC2016 # the inner shell expands them
+code=$(xargs -0 -x -a "$1/command" sh -c '
+  trap : INT QUIT
+  enter=$0 line=$1; shift
+  "$@" -I -S -c "$enter" "$line" "${TERM:-dumb}" >&3 3>&-
+  echo "$?"' "$enter" "$2")
+exit "${code:-126}"

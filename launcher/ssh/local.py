@@ -11,6 +11,7 @@ import signal
 import subprocess
 import termios
 import threading
+import weakref
 from collections.abc import Sequence
 
 from ..errors import CommandFailed
@@ -30,7 +31,14 @@ def account_name() -> str:
 
 
 class LocalMachine:
-    """Starts commands on this machine in the home folder, like sshd."""
+    """Starts commands on this machine in the home folder, like sshd.
+
+    `close` stops those without standard input or on a terminal, as the end of a connection does.
+    """
+
+    def __init__(self) -> None:
+        self._watched: weakref.WeakSet[LocalStream] = weakref.WeakSet()
+        self._lock = threading.Lock()
 
     def connect(self) -> None:
         pass
@@ -44,9 +52,9 @@ class LocalMachine:
         timeout: float | None = None,
     ) -> LocalStream:
         try:
-            return LocalStream(argv, stdin, tty)
+            stream = LocalStream(argv, stdin, tty)
         except FileNotFoundError:  # exit like a login shell
-            return LocalStream(
+            stream = LocalStream(
                 ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]], stdin, tty
             )
         except OSError as error:
@@ -55,9 +63,16 @@ class LocalMachine:
                 "check the file and the load",
                 host="local",
             ) from None
+        if tty or not stdin:
+            with self._lock:
+                self._watched.add(stream)
+        return stream
 
     def close(self) -> None:
-        pass
+        with self._lock:
+            streams = list(self._watched)
+        for stream in streams:
+            stream.close()
 
 
 class LocalStream(Stream):

@@ -214,6 +214,7 @@ class FakeMachine(LocalMachine):
     """What a Node uses instead of an SSH connection: processes of this machine, in the host's home."""
 
     def __init__(self, host: FakeHost) -> None:
+        super().__init__()
         self.host = host
 
     def connect(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -186,6 +187,17 @@ def test_a_local_command_gets_this_terminal(local: Machine) -> None:
     code, shown = local.in_terminal("exec", "-t", "--", "sh", "-c", ON_TERMINAL)
     assert "17 93" in shown
     assert code == 42  # Ctrl-C went to the command, not to ddpctl
+
+
+@pytest.mark.parametrize("flags", [[], ["--all-nodes"]])
+def test_ctrl_c_ends_a_local_command_too(local: Machine, flags: list[str]) -> None:
+    script = "echo ready; exec sleep 4322"
+    code, _ = local.in_terminal("exec", *flags, "--", "sh", "-c", script)
+    assert code == 130
+    end = time.monotonic() + 10
+    while any("4322" in line for line in local.left()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_without_t_a_terminal_gets_no_escape_sequences_but_colors(local: Machine) -> None:

@@ -42,6 +42,7 @@ from .tickets import Tickets, kept_for_restart
 BACKOFF = (2.0, 10.0, 30.0)
 PATIENCE = (10.0, 30.0, 60.0)  # seconds until the next look at hosts that are missing
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
+CANCELLED = 17  # exit code of NEW_CHECKPOINT after a kill
 
 
 def restart_until_done(
@@ -67,33 +68,39 @@ def restart(
     folder: RunFolder, record: RunRecord, cluster: Cluster, options: LaunchOptions, console: Console
 ) -> Outcome | None:
     """Start the next attempt after a pause, and follow it. Return None if the run is not restarted."""
-    most, failure = cluster.job.max_restarts, record.attempt.first_failure
-    if (why := why_not(record, most, saved=True)) or failure is None:
+    if why := why_not(record, cluster.job.max_restarts, saved=True):
         console.say(f"not restarting: {why}")
         return None
-    base = request_to_restart(folder, record, cluster, options)
-    with place_kept(base) as place:
-        saved = has_saved(folder, record, console)
-        if why := why_not(record, most, saved=saved):
-            console.say(f"not restarting: {why}")
-            return None
-        wait = BACKOFF[without_progress(saved, past_restarts(record))]
-        console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
-        time.sleep(wait)
-        now = timestamp()
-        restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=now, saved=saved)
-        record.attempt.restarts.append(restart)
-        folder.try_save(record, console)
-        avoided = hosts_to_avoid(record, cluster)
-        remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
+    with place_kept(base := request_to_restart(folder, record, cluster, options)) as place:
         try:
-            return start_somewhere(base, avoided, place, console)
+            return start_again(base, record, place, console)
         except RunKilled:
             record = folder.load()
             record.attempt.state = RunState.CANCELLED
             folder.try_save(record, console)
             console.say(f"run {folder.run_id} was killed while it restarted")
             return Outcome(RunState.CANCELLED)
+
+
+def start_again(
+    base: Request, record: RunRecord, place: Tickets | None, console: Console
+) -> Outcome | None:
+    """Do the same, with the GPUs of the run claimed. Raises RunKilled."""
+    folder, most, failure = base.folder, base.cluster.job.max_restarts, record.attempt.first_failure
+    saved = has_saved(folder, record, console)
+    if (why := why_not(record, most, saved=saved)) or failure is None:
+        console.say(f"not restarting: {why}")
+        return None
+    wait = BACKOFF[without_progress(saved, past_restarts(record))]
+    console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
+    time.sleep(wait)
+    now = timestamp()
+    restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=now, saved=saved)
+    record.attempt.restarts.append(restart)
+    folder.try_save(record, console)
+    avoided = hosts_to_avoid(record, base.cluster)
+    remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
+    return start_somewhere(base, avoided, place, console)
 
 
 def start_somewhere(
@@ -204,7 +211,10 @@ def place_kept(base: Request) -> Iterator[Tickets | None]:
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
-    """Return whether a checkpoint was saved since the last start, on any host that answers."""
+    """Return whether a checkpoint was saved since the last start, on any host that answers.
+
+    Raises RunKilled if the run was killed since then, perhaps before its place was kept.
+    """
     with (
         newest_attempt(folder, console, record) as attempt,
         console.step("looking for new checkpoints"),
@@ -212,9 +222,18 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 
         def look(node: Node) -> bool:
             place = attempt.by_node[node].place
-            return bool(node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
+            done = node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir)
+            if done.code == CANCELLED:
+                raise RunKilled(f"run {folder.run_id} was killed")
+            return bool(done.stdout)
 
         silent = [node for node in attempt.nodes if node.name in record.pending_stop]
         others = [node for node in attempt.nodes if node not in silent]
-        # one checkpoint is enough, and a lost host costs the time-out of a connection
-        return any(any(try_each(nodes, look)[0].values()) for nodes in (others, silent))
+        for nodes in (others, silent):  # a lost host costs the time-out of a connection
+            answers, failures = try_each(nodes, look)
+            for error in failures.values():
+                if isinstance(error, RunKilled):
+                    raise error
+            if any(answers.values()):
+                return True
+        return False

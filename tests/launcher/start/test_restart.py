@@ -76,7 +76,7 @@ def test_a_lost_host_is_asked_for_new_checkpoints_only_if_no_other_host_has_one(
 
         def script(self, *_: str) -> Any:
             calls.append(self.name)
-            return SimpleNamespace(stdout="step-1" if self.name == saver else "")
+            return SimpleNamespace(code=0, stdout="step-1" if self.name == saver else "")
 
     nodes = [AskedHost("b"), AskedHost("a")]
     place = SimpleNamespace(place=SimpleNamespace(run_dir="", control_dir=""))

@@ -385,6 +385,18 @@ def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
     assert (cluster.record["state"], cluster.nodes) == ("CANCELLED", [])
 
 
+def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
+    between_attempts: Callable[..., FakeCluster],
+) -> None:
+    def kill(cluster: FakeCluster) -> None:
+        assert cluster.ddpctl("kill", cluster.record["run_id"], "-y")[0] == 0
+
+    cluster = between_attempts(kill)
+    code, _, err = cluster.launch()
+    assert code == 7 and "was killed while it restarted" in err
+    assert (cluster.record["state"], cluster.nodes, cluster.tickets) == ("CANCELLED", [], [])
+
+
 def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,29 @@ def test_after_a_restart_in_place_the_launcher_restarts_what_has_lost_its_superv
         "container-killed",
     ]
     assert b"attempt 2 round 0 1 ['--from', 'kept']" in journal(machine)
+
+
+def test_without_containers_nobody_gets_what_a_run_has_before_it_restarts(machine: Machine) -> None:
+    """Without GPUs, that is the master port."""
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    file = machine.folder / "hosts.yaml"
+    file.write_text(file.read_text().replace('"auto"', str(port)))
+    launch(machine, "lasting", "--detach")
+    until(lambda: b"round 1" in journal(machine), 60)
+    tickets = lambda: [*Path("/tmp").glob(f"ddpctl-claims-*/*{run_id}*.waiting")]  # noqa: E731
+    run_id, recorder = machine.record()["run_id"], process("launcher.start.recorder", machine)
+    until(tickets, 60)
+    os.kill(recorder, signal.SIGSTOP)
+    try:
+        os.kill(process("supervisor.pyz", machine), signal.SIGKILL)
+        until(lambda: "WAITING to restart" in machine.ddpctl("ps", "hosts.yaml").stdout, 60)
+        machine.env["XDG_STATE_HOME"] += "-of-another-machine"
+        err = machine.ddpctl("launch", "hosts.yaml", "--no-check", code=3).stderr
+        assert f"run {run_id} of" in err and f"waits for port {port}" in err
+    finally:
+        os.kill(recorder, signal.SIGCONT)
+    until(lambda: machine.record()["state"] == "SUCCEEDED" and not tickets(), 60)
 
 
 def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) -> None:

@@ -24,7 +24,7 @@ from .remember import failed_start_recorded, remember
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import NodeInputs, start_nodes
-from .tickets import Tickets, kept_for_restart
+from .tickets import Tickets, kept_for_restart, remove_tickets
 from .waiting_line import PlaceInLine
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
@@ -69,6 +69,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                 if isinstance(claim, Claim):
                     started = start(claim, survey, record, events, console)
                     line.leave(claim)
+                    remove_tickets(former, plan)
                     if request.options.detach:
                         events.close()
                         return detach.detach(request.folder, RunState.RUNNING, console)

@@ -63,7 +63,8 @@ class Tickets:
         if not self._closed.is_set():
             self._closed.set()
             with self._lock:
-                try_each([*self._members], self._remove_all)
+                # those of earlier attempts, too, whose node ranks may differ
+                remove_tickets([*self._members], self.plan)
 
     def abandon(self) -> None:
         """Leave the tickets for another process, which must renew them before they expire."""
@@ -170,12 +171,17 @@ class Tickets:
             if ticket.handle in before:
                 self._members[node].engine.withdraw(ticket)
 
-    def _remove_all(self, node: Node) -> None:
-        """Remove this run's tickets, also those of earlier attempts, whose node ranks may differ."""
-        engine = self._members[node].engine
-        for status in engine.claims():
-            if status.is_ticket and status.run_id == self.plan.run_id:
-                engine.withdraw(status)
+
+def remove_tickets(nodes: Sequence[Node], plan: Plan) -> None:
+    """Remove the run's tickets on these hosts. On a host that does not answer, they expire."""
+
+    def remove(node: Node) -> None:
+        for engine in engines_on(node, plan.engine.name):
+            for status in engine.claims():
+                if status.is_ticket and status.run_id == plan.run_id:
+                    engine.withdraw(status)
+
+    try_each(nodes, remove)
 
 
 @contextlib.contextmanager

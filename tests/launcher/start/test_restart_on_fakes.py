@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.errors import PreflightError
 from launcher.follow.session import Session
+from launcher.hosts import Cluster, Host
 from launcher.outcomes import Outcome, RunState
+from launcher.runs.record import RunRecord
 from launcher.start import launch, recorder
 from launcher.start.restart import restart_until_done
 
@@ -278,8 +281,8 @@ def between_attempts(
 ) -> Callable[..., FakeCluster]:
     """between_attempts(act): a cluster whose run fails once. `act` comes before the restart begins."""
 
-    def make(act: Callable[[FakeCluster], object]) -> FakeCluster:
-        cluster = fake_cluster(max_restarts=1, gpus=1)
+    def make(act: Callable[[FakeCluster], object], spares: Sequence[str] = ()) -> FakeCluster:
+        cluster = fake_cluster(max_restarts=1, gpus=1, spares=spares)
         for host in cluster:
             host.on_start = first_fails_then_succeeds(rank_is_killed)
         for module in (launch, recorder):
@@ -319,8 +322,11 @@ def test_no_gpu_is_free_between_the_end_of_a_node_and_the_restart(
     assert cluster.tickets == []
 
 
-def test_a_lost_host_that_is_back_is_kept_for_the_restart(
-    between_attempts: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spares", [[], ["spare0"]])
+def test_a_lost_host_that_is_back_is_kept_until_the_restart_has_its_hosts(
+    spares: list[str],
+    between_attempts: Callable[..., FakeCluster],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     to_the_end, rivals = Session.to_the_end, []
 
@@ -332,18 +338,26 @@ def test_a_lost_host_that_is_back_is_kept_for_the_restart(
 
     def host_is_back(cluster: FakeCluster) -> None:
         cluster.hosts["gpu1"].reachable = True
-        assert cluster.ddpctl("ps", cluster.hosts_file)[0] == 0  # completes the stop there
+        if spares:  # other commands of this machine would complete the stop there
+            rivals.append(3 if cluster.hosts["gpu1"].tickets else 0)
+            return
+        assert cluster.ddpctl("ps", cluster.hosts_file)[0] == 0
         rivals.append(cluster.launch("--max-restarts", "0", "--include", "gpu1", "--detach")[0])
 
-    cluster = between_attempts(host_is_back)
+    def blame(_: RunRecord, cluster: Cluster) -> dict[Host, PreflightError]:
+        return {cluster.hosts[1]: PreflightError("it is to blame")} if spares else {}
+
+    cluster = between_attempts(host_is_back, spares)
     for host in cluster:
         host.on_start = lambda node: node.end(0) if node.attempt > 1 else None
+    monkeypatch.setattr("launcher.start.restart.hosts_to_avoid", blame)
     monkeypatch.setattr(Session, "to_the_end", lose)
     monkeypatch.setattr("launcher.start.restart.PATIENCE", ())
     code, _, err = cluster.launch()
     assert code == 0, err
     assert rivals == [3]
-    assert [(node.host, node.attempt) for node in cluster.nodes] == [("gpu0", 2), ("gpu1", 2)]
+    hosts = [node.host for node in cluster.nodes if node.attempt == 2]
+    assert hosts == ["gpu0", "spare0" if spares else "gpu1"]
     assert cluster.tickets == []
 
 

@@ -321,12 +321,15 @@ def leftovers(cluster: Cluster) -> Iterator[str]:
     """Yield what is left on the hosts after the run."""
     tickets = ["volume", "ls", "-q", "--filter", "label=io.ddpctl.run-id"]
     for node in cluster.nodes:
-        with contextlib.suppress(AssertionError):
-            until(lambda node=node: not cluster.engine(node, "ps", "-q"), 20, "no container runs")
-            until(lambda node=node: not cluster.ranks(node), 5, "no process runs")
-            until(lambda node=node: not cluster.engine(node, *tickets), 5, "no ticket is left")
-            continue
-        yield f"something is left on {node}"
+        for what, seconds, left in (
+            ("container", 20, lambda node=node: cluster.engine(node, "ps", "-q")),
+            ("process", 5, lambda node=node: cluster.ranks(node)),
+            ("ticket", 5, lambda node=node: cluster.engine(node, *tickets)),
+        ):
+            try:
+                until(lambda left=left: not left(), seconds, f"no {what} is left")
+            except AssertionError:
+                yield f"a {what} is left on {node}"
 
 
 def result(trial: Trial, args: argparse.Namespace, seconds: float, wrong: list[str]) -> str:

@@ -6,8 +6,8 @@ On the simulated cluster, three hosts with two ranks each run all-reduce in a lo
 torchrun, started by hand with `ssh HOST docker run` on every host, with the same script and the same
 faults; the benchmark waits CAP seconds for it. In a second table, the runs may restart, and the baseline
 is torchrun's own --max-restarts on one node. `--write` replaces single rows in RESULTS.md, so you can
-measure the tables in pieces. With `--engine process --part ends`, the hosts have no container engine;
-there is no baseline, and faults of a container engine are left out.
+measure the tables in pieces. With `--part ends`, `--engine` may name an engine without Docker; then there
+is no baseline, and faults of a container engine are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.results import PATH, commit, write_section
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
-from cluster import DOCKER, PROCESSES, USER, Cluster, Home, until
+from cluster import APPTAINER, DOCKER, PROCESSES, USER, Cluster, Home, until
 from faults import (
     BY_HAND,
     FAULTS,
@@ -53,7 +53,7 @@ from faults import (
     write_job,
 )
 
-KINDS = {"docker": DOCKER, "process": PROCESSES}  # hosts by engine
+KINDS = {"docker": DOCKER, "process": PROCESSES, "apptainer": APPTAINER}  # hosts by engine
 OF_CONTAINERS = (6, 7, 12, 15)  # faults that need a container engine on the hosts
 TITLE = "Faults"
 HEAD = """\
@@ -98,11 +98,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     parser.add_argument("--engine", choices=KINDS, default="docker", help="of the hosts")
     args = parser.parse_args()
-    if args.engine == "process" and (args.write or args.part != "ends"):
-        parser.error("--engine process measures --part ends, and RESULTS.md has no table of it")
+    if args.engine != "docker" and (args.write or args.part != "ends"):
+        parser.error(f"--engine {args.engine} measures --part ends; RESULTS.md has no table of it")
     need_cluster("faults")
     only = [int(number) for number in args.only.split(",") if number] or range(1, 100)
-    if args.engine == "process":
+    if args.engine != "docker":
         only = [number for number in only if number not in OF_CONTAINERS]
     cluster = Cluster(Path(tempfile.mkdtemp(prefix="faults-")), [KINDS[args.engine]] * 3)
     tables = [

@@ -33,7 +33,11 @@ started=$(
       echo yes
     exec > /dev/null 2>&1 # so that this script need not wait
     wait "$pid"
-    echo "$?" | replace "$control/exit"
+    code=$?
+    # Why it could not start belongs in the log.
+    [ -s "$control/journal" ] ||
+      tail -n 20 "$control/supervisor.out" | sed "s/^/$(date +%s)	-	/" >> "$control/journal"
+    echo "$code" | replace "$control/exit"
     kill_marked "$control"
     if [ -n "$scratch" ]; then
       kill_session "$pid"

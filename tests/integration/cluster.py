@@ -676,10 +676,11 @@ def _projects() -> Iterator[str]:
 
 def prepare() -> None:
     """Makes what all clusters start with, so that no test waits for it."""
-    with tempfile.TemporaryDirectory() as folder, locked("engine"):
+    with ThreadPoolExecutor(1) as pool, tempfile.TemporaryDirectory() as folder, locked("engine"):
+        file = pool.submit(image_file)
         make_keys(Path(folder, "keys"))
         loaded_engines(Path(folder, "keys"), (DOCKER, PODMAN, ROOTLESS_PODMAN), TRAINER_IMAGE)
-    image_file()
+        file.result()
 
 
 if __name__ == "__main__":

@@ -167,7 +167,11 @@ def test_the_packages_of_a_job_are_installed_once_for_all_runs_and_hosts_need_no
     assert (pushed["hosts"][0]["files_sent"], pushed["hosts"][0]["files_skipped"]) == (1, 3)
     pruned = json.loads(machine.ddpctl("push", "hosts.yaml", "--prune", "-y", "--json").stdout)
     kinds = sorted(row["folder"].split("/")[2] for row in pruned["unused"])
-    assert kinds in ([], ["venvs", "wheels"])  # of the first wheels, unless they are too young
+    assert kinds in (
+        [],
+        ["wheels"],
+        ["venvs", "wheels"],
+    )  # the first ones, unless they are too young
     listed = machine.ddpctl("clean", "hosts.yaml", "--yes").stdout
     assert "/venvs" in listed and "/wheels" in listed and not store.exists()
 

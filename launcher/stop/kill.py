@@ -61,7 +61,7 @@ def kill(
                 kill_run(on, cluster, each, console, everywhere=covers(nodes, each, console))
                 for each, on in there.items()
             ]
-        if everything and engine_traits(cluster.job.engine).in_container:
+        if everything and engine_traits(cluster.job.engine).keeps_containers:
             remove_finished(nodes, cluster, console)
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed]})

@@ -2,6 +2,7 @@
 # Runs the command line $2 in a container like that of the node in control folder $1, with the
 # environment and in the folder of the node. On a terminal, it also gets this TERM.
 . ./process_files.sh
+. ./enter_node.sh
 line=$(process_in "$1/pid")
 alive "$line" || { echo "its supervisor has ended" >&2; exit 126; }
 # shellcheck disable=SC2013 # words
@@ -10,14 +11,7 @@ for child in $(cat "/proc/${line%% *}"/task/*/children); do # beside it, one ser
 done
 # A second container may not read the environment of a process in the first, so it gets the open file.
 exec 4< "/proc/$supervisor/environ" || exit 126
-enter='import os, sys
-line, term = sys.argv[1:]
-with open(4, "rb") as file:
-    environment = dict(pair.split(b"=", 1) for pair in file.read().split(b"\0") if b"=" in pair)
-if os.isatty(0):
-    environment[b"TERM"] = term.encode()
-os.execve("/bin/sh", ["sh", "-c", line], environment)'
-# As in exec_process.sh.
+# xargs has exit codes of its own, so the command's travels as text. Ctrl-C is for the command only.
 trap : INT QUIT
 exec 3>&1
 # shellcheck disable=SC2016 # the inner shell expands them

@@ -39,9 +39,10 @@ class LocalMachine:
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[LocalStream] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def connect(self) -> None:
-        pass
+        self._is_closed = False
 
     def open(
         self,
@@ -66,10 +67,14 @@ class LocalMachine:
         if tty or not stdin:
             with self._lock:
                 self._watched.add(stream)
+                is_late = self._is_closed
+            if is_late:  # another thread has closed meanwhile
+                stream.close()
         return stream
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             streams = list(self._watched)
         for stream in streams:
             stream.close()

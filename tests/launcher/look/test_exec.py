@@ -175,6 +175,11 @@ def test_beside_a_local_process_with_its_environment_and_folder(local: Machine) 
     assert "not found" in local.ddpctl("exec", "--", "no-such-command", code=127).stderr
 
 
+def test_no_list_of_processes_shows_the_environment(local: Machine) -> None:
+    script = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '^A=b c$'"
+    assert local.ddpctl("exec", "--", "sh", "-c", script, code=1).stdout == "0\n"
+
+
 def test_stdin_of_a_local_command(local: Machine) -> None:
     line = [sys.executable, "-m", "launcher", "exec", "-i", "--", "tr", "a-z", "A-Z"]
     done = subprocess.run(

@@ -21,7 +21,7 @@ from sshd_server import Sshd
 
 from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, NodesFailed
 from launcher.hosts import Host
-from launcher.ssh.local import LocalStream
+from launcher.ssh.local import LocalMachine, LocalStream
 from launcher.ssh.many import ask_each, each_node
 from launcher.ssh.node import Node
 from launcher.ssh.shell import command_line, framed
@@ -461,3 +461,9 @@ def test_a_lost_connection_is_replaced(
 def _running(word: str) -> bool:
     found = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True)
     return any(line.startswith("tail") and word in line for line in found.stdout.splitlines())
+
+
+def test_a_command_that_starts_while_this_machine_is_closed_does_not_stay() -> None:
+    machine = LocalMachine()
+    machine.close()
+    assert machine.open(["sleep", "60"], stdin=False).wait(5) == 128 + signal.SIGTERM

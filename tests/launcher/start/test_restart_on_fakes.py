@@ -53,6 +53,7 @@ def test_a_killed_rank_restarts_the_whole_job(fake_cluster: Make) -> None:
         host.on_start = first_fails_then_succeeds(rank_is_killed)
     code, _, err = cluster.launch()
     assert code == 0, err
+    assert "restart 1 of 1 in 0s" in err
     attempts = cluster.record["attempts"]
     assert [(each["state"], each["by"]) for each in attempts] == [
         ("FAILED", "launch"),

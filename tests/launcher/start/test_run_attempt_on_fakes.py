@@ -11,6 +11,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.errors import StateError
+from launcher.follow.node_watcher import NodeWatcher
 from launcher.runs import record
 from launcher.start import run_attempt
 from launcher.start.run_attempt import where_time_went
@@ -52,6 +53,17 @@ def test_a_failing_rank_exits_with_1_and_is_named(fake_cluster: Make) -> None:
     attempt = cluster.record["attempts"][0]
     assert attempt["first_failure"]["host"] == "gpu1"
     assert attempt["first_failure"]["kind"] == "exception"
+
+
+def test_hosts_are_not_probed_while_nothing_has_failed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[int] = []
+    monkeypatch.setattr(NodeWatcher, "probe", lambda self: probes.append(self.rank))
+    cluster = fake_cluster()
+    cluster.nodes_end(0)
+    assert cluster.launch()[0] == 0
+    assert probes == []
 
 
 def test_a_start_that_fails_is_an_event(fake_cluster: Make) -> None:

@@ -422,3 +422,12 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
     assert chosen == [["gpu0"], ["gpu1"]]
     assert list(cluster.hosts["gpu0"].home.glob(".ddpctl/runs/slow-*/nodes/*/attempt-*")) == []
     assert list(cluster.hosts["gpu1"].home.glob(".ddpctl/runs/slow-*/nodes/0/attempt-1")) != []
+
+
+def test_any_host_will_do_though_the_first_is_silent(make: Make) -> None:
+    cluster = make()
+    cluster.hosts["gpu0"].reachable = False
+    cluster.nodes_end(0)
+    code, _, err = cluster.launch("--nodes", "1")
+    assert code == 0, err
+    assert [node.host for node in cluster.nodes] == ["gpu1"]

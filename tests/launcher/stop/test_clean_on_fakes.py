@@ -30,8 +30,13 @@ def test_the_run_of_one_account_is_spared_when_another_account_is_cleaned(
     (attempt / "host").write_text("gpu9")
     for name in ("journal", "ballast"):
         (attempt / name).touch()
-    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
-    assert code == 6, err  # bob's files are still there
+    code, out, err = cluster.ddpctl("clean", cluster.hosts_file, "-y", "--json")
+    assert code == 6, err
+    # bob's files are still there
+    assert {each["host"]: each["clean"] for each in json.loads(out)["hosts"]} == {
+        "gpu1": False,
+        "gpu1 (2)": True,
+    }
     assert not ann.exists()
     assert attempt.exists()
 

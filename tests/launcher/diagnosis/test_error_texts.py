@@ -17,7 +17,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.supervisor.events import End, Event, RankExit, ResourceUsage, signal_name
-from launcher.supervisor.log_patterns import telling_end
+from launcher.supervisor.log_patterns import telling_end, telling_texts
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/workspace/train.py", line 1, in <module>'
 
@@ -149,3 +149,8 @@ def test_output_around_a_ranks_error_does_not_hide_it(
 def test_output_without_an_error_is_kept_to_its_last_lines() -> None:
     lines = [f"step {n}" for n in range(100)]
     assert telling_end(lines) == lines[60:]
+
+
+def test_a_message_of_c_plus_plus_is_read_to_its_end() -> None:
+    lines = [*THROWN[:1], "  what():  no rendezvous", "host gpu1", "port 29500"]
+    assert telling_texts(lines) == ["c10::Error: no rendezvous\nhost gpu1\nport 29500"]

@@ -18,7 +18,8 @@ PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
 # each process starts with neighboring tests, which share fixtures, and takes tests from the others at the end
 FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
-BENCHES = bench-blows bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale bench-slow bench-trainer
+BENCHES = bench-blows bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale \
+  bench-slow bench-trainer
 export VENV
 # where it is set, as in many images, every process that a test starts would compile the launcher again
 export PYTHONDONTWRITEBYTECODE =
@@ -41,7 +42,7 @@ test:
 
 unit:
 	@scripts/venv test
-	$(PYTEST) -n 2 -m "not cluster and not real and not slow" tests/launcher tests/test_*.py $(ARGS)
+	$(PYTEST) -n 4 --dist worksteal -m "not cluster and not real and not slow" tests/launcher tests/test_*.py $(ARGS)
 
 fast:
 	@scripts/venv test

@@ -95,11 +95,9 @@ class Trial:
     chance: random.Random
     steps: int
     process: object = None
-    doubles: set[str] = field(default_factory=set)  # hosts seen with two containers of runs
+    doubles: set[str] = field(default_factory=set)  # hosts that had containers of two runs at once
     refused: int = 0  # launches of the other machine
-    intruded: list[str] = field(
-        default_factory=list
-    )  # hosts of the run on which one of these started
+    intruded: list[str] = field(default_factory=list)  # hosts where such a launch got a GPU
 
     def launch(self) -> None:
         code = self.folder / "code"
@@ -250,7 +248,7 @@ def watched(trial: Trial) -> Iterator[None]:
 
 
 def contend(trial: Trial, over: threading.Event) -> None:
-    """Launch on the hosts of the run, one at a time, as another machine until the run has ended."""
+    """Until the run has ended, launch on its hosts again and again, as another machine would."""
     trial.folder.mkdir(parents=True, exist_ok=True)
     home = trial.cluster.home_at(trial.folder / "rival-state")
     hosts = [{"host": node, "gpus": 1} for node in trial.cluster.nodes]

@@ -70,11 +70,11 @@ It names no cause across hosts.
 """
 RESTARTS = "Faults of runs that restart"
 RESTARTS_HEAD = """\
-Three simulated hosts with 2 ranks each; two hosts and a spare for rows 7 to 9 and where the row mentions a
-spare. The columns show the seconds from the fault to the first line that the script prints after its next
-start, before it imports torch. All hosts share two cores with other work. The last column is torchrun
-alone, with `--max-restarts` and two ranks on one node, given up after {cap:.0f} s. "-": the fault needs
-several nodes.
+The runs have three simulated hosts with 2 ranks each. In rows 7 to 9, and where a row mentions a spare, the
+third host is the spare. The columns show the seconds from the fault to the first line that the script
+prints after its next start, before it imports torch. All hosts share two cores with other work. The last
+column is torchrun alone, with `--max-restarts` and two ranks on one node, given up after {cap:.0f} s. "-":
+the fault needs several nodes.
 
 **{right} of {all} as documented.**
 

@@ -48,9 +48,9 @@ class Apptainer(Processes):
         """Return a command that runs python3 in the image that was pushed last. Any serves the checks."""
         return shell.script(PYTHON, [])
 
-    def _command(self, node: NodePlan) -> Sequence[str]:
+    def _enter(self, node: NodePlan) -> Sequence[str]:
         own_tmp = [Mount(f"{node.place.control_dir}/tmp", to) for to in ("/tmp", "/var/tmp")]
-        return ["apptainer", *exec_arguments(node.container, own_tmp), *super()._command(node)]
+        return ["apptainer", *exec_arguments(node.container, own_tmp)]
 
 
 def exec_arguments(container: Container, own_tmp: Sequence[Mount]) -> list[str]:

@@ -61,18 +61,15 @@ class Processes(Engine):
     def start(self, node: NodePlan) -> None:
         folder = str(Path.cwd()) if self._node.host.is_local else ""
         environment = json.dumps(dict(self._environment))
-        arguments = (
-            node.place.control_dir,
-            node.container.name,
-            folder,
-            *self._command(node),
-        )
-        self._script("start the node", START, *arguments, stdin=environment)
-
-    def _command(self, node: NodePlan) -> Sequence[str]:
-        """Return the command line of the supervisor, which reads its environment from stdin."""
+        entering = self._enter(node)
         python, *arguments = node.container.entrypoint
-        return [python, *ISOLATED, "-c", BOOT, *arguments]
+        supervisor = [python, *ISOLATED, "-c", BOOT, *arguments]  # reads its environment from stdin
+        words = (node.place.control_dir, node.container.name, folder, str(len(entering)))
+        self._script("start the node", START, *words, *entering, *supervisor, stdin=environment)
+
+    def _enter(self, node: NodePlan) -> Sequence[str]:
+        """Return the command line that starts its arguments in the container; empty: there is none."""
+        return ()
 
     def wait(self, place: Place) -> NodeStatus:
         with self._node.open_script(WAIT, place.control_dir, stdin=False) as stream:

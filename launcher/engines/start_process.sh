@@ -1,26 +1,26 @@
 #!/bin/sh
 # Starts the supervisor of a node, and a shell that waits for its end and kills what it has left, as
 # the end of a container would. Both outlive this script and the connection. $1: control folder,
-# $2: name of its claim, $3: working directory or "", $4: Python, conda:NAME or apptainer, other
-# arguments: its own. stdin: the supervisor's environment as JSON, which no list of processes shows
+# $2: name of its claim, $3: working directory or "", $4: number of words that enter its container, or 0;
+# after these words: Python or conda:NAME, and its arguments. stdin: the supervisor's environment as JSON,
+# which no list of processes shows
 . ./process_files.sh
 . ./find_python.sh
-control=$1 name=$2 folder=$(claims_folder) scratch='' || exit 1
-if [ "$4" = apptainer ]; then
-  program=$(command -v apptainer) || { echo "Apptainer is not installed" >&2; exit 1; }
+control=$1 name=$2 entering=$4 folder=$(claims_folder) scratch='' || exit 1
+if [ "$entering" = 0 ]; then
+  program=$(find_python "$5") || exit 1
 else
-  program=$(find_python "$4") || exit 1
+  program=$(command -v "$5") || { echo "$5 is not installed" >&2; exit 1; }
 fi
 [ -z "$3" ] || cd "$3" || exit 1
-container=$4
-shift 4
+shift 5
 PATH=$(dirname "$program"):$PATH
 export PATH
 environment=$(cat)
 mv "$folder/$name.created" "$folder/$name.running" || exit 17 # withdrawn
-if [ "$container" = apptainer ]; then # its /tmp, and how to enter it: all words but those of the supervisor
+if [ "$entering" != 0 ]; then # its /tmp, and how to start Python in it
   scratch=$(mktemp -d /tmp/ddpctl-XXXXXX) && ln -sfn "$scratch" "$control/tmp" &&
-    printf '%s\0' "$program" "$@" | head -z -n -8 > "$control/command" || exit 1
+    printf '%s\0' "$program" "$@" | head -z -n $((entering + 1)) > "$control/command" || exit 1
 fi
 started=$(
   {

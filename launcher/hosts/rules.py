@@ -10,8 +10,7 @@ from .mistakes import Mistake
 from .model import Host, Job
 
 _SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
-_LIMITS = ("tmpfs", "devices", "cap_add", "ulimits", "pids_limit", "new_privileges", "user")
-_CONTAINER_KEYS = ("mounts", *_LIMITS[:-1])
+_LIMITS = ("tmpfs", "devices", "cap_add", "ulimits", "pids_limit", "new_privileges")
 _PROCESS_KEYS = ("python", "conda", "requirements")
 _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")
 
@@ -93,7 +92,7 @@ def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mis
 
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
     """Yield for each broken rule: the key of the job, what was found there, and the remedy."""
-    refused = _CONTAINER_KEYS if job.engine == "process" else _LIMITS
+    refused = ("mounts", *_LIMITS) if job.engine == "process" else (*_LIMITS, "user")
     why = "which has no container" if job.engine == "process" else "which cannot set it"
     for key in refused if job.engine != "docker" else ():
         if getattr(job, key) != getattr(Job(), key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pty
 import pwd
@@ -114,8 +115,10 @@ class LocalStream(Stream):
             raise TimeoutError(f"no output for {timeout:g} s")
         try:
             return os.read(self._stdout.fileno(), size)
-        except OSError:  # EIO: no process has the terminal open
-            return b""
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b""  # no process has the terminal open
 
     def read_stderr(self) -> bytes:
         stderr = self._process.stderr

@@ -3,7 +3,8 @@
 #   host TIME NAME FOLDER    unix time, the host's own name, ~/.ddpctl without links
 #   process PID RUN NAME     each process that carries a run id: $2, or any
 # and, if $1 is `all`, what is in ~/.ddpctl:
-#   entry TIME NAME          top folders, runs, trees of data, code, packages and images, drafts of a push; last change
+#   entry TIME NAME          each top folder, run, tree of data, code, packages or an image, and draft of a
+#                            push, with the time of its last change
 #   busy NAME                each draft that a push is writing to
 #   open RUN DIGEST... HOST  each attempt that may be running, on any host of this home: the trees
 #                            that it uses, and its node's host

@@ -12,7 +12,7 @@ from ..errors import PushFailed
 from ..facts.shared_homes import find_shared_homes
 from ..hosts import Cluster
 from ..push.files.scan import scan_job
-from ..push.image.sif import known_file
+from ..push.image.sif import converted_file
 from ..push.packages.wheels import collected
 from ..push.push_progress import HostsNotReady, PushReport
 from ..push.transfer.payload import script_output
@@ -70,7 +70,7 @@ def prune(
         own = {tree.manifest.digest for tree in scan_job(cluster, {"dataset", "workdir"}).values()}
         own |= collected(cluster.job)
         if engine_traits(cluster.job.engine).image_files:
-            own |= known_file(cluster.job.image)
+            own |= converted_file(cluster.job.image)
     except OSError as error:
         raise PushFailed(
             f"cannot read the job's folders: {error}; nothing was deleted",

@@ -38,7 +38,7 @@ TRAINER_IMAGE = "ddpctl-trainer:latest"
 USER = "ddp"  # on the hosts; in the group docker
 LABEL = "io.ddpctl.test"
 
-# ENVIRONMENT: all of `privileged` that a machine without CAP_SYS_RESOURCE can give
+# all of `privileged` that a machine without CAP_SYS_RESOURCE can give
 POWERS = (
     *("--cap-add=ALL", "--cap-drop=SYS_RESOURCE"),
     *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--init"),
@@ -62,6 +62,11 @@ class Kind:
     @property
     def has_dockerd(self) -> bool:
         return self.image in (NODE_IMAGE, PYTHON_NODE_IMAGE)
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether something holds a node together besides its supervisor."""
+        return self.engine != "true"
 
     @property
     def job(self) -> dict[str, Any]:
@@ -91,7 +96,6 @@ ROOTLESS_PODMAN = Kind(
     layers="overlay",
 )
 PROCESSES = Kind(PROCESS_NODE_IMAGE, (), engine="true", storage="")  # `true` knows no container
-
 APPTAINER = Kind(APPTAINER_NODE_IMAGE, ("--device=/dev/fuse",), engine="true", storage="")
 
 # What ddpctl asks nvidia-smi for its GPUs; anything else it is asked gets no answer.
@@ -609,14 +613,8 @@ def image_file() -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             docker("save", TRAINER_IMAGE, "-o", str(folder / "image.tar"), timeout=600)
-            # fast rather than small
-            build = [
-                "apptainer",
-                "build",
-                "--mksquashfs-args=-comp lz4",
-                "draft",
-                "docker-archive:image.tar",
-            ]
+            fast = "--mksquashfs-args=-comp lz4"  # rather than small
+            build = ["apptainer", "build", fast, "draft", "docker-archive:image.tar"]
             where = ["run", "--rm", *POWERS, f"--volume={folder}:/out", "--workdir=/out"]
             docker(*where, APPTAINER_NODE_IMAGE, *build, timeout=600)
             (folder / "image.tar").unlink()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster import APPTAINER, PROCESSES, TRAINER_IMAGE, Cluster, Home, until
+from cluster import TRAINER_IMAGE, Cluster, Home, until
 
 PORT = 29500
 SLOW_DEEDS = ("hog", "disk")  # the fault comes some time after the rank has said that it begins
@@ -174,13 +174,10 @@ def container_of(run: Run, node: str) -> str:
 
 
 def kill_container(run: Run) -> None:
-    if run.cluster.kinds[VICTIM] in (
-        PROCESSES,
-        APPTAINER,
-    ):  # the supervisor holds the node together there
-        kill = ["pkill", "-KILL", "-f", "^[^ ]*python.*supervisor[.]pyz"]
-    else:
+    if run.cluster.kinds[VICTIM].has_engine:
         kill = ["docker", "kill", container_of(run, VICTIM)]
+    else:
+        kill = ["pkill", "-KILL", "-f", "^[^ ]*python.*supervisor[.]pyz"]
     run.now()
     run.cluster.exec(VICTIM, *kill)
 

@@ -171,5 +171,5 @@ def test_an_image_is_converted_once(
     assert trees[0].manifest == trees[1].manifest
     [entry] = trees[0].manifest.entries
     assert Path(os.fsdecode(trees[0].path(entry))).read_bytes() == b"archive of mine:1"
-    assert sif.known_file("mine:1") == {trees[0].manifest.digest}
-    assert sif.known_file("other:1") == set()
+    assert sif.converted_file("mine:1") == {trees[0].manifest.digest}
+    assert sif.converted_file("other:1") == set()

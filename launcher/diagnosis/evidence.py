@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
-from ..supervisor.classify import Weight
+from ..supervisor.classify import Ending, Weight
 from ..supervisor.events import (
     Clock,
     End,
     Event,
     GpuLoad,
+    RankExit,
     Reason,
     ResourceUsage,
     RestartInPlace,
@@ -139,3 +140,27 @@ class Candidate:
     exit_code: int | None = None
     signal: str | None = None
     lines: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        ending: Ending,
+        time: float,
+        node: NodeEvidence,
+        origin: RankExit | Reason,
+        lines: Sequence[str],
+    ) -> "Candidate":
+        """Return the candidate for an ending that `origin` reports."""
+        return cls(
+            ending.weight,
+            time,
+            node,
+            FailureKind(ending.kind),
+            ending.message,
+            ending.remedy,
+            origin.rank,
+            origin.local_rank,
+            origin.exit_code,
+            origin.signal,
+            lines,
+        )

@@ -8,20 +8,33 @@ clock wins.
 
 from dataclasses import replace
 
+from ..facts.xids import XIDS
 from ..failure import FirstFailure
 from ..supervisor import log_patterns
-from ..supervisor.classify import Weight, describe, oom_message, torchrun_ending
+from ..supervisor.classify import (
+    Weight,
+    describe,
+    exit_lines,
+    oom_message,
+    rank_ending,
+    torchrun_ending,
+)
 from ..supervisor.events import RankExit, Stopping
 from ..text import rfc3339
 from .error_texts import TABLE
 from .evidence import Candidate, Evidence, NodeEvidence, of_last_round, on_one_clock
 from .failure_kinds import FailureKind
-from .gpu_fault import blame_gpu
 from .missed_collective import missed_collective
-from .rank_exit import rank_exit
 from .stop_reason import stop_reason
 
 WAITING = (FailureKind.COLLECTIVE_TIMEOUT, FailureKind.HUNG)
+# What a broken GPU does to its rank. Each has other causes too.
+GPU_SYMPTOMS = (
+    *WAITING,
+    FailureKind.CUDA_ERROR,
+    FailureKind.CUDA_MISSING,
+    FailureKind.PEER_GONE,
+)
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
@@ -31,11 +44,11 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
     for node in evidence.nodes:
         for time, exit in node.of(RankExit):
             if exit.rank in range(evidence.world_size):
-                found.append(rank_exit(node, exit.time or time, exit))
+                found.append(_rank_exit(node, exit.time or time, exit))
         for time, stop in node.of(Stopping):
             found.append(stop_reason(stop.reason, time, node, evidence))
         found += [_torchrun(node), _sudden_end(node, evidence)]
-    candidates = [blame_gpu(candidate) for candidate in found if candidate]
+    candidates = [_blame_gpu(candidate) for candidate in found if candidate]
     if all(candidate.exit_code == 0 and candidate.weight for candidate in candidates):
         return None
     first = min(candidates, key=lambda candidate: (candidate.weight, candidate.time))
@@ -54,6 +67,29 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         excerpt="\n".join(log_patterns.excerpt(first.lines)),
         remedy=first.remedy or first.kind.remedy,
     )
+
+
+def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
+    """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
+    lines = [] if exit.exit_code == 0 else exit_lines(exit) or node.lines(exit.rank)
+    oom_killed = node.oom_killed and node.since is None  # else the engine may mean an earlier round
+    ending = rank_ending(exit, lines, node.resources, TABLE, oom_killed=oom_killed)
+    if ending is None:
+        return None
+    return Candidate.of(ending, time - node.clock_skew, node, exit, lines)
+
+
+def _blame_gpu(candidate: Candidate) -> Candidate:
+    """Blame the rank's GPU for its failure if the driver has logged a fault of that GPU."""
+    gpus: dict[int | None, str] = dict(enumerate(candidate.node.gpus))
+    pci = gpus.get(candidate.local_rank)
+    fault = next((n for gpu, n in reversed(candidate.node.xids) if gpu == pci and n in XIDS), None)
+    if fault is None or candidate.kind not in GPU_SYMPTOMS:
+        return candidate
+    meaning, remedy = XIDS[fault]
+    message = f"{candidate.message}; its GPU ({pci}) has had Xid {fault}: {meaning}"
+    kind = FailureKind.GPU_FAILED
+    return replace(candidate, weight=Weight.CAUSE, kind=kind, message=message, remedy=remedy)
 
 
 def _torchrun(node: NodeEvidence) -> Candidate | None:
@@ -75,10 +111,6 @@ def _torchrun(node: NodeEvidence) -> Candidate | None:
     )
 
 
-def _lost_a_peer(exit: RankExit) -> bool:
-    return describe(exit.exit_code, exit.signal, exit.last_lines, TABLE)[0] == "peer-gone"
-
-
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     """Detect a node that ended or was lost before its supervisor could report an end."""
     if node.end is not None or node.reasons:
@@ -87,6 +119,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     reasons = [reason for other in others for reason in other.reasons]
     lost = [r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank]
     exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
+    kinds = (describe(e.exit_code, e.signal, e.last_lines, TABLE)[0] for e in exits)
     weight, kind = Weight.CAUSE, FailureKind.HOST_LOST
     if node.oom_killed:
         kind, message = FailureKind.OOM_KILLED, oom_message(node.resources)
@@ -98,11 +131,10 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         message = f"its {node.unit} was killed and left no exit code"
     elif lost or not node.unseen:
         message = f"the host is lost: {lost[0].message if lost else f'its {node.unit} is gone'}"
-    elif any(_lost_a_peer(exit) for exit in exits):
+    elif FailureKind.PEER_GONE in kinds:
         weight = Weight.UNREACHABLE
-        message = (
-            f"the host is lost: connections to it broke, and it does not answer: {node.unseen}"
-        )
+        why = f"connections to it broke, and it does not answer: {node.unseen}"
+        message = f"the host is lost: {why}"
     else:
         return None  # only the launching machine lost contact
     time = node.last_seen - node.clock_skew

@@ -21,24 +21,14 @@ def stop_reason(
     ending = stop_ending(reason)
     if ending is None:
         return None
-    kind = FailureKind(ending.kind)
     about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)
-    candidate = Candidate(
-        ending.weight,
-        seen - node.clock_skew,
-        about,
-        kind,
-        ending.message,
-        "start again: ddpctl will choose another port" if reason.kind == "control-port" else "",
-        rank=reason.rank,
-        local_rank=reason.local_rank,
-        exit_code=reason.exit_code,
-        signal=reason.signal,
-        lines=reason.last_lines,
-    )
-    if kind == FailureKind.HUNG:
+    candidate = Candidate.of(ending, seen - node.clock_skew, about, reason, reason.last_lines)
+    if reason.kind == "control-port":
+        return replace(candidate, remedy="start again: ddpctl will choose another port")
+    if candidate.kind == FailureKind.HUNG:
         return _hung(candidate, evidence)
-    if kind == FailureKind.HOST_LOST and about is not node and about.end and about.lost_peers:
+    lost = candidate.kind == FailureKind.HOST_LOST
+    if lost and about is not node and about.end and about.lost_peers:
         return _network_cut(candidate, evidence)
     return candidate
 

@@ -14,7 +14,6 @@ import sys
 import time
 from dataclasses import replace
 
-from .caches import with_caches
 from .channel import Status
 from .coordinator import JOIN_GRACE, ON_REQUEST, SETTLE
 from .events import End, RankStacks, Reason, RestartInPlace, Stopping, document
@@ -85,7 +84,7 @@ class Supervisor:
     @property
     def environment(self) -> dict[str, str]:
         """torchrun's environment, but for what the round adds."""
-        return self.stacks.environment(with_caches(os.environ))
+        return self.stacks.environment(dict(os.environ))
 
     def restart(self, restart: RestartInPlace) -> None:
         """Start torchrun again, because node 0 has decided so."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Mapping
 
 from .journal import Journal, LineSplitter
 from .proc import PR_SET_PDEATHSIG, prctl
@@ -20,6 +21,14 @@ WAITING = (
     "import sys; sys.path[:] = filter(None, sys.path); sys.argv[0] = 'torchrun'; "
     "from torch.distributed.run import main; sys.stdin.read(1) or sys.exit(); sys.exit(main())"
 )
+# variable -> folder below the host's folder of caches, which outlives a run
+CACHES = {
+    "HF_HOME": "huggingface",
+    "TORCH_HOME": "torch",
+    "PIP_CACHE_DIR": "pip",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 
 
@@ -77,7 +86,8 @@ class Torchrun:
             argv,
             bufsize=0,
             cwd=self._spec.cwd,
-            env={"PYTHONFAULTHANDLER": "1", **env, **ours},  # the first: a crash prints where
+            # PYTHONFAULTHANDLER: a crash prints where
+            env={"PYTHONFAULTHANDLER": "1", **with_caches(env), **ours},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -123,6 +133,13 @@ class Torchrun:
         """Return [rank, local rank, exit code, pid] of failed ranks, in the order of their failures."""
         found = FAILURE.findall("\n".join(self.last_lines()))  # the first failure comes last
         return [[int(number) for number in numbers] for numbers in reversed(found)]
+
+
+def with_caches(env: Mapping[str, str]) -> dict[str, str]:
+    """Add where libraries keep what they download or compile, if the host has a folder for that."""
+    folder = env.get("DDPCTL_CACHE_DIR")
+    ours = {name: os.path.join(folder, sub) for name, sub in CACHES.items()} if folder else {}
+    return {**ours, **env}
 
 
 def executable(argv: list[str]) -> list[str]:

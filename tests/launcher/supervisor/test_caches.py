@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from launcher.supervisor.caches import with_caches
+from launcher.supervisor.torchrun import with_caches
 
 
 def test_libraries_cache_in_the_folder_of_the_host() -> None:

@@ -11,6 +11,7 @@ from ..plan.plan import EngineTraits
 from ..ssh.node import Node
 from ..text import quoted
 from .base import Engine, ImageStore
+from .status import NodeStatus
 
 ENGINES = {  # module:class
     "docker": ".docker:Docker",
@@ -48,6 +49,11 @@ def engines_on(node: Node, name: str) -> list[Engine]:
     if node.host.is_local and own.traits.keeps_containers:
         return [own, engine_of(node, "process")]
     return [own]
+
+
+def nodes_on(node: Node, name: str, run_id: str | None = None) -> list[NodeStatus]:
+    """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
+    return [status for engine in engines_on(node, name) for status in engine.list(run_id)]
 
 
 def installed_engines(node: Node, name: str) -> list[Engine]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..engines.choose import engines_on
+from ..engines.choose import nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, NodesFailed, Several, UsageError
@@ -82,16 +82,16 @@ def find_run(text: str | None) -> RunFolder:
         return run_folder(text)
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
-        found = unique_match(text, folders)
+        run_id = unique_match(text, folders)
         what = f"this machine has no run {quoted(text)}"
         remedy = "`ddpctl ps` lists its runs, and `ddpctl ps HOSTS` those on the hosts"
     else:
-        found = next((run_id for run_id in folders if not is_sanity_run(run_id)), None)
+        run_id = next((each for each in folders if not is_sanity_run(each)), None)
         what = "this machine has no record of a run"
         remedy = "name the hosts file of the run"
-    if found is None:
+    if run_id is None:
         raise UsageError(what, remedy)
-    return folders[found]
+    return folders[run_id]
 
 
 def unique_match(text: str, run_ids: Collection[str]) -> str | None:
@@ -124,31 +124,27 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     for status in statuses:
         there = runs.setdefault(status.host, {})
         there[status.run_id] = status.alive or there.get(status.run_id, False)
+    which, remedy = "", "`ddpctl launch` starts one"
     if prefix:
-        found = unique_match(
-            prefix, sorted({run_id for there in runs.values() for run_id in there})
-        )
+        run_id = unique_match(prefix, sorted(set().union(*runs.values())))
+        which, remedy = f" {quoted(prefix)}", "`ddpctl ps HOSTS --all` lists their runs"
     else:
-        found = newest_run(runs.values())
-        where = [host for host in runs if found in runs[host]]
+        run_id = newest_run(runs.values())
+        where = [host for host in runs if run_id in runs[host]]
         others = newest_run(there for host, there in runs.items() if host not in where)
-        if found and others and len(where) == 1 and not run_folder(found).record_file.exists():
+        if run_id and others and len(where) == 1 and not run_folder(run_id).record_file.exists():
             raise UsageError(
-                f"{cluster.source}: the newest run is {found}, but only {where[0]} shows it, and "
+                f"{cluster.source}: the newest run is {run_id}, but only {where[0]} shows it, and "
                 f"{others} is the newest on other hosts",
                 "name the run that you mean",
             )
-    if found is None:
+    if run_id is None:
         answered = [node.name for node in nodes if node.name not in failures]
-        which = f" {quoted(prefix)}" if prefix else ""
-        remedy = (
-            "`ddpctl ps HOSTS --all` lists their runs" if prefix else "`ddpctl launch` starts one"
-        )
-        missing = UsageError(f"{cluster.source}: no run{which} on {names(answered)}", remedy)
+        no_run = UsageError(f"{cluster.source}: no run{which} on {names(answered)}", remedy)
         if failures:
-            raise Several([NodesFailed(failures), *([missing] if answered else [])])
-        raise missing
-    return found
+            raise Several([NodesFailed(failures), *([no_run] if answered else [])])
+        raise no_run
+    return run_id
 
 
 def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
@@ -167,11 +163,8 @@ def list_nodes(
 
     A run's tickets are listed only where its node is not alive.
     """
-
-    def ask(node: Node) -> list[NodeStatus]:
-        return [s for engine in engines_on(node, cluster.job.engine) for s in engine.list(run_id)]
-
-    found, failures = ask_each(one_per_account(nodes), ask)
-    statuses = [status for each in found.values() for status in each]
-    readable = (status for status in statuses if is_run_id(status.run_id))
-    return without_idle_tickets(readable), failures
+    listed, failures = ask_each(
+        one_per_account(nodes), lambda node: nodes_on(node, cluster.job.engine, run_id)
+    )
+    statuses = (status for each in listed.values() for status in each)
+    return without_idle_tickets(s for s in statuses if is_run_id(s.run_id)), failures

@@ -1,6 +1,7 @@
 """Run one function on many nodes concurrently. All functions here wait for all nodes."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -10,7 +11,6 @@ from .limits import AT_ONCE
 from .node import Node
 
 T = TypeVar("T")
-V = TypeVar("V")
 
 
 def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
@@ -58,10 +58,10 @@ def try_each(
     if stops:
         raise stops[0]
 
-    def in_order(by_node: Mapping[Node, V]) -> dict[Node, V]:
-        return {node: by_node[node] for node in nodes if node in by_node}
-
-    return in_order(results), in_order(failures)
+    return (
+        {node: results[node] for node in nodes if node in results},
+        {node: failures[node] for node in nodes if node in failures},
+    )
 
 
 def in_background(call: Callable[[], T]) -> Future[T]:
@@ -80,18 +80,23 @@ def in_background(call: Callable[[], T]) -> Future[T]:
 
 def one_per_account(nodes: Iterable[Node]) -> list[Node]:
     """Return the first node of each account: two nodes may be the same user on the same machine."""
-    found: dict[tuple[str | None, str, int], Node] = {}
+    first: dict[tuple[str | None, str, int], Node] = {}
     for node in nodes:
-        found.setdefault(node.host.account, node)
-    return [*found.values()]
+        first.setdefault(node.host.account, node)
+    return [*first.values()]
 
 
-def by_name(nodes: Sequence[Node], found: Mapping[Node, T]) -> dict[str, T]:
-    """Replace the nodes in `found` by their names. A second node of that name is `name (2)`."""
-    seen: dict[str, int] = {}
-    named = {}
+def unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
+    """Return the nodes with their names. A second node of the same name is `name (2)`."""
+    counts = Counter[str]()
+    unique = {}
     for node in nodes:
-        seen[node.name] = count = seen.get(node.name, 0) + 1
-        if node in found:
-            named[node.name if count == 1 else f"{node.name} ({count})"] = found[node]
-    return named
+        counts[node.name] += 1
+        count = counts[node.name]
+        unique[node] = node.name if count == 1 else f"{node.name} ({count})"
+    return unique
+
+
+def by_name(nodes: Sequence[Node], values: Mapping[Node, T]) -> dict[str, T]:
+    """Return `values` by the unique names of the nodes, in the order of `nodes`."""
+    return {name: values[node] for node, name in unique_names(nodes).items() if node in values}

@@ -18,7 +18,7 @@ from ..facts.shared_homes import find_shared_homes
 from ..hosts import Cluster
 from ..outcomes import Exit
 from ..run_id import is_run_id
-from ..ssh.many import by_name, one_per_account, try_each
+from ..ssh.many import by_name, one_per_account, try_each, unique_names
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
@@ -84,8 +84,9 @@ def clean(
         kept = {} if kill else may_be_live(traces.values())
         to_remove = {n: t for n, t in traces.items() if not t.none and not t.runs & kept.keys()}
         if not as_json:
-            for line in (line for each in to_remove.values() for line in each.lines()):
-                console.print(line)
+            for each in to_remove.values():
+                for line in each.lines():
+                    console.print(line)
             for node, each in traces.items():
                 for run_id in sorted(each.runs & kept.keys()):
                     console.say(f"{node.name}: not cleaned: {run_id} {kept[run_id]}")
@@ -108,7 +109,8 @@ def clean(
                 "alive": sorted(traces[node].live_runs),
                 "clean": node in after and after[node].none,
             }
-            for host, node in by_name(machines, {node: node for node in traces}).items()
+            for node, host in unique_names(machines).items()
+            if node in traces
         ]
         console.json({"version": 1, "removed": removed, "hosts": rows, "unseen": unseen(errors)})
     elif removed:

@@ -39,12 +39,13 @@ def kill(
     confirm: asked if the user names no run.
     """
     cluster, folder = hosts_and_run(target, hosts, console)
-    if everything or (target is None and folder):
-        what = (
-            "all your runs on these hosts" if everything or not folder else f"run {folder.run_id}"
-        )
-        if not confirm(f"Stop {what}?"):
-            return Exit.INTERRUPTED
+    question = ""
+    if everything:
+        question = "Stop all your runs on these hosts?"
+    elif folder and target is None:
+        question = f"Stop run {folder.run_id}?"
+    if question and not confirm(question):
+        return Exit.INTERRUPTED
     named = None if everything or names_hosts(target) else target
     with connected(cluster.hosts) as nodes:
         if folder and not everything and (not named or launched_here(folder, console)):
@@ -137,9 +138,10 @@ class Killed:
             alive = any(status.alive or status.waits for status in statuses)
             what = f"{'stopped' if alive else 'had ended; removed'}, nothing left"
         parts = unclean or [f"{what} on {names(results)}"]
-        others = {host: result.others for host, result in results.items() if result.others}
-        if others:
-            owners = ", ".join(sorted({s.owner for left in others.values() for s in left}))
+        if others := [host for host, result in results.items() if result.others]:
+            owners = ", ".join(
+                sorted({s.owner for result in results.values() for s in result.others})
+            )
             parts.append(f"left alone on {names(others)}: nodes of {owners or 'an unknown user'}")
         return f"run {self.run_id}: {'; '.join(parts)}"
 
@@ -284,11 +286,6 @@ def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -
     if run_ids := set().union(*removed.values()):
         count = counted(len(run_ids), "finished run")
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
-    left = "containers of finished runs may be left"
-    report_errors(
-        {
-            host: CommandFailed(f"{left}: {error.what}", error.remedy)
-            for host, error in failures.items()
-        },
-        console,
-    )
+    what = "containers of finished runs may be left"
+    errors = {h: CommandFailed(f"{what}: {e.what}", e.remedy) for h, e in failures.items()}
+    report_errors(errors, console)

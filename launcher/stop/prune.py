@@ -90,10 +90,12 @@ def prune(
     with console.step(f"looking for unused data on {counted(len(machines), 'host')}"):
         homes = find_shared_homes(machines)
         looks, failures = try_each(machines, look)
-        known = {home[0]: home for home in homes if not failures.keys() & set(home)}
-        keep = {first: own.union(*(looks[n][1] for n in home)) for first, home in known.items()}
-        names = {node: unused_trees(looks[node][0], keep[node]) for node in known}
-        sizes, unmeasured = try_each([*known], lambda node: sizes_of(node, names[node]))
+        names = {
+            home[0]: unused_trees(looks[home[0]][0], own.union(*(looks[n][1] for n in home)))
+            for home in homes
+            if not failures.keys() & set(home)
+        }
+        sizes, unmeasured = try_each([*names], lambda node: sizes_of(node, names[node]))
     failures |= unmeasured
     trees = [
         UnusedTree(node.name, name, size.get(name, 0))

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 
-from ..engines.choose import engines_on
+from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import CommandFailed, DdpctlError
@@ -65,7 +65,6 @@ def stop_run(
     containers. cancel: record a cancellation instead of a failure, and remove the run's tickets, so
     that it does not restart.
     """
-
     users = {account_name(), *(owner.split("@")[0] for owner in owners if owner)}
 
     def mine(statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
@@ -73,8 +72,7 @@ def stop_run(
         return own if cancel else [status for status in own if not status.is_ticket]
 
     def stop(node: Node) -> Stopped:
-        engines = engines_on(node, engine)
-        listed = [s for each in engines for s in each.list(run_id) if s.run_id == run_id]
+        listed = [s for s in nodes_on(node, engine, run_id) if s.run_id == run_id]
         others = [status for status in listed if status.user not in users]
         if others and others == listed:
             return Stopped([], [], others)
@@ -86,7 +84,7 @@ def stop_run(
             )
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
-        for each in engines:
+        for each in engines_on(node, engine):
             own = mine(each.list(run_id))
             # concurrently, so that nodes on one machine do not wait for each other's timeout
             with ThreadPoolExecutor(len(own) or 1) as pool:

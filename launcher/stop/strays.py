@@ -11,14 +11,14 @@ host has a node of the same rank, and how many nodes a run has is what the stray
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..engines.choose import engines_on
+from ..engines.choose import engines_on, nodes_on
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster
 from ..outcomes import Exit
 from ..ssh.local import account_name
-from ..ssh.many import ask_each, by_name, one_per_account, try_each
+from ..ssh.many import ask_each, one_per_account, try_each, unique_names
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
@@ -93,12 +93,12 @@ def find_strays(
 
 
 def run_traces(node: Node, cluster: Cluster) -> RunTraces:
-    statuses = [s for engine in engines_on(node, cluster.job.engine) for s in engine.list()]
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
         use = node.script(USE, timeout=60.0).stdout.decode(errors="replace")
         memory = {p.pid: p.mib for gpu in parse_use(use) for p in gpu.processes if p.mib}
-    return RunTraces(statuses, take_inventory(node, folder=False).processes, memory)
+    processes = take_inventory(node, folder=False).processes
+    return RunTraces(nodes_on(node, cluster.job.engine), processes, memory)
 
 
 def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> list[Stray]:
@@ -109,9 +109,9 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
 
     def is_dead(run_id: str, nnodes: int) -> bool:
         ranks = runs[run_id]
-        known = [ranks[rank] for rank in ranks if rank < nnodes]
-        ended = any(len(nodes) == 1 and nodes[0].has_ended for nodes in known)
-        return complete and (ended or len(known) < nnodes)
+        nodes_of_rank = [ranks[rank] for rank in ranks if rank < nnodes]
+        ended = any(len(nodes) == 1 and nodes[0].has_ended for nodes in nodes_of_rank)
+        return complete and (ended or len(nodes_of_rank) < nnodes)
 
     others = {s.run_id for host in hosts.values() for s in host.statuses if s.user != user}
     strays = []
@@ -133,10 +133,10 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
 
 
 def end_strays(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> None:
-    names = {node: name for name, node in by_name(machines, {m: m for m in machines}).items()}
+    hosts = unique_names(machines)
 
     def end(node: Node) -> None:
-        own = [stray for stray in strays if stray.host == names[node]]
+        own = [stray for stray in strays if stray.host == hosts[node]]
         handles = {stray.handle for stray in own if stray.kind != "process"}
         for engine in engines_on(node, cluster.job.engine) if handles else ():
             for status in engine.list():

@@ -44,7 +44,7 @@ def check(
     from ..hosts import cluster_of
     from ..preflight.blamed import blame_of, clear_blame
     from ..preflight.check import survey_hosts, survey_spares
-    from ..ssh.many import in_background
+    from ..ssh.background import in_background
     from ..ssh.node import connected
     from ..text import counted
 

@@ -14,7 +14,8 @@ from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Cluster, Host, Job
-from ..ssh.many import in_background, try_each
+from ..ssh.background import in_background
+from ..ssh.many import try_each
 from ..ssh.node import Node
 from . import (
     check_docker,

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..engines.choose import engine_of
 from ..errors import DdpctlError
 from ..hosts import Job
-from ..ssh.many import in_background
+from ..ssh.background import in_background
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Deadline, Stream

@@ -30,7 +30,6 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
         raise HostUnreachable(
             f"sshd did not answer the login within {duration(transport.auth_timeout)}",
             "check whether the user database there (LDAP, PAM) hangs",
-            host=route.name,
         ) from None
 
 
@@ -44,7 +43,6 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
             raise HostUnreachable(
                 f"sshd accepts no keys, only {methods}, but ddpctl logs in with keys",
                 "set `PubkeyAuthentication yes` in its sshd_config",
-                host=route.name,
             ) from None
     tried: list[str] = []
     with contextlib.closing(Keyring(route)) as keyring:
@@ -61,9 +59,7 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
     )
     if "has a passphrase" in skipped:
         remedy = "load the key with `ssh-add`"
-    raise HostUnreachable(
-        f"permission denied for user {route.user}: {what}{skipped}", remedy, host=route.name
-    )
+    raise HostUnreachable(f"permission denied for user {route.user}: {what}{skipped}", remedy)
 
 
 def _accepts(
@@ -83,18 +79,15 @@ def _accepts(
                 f"sshd hung up after {counted(len(tried), 'key')} (MaxAuthTries): {', '.join(tried)}",
                 "set the right key as identity_file in the hosts file, or `IdentitiesOnly yes` for the "
                 "host in ~/.ssh/config",
-                host=route.name,
             ) from None
         raise HostUnreachable(
             f"sshd hung up during the login: {error or type(error).__name__}",
             "check its log on that host (`journalctl -u ssh`)",
-            host=route.name,
         ) from None
     if more:
         raise HostUnreachable(
             f"sshd requires {', '.join(more)} in addition to the key, but ddpctl has only keys",
             "change AuthenticationMethods in its sshd_config",
-            host=route.name,
         )
     return True
 

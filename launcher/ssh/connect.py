@@ -1,14 +1,14 @@
 """Establish an authenticated connection to a host, and detect when the peer is gone."""
 
 import contextlib
-import functools
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import paramiko
@@ -18,6 +18,7 @@ from ..hosts import Host
 from ..text import duration
 from . import proxy
 from .authenticate import authenticate
+from .background import in_background
 from .known_hosts import preferred_algorithms, verify
 from .limits import AT_ONCE, CONNECT_TIMEOUT
 from .proxy import Dropped
@@ -116,16 +117,7 @@ def connect_early(hosts: Sequence[Host]) -> None:
     than the launch benchmark allows.
     """
     for host in [host for host in dict.fromkeys(hosts) if not host.is_local][:AT_ONCE]:
-        _early[host] = Future()
-        job = functools.partial(_connect_to, host, CONNECT_TIMEOUT)
-        threading.Thread(target=_settle, args=[_early[host], job], daemon=True).start()
-
-
-def _settle(future: Future[Connection], job: Callable[[], Connection]) -> None:
-    try:
-        future.set_result(job())
-    except BaseException as error:
-        future.set_exception(error)
+        _early[host] = in_background(partial(_connect_to, host, CONNECT_TIMEOUT))
 
 
 def _connect_to(host: Host, timeout: float) -> Connection:
@@ -142,6 +134,8 @@ def _connect(route: Route, timeout: float) -> Connection:
             return _try_to_connect(route, timeout)
         except Dropped as drop:
             dropped = str(drop)
+        except HostUnreachable as error:
+            raise (error if error.host else error.on(route.name)) from None
     raise HostUnreachable(
         f"sshd{route.at} closed the connection {TRIES} times before the login: {dropped}",
         "check its MaxStartups and PerSourcePenalties, and whether a firewall or fail2ban blocks this "
@@ -206,18 +200,16 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
         raise HostUnreachable(
             f"its sshd and ddpctl have no algorithm in common: {error}",
             "update OpenSSH there",
-            host=route.name,
         ) from None
     except BROKEN as error:
         if time.monotonic() - start >= timeout:  # paramiko raises the same for late and hung up
             raise HostUnreachable(
                 f"it accepts connections{route.at}, but no sshd answered within {duration(timeout)}",
                 "check that this is sshd's port and that the machine is not overloaded",
-                host=route.name,
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
             raise HostUnreachable(
-                f"what answers{route.at} is not sshd", "correct its port", host=route.name
+                f"what answers{route.at} is not sshd", "correct its port"
             ) from None
         raise
 
@@ -227,7 +219,7 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
 
 @dataclass(eq=False)
 class _Jump:
-    connection: Future[Connection] = field(default_factory=Future)
+    connection: Future[Connection]
     users: int = 0
 
     @property
@@ -250,27 +242,24 @@ def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) ->
         raise HostUnreachable(
             f"ProxyJump goes in circles ({route.proxy_jump})",
             "correct ~/.ssh/config",
-            host=route.name,
         )
     try:
         return on_exit.enter_context(_shared(jump, timeout))
     except HostUnreachable as error:
         what = f"jump host {error.host}: {error.what}"
-        raise HostUnreachable(what, error.remedy, host=route.name) from None
+        raise HostUnreachable(what, error.remedy) from None
 
 
 @contextlib.contextmanager
 def _shared(route: Route, timeout: float) -> Iterator[Connection]:
     """Share one connection: the first caller connects, the last one closes."""
     with _jumps_lock:
-        jump = _jumps.setdefault(route, _Jump())
-        if jump.is_broken:
-            jump = _jumps[route] = _Jump()
-        is_first = not jump.users
+        jump = _jumps.get(route)
+        if jump is None or jump.is_broken:
+            connection = in_background(partial(_connect, route, timeout))
+            jump = _jumps[route] = _Jump(connection)
         jump.users += 1
     try:
-        if is_first:
-            _settle(jump.connection, functools.partial(_connect, route, timeout))
         yield jump.connection.result()
     finally:
         with _jumps_lock:
@@ -278,5 +267,10 @@ def _shared(route: Route, timeout: float) -> Iterator[Connection]:
             is_last = not jump.users
             if is_last and _jumps.get(route) is jump:
                 del _jumps[route]
-        if is_last and not jump.connection.exception():
-            jump.connection.result().close()
+        if is_last:
+            jump.connection.add_done_callback(_close)  # after Ctrl-C, it may still be connecting
+
+
+def _close(connection: Future[Connection]) -> None:
+    if not connection.exception():
+        connection.result().close()

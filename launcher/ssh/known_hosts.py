@@ -143,7 +143,6 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
         raise HostUnreachable(
             f"its host key {key} is marked @revoked in {lines[0].place}",
             "do not connect until the machine's owner explains why",
-            host=route.name,
         )
     if route.host_keys == "no":
         log.warning(
@@ -159,7 +158,6 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
             f"if the machine was reinstalled, run `ssh-keygen -R '{route.known_names[0]}' -f "
             f"{place.rpartition(':')[0]}` and connect once with ssh; otherwise someone may be "
             "intercepting the connection",
-            host=route.name,
         )
     elif route.host_keys == "accept-new":
         accept(route, key)
@@ -191,7 +189,6 @@ def accept(route: Route, key: Key) -> None:
             raise HostUnreachable(
                 f"cannot write its new host key to {path}: {error.strerror}",
                 "make the file writable",
-                host=route.name,
             ) from None
     log.warning("%s: accepted host key %s and wrote it to %s", route.name, key, path)
 
@@ -210,5 +207,4 @@ def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> Unknown
         f"connect once with `ssh {route.port_option}{route.name}`, or run `ssh-keyscan "
         f"{route.port_option}{route.hostname} >> ~/.ssh/known_hosts` and compare the fingerprint, or "
         "set `host_keys: accept-new` under defaults in the hosts file",
-        host=route.name,
     )

@@ -3,7 +3,6 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
@@ -62,20 +61,6 @@ def try_each(
         {node: results[node] for node in nodes if node in results},
         {node: failures[node] for node in nodes if node in failures},
     )
-
-
-def in_background(call: Callable[[], T]) -> Future[T]:
-    """Run `call` in a thread. Unlike those of an Executor, it does not delay the exit on Ctrl-C."""
-    future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future
 
 
 def one_per_account(nodes: Iterable[Node]) -> list[Node]:

@@ -49,7 +49,6 @@ def direct(route: Route, timeout: float) -> Proxy:
         raise HostUnreachable(
             f"{name} does not resolve ({why})",
             "correct it in the hosts file, add a HostName to ~/.ssh/config, or check this machine's DNS",
-            host=route.name,
         ) from None
     failure: OSError = TimeoutError()
     source = (route.bind_address, 0) if route.bind_address else None
@@ -77,7 +76,7 @@ def _explained(error: OSError, route: Route, timeout: float) -> HostUnreachable:
     elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
         what = f"no route{route.at} ({error.strerror})"
         remedy = "check the network (VPN?), or set proxy_jump if the host is behind a bastion"
-    return HostUnreachable(what, remedy, host=route.name)
+    return HostUnreachable(what, remedy)
 
 
 def through_command(route: Route) -> Proxy:
@@ -112,7 +111,7 @@ def through_command(route: Route) -> Proxy:
         )
         if _DROPPED.search(printed):
             return Dropped(why)
-        return HostUnreachable(why, "correct it in ~/.ssh/config", host=route.name)
+        return HostUnreachable(why, "correct it in ~/.ssh/config")
 
     return Proxy(ours, close, failure)
 
@@ -137,4 +136,4 @@ def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout
         else:
             why = f"hung up while connecting to it{route.at}: {error or type(error).__name__}"
             remedy = "check that the jump host is up, and its sshd's log"
-        raise HostUnreachable(f"jump host {jump_name} {why}", remedy, host=route.name) from None
+        raise HostUnreachable(f"jump host {jump_name} {why}", remedy) from None

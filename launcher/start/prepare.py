@@ -15,7 +15,8 @@ from ..preflight.check import survey_hosts, survey_spares
 from ..preflight.findings import lines
 from ..push.push import ALL, PushResult
 from ..push.push import push as push_parts
-from ..ssh.many import each_node, in_background
+from ..ssh.background import in_background
+from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted

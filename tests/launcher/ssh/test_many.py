@@ -10,7 +10,8 @@ import pytest
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.outcomes import Exit
-from launcher.ssh.many import in_background, try_each
+from launcher.ssh.background import in_background
+from launcher.ssh.many import try_each
 from launcher.ssh.node import Node
 
 

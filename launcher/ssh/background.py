@@ -1,0 +1,22 @@
+"""Call a function in a thread of its own."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_background(call: Callable[[], T]) -> Future[T]:
+    """Run `call` in a thread. Unlike those of an Executor, it does not delay the exit on Ctrl-C."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future

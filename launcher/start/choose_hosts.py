@@ -1,7 +1,6 @@
 """Choose the hosts of an attempt: all of the file, or with --nodes any N whose GPUs are free."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ..errors import NodesFailed, PreflightError, lines
 from ..facts.facts import Facts
@@ -18,25 +17,17 @@ from .start_nodes import attempt_of
 from .tickets import Tickets
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The hosts of an attempt. nodes: in rank order."""
-
-    request: Request
-    nodes: Sequence[Node]
-
-
 def choose_hosts(
     request: Request, hosts: Sequence[Node], since: float | None, console: Console
-) -> Choice | Refused:
-    """Return all hosts, or --nodes of them. Refused: too few have free GPUs.
+) -> Sequence[Node] | Refused:
+    """Return all hosts, or --nodes of them, in rank order. Refused: too few have free GPUs.
 
     since: when the run asked for its GPUs; None: now. Raises PreflightError or NodesFailed if too few
     hosts have the GPUs that the file names.
     """
     count = request.options.nodes or len(hosts)
     if count >= len(hosts):
-        return Choice(request, hosts)
+        return hosts
     with console.step(f"asking {counted(len(hosts), 'host')} which GPUs are free"):
         facts, failures = try_each(hosts, lambda node: gather_one(node, ports=False))
     for line in lines(failures.values()):
@@ -58,9 +49,9 @@ def choose_hosts(
     if len(free) < count:
         return Refused(plan, attempt, tickets.reasons(ahead))
     subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
-    picked = [able[free[index]] for index in same_subnet_first(subnets, count)]
-    console.say(f"runs on {names(node.name for node in picked)}")
-    return Choice(request.on(picked), picked)
+    chosen = [able[free[index]] for index in same_subnet_first(subnets, count)]
+    console.say(f"runs on {names(node.name for node in chosen)}")
+    return chosen
 
 
 def with_requested_gpus(facts: Mapping[Node, Facts]) -> list[Node]:

@@ -35,7 +35,6 @@ class Refused:
     plan: Plan
     attempt: RunningAttempt
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
-    choose_again: bool = False  # other hosts of the file may be free
 
     def error(self) -> Several:
         return refusal(self.reasons, "launch with --wait to wait in line, or choose other GPUs")

@@ -1,4 +1,4 @@
-"""Fill the folders of a node on its host, or remove them: one `sh` script each."""
+"""Fill the folders of a node on its host."""
 
 import functools
 import io
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import CommandFailed
 from ..plan.container import IN_CONTAINER, writes_as_another_user
-from ..plan.plan import NodePlan, Place, Plan
+from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -20,11 +20,6 @@ from ..ssh.script_files import load_script
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"
 MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
 PREPARE = load_script(__file__, "prepare_node.sh")
-
-
-def discard(node: Node, place: Place) -> None:
-    """Remove the control folder of an attempt that never started."""
-    node.run(["rm", "-rf", "--", place.control_dir])
 
 
 def prepare(
@@ -48,15 +43,11 @@ def prepare(
         timeout=120.0,
     )
     if done.code != 0:
-        raise _failed(node, place.run_dir, done.reason)
-
-
-def _failed(node: Node, folder: str, reason: str) -> CommandFailed:
-    return CommandFailed(
-        f"could not create {folder}: {reason}",
-        f"look at `df -h` and the permissions of {shlex.quote(folder)} there",
-        host=node.name,
-    )
+        raise CommandFailed(
+            f"could not create {place.run_dir}: {done.reason}",
+            f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there",
+            host=node.name,
+        )
 
 
 def _control_files(documents: Mapping[str, Any]) -> bytes:

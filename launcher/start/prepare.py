@@ -20,7 +20,6 @@ from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted
-from .choose_hosts import Choice
 from .request import Request
 
 
@@ -41,13 +40,13 @@ class HostSurvey:
         return [facts.uid for facts in self.facts]
 
 
-def check(choice: Choice, spares: Sequence[Node], console: Console) -> HostSurvey:
+def check(
+    request: Request, nodes: Sequence[Node], spares: Sequence[Node], console: Console
+) -> HostSurvey:
     """Run the checks, or with --no-check only ask for facts. Print a line if there are warnings.
 
-    All that is wrong with spares is a warning.
-    Raises Several, with the failures that the checks found.
+    Every problem of a spare is a warning. Raises Several with the failures of the hosts.
     """
-    request, nodes = choice.request, choice.nodes
     cluster, options = request.cluster, request.options
     if not options.check:
         with console.step(f"asking {counted(len(nodes), 'host')}"):

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engine_traits
+from ..follow import hooks
 from ..hosts import Cluster, Host, user_environment
 from ..plan.build import PlanInputs, make_plan
 from ..plan.plan import LaunchOptions, Plan
-from ..runs.record import RunFolder, RunRecord, run_folder
+from ..runs.record import RunFolder, RunRecord, new_record, run_folder
 from ..ssh.local import account_name
 from ..ssh.node import Node
 from .restart_rule import past_restarts
@@ -54,6 +55,14 @@ class Request:
         if before and plan.world_size and plan.world_size != before:
             notes += (f"WORLD_SIZE {before} -> {plan.world_size}",)
         return dataclasses.replace(plan, notes=notes)
+
+    def remember(self, plan: Plan) -> RunRecord:
+        """Record a PENDING attempt, its hosts file and its hooks on this machine."""
+        record = new_record(plan, self.earlier)
+        self.folder.keep_cluster(self.cluster)
+        self.folder.save(record)
+        hooks.keep(self.folder, self.options)
+        return record
 
     def on(self, nodes: Sequence[Node]) -> Request:
         """Return this request for the hosts of `nodes`. The others become spares."""

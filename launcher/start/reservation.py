@@ -26,29 +26,26 @@ class Reservation:
         """
         if self._taken:
             return
+        run_id, attempt = self._request.run_id, self._request.attempt
         for node in self._hosts:
             try:
                 with self._console.step("reserving the attempt"):
-                    self._take_on(node)
+                    done = node.script(RESERVE, run_id, str(attempt))
             except HostUnreachable:
                 if node is self._hosts[-1]:
                     raise
                 continue
+            if done.code == TAKEN:
+                raise UsageError(
+                    f"attempt {attempt} was already started, by another command or from another machine",
+                    "`ddpctl ps HOSTS` shows it",
+                    host=node.name,
+                )
+            if done.code != 0:
+                raise CommandFailed(
+                    f"could not create ~/.ddpctl/runs/{run_id}: {done.reason}",
+                    "look at `df -h` and the permissions of ~/.ddpctl there",
+                    host=node.name,
+                )
             self._taken = True
             return
-
-    def _take_on(self, node: Node) -> None:
-        run_id, attempt = self._request.run_id, self._request.attempt
-        done = node.script(RESERVE, run_id, str(attempt))
-        if done.code == TAKEN:
-            raise UsageError(
-                f"attempt {attempt} was already started, by another command or from another machine",
-                "`ddpctl ps HOSTS` shows it",
-                host=node.name,
-            )
-        if done.code != 0:
-            raise CommandFailed(
-                f"could not create ~/.ddpctl/runs/{run_id}: {done.reason}",
-                "look at `df -h` and the permissions of ~/.ddpctl there",
-                host=node.name,
-            )

@@ -1,12 +1,14 @@
 """One attempt of a run: check, push, plan, claim, start, follow."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
+from ..errors import RunKilled
 from ..follow import detach
 from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
 from ..follow.session import StartedRun, follow
-from ..hosts import Host, user_environment
+from ..hosts import user_environment
 from ..outcomes import Outcome, RunState
 from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
@@ -20,7 +22,6 @@ from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
 from .claim_gpus import Claim, Refused, claim_gpus
 from .prepare import HostSurvey, check, make_plan, push
-from .remember import failed_start_recorded, remember
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import NodeInputs, start_nodes
@@ -35,10 +36,13 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
 
     kept: the tickets of a run that restarts.
     """
+    is_restart = (
+        request.options.by == "restart"
+    )  # its spares have been checked and pushed to before
     with (
         connected(request.cluster.hosts) as hosts,
         connected(request.former) as former,
-        connected(new_spares(request)) as spares,
+        connected(() if is_restart else request.cluster.spares) as spares,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as events,
         failed_start_recorded(request, events, console),
@@ -48,17 +52,18 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
         finish_pending(hosts, request.cluster, console)
         reservation = Reservation(request, hosts, console)
         while True:
-            choice = choose_hosts(request, hosts, line.since, console)
-            if isinstance(choice, Refused):
+            nodes = choose_hosts(request, hosts, line.since, console)
+            if isinstance(nodes, Refused):
                 reservation.take()
-                if outcome := line.wait(choice):
+                if outcome := line.wait(nodes):
                     return outcome
                 continue
-            survey = check(choice, spares, console)
+            chosen = request.on(nodes)
+            survey = check(chosen, nodes, spares, console)
             pushed = push(survey, spares, console)
             plan = make_plan(survey, pushed, line.since, console)
             reservation.take()
-            record = remember(choice.request, plan)
+            record = chosen.remember(plan)
             send_checkpoint(request, survey, plan, former, console)
             line.confirm()
             inputs = NodeInputs(
@@ -76,13 +81,24 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                     tickets = Tickets(claim.attempt, plan, ignored_port=True)
                     with kept_for_restart(tickets, request.folder, console):
                         return follow(started, events, interrupts, console)
-            if outcome := line.wait(claim):
+            if outcome := line.wait(claim, choose_again=len(nodes) < len(hosts)):
                 return outcome
 
 
-def new_spares(request: Request) -> Sequence[Host]:
-    """Return the spares to check and push to: at a restart none, because that was done before."""
-    return () if request.options.by == "restart" else request.cluster.spares
+@contextlib.contextmanager
+def failed_start_recorded(request: Request, events: EventHook, console: Console) -> Iterator[None]:
+    """If the block fails, record the end of an attempt that has not started."""
+    try:
+        yield
+    except BaseException as error:
+        record = request.folder.load_if_readable(console)
+        if record and record.state in (RunState.WAITING, RunState.PENDING):
+            cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
+            record.attempt.state = RunState.CANCELLED if cancelled else RunState.FAILED
+            record.attempt.ended = timestamp()
+            request.folder.try_save(record, console)
+            events("attempt-ended", record, message=record.attempt.state)
+        raise
 
 
 def send_checkpoint(

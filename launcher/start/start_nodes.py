@@ -15,7 +15,7 @@ from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted
-from .node_folders import discard, prepare
+from .node_folders import prepare
 
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
 
@@ -84,7 +84,7 @@ def remove_nodes(plan: Plan, attempt: RunningAttempt, *, folders: bool = False) 
                 member.engine.stop(status, UNDO_TIMEOUT)
                 member.engine.remove(status)
         if folders:
-            discard(node, member.place)
+            node.run(["rm", "-rf", "--", member.place.control_dir])
 
     try_each(attempt.nodes, remove)
 

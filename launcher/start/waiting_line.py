@@ -13,7 +13,6 @@ from ..outcomes import Outcome, RunState
 from ..state import locked, make_folder
 from ..terminal.console import Console
 from .claim_gpus import Claim, Refused
-from .remember import remember
 from .request import Request
 from .tickets import POLL, Tickets
 
@@ -49,9 +48,10 @@ class PlaceInLine:
             self._tickets.close()
         self._lock.close()
 
-    def wait(self, refused: Refused) -> Outcome | None:
+    def wait(self, refused: Refused, *, choose_again: bool = False) -> Outcome | None:
         """Wait until it is this run's turn; then return None. If this command leaves, return how.
 
+        choose_again: another launch was faster on the chosen hosts, but other hosts may be free.
         Raises PreflightError without --wait or after its limit, and RunKilled after a `kill`.
         """
         request, limit = self._request, self._request.options.wait
@@ -59,7 +59,7 @@ class PlaceInLine:
             raise refused.error()
         self.since = refused.plan.since
         self.until = self.until or (time.time() + limit if limit else None)
-        if refused.choose_again:  # another launch was faster on one of the chosen hosts
+        if choose_again:
             time.sleep(POLL)
             return None
         if self._tickets is None:
@@ -98,7 +98,7 @@ class PlaceInLine:
             self._tickets.close()
 
     def _record(self, refused: Refused) -> None:
-        folder, record = self._request.folder, remember(self._request, refused.plan)
+        folder, record = self._request.folder, self._request.remember(refused.plan)
         record.attempt.state = RunState.WAITING
         record.attempt.waiting_since, record.attempt.waiting_until = self.since, self.until
         folder.try_save(record, self._console)

@@ -404,9 +404,9 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
 
     def choose(*arguments: Any) -> Any:
         cluster.hosts["gpu0"].reachable = not chosen  # the second time, gpu0 does not answer
-        choice = choose_hosts(*arguments)
-        chosen.append([node.name for node in choice.nodes])
-        return choice
+        nodes = choose_hosts(*arguments)
+        chosen.append([node.name for node in nodes])
+        return nodes
 
     def lose_first(attempt: RunningAttempt, _: Plan) -> list[str]:
         return (
@@ -422,6 +422,26 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
     assert chosen == [["gpu0"], ["gpu1"]]
     assert list(cluster.hosts["gpu0"].home.glob(".ddpctl/runs/slow-*/nodes/*/attempt-*")) == []
     assert list(cluster.hosts["gpu1"].home.glob(".ddpctl/runs/slow-*/nodes/0/attempt-1")) != []
+
+
+def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0", "gpu1")
+
+    cluster.nodes_end(0)
+
+    def beaten(plan: Plan, nodes: Sequence[Node], *more: Any) -> Claim | Refused:
+        if nodes[0].name == "gpu1":
+            return claim_gpus(plan, nodes, *more)
+        cluster.hosts["gpu0"].reachable = False
+        reasons = [PreflightError("another run was faster", host="gpu0")]
+        return Refused(plan, attempt_of(plan, nodes), reasons)
+
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten)
+    code, _, err = cluster.launch("--nodes", "1", "--wait")
+    assert code == 0, err
+    assert "runs on gpu0" in err and "runs on gpu1" in err and "waits" not in err
 
 
 def test_any_host_will_do_though_the_first_is_silent(make: Make) -> None:

@@ -27,8 +27,7 @@ from ..runs.record import RunRecord, run_folder
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from .handle import JobOptions, launch
-from .logging_console import LoggingConsole
+from .handle import JobOptions, LoggingConsole, launch
 from .parcel import CALLER, MAX_RESULTS, pack
 
 READ = load_script(__file__, "read_results.sh")
@@ -46,7 +45,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class RankResult:
-    """RankResult of one rank. result: a JSON value. pickle: in base64, loaded only with trust=True."""
+    """The outcome of one rank. result: a JSON value. pickle: in base64, loaded only with trust=True."""
 
     host: str
     result: Any = None
@@ -155,8 +154,8 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
     texts = each_node([*folders.values()], lambda node: _read(node, attempt.by_node[node].place))
     outcomes: dict[int, RankResult] = {}
     first: dict[int, tuple[str, bytes]] = {}
-    for node, found in texts.items():
-        for rank, text in found.items():
+    for node, by_rank in texts.items():
+        for rank, text in by_rank.items():
             host, before = first.setdefault(rank, (node.name, text))
             if before != text:  # equal results come from a home folder that hosts share
                 raise CommandFailed(
@@ -173,11 +172,8 @@ def _read(node: Node, place: Place) -> Mapping[int, bytes]:
         while chunk := stream.read():
             data += chunk
             if len(data) > limit:
-                raise CommandFailed(
-                    f"its results exceed {decimal(limit)}",
-                    SAVE_LARGE,
-                    host=node.name,
-                )
+                what = f"its results exceed {decimal(limit)}"
+                raise CommandFailed(what, SAVE_LARGE, host=node.name)
     return split(bytes(data), node.name)
 
 

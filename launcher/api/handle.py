@@ -1,6 +1,7 @@
 """A run as a Python object: start one, or find an existing one."""
 
 import dataclasses
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +27,29 @@ from ..ssh.node import connected
 from ..start.launch import launch as start_launch
 from ..start.launch import new_run
 from ..stop.kill import kill_run
+from ..terminal.console import Console
 from ..terminal.sanitize import Sanitizer
 from ..text import names
-from .logging_console import LoggingConsole
 
 POLL = 0.2  # seconds
+LOGGER = logging.getLogger("ddpctl")
+LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints logged errors to stderr
+
+
+class LoggingConsole(Console):
+    """Prints nothing. Messages for stderr are logged as ERROR, INFO or DEBUG."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True, plain=True, results=False)
+
+    def say(self, text: str) -> None:
+        LOGGER.info("%s", text)
+
+    def detail(self, text: str) -> None:
+        LOGGER.debug("%s", text)
+
+    def error(self, text: str) -> None:
+        LOGGER.error("%s", text)
 
 
 class Run:

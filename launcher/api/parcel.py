@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 from ..errors import UsageError
 from ..hosts import Cluster
@@ -61,12 +60,11 @@ def pack(
 
 
 def _require_importable(function: Callable[..., object], name: str) -> None:
-    found: Any = sys.modules.get(function.__module__)
     try:
-        found = operator.attrgetter(name)(found)
+        importable = operator.attrgetter(name)(sys.modules.get(function.__module__))
     except AttributeError:
-        found = None
-    if found is not function:
+        importable = None
+    if importable is not function:
         raise UsageError(
             f"run(): {name or function!r} cannot be imported by its name",
             "define it with def at the top level of its module",

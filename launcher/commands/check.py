@@ -143,7 +143,7 @@ def print_addresses(fleet: Fleet, console: Console) -> None:
 
 def gpus_text(fleet: Fleet, machine: Machine) -> str:
     """Describe the GPUs in use, the links between them, and the cores of each rank."""
-    from ..plan.topology import rank_cores
+    from ..plan.topology import gpu_ids, rank_cores
     from ..text import ranges
 
     used = [gpu for gpu in machine.facts.gpus if gpu.index in machine.gpus]
@@ -151,7 +151,7 @@ def gpus_text(fleet: Fleet, machine: Machine) -> str:
     parts = [f"{count} x {name}" for name, count in models.items()]
     parts += [machine.gpu_links] if machine.gpu_links else []
     nproc = [
-        host.nproc_per_node or fleet.cluster.job.nproc_per_node or len(machine.gpus_of(host))
+        host.nproc_per_node or fleet.cluster.job.nproc_per_node or len(gpu_ids(host, machine.facts))
         for host in machine.hosts
     ]
     if fleet.cluster.job.numa == "auto":

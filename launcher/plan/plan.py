@@ -61,9 +61,6 @@ class LaunchOptions(RunOptions):
         is_ours = tuple(command[:2]) == OUR_TRAINER
         return dataclasses.replace(self, hang_timeout=TRAINER_HANG_TIMEOUT if is_ours else 0.0)
 
-    def for_restart(self) -> LaunchOptions:
-        return dataclasses.replace(self, by="restart", detach=False)
-
     def of_run(self) -> RunOptions:
         names = [each.name for each in dataclasses.fields(RunOptions)]
         return RunOptions(**{name: getattr(self, name) for name in names})

@@ -38,11 +38,12 @@ def blame_of(nodes: Sequence[Node]) -> list[Finding]:
 
 def clear_blame(host: str) -> bool:
     """Forget that a host was to blame. Return False if it was not."""
-    kept = _load()
-    known = kept.pop(host, None) is not None
-    if known:
-        _save(kept)
-    return known
+    hosts = _load()
+    if host not in hosts:
+        return False
+    del hosts[host]
+    _save(hosts)
+    return True
 
 
 def _load() -> dict[str, list[str]]:

@@ -111,7 +111,11 @@ def survey_hosts(
         *(m.problem.at(m.name, "ssh") for m in machines if isinstance(m, UnreachableMachine)),
         *judge(fleet),
     ]
-    reports = try_containers(fleet, nodes, findings) if with_containers else {}
+    reports: Mapping[int, ContainerReport] = {}
+    if with_containers:  # not on machines that have failed: they would fail for the same reason
+        failed = {finding.host for finding in findings if finding.severity == "failure"}
+        able = {m.rank: nodes[m.rank] for m in answered if m.name not in failed}
+        reports = container_test.run_containers(fleet, able)
     findings += container_test.judge(fleet, reports)
     names = [machine.name for machine in machines]
     return Survey(in_order(findings, names), machines, fleet, reports)
@@ -131,15 +135,6 @@ def judge(fleet: Fleet) -> Iterator[Finding]:
         for name, check in CHECKS:
             for problem in check(machine, fleet):
                 yield problem.at(machine.name, name)
-
-
-def try_containers(
-    fleet: Fleet, nodes: Sequence[Node], findings: Sequence[Finding]
-) -> Mapping[int, ContainerReport]:
-    """Test a container on each machine that has not failed; others would fail for the same reason."""
-    failed = {finding.host for finding in findings if finding.severity == "failure"}
-    able = {m.rank: nodes[m.rank] for m in fleet.machines if m.name not in failed}
-    return container_test.run_containers(fleet, able)
 
 
 def examine_all(

@@ -10,13 +10,12 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from ..budget import parse_json
 from ..engines.choose import engine_of
-from ..engines.status import array
 from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
+from ..logs.event_reader import parsed
 from ..plan.container import container_of
 from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
@@ -143,26 +142,13 @@ def needing_torch(machines: Sequence[Machine]) -> set[int]:
 
 def parse_report(output: str) -> ContainerReport:
     """Parse the script's output, ignoring anything that the image prints at its start."""
-    lines = [line for line in output.splitlines() if line.startswith(MARK)]
-    try:
-        report = parse_json(lines[-1].removeprefix(MARK).encode()) if lines else None
-    except ValueError:
-        report = None
-    if not isinstance(report, dict):
-        last = (output.strip().splitlines() or ["it printed nothing"])[-1]
-        what = f"python3 did not run in the image: {last}"
-        return ContainerReport(error=CommandFailed(what, "use an image with python3"))
-    names = ("python", "torch", "cuda", "nccl", "write_error", "torch_error", "cuda_error")
-    gpus, files = report.get("gpus"), report.get("open_files")
-    texts: dict[str, Any] = {name: str(report.get(name, "")) for name in names}
-    return ContainerReport(
-        **texts,
-        architectures=tuple(map(str, array(report.get("architectures")))),
-        built_for=tuple(map(str, array(report.get("built_for")))),
-        gpus=gpus if isinstance(gpus, int) else 0,
-        open_files=files if isinstance(files, int) else -1,
-        verbs=report.get("verbs") is not False,
-    )
+    lines = output.strip().splitlines() or ["it printed nothing"]
+    reports = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
+    with contextlib.suppress(ValueError):
+        if reports:
+            return parsed(ContainerReport, parse_json(reports[-1].encode()))
+    what = f"python3 did not run in the image: {lines[-1]}"
+    return ContainerReport(error=CommandFailed(what, "use an image with python3"))
 
 
 def runs_on(architecture: str, built_for: Sequence[str]) -> bool:
@@ -236,9 +222,8 @@ def judge(fleet: Fleet, reports: Mapping[int, ContainerReport]) -> Iterator[Find
         for label, severity in VERSIONS.items():
 
             def version(m: Machine, label: str = label) -> str | None:
-                return (
-                    (getattr(reports[m.rank], label) or "none") if reports[m.rank].torch else None
-                )
+                report = reports[m.rank]
+                return (getattr(report, label) or "none") if report.torch else None
 
             if odd := odd_one_out(machine, tested, version):
                 what = f"{label} {odd[0]} in its image, while other hosts have {odd[1]}"

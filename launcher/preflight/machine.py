@@ -63,9 +63,6 @@ class Machine:
         """Ids of the GPUs that the nodes use."""
         return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
 
-    def gpus_of(self, host: Host) -> tuple[int, ...]:
-        return gpu_ids(host, self.facts)
-
     @property
     def gpu_links(self) -> str:
         """NVLink, XGMI or PCIe: what connects the GPUs in use; "" if unknown or for one GPU."""

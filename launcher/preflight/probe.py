@@ -79,7 +79,8 @@ class Probe:
     def _dial(self, dials: Sequence[Dial], *, with_master: bool = True) -> dict[Dial, DialResult]:
         """Return the results of the dials that were reported. A timeout is tried once more."""
         if self._master_port and with_master:
-            dials = [*dials, *(dial.to_master_port() for dial in dials if dial.target == 0)]
+            to_master = (replace(dial, is_master_port=True) for dial in dials if dial.target == 0)
+            dials = [*dials, *to_master]
         results = self._round(dials)
         late = [dial for dial, result in results.items() if result.outcome == "timeout"]
         for dial, again in self._round(late).items():

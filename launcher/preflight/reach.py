@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..plan.node_address import candidates
 from .machine import Machine
@@ -21,9 +21,6 @@ class Dial:
     target: int
     ip: str
     is_master_port: bool = False
-
-    def to_master_port(self) -> Dial:
-        return replace(self, is_master_port=True)
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ def distribute_checkpoint(
     aside = f".before-attempt-{len(record.attempts) + 1}"
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.node.name}"):
-            wanted = [path.encode(errors="surrogateescape") for path in paths]
-            copy_files(point.source, target, wanted, aside, open_to_all=open_to_all)
+            raw_paths = [path.encode(errors="surrogateescape") for path in paths]
+            copy_files(point.source, target, raw_paths, aside, open_to_all=open_to_all)
 
 
 def checkpoint_folders(
@@ -108,13 +108,13 @@ def checkpoint_folders(
     """Return each folder once: nodes on one machine share it, and so do hosts with a shared home."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {node: rank for rank, node in enumerate(nodes)}
-    found = []
+    folders = []
     for node, *_ in find_shared_homes(one_per_account((*nodes, *former))):
         entry, rank = before.get(node.name), ranks.get(node)
         run_dir = entry.run_dir if entry else run_dir_in(STORE, record.run_id)
         same = entry is not None and entry.node_rank == rank
-        found.append(Checkpoints(node, run_dir, rank, same))
-    return found
+        folders.append(Checkpoints(node, run_dir, rank, same))
+    return folders
 
 
 def with_content(folder: Checkpoints) -> Checkpoints:

@@ -42,7 +42,7 @@ def launch(request: Request, console: Console) -> Outcome:
 
 
 def dry_run(request: Request, console: Console) -> Plan:
-    """Return the plan as far as it is known without contacting hosts. --nodes takes the first."""
+    """Return as much of the plan as needs no host; with --nodes N, for the first N hosts."""
     hint_at_command(request, console)
     hosts = request.cluster.hosts[: request.options.nodes]
     cluster = dataclasses.replace(request.cluster, hosts=hosts)
@@ -80,8 +80,8 @@ def check_command(job: Job) -> str | None:
     workdir = Path(job.workdir)
     path = workdir / script
     if not os.path.isfile(path):  # noqa: PTH113 # False for a name that is too long
-        known = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
-        names = sorted(str(found.relative_to(workdir)) for found in known)
+        scripts = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
+        names = sorted(str(path.relative_to(workdir)) for path in scripts)
         near = difflib.get_close_matches(str(script), names, 1)
         remedy = f"did you mean {near[0]}?" if near else "correct job.command or job.workdir"
         raise UsageError(f"{script}, from job.command, is not in workdir {workdir}", remedy)

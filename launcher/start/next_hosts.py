@@ -124,11 +124,11 @@ def broke_its_host(cause: str) -> bool:
 def rejected_hosts(error: DdpctlError, hosts: Sequence[Host]) -> Problems:
     """Return which hosts the error of an attempt is about. Empty if it is about none of them."""
     errors = error.errors if isinstance(error, Several) else (error,)
-    found: dict[Host, DdpctlError] = {}
+    problems: dict[Host, DdpctlError] = {}
     for each in errors:
         if isinstance(each, Several):
-            found |= rejected_hosts(each, hosts)
+            problems |= rejected_hosts(each, hosts)
         for host in hosts:
             if each.host in (host.name, f"{host.name}:{host.port}"):
-                found.setdefault(host, each)
-    return found
+                problems.setdefault(host, each)
+    return problems

@@ -4,7 +4,6 @@ import functools
 import io
 import json
 import shlex
-import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..errors import CommandFailed
 from ..plan.container import IN_CONTAINER, writes_as_another_user
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import BUNDLE
+from ..push.files.tar import archive, small_file
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 
@@ -31,6 +31,9 @@ def prepare(
     there is no space or no permission, or the pushed code is gone.
     """
     place = node_plan.place
+    files = {name: json.dumps(document).encode() for name, document in documents.items()}
+    files[BUNDLE] = supervisor_file()
+    control_files = archive(small_file(name, data, 0o600) for name, data in files.items())
     cache = [m.source for m in node_plan.container.mounts if m.target == IN_CONTAINER.cache]
     done = node.script(
         PREPARE,
@@ -39,7 +42,7 @@ def prepare(
         plan.workdir_digest or "",
         "open" if writes_as_another_user(plan, node_plan, uid) else "",
         *(cache if plan.engine.in_container else ()),
-        stdin=_control_files(documents),
+        stdin=b"".join(control_files),
         timeout=120.0,
     )
     if done.code != 0:
@@ -48,17 +51,6 @@ def prepare(
             f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there",
             host=node.name,
         )
-
-
-def _control_files(documents: Mapping[str, Any]) -> bytes:
-    files = {name: json.dumps(document).encode() for name, document in documents.items()}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in {**files, BUNDLE: supervisor_file()}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o600
-            tar.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @functools.cache

@@ -85,7 +85,7 @@ def restart(
 def start_again(
     base: Request, record: RunRecord, place: Tickets | None, console: Console
 ) -> Outcome | None:
-    """Do the same, with the GPUs of the run claimed. Raises RunKilled."""
+    """Start the next attempt as `restart` does, while `place` keeps the GPUs. Raises RunKilled."""
     folder, most, failure = base.folder, base.cluster.job.max_restarts, record.attempt.first_failure
     saved = has_saved(folder, record, console)
     if (why := why_not(record, most, saved=saved)) or failure is None:
@@ -114,20 +114,17 @@ def start_somewhere(
     nnodes, folder = len(base.earlier.by_hand.nodes), base.folder
     rejected: Problems = {}
     patience = iter(PATIENCE)
-    fewer = False  # instead of waiting
     while True:
         with console.step("asking which hosts can be used"):
             unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
-        choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=fewer)
-        if choice.missing and not fewer:
-            wait = next(patience, None)
-            if wait is not None:
-                for line in lines(choice.missing):
-                    console.say(f"{line}; looking again in {duration(wait)}")
-                time.sleep(wait)
-                rejected = {}
-                continue
-            fewer = True
+        choice = next_hosts(base.cluster, nnodes, unusable, avoided)
+        if choice.missing and (wait := next(patience, None)) is not None:
+            for line in lines(choice.missing):
+                console.say(f"{line}; looking again in {duration(wait)}")
+            time.sleep(wait)
+            rejected = {}
+            continue
+        if choice.missing:
             choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=True)
         if choice.missing:
             missing = "; ".join(lines(choice.missing))
@@ -140,10 +137,10 @@ def start_somewhere(
             raise
         except DdpctlError as error:
             newest = folder.load().attempt
-            found = rejected_hosts(error, request.cluster.hosts)
-            if not found or (newest.attempt == request.attempt and newest.started):
+            problems = rejected_hosts(error, request.cluster.hosts)
+            if not problems or (newest.attempt == request.attempt and newest.started):
                 raise
-            rejected = {**rejected, **found}
+            rejected = {**rejected, **problems}
 
 
 def request_for(choice: NextHosts, base: Request, unusable: Problems, console: Console) -> Request:
@@ -170,7 +167,7 @@ def request_to_restart(
     folder: RunFolder, record: RunRecord, cluster: Cluster, options: LaunchOptions
 ) -> Request:
     """Return the request that all hosts of the newest attempt could serve once more."""
-    options = dataclasses.replace(options.for_restart(), nodes=None)
+    options = dataclasses.replace(options, by="restart", detach=False, nodes=None)
     since = record.attempt.waiting_since
     return Request(cluster, options, folder.run_id, record, since=since)
 

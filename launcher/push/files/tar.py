@@ -43,13 +43,13 @@ def archive(members: Iterable[Member]) -> Iterator[bytes]:
     yield bytes(pending) + END
 
 
-def small_file(name: str, data: bytes) -> Member:
-    return file_info(name, len(data)), [data]
+def small_file(name: str, data: bytes, mode: int = 0o644) -> Member:
+    return file_info(name, len(data), mode), [data]
 
 
-def file_info(name: str, size: int) -> TarInfo:
+def file_info(name: str, size: int, mode: int = 0o644) -> TarInfo:
     info = TarInfo(name)
-    info.size = size
+    info.size, info.mode = size, mode
     return info
 
 
@@ -60,9 +60,9 @@ def size_of(sizes: Sequence[int]) -> int:
 
 
 def _info(tree: Tree, entry: Entry) -> TarInfo:
-    info = file_info(f"tree/{os.fsdecode(entry.path)}", entry.size)
+    mode = 0o755 if entry.kind in "dx" else 0o644
+    info = file_info(f"tree/{os.fsdecode(entry.path)}", entry.size, mode)
     info.type = _TYPES[entry.kind]
-    info.mode = 0o755 if entry.kind in "dx" else 0o644
     stamp = tree.stamps.get(entry.path)
     info.mtime = max(stamp.mtime_ns // 10**9, 0) if stamp else 0
     info.linkname = os.fsdecode(entry.content) if entry.kind == "l" else ""

@@ -1,16 +1,16 @@
 """The recipe of an image: a base, and the packages that a project lists. Reads files, runs nothing."""
 
 import hashlib
-import io
 import re
-import tarfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 
 from ...errors import UsageError
 from ...text import quoted
+from ..files.tar import archive, small_file
 
 BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CONDA_BASE = "condaforge/miniforge3:latest"
@@ -75,13 +75,8 @@ class Recipe:
 
     def context(self) -> bytes:
         """Return the build context, a tar archive."""
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, content in (*self.files, ("Dockerfile", self.dockerfile.encode())):
-                entry = tarfile.TarInfo(name)
-                entry.size, entry.mode = len(content), 0o644
-                tar.addfile(entry, io.BytesIO(content))
-        return buffer.getvalue()
+        files = (*self.files, ("Dockerfile", self.dockerfile.encode()))
+        return b"".join(archive(starmap(small_file, files)))
 
 
 def find_source(path: Path) -> Path:

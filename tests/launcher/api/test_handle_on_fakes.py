@@ -17,8 +17,7 @@ from fakes import FakeCluster, FakeNode
 
 import launcher
 from launcher.api import handle
-from launcher.api.handle import JobOptions
-from launcher.api.logging_console import LoggingConsole
+from launcher.api.handle import JobOptions, LoggingConsole
 from launcher.follow.detach import has_recorder, recording
 from launcher.hosts import load
 from launcher.hosts.schema import JOB

@@ -43,7 +43,7 @@ def with_second_network(made: Machine, speed: int = 100000) -> Machine:
 def dialed(machines: Sequence[Machine], bad: Mapping[str, str] | None = None) -> Results:
     """The results of all possible dials: all succeed, except to the addresses in `bad`."""
     dials = dials_to(addresses_to_dial(machines), machines)
-    dials += [dial.to_master_port() for dial in dials if dial.target == 0]
+    dials += [replace(dial, is_master_port=True) for dial in dials if dial.target == 0]
     return {dial: DialResult((bad or {}).get(dial.ip, "ok")) for dial in dials}
 
 

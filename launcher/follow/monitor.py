@@ -10,12 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
-from ..errors import DdpctlError, HostUnreachable, lines
+from ..errors import HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
 from ..logs.store import LogStore, Mark, offset_in
 from ..outcomes import NodeState
@@ -34,16 +34,7 @@ MOST_EVENTS = 8 << 20  # bytes of events kept per node
 TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
 
 
-@dataclass(frozen=True)
-class ContactChange:
-    """Contact with a host was lost, or restored. lost: why, and as its remedy what happens now."""
-
-    node_rank: int
-    host: str
-    lost: DdpctlError | None
-
-
-def notices(changes: Sequence[ContactChange]) -> list[str]:
+def notices(changes: Sequence[ContactReport]) -> list[str]:
     """Format contact changes. Hosts that were lost for the same reason share a line."""
     lost = lines(change.lost for change in changes if change.lost)
     restored = names(change.host for change in changes if not change.lost)
@@ -104,7 +95,7 @@ class NodeOutcome(NodeEvidence):
         return NodeState.CANCELLED if self.cancelled else NodeState.FAILED
 
 
-Observation = Batch | NodeOutcome | RestartReport | list[ContactChange] | str | None
+Observation = Batch | NodeOutcome | RestartReport | list[ContactReport] | str | None
 
 
 class Monitor:
@@ -129,7 +120,7 @@ class Monitor:
             for member in attempt.members
         ]
         self._caught_up = False  # the queue was empty, so what is missing has not arrived yet
-        self._changes: dict[str, ContactChange] = {}  # not yet reported, by host
+        self._changes: dict[str, ContactReport] = {}  # not yet reported, by host
         self._changed = 0.0  # time.monotonic() of the first unreported change
 
     def events(self) -> Iterator[Observation]:
@@ -226,13 +217,12 @@ class Monitor:
 
     def _take_contact(
         self, outcome: NodeOutcome, item: ContactReport
-    ) -> Iterator[list[ContactChange]]:
+    ) -> Iterator[list[ContactReport]]:
         was_lost = outcome.lost_since is not None
         if item.lost is None:
             outcome.lost_since = outcome.unseen = None
             if not was_lost:
                 return
-            lost = None
         elif item.gone and outcome.end is not None:
             return  # the end of the node arrived during the probe
         elif was_lost and not item.gone:
@@ -244,12 +234,13 @@ class Monitor:
             if item.gone:
                 then = "not waiting for it: another node has failed"
             lost = HostUnreachable(item.lost.what, then, host=outcome.host)
+            item = replace(item, lost=lost)
         if outcome.host in self._changes:
             yield from self._take_changes()
         self._changed = self._changed if self._changes else time.monotonic()
-        self._changes[outcome.host] = ContactChange(item.node_rank, outcome.host, lost)
+        self._changes[outcome.host] = item
 
-    def _take_changes(self) -> Iterator[list[ContactChange]]:
+    def _take_changes(self) -> Iterator[list[ContactReport]]:
         if self._changes:
             yield list(self._changes.values())
             self._changes.clear()

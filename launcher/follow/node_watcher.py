@@ -49,6 +49,7 @@ class ContactReport:
     """lost: why contact with the host was lost; None: restored. gone: a probe got no answer."""
 
     node_rank: int
+    host: str
     lost: DdpctlError | None
     gone: bool = False
 
@@ -91,7 +92,7 @@ class NodeWatcher:
         try:
             node.connect()
         except HostUnreachable as error:
-            self.put(ContactReport(self.rank, error, gone=True))
+            self.put(ContactReport(self.rank, node.name, error, gone=True))
         finally:
             node.close()
 
@@ -107,7 +108,7 @@ class NodeWatcher:
                     self.put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
                     known_events = False
                 stream = self.stream = node.open_script(TAIL, str(offset + 1), journal, stdin=False)
-                self.put(ContactReport(self.rank, None))
+                self.put(ContactReport(self.rank, node.name, None))
                 while data := stream.read(CHUNK):
                     tries = 0
                     offset += len(data)
@@ -143,5 +144,5 @@ class NodeWatcher:
         if self.closed.is_set():
             return
         if tries:
-            self.put(ContactReport(self.rank, reason))
+            self.put(ContactReport(self.rank, self.member.node.name, reason))
         self.closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])

@@ -32,8 +32,8 @@ from ..text import counted, duration
 from . import detach
 from .hooks import EventHook
 from .interrupts import LEAVING, Interrupts
-from .monitor import ContactChange, Monitor, NodeOutcome, RestartReport, notices
-from .node_watcher import Batch
+from .monitor import Monitor, NodeOutcome, RestartReport, notices
+from .node_watcher import Batch, ContactReport
 from .panel import Panel
 from .run_lines import RunLines
 
@@ -148,7 +148,7 @@ class Session:
     def _save(self) -> None:
         self.run.folder.try_save(self.record, self.console)
 
-    def _contact_changed(self, changes: list[ContactChange]) -> None:
+    def _contact_changed(self, changes: list[ContactReport]) -> None:
         for notice in notices(changes):
             self.console.say(notice)
         for change in changes:

@@ -114,5 +114,4 @@ def parse_since(text: str, now: float) -> float:
     seconds = seconds_in(text)
     if seconds is not None:
         return now - seconds
-    moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-    return moment.timestamp()
+    return datetime.datetime.fromisoformat(text).timestamp()

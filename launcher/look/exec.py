@@ -22,7 +22,8 @@ from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
 
 LONGEST_LINE = 1 << 20  # bytes of a line that are kept
-RANKS = r'"(first_rank|nproc_per_node)": [0-9]{1,7}'  # the two numbers in spec.json
+# the two numbers in spec.json, for Python and grep -E
+RANKS = r'"(first_rank|nproc_per_node)": ([0-9]{1,7})'
 
 
 @dataclass(frozen=True)
@@ -82,18 +83,16 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
 
     def ranks_of(node: Node) -> range:
         control_dir = attempt.by_node[node].place.control_dir
-        text = node.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout.decode(
-            errors="replace"
-        )
-        found = dict(re.findall(r'"(first_rank|nproc_per_node)": (\d{1,7})', text))
-        if len(found) < 2:
+        answer = node.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
+        numbers = dict(re.findall(RANKS, answer.decode(errors="replace")))
+        if len(numbers) < 2:
             raise CommandFailed(
                 f"{control_dir}/spec.json does not list the node's ranks",
                 "use --node instead",
                 host=node.name,
             )
-        first = int(found["first_rank"])
-        return range(first, first + int(found["nproc_per_node"]))
+        first = int(numbers["first_rank"])
+        return range(first, first + int(numbers["nproc_per_node"]))
 
     found, failures = try_each(attempt.nodes, ranks_of)
     for node, ranks in found.items():

@@ -43,7 +43,7 @@ class RemoteFile:
 
 
 @dataclass
-class Fetched:
+class FetchResult:
     """What was fetched. failures: errors of hosts that did not answer. errors: of single files."""
 
     to: Path
@@ -69,8 +69,8 @@ class Fetched:
         return f"{self.to}: fetched {self.files} files, {size:.1f} MB; {self.skipped} unchanged"
 
 
-def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
-    done = Fetched(to)
+def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
+    done = FetchResult(to)
     with newest_attempt(folder, console) as attempt:
         with log_store(folder, console) as store:
             missing_lines = sync_logs(attempt, store, console)
@@ -100,9 +100,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> Fetched:
     return done
 
 
-def list_files(
-    attempt: RunningAttempt,
-) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
+def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
     """Return the run's files, and the errors of hosts that are silent or send no list of files.
 
     Lists a shared home only once.
@@ -123,7 +121,7 @@ def list_files(
                 nonsense = True
         if nonsense or (sizes and not files):
             raise UnusableAnswer(
-                "it sends something else than a list of the run's files",
+                "its answer is not a list of the run's files",
                 f"look at {place.run_dir} and at `find` and `sha256sum` there",
                 host=node.name,
             )
@@ -162,7 +160,7 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
     return at
 
 
-def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) -> None:
+def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Console) -> None:
     """Fetch a file, continuing where an earlier fetch was interrupted. Raises DdpctlError."""
     if target.is_file() and _sha256(target) == file.sha256:
         done.skipped += 1
@@ -172,12 +170,8 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
             part = _fetch_part(file, target, done)
         part.replace(target)
     except OSError as error:
-        if error.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EROFS,
-        ):  # no other file will fit either
-            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise  # no other file will fit either
         raise CommandFailed(
             f"{file.path} cannot be written to {done.to}: {error.strerror}",
             "rename what is in its place, or pass another folder as --to",
@@ -186,7 +180,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: Fetched, console: Console) 
     done.files += 1
 
 
-def _fetch_part(file: RemoteFile, target: Path, done: Fetched) -> Path:
+def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
     """Fetch a file into a hidden one beside `target`, not through a link. Return its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.parent.resolve() != done.to.resolve() / target.parent.relative_to(done.to):

@@ -11,6 +11,7 @@ from ..follow.node_watcher import Batch
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged, parse_since
 from ..logs.store import Mark, known_marks
+from ..outcomes import Exit
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
@@ -50,8 +51,8 @@ def with_nodes_and_ranks(
     )
 
 
-def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, follow: bool) -> int:
-    """Print the logs. Return 0, or 4 if lines are missing because a host did not answer."""
+def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, follow: bool) -> Exit:
+    """Print the logs. Return UNREACHABLE if lines are missing because a host did not answer."""
     lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store, console)
@@ -69,7 +70,7 @@ def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, fol
                     if interrupts.take() is not None:
                         break  # closes the monitor
             lines.settle()
-    return 4 if failures else 0
+    return Exit.UNREACHABLE if failures else Exit.DONE
 
 
 def print_recorded(

@@ -22,6 +22,7 @@ from ..diagnosis.stack_groups import (
 from ..engines.running import RunningNode
 from ..errors import CommandFailed, CommandTimeout
 from ..logs.event_reader import parsed
+from ..outcomes import Exit
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
 from ..runs.reported import agreed_attempt
@@ -36,7 +37,7 @@ TIMEOUT = 10  # seconds for a supervisor to answer
 ASK = load_script(__file__, "ask_stacks.sh")
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK
 RULE = "-" * 15
-ONE_MOMENT = "this is one moment: only if a rank is still there the next time may it hang"
+SNAPSHOT = "this is a snapshot: a rank may hang only if it is still there the next time"
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Answer:
     ranks: tuple[RankStack, ...] = ()
 
 
-def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> int:
-    """Print the stacks of all ranks that answer. Return 0, or 4 if a host did not answer."""
+def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> Exit:
+    """Print the stacks of all ranks that answer. Return UNREACHABLE if a host did not answer."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
         found, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
@@ -80,7 +81,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
         console.print("\n".join(lines(answers, groups)))
     else:
         console.say(f"run {folder.run_id} has ended: see `ddpctl logs {folder.run_id}`")
-    return 4 if failures else 0
+    return Exit.UNREACHABLE if failures else Exit.DONE
 
 
 def _ask(member: RunningNode, kind: str) -> Answer:
@@ -125,7 +126,7 @@ def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
         *(line for group in groups for line in block(group)),
         *nodes("starting", "no ranks yet; torchrun is starting or waiting for another node"),
         *verdict(groups),
-        *([ONE_MOMENT] if stragglers(groups) else []),
+        *([SNAPSHOT] if stragglers(groups) else []),
         *nodes("ended", "has ended"),
     ]
 

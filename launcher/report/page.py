@@ -29,7 +29,7 @@ SPAN = 1000  # width of the timeline in units
 
 
 @dataclass(frozen=True)
-class Shown:
+class RunView:
     """What the page shows about one run.
 
     hosts_file: its text, without secrets. notes: missing data, and why.
@@ -45,7 +45,7 @@ class Shown:
     evidence: Mapping[str, str] = field(default_factory=dict)
 
 
-def page(run: Shown) -> str:
+def page(run: RunView) -> str:
     record = run.record
     last = record.attempts[-1] if record.attempts else None
     groups = newest_groups(run.journals.of(last.attempt)) if last else []
@@ -81,7 +81,7 @@ def page(run: Shown) -> str:
     )
 
 
-def comparison(first: Shown, second: Shown) -> str:
+def comparison(first: RunView, second: RunView) -> str:
     runs = {"A": first, "B": second}
     heads = [
         f"<p><strong>{name}</strong> {text(run.record.run_id)} {state(run.record.state)} "
@@ -160,7 +160,7 @@ def _kind(word: str) -> str:
     return word if word in (RunState.SUCCEEDED, RunState.FAILED) else "other"
 
 
-def notes(run: Shown) -> list[str]:
+def notes(run: RunView) -> list[str]:
     return [f'<p class="note">{text(note)}</p>' for note in run.notes]
 
 
@@ -173,7 +173,7 @@ def summary(record: RunRecord) -> str:
     return ", ".join([*words, *([_took(last)] if last.ended else [])])
 
 
-def plan(run: Shown) -> dict[str, str]:
+def plan(run: RunView) -> dict[str, str]:
     """Return the run's command, settings, digests and versions by name; "" if unknown."""
     record = run.record
     last = record.attempts[-1] if record.attempts else None
@@ -192,7 +192,7 @@ def plan(run: Shown) -> dict[str, str]:
     }
 
 
-def results(run: Shown) -> dict[str, str]:
+def results(run: RunView) -> dict[str, str]:
     """Return the state, the number of attempts, and the last value of each curve by step.
 
     For a chart over time, return the mean of all its curves.
@@ -240,7 +240,7 @@ def folded(title: str, body: str) -> str:
     return f"<details><summary>{text(title)}</summary>{preformatted(body)}</details>"
 
 
-def failures(run: Shown) -> Iterator[str]:
+def failures(run: RunView) -> Iterator[str]:
     """Yield the first failure of each attempt, the newest one in full, earlier ones folded."""
     failed = [
         (a.attempt, a.first_failure) for a in reversed(run.record.attempts) if a.first_failure

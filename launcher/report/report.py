@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from ..errors import DdpctlError, StateError, UsageError, lines
+from ..outcomes import Exit
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.many import try_each
@@ -17,16 +18,16 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from .charts import charts, together
 from .journals import began, parse_journals
-from .page import Shown, comparison, page
+from .page import RunView, comparison, page
 
 EVENTS = load_script(__file__, "run_events.sh")
 LONGEST = 12_000_000  # bytes of metrics and of events; of more, only the newest are shown
 
 
-def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
-    """Write the page about one run or two. Return 0, or 4 if a host did not answer."""
-    shown = [_collect(folder, console) for folder in folders]
-    html = page(shown[0]) if len(shown) == 1 else comparison(*shown)
+def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
+    """Write the page about one run or two. Return UNREACHABLE if a host did not answer."""
+    views = [_collect(folder, console) for folder in folders]
+    html = page(views[0]) if len(views) == 1 else comparison(*views)
     try:
         # ASCII with character references is safe in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
@@ -35,10 +36,10 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> int:
             error.what, "correct its permissions, or pass another file as -o"
         ) from None
     console.print(str(out))
-    return 4 if any(run.notes for run in shown) else 0
+    return Exit.UNREACHABLE if any(run.notes for run in views) else Exit.DONE
 
 
-def _collect(folder: RunFolder, console: Console) -> Shown:
+def _collect(folder: RunFolder, console: Console) -> RunView:
     record = folder.load()
     answers, failures = _ask(folder, record, console) if record.attempts else ({}, {})
     report_errors({node.name: error for node, error in failures.items()}, console)
@@ -46,7 +47,7 @@ def _collect(folder: RunFolder, console: Console) -> Shown:
     journals = parse_journals(record, events)
     names = journals.node_names()
     drawn = together({node.name: charts(metrics, names) for node, (metrics, _) in answers.items()})
-    return Shown(
+    return RunView(
         record,
         [*drawn, *journals.usage_charts(began(record))],
         journals,

@@ -30,15 +30,6 @@ class Restart(enum.Enum):
     ELSEWHERE = "on another host"
 
 
-@dataclass(frozen=True)
-class Match:
-    """kind and remedy: of the error text that was found. text: what it was found in."""
-
-    kind: str
-    remedy: str
-    text: str
-
-
 class KindTable:
     """The kinds of failure, and the error texts that mean them."""
 
@@ -51,13 +42,13 @@ class KindTable:
     def restart(self, kind: str) -> Restart:
         return self._restarts.get(kind, Restart.NEVER)
 
-    def match(self, texts: Sequence[str]) -> Match | None:
-        """Return the first error text in the first of `texts` that has any."""
+    def match(self, texts: Sequence[str]) -> tuple[str, str, str]:
+        """Return the first of `texts` that means a kind, as (kind, remedy, text), or three ""."""
         for text in texts:
             for kind, pattern, remedy in self._texts:
                 if pattern.search(text):
-                    return Match(kind, remedy, text.strip())
-        return None
+                    return kind, remedy, text.strip()
+        return "", "", ""
 
 
 class Weight(enum.IntEnum):
@@ -118,16 +109,13 @@ def rank_ending(
     by_kernel = oom_killed or any(each.oom_kills for each in resources)
     if by_kernel and kind == "worker-killed":
         kind, message, remedy = "oom-killed", oom_message(resources, message), ""
-    elif (
-        by_kernel and kind == "killed" and "SIGKILL" in (exit.signal, shell_signal(exit.exit_code))
-    ):
+    elif by_kernel and "SIGKILL" in (exit.signal, shell_signal(exit.exit_code)):
         kind, message = "oom-killed", oom_message(resources)
     reaped = exit.exit_code is None  # torchrun reaps its ranks at once when it stops
     stopped_by_us = exit.stopping and (reaped or exit.signal in SIGNALS_OF_OURS)
     if stopped_by_us or exit.signal == "SIGTERM":
-        return Ending(
-            Weight.TERMINATED, "peer-gone" if kind == "exception" else kind, message, remedy
-        )
+        kind = "peer-gone" if kind == "exception" else kind
+        return Ending(Weight.TERMINATED, kind, message, remedy)
     if kind == "peer-gone":
         return Ending(Weight.EFFECT, kind, message, remedy)
     if kind == "collective-timeout":
@@ -170,9 +158,8 @@ def describe(
 
     remedy: "" for the kind's own.
     """
-    found = table.match(log_patterns.telling_texts(lines))
-    error = log_patterns.error_line(lines) or recorded
-    kind, remedy = (found.kind, found.remedy) if found else ("", "")
+    printed, remedy, text = table.match(log_patterns.telling_texts(lines))
+    kind, error = printed, log_patterns.error_line(lines) or recorded
     ended = "was killed by %s" % signal if signal else "exited with code %s" % code
     if code is None:
         ended = "exited with an unknown code"
@@ -187,8 +174,8 @@ def describe(
         return "killed", ended, ""
     if error:
         return kind or "exception", "raised %s" % error, remedy
-    if found and kind == found.kind:
-        ended = "%s: %s" % (ended, found.text)
+    if kind and kind == printed:
+        ended = "%s: %s" % (ended, text)
     return kind or "exit-code", ended, remedy
 
 

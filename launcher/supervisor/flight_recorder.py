@@ -78,16 +78,15 @@ class FlightRecorder:
 
         round: what the dumps are about; those of the next one will have the same names.
         """
-        found: list[Collective] = []
+        newest: list[Collective] = []
         for path in sorted(glob.glob(os.path.join(glob.escape(self._folder), "*-rank-*"))):
-            folder, file = os.path.split(path)
-            name = re.fullmatch(r"(gloo|nccl)-rank-(\d{1,6})", file)
+            name = re.fullmatch(r"(gloo|nccl)-rank-(\d{1,6})", os.path.basename(path))
             if name:
                 with contextlib.suppress(*MALFORMED):
-                    os.rename(path, os.path.join(folder, "%d-%s" % (round, file)))
-                    path = os.path.join(folder, "%d-%s" % (round, file))
-                    found += collectives(int(name[2]), name[1], load(path))
-        return found
+                    kept = os.path.join(self._folder, "%d-%s" % (round, name[0]))
+                    os.rename(path, kept)
+                    newest += collectives(int(name[2]), name[1], load(kept))
+        return newest
 
 
 class Plain(pickle.Unpickler):

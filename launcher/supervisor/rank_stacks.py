@@ -32,7 +32,7 @@ FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 STATES = {"T": "stopped", "t": "traced", "Z": "exited", "X": "exited"}
 
 
-class Taking(threading.Thread):
+class StackThread(threading.Thread):
     """Takes the stacks of some ranks once. A thread, because the disk with their code may hang."""
 
     def __init__(self, ranks: Iterable[Rank], folder: str, requests: list[tuple[str, str]]) -> None:
@@ -76,7 +76,7 @@ class StackTaker:
         self._spec = spec
         self._folder = os.path.realpath(os.path.join(spec.dir, "stacks"))
         self._looked_at = 0.0
-        self._taking: Taking | None = None
+        self._thread: StackThread | None = None
         self.written = False  # whether the stacks that node 0 requested are in the journal
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
@@ -97,35 +97,35 @@ class StackTaker:
     def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
         """Answer requests. Return the stacks once if node 0 wants them, otherwise None."""
         self.written = self.written and wanted
-        if self._taking is None:
+        if self._thread is None:
             requests = self._new_requests()
             if requests or (wanted and not self.written):
-                self._taking = Taking(ranks, self._folder, requests)
+                self._thread = StackThread(ranks, self._folder, requests)
                 with contextlib.suppress(RuntimeError):  # the job has used up the process limit
-                    self._taking.start()
-        if self._taking is None or not self._taking.done:
+                    self._thread.start()
+        if self._thread is None or not self._thread.done:
             return None
-        taken, self._taking = self._taking, None
+        thread, self._thread = self._thread, None
         self.written = wanted
-        if taken.stacks is None:
+        if thread.stacks is None:
             return None
-        for _, request in taken.requests:
-            self._answer(request, phase, taken.stacks)
-        return taken.stacks if wanted else None
+        for _, request in thread.requests:
+            self._answer(request, phase, thread.stacks)
+        return thread.stacks if wanted else None
 
     def _new_requests(self) -> list[tuple[str, str]]:
         """Return new requests. Listing the folder makes NFS ask its server for other hosts' files."""
-        found: list[tuple[str, str]] = []
+        requests: list[tuple[str, str]] = []
         if time.monotonic() - self._looked_at < LOOK:
-            return found
+            return requests
         self._looked_at = time.monotonic()
         with contextlib.suppress(OSError):  # the request was withdrawn, or the folder is gone
             for name in os.listdir(self._spec.dir):
                 if name.startswith("ask-") and name.count("-") == 2:
                     os.unlink(os.path.join(self._spec.dir, name))
                     _, kind, request = name.split("-")
-                    found.append((kind, request))
-        return found
+                    requests.append((kind, request))
+        return requests
 
     def _answer(self, request: str, phase: str, stacks: list[Stack]) -> None:
         answer = StackAnswer(self._spec.attempt, self._spec.node_rank, phase, tuple(stacks))
@@ -196,15 +196,15 @@ def has_open(pid: int, path: str) -> bool:
 
 def parse(text: str) -> list[Thread]:
     """Parse faulthandler's output. The main thread is named "main", others by id and name."""
-    found: list[tuple[str, list[Frame]]] = []
+    threads: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)
         if head:
             other = head[1] == "Thread"  # the main thread handled the signal
-            found.append(((head[2] or "") + (head[3] or "") if other else "main", []))
-        elif frame and found:
-            found[-1][1].insert(0, Frame(frame[1], int(frame[2]), frame[3]))
-    return [Thread(name, tuple(frames)) for name, frames in found]
+            threads.append(((head[2] or "") + (head[3] or "") if other else "main", []))
+        elif frame and threads:
+            threads[-1][1].insert(0, Frame(frame[1], int(frame[2]), frame[3]))
+    return [Thread(name, tuple(frames)) for name, frames in threads]
 
 
 def with_source(stack: Stack) -> Stack:

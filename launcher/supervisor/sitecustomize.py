@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 
+FOLDER = os.path.dirname(__file__)
 # Real-time signals: no program sends them by accident, and they are queued. faulthandler writes the
 # stack inside the signal handler, so even a thread that waits in C for another rank responds.
 MAIN_THREAD, ALL_THREADS = 58, 59
@@ -22,7 +23,7 @@ HIGH = 200  # the script may expect its descriptors to have the usual low number
 OPEN_FILES = 65536  # data loader workers pass tensors as files; a usual limit is 1024
 
 
-def listen(folder: str) -> None:
+def listen() -> None:
     """Install the signal handlers. They write to a file named after this process's pid.
 
     The process may be a child of the rank.
@@ -31,7 +32,7 @@ def listen(folder: str) -> None:
     import fcntl
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-    low = os.open(os.path.join(folder, str(os.getpid())), flags, 0o600)
+    low = os.open(os.path.join(FOLDER, str(os.getpid())), flags, 0o600)
     try:
         out = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, HIGH)
     finally:
@@ -105,23 +106,23 @@ class DumpOnRequest:
                 os.rename(path + ".part", path)
 
 
-def record(_: str) -> None:
+def record() -> None:
     DumpOnRequest(os.environ.pop("DDPCTL_FLIGHT_RECORDER"))
 
 
-def leave(folder: str, is_rank: bool) -> None:
+def leave(is_rank: bool) -> None:
     """Remove the folder from sys.path and, in a rank, from PYTHONPATH: torchrun passes it on."""
-    sys.path[:] = [path for path in sys.path if path != folder]
+    sys.path[:] = [path for path in sys.path if path != FOLDER]
     if not is_rank:
         return
-    own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != folder]
+    own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != FOLDER]
     if own:
         os.environ["PYTHONPATH"] = os.pathsep.join(own)
     else:
         os.environ.pop("PYTHONPATH", None)
 
 
-def pin(_: str) -> None:
+def pin() -> None:
     """Run this rank and its children on the cores next to its GPU."""
     lists = os.environ["DDPCTL_RANK_CORES"].split()
     cores: set[int] = set()
@@ -131,7 +132,7 @@ def pin(_: str) -> None:
     os.sched_setaffinity(0, cores & os.sched_getaffinity(0))
 
 
-def allow_open_files(_: str) -> None:
+def allow_open_files() -> None:
     """Raise the soft limit on open files to the hard limit, but at most to OPEN_FILES."""
     import resource
 
@@ -142,14 +143,13 @@ def allow_open_files(_: str) -> None:
 
 
 def begin() -> None:
-    folder = os.path.dirname(__file__)
     is_rank = "RANK" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ
-    leave(folder, is_rank)
+    leave(is_rank)
     if is_rank and "DDPCTL_RESTART_COUNT" in os.environ:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["DDPCTL_RESTART_COUNT"]
     for act in (listen, pin, allow_open_files, record) if is_rank else ():
         try:
-            act(folder)
+            act()
         except Exception:  # the run matters more
             pass
     ours = sys.modules.pop("sitecustomize")

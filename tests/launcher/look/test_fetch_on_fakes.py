@@ -70,7 +70,7 @@ def test_a_host_whose_list_of_files_is_nonsense_is_one_warning(
     find.chmod(0o755)
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert (code, err.count("gpu0:")) == (4, 1), err
-    assert "gpu0: it sends something else than a list of the run's files" in err
+    assert "gpu0: its answer is not a list of the run's files" in err
     assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
 
 

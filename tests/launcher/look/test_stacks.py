@@ -93,7 +93,7 @@ def test_the_rank_elsewhere_is_named_and_the_run_goes_on(machine: Machine) -> No
     assert "  train.py:8 in dawdle: wait()\n" in shown
     *_, sentence, caution = shown.splitlines()
     assert sentence.startswith("rank 3 of local is not where the other ranks are: at train.py:")
-    assert caution.startswith("this is one moment")
+    assert caution.startswith("this is a snapshot")
 
     state = machine.folder / "state"
     shutil.rmtree(state)  # the launching machine is lost

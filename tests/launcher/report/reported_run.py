@@ -8,7 +8,7 @@ from launcher.failure import FirstFailure
 from launcher.outcomes import NodeState, RunState
 from launcher.report.charts import Chart, charts
 from launcher.report.journals import Journals, NodeJournal, began
-from launcher.report.page import Shown
+from launcher.report.page import RunView
 from launcher.runs.record import (
     AttemptRecord,
     NodeRecord,
@@ -108,10 +108,10 @@ def journals_of(evil: str = "plain") -> Journals:
     return Journals([node_journal(a, r, evil) for a in (1, 2) for r in (0, 1)])
 
 
-def shown(evil: str = "plain", charts_drawn: list[Chart] | None = None) -> Shown:
+def shown(evil: str = "plain", charts_drawn: list[Chart] | None = None) -> RunView:
     record, journals = record_of(evil), journals_of(evil)
     drawn = [*charts(metrics_lines()), *journals.usage_charts(began(record))]
     notes = [evil] if evil != "plain" else []
     chosen = drawn if charts_drawn is None else charts_drawn
     evidence = {"failure-attempt-1": f"kernel {evil}", "failure-attempt-2-restart-1": f"gpu {evil}"}
-    return Shown(record, chosen, journals, f"hosts: [gpu1] # {evil}", notes, TIMES[2], evidence)
+    return RunView(record, chosen, journals, f"hosts: [gpu1] # {evil}", notes, TIMES[2], evidence)

@@ -13,7 +13,7 @@ from .topology import rank_cores, same_machine
 GPU_ORDER = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
 )  # if the user sets one of these, a rank's GPU is unknown
-STUCK_IN_KERNEL = "1800"  # seconds in state D until torchrun 2.13 gives a rank up for dead
+STUCK_IN_KERNEL = "1800"  # seconds in state D until torchrun 2.13 gives up on a rank
 Variables = dict[str, str | None]  # None: only the host knows the value, and it was not asked yet
 
 

@@ -1,6 +1,6 @@
 """The labels of a node's container: one rule for those that ddpctl writes and those that it reads. Pure.
 
-A host takes part in what ddpctl writes (its clock, its GPUs), and may show any labels.
+Some values come from the host (its clock, its GPUs), and a host may report any labels.
 """
 
 import re

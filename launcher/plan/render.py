@@ -41,7 +41,8 @@ def plan_text(plan: Plan) -> str:
     rows = [list(node_rows(plan, node)) for node in plan.nodes]
     shared = [row for row in rows[0] if all(row in others for others in rows)]
     width = max(len(node.host.name) for node in plan.nodes)
-    lines = [*_head(plan), "", "on every node", *_folded(shared)]
+    lines = [f"{name:<13} {value}" for name, value in _head(plan) if value]
+    lines += ["", "on every node", *_folded(shared)]
     lines += ["", "on node K, where it differs"]
     for node, own in zip(plan.nodes, rows, strict=True):
         differences = [f"{kind} {value}" for kind, value in own if (kind, value) not in shared]
@@ -64,27 +65,20 @@ def _torchrun(plan: Plan) -> Iterator[str]:
     yield f"  {shlex.join(torchrun_command(known, first))}"
 
 
-def _head(plan: Plan) -> Iterator[str]:
-    job, ranks = plan.job, plan.world_size if plan.world_size is not None else ASKED
-    yield f"run           {plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
-    any_hosts = ", on any hosts with free GPUs (the first are shown)" if plan.options.nodes else ""
-    yield f"nodes         {plan.nnodes}, ranks {ranks}{any_hosts}"
-    yield f"master        {plan.master_addr or ASKED}:{plan.master_port or ASKED}"
-    if plan.engine.in_container:
-        yield f"image         {job.image}"
-    if job.workdir:
-        yield f"workdir       {job.workdir} -> /workspace"
-    if job.dataset:
-        yield f"dataset       {job.dataset} -> /data (read-only)"
-    used = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
-    yield f"max restarts  {job.max_restarts}{used}"
-    yield f"time to stop  {duration(job.stop_timeout)}"
-    yield from (f"{name:<13} {value}" for name, value in _options(plan) if value)
-
-
-def _options(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what is not as usual."""
+def _head(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what the nodes have in common, by name; "" for what the run does not have."""
     job, options, wait = plan.job, plan.options, plan.options.wait
+    ranks = plan.world_size if plan.world_size is not None else ASKED
+    any_hosts = ", on any hosts with free GPUs (the first are shown)" if options.nodes else ""
+    past = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
+    yield "run", f"{plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
+    yield "nodes", f"{plan.nnodes}, ranks {ranks}{any_hosts}"
+    yield "master", f"{plan.master_addr or ASKED}:{plan.master_port or ASKED}"
+    yield "image", job.image if plan.engine.in_container else ""
+    yield "workdir", f"{job.workdir} -> /workspace" if job.workdir else ""
+    yield "dataset", f"{job.dataset} -> /data (read-only)" if job.dataset else ""
+    yield "max restarts", f"{job.max_restarts}{past}"
+    yield "time to stop", duration(job.stop_timeout)
     yield "time limit", duration(job.time_limit) if job.time_limit else ""
     yield "hang timeout", duration(options.hang_timeout) if options.hang_timeout else ""
     yield "wait", "" if wait is None else duration(wait) if wait else "as long as it takes"

@@ -46,14 +46,8 @@ def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]
         *("--nproc-per-node", str(node.nproc_per_node or "gpu")),
         *("--master-addr", plan.master_addr or unknown),
         *("--master-port", str(plan.master_port or unknown)),
-        *(
-            "--max-restarts",
-            "0",
-            *plan.job.torchrun_args,
-            *command[:own_flags],
-            "--",
-            *command[own_flags:],
-        ),
+        *("--max-restarts", "0", *plan.job.torchrun_args),
+        *(*command[:own_flags], "--", *command[own_flags:]),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..ssh.node import Node
 from ..state import make_folder, state_home, write_atomically
 from ..text import one_line, rfc3339
-from .findings import Finding
+from .findings import Finding, warning
 
 FILE = "blamed.json"
 
@@ -24,13 +24,10 @@ def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
 def blame_of(nodes: Sequence[Node]) -> list[Finding]:
     """Return a warning for each host that was to blame."""
     return [
-        Finding(
-            "warning",
-            name,
-            "runs",
-            f"run {run} avoids it since {at}: {why}",
+        warning(
+            f"run {run} has avoided it since {at}: {why}",
             f"repair it; `ddpctl check --clear {name}` forgets this",
-        )
+        ).at(name, "runs")
         for name, (run, at, why) in _load().items()
         if any(node.name == name for node in nodes)
     ]

@@ -34,16 +34,10 @@ from .machine import Machine, UnreachableMachine
 from .probe import Probe
 
 USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
+MODULES = (check_docker, check_python, check_gpus, check_resources, check_network, check_rdma)
 CHECKS = [
     (name, check)
-    for module in (
-        check_docker,
-        check_python,
-        check_gpus,
-        check_resources,
-        check_network,
-        check_rdma,
-    )
+    for module in MODULES
     for name, checks in module.CHECKS.items()
     for check in checks
 ]

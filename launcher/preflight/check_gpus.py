@@ -190,11 +190,8 @@ def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     ]
     direct = [g for g in used if g.memory_mib and not re.search("GeForce|TITAN", g.name)]
     rdma = any(port.is_up for port in facts.rdma_ports) and len(fleet.machines) > 1 and direct
-    if (
-        "x86" in facts.kernel
-        and (by_pcie or rdma)
-        and "NCCL_P2P_DISABLE" not in fleet.cluster.job.env
-    ):
+    p2p = "x86" in facts.kernel and "NCCL_P2P_DISABLE" not in fleet.cluster.job.env
+    if p2p and (by_pcie or rdma):
         remedy = "boot with iommu=pt, or disable the IOMMU"
         if translated := [gpu.index for gpu in used if gpu.iommu.startswith("DMA")]:
             what = f"the IOMMU translates addresses for GPU {ranges(translated)}"

@@ -13,6 +13,7 @@ GIB = 2**20  # in KiB
 LEAST_FREE = 1 * GIB  # a run needs this much for its logs and checkpoints
 LITTLE_FREE = 4 * GIB
 LEAST_INODES = 10_000
+LEAST_OPEN_FILES = 4096
 SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificates
 
 
@@ -65,11 +66,8 @@ def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     if 0 < details.memory_available_kib < GIB // 2:
         what = f"only {_size(details.memory_available_kib)} of memory available"
         yield warning(what, "stop the programs that use it")
-    if (
-        not machine.in_containers
-        and details.open_files.isdecimal()
-        and int(details.open_files) < 4096
-    ):
+    few_files = details.open_files.isdecimal() and int(details.open_files) < LEAST_OPEN_FILES
+    if few_files and not machine.in_containers:
         what = f"a process may open only {details.open_files} files, and data loaders need more"
         yield warning(what, "raise nofile in /etc/security/limits.conf there")
     limited = not machine.in_containers or (machine.engine and machine.engine.can.rootless)

@@ -21,12 +21,12 @@ from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
 from ..ssh.limits import AT_ONCE
 from ..ssh.node import Node
+from .check_resources import LEAST_OPEN_FILES
 from .findings import Finding, Problem, failure, failure_of, warning
 from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
-LEAST_OPEN_FILES = 4096
 MARK = "ddpctl-check "
 VERSIONS = {"torch": failure, "nccl": failure, "cuda": warning, "python": warning}
 SCRIPT = r"""

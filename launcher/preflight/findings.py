@@ -40,12 +40,8 @@ class Problem(NamedTuple):
     remedy: str
 
     def at(self, host: str, check: str) -> Finding:
-        return Finding(
-            self.severity,
-            host,
-            check,
-            *(one_line(text, LONGEST) for text in (self.what, self.remedy)),
-        )
+        what, remedy = (one_line(text, LONGEST) for text in (self.what, self.remedy))
+        return Finding(self.severity, host, check, what, remedy)
 
 
 failure = functools.partial(Problem, "failure")

@@ -287,13 +287,13 @@ def transports(me: ThisRank) -> dict[str, int]:
     """Return the number of channels per transport in all ranks' NCCL logs. Without CUDA: Gloo."""
     if not me.cuda:
         return {"sockets (Gloo)": 1}
-    found = Counter(
+    channels = Counter(
         next((name for word, name in TRANSPORTS.items() if via.startswith(word)), via)
         for path in Path("/tmp").glob(f"ddpctl-nccl.{me.local_rank}.*")
         for via in re.findall(r" via (\S+)", path.read_text(errors="replace"))
     )
     every: list[Any] = [None] * me.world
-    dist.all_gather_object(every, found)
+    dist.all_gather_object(every, channels)
     return dict(sum(every, Counter()))
 
 

@@ -85,20 +85,20 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     last = None
     with contextlib.suppress(OSError, ValueError, KeyError):
         last = float(json.loads(record.read_text())["busbw"])
-    found = problems(report, options.min_busbw, last, code)
+    lines = problems(report, options.min_busbw, last, code)
     if report.sizes:
         make_folder(record.parent)
         write_atomically(record, json.dumps({"version": 1, "busbw": report.busbw}) + "\n")
     if as_json:
-        console.json(document(report, found, options.step_seconds))
+        console.json(document(report, lines, options.step_seconds))
     else:
         console.print(text(report, options.step_seconds))
-    for problem in found:
+    for problem in lines:
         console.error(problem)
     if options.plot and report.sizes:
         plot(report, Path(options.plot))
         console.say(f"wrote {options.plot}")
-    return Exit.FAILED if found and code is not Exit.INTERRUPTED else code
+    return Exit.FAILED if lines and code is not Exit.INTERRUPTED else code
 
 
 def measure(

@@ -140,15 +140,15 @@ def problems(
     report: Report, min_busbw: float | None, last: float | None, code: int = 0
 ) -> list[str]:
     """Return one line per problem. last: GB/s of the last run on these hosts. code: exit code."""
-    found = [*_unreached(report), *_late(report)]
+    lines = [*_unreached(report), *_late(report)]
     for right in report.all("right"):
         if right["verdict"] == "WRONG":
             ranks = ", ".join(map(str, right["ranks"]))
-            found.append(
+            lines.append(
                 f"{right['collective']} gave wrong results on rank {ranks}: a host of these "
                 "ranks may have faulty memory or a faulty network card; run the vendor's diagnostics"
             )
-    found += slow_pairs(report)
+    lines += slow_pairs(report)
     below = ""
     if min_busbw is not None and report.busbw < min_busbw:
         below = f"bus bandwidth {report.busbw:.3g} GB/s is below --min-busbw {min_busbw:g}"
@@ -156,13 +156,13 @@ def problems(
         below = f"bus bandwidth is {report.busbw:.3g} GB/s"
         below += f", but was {last:.3g} in the last run on these hosts"
     if below and report.sizes:
-        found.append(f"{below}: add `--pairwise` to find slow links")
-    if not report.all("done") and not found:
-        found.append("the check did not finish: its output shows why")
-    if code and not found:
+        lines.append(f"{below}: add `--pairwise` to find slow links")
+    if not report.all("done") and not lines:
+        lines.append("the check did not finish: its output shows why")
+    if code and not lines:
         what = f"all measurements finished, but then the run exited with {code}"
-        found.append(f"{what}: `ddpctl logs RUN` shows why")
-    return found
+        lines.append(f"{what}: `ddpctl logs RUN` shows why")
+    return lines
 
 
 def _unreached(report: Report) -> list[str]:
@@ -294,12 +294,15 @@ def _row(*cells: object) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
-def document(report: Report, found: Sequence[str], step: float | None = None) -> dict[str, Any]:
-    """Return the document of `sanity --json`, version 1. Units: seconds, bytes, GB/s (1e9 bytes)."""
+def document(report: Report, lines: Sequence[str], step: float | None = None) -> dict[str, Any]:
+    """Return the document of `sanity --json`, version 1. Units: seconds, bytes, GB/s (1e9 bytes).
+
+    lines: the problems.
+    """
     return {
         "version": 1,
-        "ok": not found,
-        "problems": list(found),
+        "ok": not lines,
+        "problems": list(lines),
         "hosts": list(report.hosts),
         **report.last("world"),
         "unreached": report.last("mesh").get("failed", []),

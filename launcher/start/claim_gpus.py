@@ -59,7 +59,7 @@ def claim_gpus(
 
 
 def _rivals_ahead(attempt: RunningAttempt, plan: Plan) -> list[DdpctlError]:
-    """Return what the rivals have that come first. Wait while it is undecided whether one does."""
+    """Return what rivals that come first have. Wait while it is undecided whether one does."""
     plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
     wanted = {node: plan.resources(each) for node, each in plans.items()}
     sharing = [node for node in wanted if wanted[node]]

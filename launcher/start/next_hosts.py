@@ -15,7 +15,7 @@ from ..ssh.node import Node, connected
 from ..supervisor.classify import Restart
 from ..text import counted
 
-# After these, a host is to blame. After the second in one run, it is used only if no other is left.
+# A host is to blame for these. After the second in one run, it is used only if no other is left.
 BLAMING = (
     FailureKind.GPU_FAILED,
     FailureKind.NETWORK_CUT,
@@ -99,7 +99,7 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
 
 
 def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
-    """Return the hosts that are better not used, because earlier failures were theirs."""
+    """Return the hosts to avoid, because they are to blame for earlier failures."""
     problems = {}
     for host in (*cluster.hosts, *cluster.spares):
         own = [each for each in record.restarts if each.host == host.name]

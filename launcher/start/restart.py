@@ -189,7 +189,7 @@ def gpus_kept(
 
 @contextlib.contextmanager
 def place_kept(base: Request) -> Iterator[Tickets | None]:
-    """Keep the GPUs of a run that may restart claimed. None: no host answers."""
+    """Keep the GPUs of a run that may restart claimed. Yield None if no host answers."""
     silent = base.earlier.pending_stop if base.earlier else []
     with connected([host for host in base.cluster.hosts if host.name not in silent]) as nodes:
         facts, _ = try_each(nodes, lambda node: gather_one(node, ports=False))

@@ -135,12 +135,9 @@ def start(
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
     """Print which digests differ from the previous attempt."""
+    packages = "image" if plan.engine.in_container else "set of packages"
     for what, before, now in (
-        (
-            "image" if plan.engine.in_container else "set of packages",
-            earlier.image_digest,
-            plan.image_digest,
-        ),
+        (packages, earlier.image_digest, plan.image_digest),
         ("dataset", earlier.dataset_digest, plan.dataset_digest),
         ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
     ):

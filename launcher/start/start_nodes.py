@@ -72,7 +72,7 @@ def start_nodes(plan: Plan, attempt: RunningAttempt, console: Console) -> None:
 
 
 def remove_nodes(plan: Plan, attempt: RunningAttempt, *, folders: bool = False) -> None:
-    """Stop and remove the nodes of this attempt. folders: its folders too, as if it had never been.
+    """Stop and remove the nodes of this attempt. folders: its folders too, as if it had never existed.
 
     If a node cannot be removed now, `kill` finds it by its labels.
     """

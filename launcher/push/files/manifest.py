@@ -92,8 +92,8 @@ def parse(text: bytes, digest: str) -> Manifest | None:
             if kind not in (b"d", b"l", b"f", b"x") or not is_inside(path):
                 return None
             entries.append(Entry(path, kind.decode(), int(size), content))
-    found = Manifest(tuple(entries))
-    return found if found.text == text else None
+    manifest = Manifest(tuple(entries))
+    return manifest if manifest.text == text else None
 
 
 def is_inside(path: bytes) -> bool:

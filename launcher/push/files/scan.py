@@ -225,28 +225,28 @@ def _hash_files(walk: _Walk, began: int) -> Mapping[bytes, str]:
     """Return the sha256 of every readable file, from the last scan's cache or by reading the file."""
     cache = cache_home() / "trees" / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
     known = read_cache(cache)
-    found: dict[bytes, str] = {}
+    hashes: dict[bytes, str] = {}
     for path, stamp in walk.stamps.items():
         row = known.get(os.fsdecode(path))
         if isinstance(row, list) and len(row) == 6 and row[:5] == list(stamp):
-            found[path] = str(row[5])
-    unknown = [path for path in walk.stamps if path not in found]
+            hashes[path] = str(row[5])
+    unknown = [path for path in walk.stamps if path not in hashes]
 
     def read(paths: list[bytes]) -> None:
         for path in paths:
             try:
                 with open_file(b"%b/%b" % (walk.root, path)) as file:
-                    found[path] = hashlib.file_digest(file, "sha256").hexdigest()
+                    hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 walk.problem(path, error)
 
     with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter lock
         list(pool.map(read, (unknown[::2], unknown[1::2])))
     rows = {
-        os.fsdecode(path): [*stamp, found[path]]
+        os.fsdecode(path): [*stamp, hashes[path]]
         for path, stamp in walk.stamps.items()
-        if path in found and max(stamp.mtime_ns, stamp.ctime_ns) < began - RACY
+        if path in hashes and max(stamp.mtime_ns, stamp.ctime_ns) < began - RACY
     }
     if rows != known:
         write_cache(cache, json.dumps(rows))
-    return found
+    return hashes

@@ -60,7 +60,7 @@ class Layers:
             layer = arriving.result()
             if number < len(missing):
                 yield partial_archive(self._image, self._first + number, layer)
-        if not self._documents.done():  # it may know the digests of lower layers no longer
+        if not self._documents.done():  # it may no longer know the digests of the lower layers
             doing("waiting for the engine here")
         documents = self._documents.result()
         doing("")

@@ -36,7 +36,7 @@ MAKE_VENV = load_script(__file__, "make_venv.sh")
 ANSWER = re.compile(r"(3\.[0-9]{1,2}-[a-z0-9_]{1,20}) 2\.([0-9]{1,3})\n")
 INSTALL_TIME = 1800.0  # seconds; torch has 15,000 files, and a home folder may be on NFS
 KEPT = 3  # downloads on this machine
-OLDEST_GLIBC = 5  # 2.5: of manylinux1
+OLDEST_GLIBC = 5  # of manylinux1: 2.5
 
 
 @dataclass(frozen=True, order=True)
@@ -157,11 +157,11 @@ def _download(source: Path, text: str, target: WheelTarget, to: Path) -> None:
 
 def _own_pip() -> bytes:
     """Pack pip into one file, which Python runs as `pip.zip/pip`. The same pip gives the same bytes."""
-    found = importlib.util.find_spec("pip")
-    if found is None or found.origin is None:
+    pip = importlib.util.find_spec("pip")
+    if pip is None or pip.origin is None:
         remedy = f"run `{sys.executable} -m ensurepip`"
         raise PushFailed("ddpctl's Python has no pip", remedy, host="this machine")
-    folder, buffer = Path(found.origin).parent, io.BytesIO()
+    folder, buffer = Path(pip.origin).parent, io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":

@@ -50,18 +50,18 @@ class Fanout:
         row = [node for node in row if node in chain.relays]
         if len(row) < 2:
             return self._send_directly(payloads, nodes)
-        seen: list[Payload] = []
-        failures = self._send_through(chain, payloads, row, seen)
+        earlier: list[Payload] = []
+        failures = self._send_through(chain, payloads, row, earlier)
         rest = [node for node in nodes if node not in row]
-        return {**failures, **self._send_directly(seen, rest)}
+        return {**failures, **self._send_directly(earlier, rest)}
 
     def _send_directly(
         self, payloads: Iterable[Payload], nodes: Sequence[Node]
     ) -> dict[Node, DdpctlError]:
         failures: dict[Node, DdpctlError] = {}
         for payload in payloads:
-            left = [node for node in nodes if node not in failures]
-            failures |= try_each(left, partial(self._send_to, payload))[1]
+            ready = [node for node in nodes if node not in failures]
+            failures |= try_each(ready, partial(self._send_to, payload))[1]
         return failures
 
     def _send_to(self, payload: Payload, node: Node) -> None:
@@ -87,13 +87,13 @@ class Fanout:
             self.progress.settled(node, payload.part)
 
     def _send_through(
-        self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node], seen: list[Payload]
+        self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node], earlier: list[Payload]
     ) -> dict[Node, DdpctlError]:
-        """Send, and append the payloads to `seen`. From a damaged one on, send them again directly."""
+        """Send, and append the payloads to `earlier`. From a damaged one on, send them again directly."""
         transfers: list[Transfer] = []
         try:
             for payload in payloads:
-                seen.append(payload)
+                earlier.append(payload)
                 transfers.append(chain.begin(payload, row))
         except DdpctlError:  # `payloads` failed; let these transfers end before any retry
             for transfer in transfers:
@@ -108,7 +108,7 @@ class Fanout:
                     damaged[node] = number
         for node, number in damaged.items():
             self.progress.say(f"{failures.pop(node)}; sending the rest from this machine")
-            rest = seen[number:]
+            rest = earlier[number:]
             self.progress.begin(rest[0].part, [node], sum(payload.size for payload in rest))
             failures |= self._send_directly(rest, [node])
         return failures

@@ -147,7 +147,7 @@ class Run:
             raise NodesFailed(failures)
 
     def kill(self) -> None:
-        """Stop the run on all hosts and prove that nothing is left. Safe to repeat.
+        """Stop the run on all hosts and verify that nothing is left. Safe to repeat.
 
         Raises StopUnconfirmed if a host did not answer; the next contact with it completes the
         stop.

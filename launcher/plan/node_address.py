@@ -148,5 +148,4 @@ def _ssh_address(host: Host, own: Facts, facts: Sequence[Facts]) -> Address:
     """
     seen_from = next((other.ssh_client_ip for other in facts if other.ssh_client_ip), None)
     ip = (seen_from if host.is_local else own.ssh_server_ip) or host.name
-    known = (address for address in own.addresses if address.ip == ip)
-    return next(known, Address(ip, ""))
+    return next((address for address in own.addresses if address.ip == ip), Address(ip, ""))

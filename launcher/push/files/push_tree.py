@@ -127,8 +127,8 @@ class TreePush:
                 whole = set(files[: max(arrived - linked - 1, 0)])  # the last one may be incomplete
                 return Start(base, tuple(entry for entry in rest.write if entry not in whole))
             self._script(node, ABANDON)
-        known = [(base, self._delta(node, base)) for base in ("none", *trees.earlier[:CANDIDATES])]
-        deltas = {base: delta for base, delta in known if delta}
+        bases = ("none", *trees.earlier[:CANDIDATES])
+        deltas = {base: delta for base in bases if (delta := self._delta(node, base))}
         base = min(deltas, key=lambda base: deltas[base].size)
         size = deltas[base].size
         if trees.free is not None and size > trees.free:
@@ -210,9 +210,9 @@ def fetched_manifest(node: Node, digest: str, most: int) -> Manifest | None:
     with contextlib.suppress(CommandFailed, ValueError):
         done = node.script(READ_MANIFEST, digest, timeout=60.0, limit=most)
         text = unpack(done.stdout, most)
-        if found := manifest.parse(text, digest):
-            write_cache(_cache_file(digest), found.text)
-            return found
+        if there := manifest.parse(text, digest):
+            write_cache(_cache_file(digest), there.text)
+            return there
     return None
 
 

@@ -63,9 +63,8 @@ def wheels_of(
     Raises UsageError or PushFailed, for example if a package has no wheel.
     """
     answers, failures = try_each(nodes, lambda node: _target(job, node))
-    targets: dict[str, WheelTarget] = {}
-    for target in sorted(answers.values(), reverse=True):  # the oldest glibc wins
-        targets[target.folder] = target
+    newest_first = sorted(answers.values(), reverse=True)
+    targets = {target.folder: target for target in newest_first}  # the oldest glibc wins
     return (_collect(job, sorted(targets.values()), progress) if targets else None), failures
 
 

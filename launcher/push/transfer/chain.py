@@ -122,14 +122,14 @@ class Transfer:
 
     def finish(self) -> dict[Node, DdpctlError]:
         """Wait for all hosts. Return the failed hosts with their errors."""
-        deadline, seen = 0.0, (-1, -1)
+        deadline, before = 0.0, (-1, -1)
         with self._changed:
             while unfinished := [host for host in self.hosts.values() if not host.done]:
                 self._changed.wait(TICK)
                 steps = sum(host.have // STEP for host in self.hosts.values())
                 state = steps, len(unfinished)
-                if state != seen:
-                    deadline, seen = time.monotonic() + END_TIMEOUT, state
+                if state != before:
+                    deadline, before = time.monotonic() + END_TIMEOUT, state
                 elif time.monotonic() > deadline:
                     stuck = PushFailed(
                         f"{self.payload.part}: no progress for {duration(END_TIMEOUT)}",

@@ -91,7 +91,7 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Return better clock skews: supervisors measure clocks against node 0 better than SSH can."""
+    """Return better clock skews: supervisors compare clocks with node 0 better than SSH can."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:
@@ -103,7 +103,7 @@ def on_one_clock(evidence: Evidence) -> Evidence:
 def of_last_round(evidence: Evidence) -> Evidence:
     """Return the evidence without what happened before the last restart in place of any node.
 
-    A node may have been lost before it could record that restart. Then nothing of it counts.
+    A node may have been lost before it could record that restart. Then nothing that it reported counts.
     """
     times = [
         {event.number: time for time, event in node.of(RestartInPlace)} for node in evidence.nodes

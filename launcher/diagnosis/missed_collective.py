@@ -11,10 +11,10 @@ LONGEST_NAME = 80
 
 
 def missed_collective(evidence: Evidence) -> str:
-    """Return `rank 3 (gpu2) did not call all_reduce ...`; "" if nobody is known to have missed one.
+    """Return `rank 3 (gpu2) did not call all_reduce ...`; "" if no rank is known to have missed one.
 
     Ranks number the calls of each process group, and calls with one number belong together. A run that
-    waits for ever waits in the call after the lowest number, or in one that has two names.
+    waits forever waits in the call after the lowest number, or in one that has two names.
     """
     hosts: dict[int, str] = {}
     groups: dict[str, dict[int, Collective]] = {}

@@ -1,9 +1,9 @@
 """Which nodes hold up a live run. Pure.
 
-In a synchronous run all ranks take the same time per step, because they wait for the slowest. So two
-things are compared: the trainer's own measure, the time of a rank until it waits for the others, and
-for any script the GPUs: one that is used less waits for its host, and one with a lower clock is throttled.
-A GPU that waits for another rank in NCCL counts as used, and has its full clock.
+In a synchronous run, all ranks take the same time per step, because they wait for the slowest. Two
+other measures tell them apart. ddpctl's trainer reports how long each rank works before it waits for
+the others. For any script, a GPU that is used less waits for its host, and one with a lower clock is
+throttled; a GPU that waits for another rank in NCCL counts as used and has its full clock.
 """
 
 import statistics

@@ -108,7 +108,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
     except ValueError:
         raise CommandFailed(
             "cannot read the supervisor's answer",
-            "try again; if it stays, use py-spy with `ddpctl exec`",
+            "try again; if that does not help, use py-spy with `ddpctl exec`",
             host=node.name,
         ) from None
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)

@@ -78,7 +78,7 @@ def svg(chart: Chart, names: Sequence[str]) -> str:
 
 
 def kind(curve: Curve) -> str:
-    """Return more classes of a curve: that of one rank or node is thin, a single point is visible."""
+    """Return the classes of a curve that is drawn thin (one rank or node) or has only one point."""
     return " detail" * curve.is_detail + " only" * (len(curve.points) == 1)
 
 

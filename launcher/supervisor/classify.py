@@ -79,10 +79,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process or a node ended: as a candidate for the first failure.
-
-    remedy: "" for the kind's own.
-    """
+    """How a process or a node ended. remedy: "" if that of the kind applies."""
 
     weight: Weight
     kind: str
@@ -202,4 +199,4 @@ def oom_message(resources: Sequence[ResourceUsage], error: str = "") -> str:
     limits = [each.memory_limit for each in resources]
     limit = next((" (limit: %.1f GiB)" % (value / 2**30) for value in limits if value), "")
     killed = "was killed by the kernel's OOM killer (SIGKILL): out of memory%s" % limit
-    return "%s: a process of it %s" % (error, killed) if error else killed
+    return "%s: one of its processes %s" % (error, killed) if error else killed

@@ -54,9 +54,7 @@ class Stack:
     local_rank: int
     pid: int  # inside its container
     state: str  # the kernel's state: R S D T
-    note: str | None = (
-        None  # why there is no stack: a word such as "silent" (diagnosis.stack_groups)
-    )
+    note: str | None = None  # why there is no stack, as a key of NOTES in diagnosis.stack_groups
     frames: tuple[Frame, ...] = ()
     threads: tuple[Thread, ...] = ()
 

@@ -1,4 +1,4 @@
-"""torch's flight recorder: what each rank called last, so that the one that missed a collective is found.
+"""torch's flight recorder: what each rank called last, to find the one that missed a collective.
 
 Each rank writes a dump when its node stops after a failure (`sitecustomize`), and NCCL writes one itself
 when a collective times out. A dump is a pickle: here, beside the code that wrote it, it is read
@@ -64,13 +64,13 @@ class FlightRecorder:
 
     @property
     def is_ready(self) -> bool:
-        """Whether nobody is about to write a dump."""
+        """Whether no rank is still writing a dump."""
         if self._asked_at is None or time.monotonic() > self._asked_at + ANSWER_TIMEOUT:
             return True
         return not self._waiting()
 
     def _waiting(self) -> list[str]:
-        """Return the pipes on which ranks wait for the question. They remove them after the answer."""
+        """Return the pipes on which ranks wait to be asked. A rank that has answered removes its pipe."""
         return glob.glob(os.path.join(glob.escape(self._folder), "ask-*"))
 
     def read(self, round: int) -> list[Collective]:

@@ -74,7 +74,7 @@ class RankLogs:
             tail.lines.finish()
 
     def close(self) -> None:
-        """Remove the files, which the journal has a copy of."""
+        """Remove the files. The journal has a copy of them."""
         for tail in self._tails.values():
             tail.close()
         shutil.rmtree(self.folder, ignore_errors=True)

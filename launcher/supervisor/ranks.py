@@ -10,9 +10,8 @@ from .proc import children, pidfd, proc_environ, proc_stat, usage
 
 LOOK = 1.0  # seconds between checks of the ranks' I/O
 IDLE_IO = 65536  # bytes read and written per second; up to this counts as no activity
-BUSY = (
-    0.5  # cores; above this, `stuck` grows slower, but it grows: ranks waiting in NCCL are busy too
-)
+# cores; above this, `stuck` grows slower, but it grows: ranks that wait in NCCL are busy too
+BUSY = 0.5
 BUSY_FACTOR = 6.0
 
 

@@ -44,8 +44,8 @@ def listen() -> None:
 class DumpOnRequest:
     """Writes what torch's flight recorder knows, when the supervisor asks or after an exception.
 
-    A thread waits for the question, because the main thread may wait in a collective. It starts when
-    the script imports torch.distributed: in a script that ends at once, it could meet the end of Python.
+    A thread waits to be asked, because the main thread may wait in a collective. It starts only when
+    the script imports torch.distributed: in a script that ends at once, Python could exit under it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -86,7 +86,7 @@ class DumpOnRequest:
                 os.unlink(self._pipe)
 
     def _leave(self) -> None:
-        """At the end of Python: after an exception, write; answer no longer."""
+        """When Python exits: write a dump after an exception, and stop answering."""
         if os.getpid() != self._pid:  # a fork
             return
         with self._writing:

@@ -41,9 +41,8 @@ class Spec:
     max_restarts: int = 0  # of the run, with those before this attempt
     past_restarts: Sequence[Sequence[Any]] = ()  # (cause, saved): fields of PastRestart
     resume_args: Sequence[str] = ()  # appended to argv
-    restart_rules: dict[str, str] = field(
-        default_factory=dict
-    )  # this and error_texts: of KindTable
+    # the arguments of KindTable
+    restart_rules: dict[str, str] = field(default_factory=dict)
     error_texts: Sequence[Sequence[str]] = ()
     # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
     restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)

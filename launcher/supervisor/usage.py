@@ -31,9 +31,8 @@ def environment() -> Environment:
     """Describe the software. Packages are those of the Python that runs this, usually torchrun's."""
     versions = {"python": "%d.%d.%d" % sys.version_info[:3], "kernel": os.uname().release}
     installed: dict[str, str] = {}
-    for path in site.getsitepackages(
-        [os.path.dirname(os.path.dirname(sys.executable)), sys.prefix]
-    ):
+    prefixes = [os.path.dirname(os.path.dirname(sys.executable)), sys.prefix]
+    for path in site.getsitepackages(prefixes):
         for found in map(INSTALLED.fullmatch, os.listdir(path) if os.path.isdir(path) else ()):
             if found:
                 installed.setdefault(found[1].lower().replace("_", "-"), found[2])
@@ -65,16 +64,9 @@ class Sampler:
             return None
         asked, self._asked = self._asked, None
         if asked is None:
-            self._next, pipe, null = now + INTERVAL, subprocess.PIPE, subprocess.DEVNULL
-            try:
-                if self._command:
-                    self._asked = subprocess.Popen(
-                        self._command, stdin=null, stdout=pipe, stderr=null
-                    )
-                    return None
-            except OSError:
-                self._command = []
-            return Usage(self._cores(now))
+            self._next = now + INTERVAL
+            self._asked = self._ask()
+            return None if self._asked else Usage(self._cores(now))
         if asked.poll() is None:  # the driver hangs
             asked.kill()
             return Usage(self._cores(now))
@@ -83,6 +75,15 @@ class Sampler:
             gpus = parse_gpus(answer.read())
         self._minute.append(gpus)
         return Usage(self._cores(now), gpus, means(self._minute))
+
+    def _ask(self) -> subprocess.Popen[bytes] | None:
+        """Start nvidia-smi. Return None if this node has none or this run has no GPU."""
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            if self._command:
+                return subprocess.Popen(self._command, stdin=null, stdout=pipe, stderr=null)
+        self._command = []
+        return None
 
     def _cores(self, now: float) -> float:
         """Return how many CPU cores our descendants kept busy since the last sample."""
@@ -94,7 +95,7 @@ class Sampler:
 
 
 def means(samples: deque[tuple[GpuLoad, ...]]) -> tuple[GpuLoad, ...]:
-    """Return the mean load of each GPU, or () if there are too few samples, or of different GPUs."""
+    """Return the mean load of each GPU, or () if samples are missing or have different GPUs."""
     if len(samples) != samples.maxlen or len({len(sample) for sample in samples}) != 1:
         return ()
 

@@ -139,14 +139,9 @@ def _addresses_for(ports: Sequence[Interface], machine: Machine, fleet: Fleet) -
     free = (network for network in new if not any(network.overlaps(each) for each in taken))
     names = sorted({p.name for m in fleet.machines for p in _without_address(m, fleet)})
     networks = dict(zip(names, itertools.islice(free, len(names)), strict=False))
-    for other in fleet.machines:
-        for route in other.facts.routes:
-            if (
-                route.interface in networks
-                and not route.gateway
-                and not route.network.is_link_local
-            ):
-                networks[route.interface] = route.network
+    for route in (r for m in fleet.machines for r in m.facts.routes if not r.gateway):
+        if route.interface in networks and not route.network.is_link_local:
+            networks[route.interface] = route.network
     used = {address.ip for m in fleet.machines for address in m.facts.addresses}
 
     def free_in(network: ipaddress.IPv4Network) -> str:

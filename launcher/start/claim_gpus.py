@@ -36,9 +36,6 @@ class Refused:
     attempt: RunningAttempt
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
 
-    def error(self) -> Several:
-        return refusal(self.reasons, "launch with --wait to wait in line, or choose other GPUs")
-
 
 def claim_gpus(
     plan: Plan, nodes: Sequence[Node], inputs: NodeInputs, console: Console

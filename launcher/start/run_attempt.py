@@ -36,13 +36,12 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
 
     kept: the tickets of a run that restarts.
     """
-    is_restart = (
-        request.options.by == "restart"
-    )  # its spares have been checked and pushed to before
+    # spares are ready when a run restarts
+    new_spares = () if request.options.by == "restart" else request.cluster.spares
     with (
         connected(request.cluster.hosts) as hosts,
         connected(request.former) as former,
-        connected(() if is_restart else request.cluster.spares) as spares,
+        connected(new_spares) as spares,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as events,
         failed_start_recorded(request, events, console),

@@ -12,7 +12,7 @@ from ..follow.interrupts import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
 from ..state import locked, make_folder
 from ..terminal.console import Console
-from .claim_gpus import Claim, Refused
+from .claim_gpus import Claim, Refused, refusal
 from .request import Request
 from .tickets import POLL, Tickets
 
@@ -56,7 +56,8 @@ class PlaceInLine:
         """
         request, limit = self._request, self._request.options.wait
         if limit is None:
-            raise refused.error()
+            remedy = "launch with --wait to wait in line, or choose other GPUs"
+            raise refusal(refused.reasons, remedy)
         self.since = refused.plan.since
         self.until = self.until or (time.time() + limit if limit else None)
         if choose_again:

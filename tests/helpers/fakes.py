@@ -145,6 +145,10 @@ class FakeHost:
         uname = self.tools / "uname"
         uname.write_text(f'#!/bin/sh\n[ "$1" = -n ] && echo {name} || exec /usr/bin/uname "$@"\n')
         uname.chmod(0o755)
+        # The kernel takes long to list every port, and no test of orchestration depends on the list.
+        ports = '#!/bin/sh\n[ "$2" = \' 0A \' ] || PATH=${PATH#*:} exec grep "$@"\n'
+        (self.tools / "grep").write_text(ports)
+        (self.tools / "grep").chmod(0o755)
         self.reachable = True
         self.nodes: dict[str, FakeNode] = {}  # by container name
         self.tickets: dict[str, dict[str, Any]] = {}  # volumes, by name
@@ -354,6 +358,28 @@ def command_line() -> Callable[..., Any]:
     return typer.main.get_command(application())
 
 
+def ddpctl(*argv: str | Path) -> tuple[int, str, str]:
+    """Run the command line in this process: exit code, stdout, stderr."""
+    out, err = (io.TextIOWrapper(tempfile.TemporaryFile()) for _ in range(2))  # noqa: SIM115
+    words = sys.argv
+    sys.argv = ["ddpctl", *map(str, argv)]
+    code: Any = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = words
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        stream.buffer.seek(0)
+        texts.append(stream.buffer.read().decode(errors="surrogateescape"))
+        stream.close()
+    return int(code or 0), texts[0], texts[1]
+
+
 class FakeCluster:
     """A launching machine and its hosts, without SSH and without Docker."""
 
@@ -426,24 +452,7 @@ class FakeCluster:
 
     def ddpctl(self, *argv: str | Path) -> tuple[int, str, str]:
         """Run the command line in this process: exit code, stdout, stderr."""
-        out, err = (io.TextIOWrapper(tempfile.TemporaryFile()) for _ in range(2))  # noqa: SIM115
-        words = sys.argv
-        sys.argv = ["ddpctl", *map(str, argv)]
-        code: Any = 0
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                cli.main()
-        except SystemExit as end:
-            code = end.code
-        finally:
-            sys.argv = words
-        texts = []
-        for stream in (out, err):
-            stream.flush()
-            stream.buffer.seek(0)
-            texts.append(stream.buffer.read().decode(errors="surrogateescape"))
-            stream.close()
-        return int(code or 0), texts[0], texts[1]
+        return ddpctl(*argv)
 
     def launch(self, *flags: str) -> tuple[int, str, str]:
         return self.ddpctl("launch", self.hosts_file, "--no-check", "--no-push", *flags)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes import ddpctl
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -28,18 +29,14 @@ WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_
 
 
 def run(folder: Path, *argv: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "init", *argv],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+    with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as nothing:
+        patch.chdir(folder)
+        patch.setenv("HOME", str(folder))
+        patch.setattr(sys, "stdin", nothing)
+        returned, _, said = ddpctl("init", *argv)
+    assert returned == code, said
+    assert "Traceback" not in said
+    return said
 
 
 def test_an_account_without_a_home_folder_can_name_its_hosts(

@@ -58,18 +58,22 @@ def journal(machine: Machine) -> bytes:
 
 
 def process(word: str, machine: Machine) -> int:
-    """The one process of this machine's user, not counting shells, whose command line has `word`."""
-    found = []
+    """The one process of this machine's user whose command line has `word`.
+
+    Shells do not count, nor do children that still have to become another program.
+    """
+    parents = {}
     mark = f"HOME={machine.folder / 'home'}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             ours = mark in (entry / "environ").read_bytes().split(b"\0")
             line = (entry / "cmdline").read_bytes()
             if ours and word.encode() in line and not line.startswith(b"sh\0"):
-                found.append(int(entry.name))
+                stat = (entry / "stat").read_text()
+                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
         except OSError:
             continue
-    [pid] = found
+    [pid] = (pid for pid, parent in parents.items() if parent not in parents)
     return pid
 
 

@@ -6,9 +6,11 @@ knows is in files on the host, which `sh` scripts read and write there; process_
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import ClassVar, TypeAlias
 
 from ..budget import parse_json
@@ -18,10 +20,9 @@ from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_nam
 from ..plan.supervisor_spec import ISOLATED
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from ..ssh.stream import Completed
+from ..ssh.stream import Completed, Stream
 from ..supervisor.events import End
 from .base import Engine, Exec
-from .process_exec import ProcessExec
 from .status import ContainerState, NodeStatus, read_status
 
 CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
@@ -40,6 +41,7 @@ Rows: TypeAlias = Mapping[str, Sequence[tuple[Sequence[str], float | None]]]
 SIZES = {"node": 4, "claim": 3, "clock": 1}  # values by kind of row; the last is the clock
 CLAIM_STATES = (ContainerState.WAITING, ContainerState.CREATED, ContainerState.RUNNING)
 TAIL = 131072  # bytes kept of a state, which ends with a line of a journal
+AHEAD = 4  # chunks of output that may wait; then the command does
 SCRIPT_TIME = 30.0  # seconds
 KILL_TIME = 10  # seconds for a process to end after SIGKILL
 
@@ -172,6 +174,36 @@ class Processes(Engine):
         except ValueError:
             parsed = None
         return read_status(self._node.name, handle, parsed, about, clock)
+
+
+class ProcessExec:
+    """A command that runs beside a node. Satisfies launcher.engines.base.Exec."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.write, self.close_stdin, self.resize = stream.write, stream.close_stdin, stream.resize
+        self.wait, self.close = stream.wait, stream.close
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        chunks: Queue[tuple[int, bytes | Exception]] = Queue(AHEAD)
+
+        def copy(number: int, read: Callable[[], bytes]) -> None:
+            try:
+                while data := read():
+                    chunks.put((number, data))
+                chunks.put((number, b""))
+            except Exception as error:
+                chunks.put((number, error))
+
+        reads = (self._stream.read, self._stream.read_stderr)
+        for number, read in enumerate(reads, 1):
+            threading.Thread(target=copy, args=(number, read), daemon=True).start()
+        for _ in reads:
+            while (chunk := chunks.get())[1]:
+                number, data = chunk
+                if isinstance(data, Exception):
+                    raise data
+                yield number, data
 
 
 def _claim(status: NodeStatus) -> str:

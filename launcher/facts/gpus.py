@@ -62,13 +62,12 @@ def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
 def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
     """Add each GPU's cores and IOMMU mode. lines: PCI address, list of cores, IOMMU mode."""
     rows = [match for line in lines[:64] if (match := _PCI.fullmatch(line))]
-    known = {pci_address(row[1]): (core_list(row[2]), row[3] or "") for row in rows}
-    known.pop("", None)
+    near = {pci_address(row[1]): (core_list(row[2]), row[3] or "") for row in rows}
+    near[""] = (frozenset(), "")
     return tuple(
-        dataclasses.replace(gpu, cores=known[gpu.pci][0], iommu=known[gpu.pci][1])
-        if gpu.pci in known
-        else gpu
+        dataclasses.replace(gpu, cores=cores, iommu=iommu)
         for gpu in gpus
+        for cores, iommu in [near.get(gpu.pci, near[""])]
     )
 
 

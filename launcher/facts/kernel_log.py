@@ -34,13 +34,9 @@ class KernelLog:
 
     def addresses(self, uuids: Sequence[str]) -> tuple[str, ...]:
         """Return the PCI addresses of GPUs. One that no longer answers has the address in its errors."""
-        lost = [
-            pci
-            for pci in dict.fromkeys(pci for pci, _ in self.xids)
-            if pci not in self.pci.values()
-        ]
-        unknown = lost[0] if len(lost) == 1 else ""
-        return tuple(self.pci.get(uuid, unknown) for uuid in uuids)
+        silent = {pci for pci, _ in self.xids}.difference(self.pci.values())
+        only = silent.pop() if len(silent) == 1 else ""
+        return tuple(self.pci.get(uuid, only) for uuid in uuids)
 
 
 def read_kernel_log(node: Node, seconds: float) -> KernelLog:

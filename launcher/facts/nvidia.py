@@ -5,6 +5,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ..run_id import is_run_id
 from ..ssh.script_files import load_script
@@ -34,6 +35,7 @@ _GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_S
 _APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
 
 USE = load_script(__file__, "gpu_use.sh")
+GpuPair: TypeAlias = tuple[int, int]  # their indexes
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,8 @@ class Nvidia:
     cuda: tuple[int, int] | None = None  # the newest CUDA version that the driver supports
     gpus: tuple[GpuState, ...] = ()
     xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of each logged error
-    links: Mapping[tuple[int, int], str] = field(
-        default_factory=dict
-    )  # of GPUs: NV18, PIX, SYS ...
-    p2p: Mapping[tuple[int, int], str] = field(default_factory=dict)  # of GPUs: OK, CNS, NS ...
+    links: Mapping[GpuPair, str] = field(default_factory=dict)  # NV18, PIX, SYS ...
+    p2p: Mapping[GpuPair, str] = field(default_factory=dict)  # OK, CNS, NS ...
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = 
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
         return Nvidia(xids=xids)
-    known = _owners(owners)
+    processes = _owners(owners)
     cuda = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", _text(log, "cuda_version"))
     return Nvidia(
         driver=_text(log, "driver_version") or None,
         cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
-        gpus=tuple(_gpu(index, gpu, known) for index, gpu in enumerate(log.findall("gpu")[:MOST])),
+        gpus=tuple(_gpu(i, gpu, processes) for i, gpu in enumerate(log.findall("gpu")[:MOST])),
         xids=xids,
     )
 
@@ -117,11 +117,9 @@ def xids_in(kernel: Iterable[str]) -> tuple[tuple[str, int], ...]:
     return tuple((pci_address(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
 
 
-def gpu_pairs(lines: Sequence[str]) -> dict[tuple[int, int], str]:
+def gpu_pairs(lines: Sequence[str]) -> dict[GpuPair, str]:
     """Parse a matrix of `nvidia-smi topo`: the word for each pair of GPUs, by their indexes."""
-    rows = [
-        words for line in lines if re.match(r"GPU[0-9]{1,3}\s", line) and (words := line.split())
-    ]
+    rows = [line.split() for line in lines if re.match(r"GPU[0-9]{1,3}\s", line)]
     names = [int(words[0][3:]) for words in rows if words[0][3:].isdecimal()]
     return {
         (source, target): word
@@ -141,12 +139,12 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
         process = owners.get(app[2], Process(int(app[2])))
         process = dataclasses.replace(process, mib=_number(app[3]))
         processes.setdefault(app[1], []).append(process)
-    found = []
+    gpus = []
     for row in filter(None, map(_GPU.fullmatch, lines)):
         use, used, total = (int(n) if n.isdecimal() else None for n in row.group(3, 4, 5))
         theirs = tuple(processes.get(row[2], ()))
-        found.append(GpuUse(int(row[1]), row[2], row[6], use, used, total, theirs, boot_id))
-    return tuple(found)
+        gpus.append(GpuUse(int(row[1]), row[2], row[6], use, used, total, theirs, boot_id))
+    return tuple(gpus)
 
 
 def _owners(lines: Iterable[str]) -> dict[str, Process]:

@@ -43,8 +43,8 @@ class RdmaPort:
 
     def gid_of(self, ip: str) -> Gid | None:
         """Return the GID of an address, preferably for RoCE v2; None if it has none."""
-        found = [gid for gid in self.gids if gid.ip == ip]
-        return max(found, key=lambda gid: gid.is_roce_v2, default=None)
+        own = (gid for gid in self.gids if gid.ip == ip)
+        return max(own, key=lambda gid: gid.is_roce_v2, default=None)
 
 
 def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:

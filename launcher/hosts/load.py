@@ -91,18 +91,16 @@ def load(
             hosts, engine = allocated_hosts(hosts), "process"
         else:
             hosts = hosts.rstrip(",").split(",")
-    if not isinstance(hosts, (str, Path)):
-        reading = _Reading("-H", "/")
-        made = reading.text(",".join(hosts), read_host_list)
-        made = replace(made, job=replace(made.job, engine=engine))
-    else:
+    if isinstance(hosts, (str, Path)):
         path = Path(hosts)
         reading = _Reading(str(hosts), path.parent, convert=convert)
-        made = reading.text(text_of(path))
-        unused = {f"job.{key}" for key in (overridden if job_files else JOB)}
-        reading.mistakes += missing(place for place in reading.paths if place.key not in unused)
-    raise_any(reading.source, reading.mistakes)
-    return made
+        cluster = reading.text(text_of(path))
+    else:
+        reading = _Reading("-H", "/")
+        cluster = reading.text(",".join(hosts), read_host_list)
+        cluster = replace(cluster, job=replace(cluster.job, engine=engine))
+    reading.check(unused=overridden if job_files else JOB)
+    return cluster
 
 
 def load_job(file: str, overridden: Collection[str] = ()) -> Job:
@@ -114,9 +112,7 @@ def load_job(file: str, overridden: Collection[str] = ()) -> Job:
         job = reading.job(read_yaml(text_of(path), reading.mistakes))
     except Wrong as error:
         reading.mistakes += error.mistakes
-    unused = {f"job.{key}" for key in overridden}
-    reading.mistakes += missing(place for place in reading.paths if place.key not in unused)
-    raise_any(file, reading.mistakes)
+    reading.check(unused=overridden)
     return job
 
 
@@ -127,9 +123,9 @@ def parse(text: str, source: str) -> Cluster:
     files exist.
     """
     reading = _Reading(source, Path(source).parent)
-    made = reading.text(text)
+    cluster = reading.text(text)
     raise_any(source, reading.mistakes)
-    return made
+    return cluster
 
 
 def override_job(
@@ -158,8 +154,8 @@ def override_job(
     if "nproc_per_node" in read:
         hosts = tuple(replace(host, nproc_per_node=None) for host in hosts)
     entries = [HostEntry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(hosts)]
-    reading.mistakes += [*broken_rules(entries, job), *missing(reading.paths)]
-    raise_any(reading.source, reading.mistakes)
+    reading.mistakes += broken_rules(entries, job)
+    reading.check()
     return replace(cluster, hosts=hosts, job=job, replaced=replaced)
 
 
@@ -171,6 +167,12 @@ class _Reading:
         self.base = Path(base)
         self.mistakes: list[Mistake] = []
         self.paths: list[LocalPath] = []
+
+    def check(self, unused: Collection[str] = ()) -> None:
+        """Raise HostsFileError if there are mistakes. Files of `unused`, keys of the job, may be missing."""
+        keys = {f"job.{key}" for key in unused}
+        self.mistakes += missing(place for place in self.paths if place.key not in keys)
+        raise_any(self.source, self.mistakes)
 
     @contextlib.contextmanager
     def _at(self, key: str, remedy: str = "") -> Iterator[None]:
@@ -215,17 +217,14 @@ class _Reading:
     def cluster(self, tree: RawValue) -> Cluster:
         sections = self.sections(tree)
         defaults = self._section(sections, "defaults", DEFAULTS)
-        job = Job(**self._section(sections, "job", JOB))
         if names_a_file(sections["hosts"]):
             hosts, spares = self._hosts_of_file(sections, defaults)
         else:
             hosts, spares = (self._hosts(sections, name, defaults) for name in ("hosts", "spares"))
-        lines = {name: value.line for name, value in sections["job"].entries.items()}
-        self.mistakes += broken_rules([*hosts, *spares], job, lines)
         return Cluster(
             hosts=tuple(entry.host for entry in hosts),
             spares=tuple(entry.host for entry in spares),
-            job=job,
+            job=self._job(sections, [*hosts, *spares]),
             source=self.source,
         )
 
@@ -233,10 +232,13 @@ class _Reading:
         """Read a file that has a section `job:`, or just the keys of one."""
         if tree.kind == MAPPING and "job" not in tree.entries:
             tree = RawValue(tree.line, MAPPING, entries={"job": tree})
-        sections = self.sections(tree)
+        return self._job(self.sections(tree), [])
+
+    def _job(self, sections: Sections, hosts: Sequence[HostEntry]) -> Job:
+        """Read the section `job:`. Its values must fit together and with the hosts."""
         job = Job(**self._section(sections, "job", JOB))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
-        self.mistakes += broken_rules([], job, lines)
+        self.mistakes += broken_rules(hosts, job, lines)
         return job
 
     def _hosts_of_file(
@@ -284,11 +286,11 @@ class _Reading:
                 remedy = "write one `- NAME` or `- host: NAME` per line"
                 remedy += ", or the path of another hosts file" if tree.kind == TEXT else ""
                 raise wrong(tree, remedy, found)
-        made: list[HostEntry | None] = []
+        entries: list[HostEntry | None] = []
         for i, item in enumerate(tree.items):
             with self._at(f"{name}[{i}]"):
-                made += [self._entry(f"{name}[{i}]", one, defaults) for one in unfolded(item)]
-        return [entry for entry in made if entry is not None]
+                entries += [self._entry(f"{name}[{i}]", one, defaults) for one in unfolded(item)]
+        return [entry for entry in entries if entry is not None]
 
     def _entry(self, key: str, item: RawValue, defaults: Mapping[str, Any]) -> HostEntry | None:
         own: dict[str, Any] = {}

@@ -75,7 +75,9 @@ def reader(shape: Shape) -> Reader:
         if option.get("type") == "array":
             readers[LIST] = _list_reader(option)
         elif option.get("type") == "object":
-            readers[MAPPING] = _mapping_reader(option)
+            readers[MAPPING] = mapping_of(
+                reader(option["propertyNames"]), reader(option["additionalProperties"])
+            )
     read_one = _one_value_reader(options)
     return lambda value: readers.get(value.kind, read_one)(value)
 
@@ -113,10 +115,6 @@ def _list_reader(shape: Shape) -> Reader:
         return items
 
     return read
-
-
-def _mapping_reader(shape: Shape) -> Reader:
-    return mapping_of(reader(shape["propertyNames"]), reader(shape["additionalProperties"]))
 
 
 def each(parts: Iterable[tuple[str, P]], read: Callable[[P], T]) -> list[T]:

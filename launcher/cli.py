@@ -85,14 +85,14 @@ def root(
         raise typer.Exit(Exit.USAGE)
 
 
-def exiting(function: Callable[..., int | Outcome]) -> Callable[..., None]:
-    """Wrap a command for typer: its outcome, or its error, becomes the exit code."""
+def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None]:
+    """Wrap a command for typer: its outcome or its error becomes the exit code. None: 0."""
 
     @functools.wraps(function)
     def command(*args: object, **kwargs: object) -> None:
         try:
             result = function(*args, **kwargs)
-            code = result.exit if isinstance(result, Outcome) else result
+            code = result.exit if isinstance(result, Outcome) else result or Exit.DONE
         except DdpctlError as error:
             Console().error(str(error))
             code = error.exit_code

@@ -134,10 +134,10 @@ def write_cache(path: Path, text: str | bytes) -> None:
 def read_cache(path: Path) -> dict[str, Any]:
     """Return the JSON object in a cache file; empty if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _state_error(error: OSError, action: str, path: Path) -> StateError:

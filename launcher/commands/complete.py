@@ -14,7 +14,7 @@ HOSTS_FILES = (".yaml", ".yml")
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
     """Return the ids of the runs recorded on this machine, newest first, each with its state."""
-    found = []
+    rows = []
     prefix = glob.escape(incomplete.replace("/", ""))
     try:
         root = state_home() / "runs"
@@ -26,8 +26,8 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
             age = (path.parent / "hosts.yaml").stat().st_mtime
         except (OSError, ValueError, AttributeError):
             continue  # damaged, or being removed right now
-        found.append((age, path.parent.name, state))
-    return [(name, state) for _, name, state in sorted(found, reverse=True)]
+        rows.append((age, path.parent.name, state))
+    return [(name, state) for _, name, state in sorted(rows, reverse=True)]
 
 
 def hosts_files(incomplete: str) -> list[str]:

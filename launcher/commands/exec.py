@@ -39,6 +39,6 @@ def exec(
         raise UsageError("--all-nodes: several commands cannot share stdin", "drop -i and -t")
     if tty and not sys.stdin.isatty():
         raise UsageError("-t: stdin is not a terminal", "pass -i instead to forward stdin")
-    wanted = ExecOptions(tuple(command), node, rank, on_all, stdin or tty, tty)
     console = options.console(quiet, verbose)
-    return exec_in_run(find(run, hosts, console), wanted, console)
+    how = ExecOptions(tuple(command), node, rank, on_all, stdin or tty, tty)
+    return exec_in_run(find(run, hosts, console), how, console)

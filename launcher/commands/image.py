@@ -28,7 +28,7 @@ def image(
     dry_run: bool = flag("--dry-run", "Print the Dockerfile and build nothing."),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
-) -> int:
+) -> None:
     """Build an image with your project's packages; print its name.
 
     The name is for `image:` in the hosts file.
@@ -52,4 +52,3 @@ def image(
     console.print(
         recipe.dockerfile.rstrip() if dry_run else build_image(recipe, console, rebuild=rebuild)
     )
-    return 0

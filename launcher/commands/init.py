@@ -52,7 +52,7 @@ def init(
     force: bool = flag("--force", "Overwrite an existing file."),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
-) -> int:
+) -> None:
     """Write a commented hosts file.
 
     On a terminal, without --hosts, --from or --ssh-config, it asks you for the hosts and then
@@ -66,8 +66,6 @@ def init(
     """
     from ..hosts import Job
     from ..hosts import init as starter
-
-    default_command = " ".join(Job.command)
 
     if os.path.lexists(file) and not force:
         raise UsageError(f"{file}: already exists", "pass --force or another name")
@@ -89,9 +87,10 @@ def init(
     if dataset is None:
         dataset = ask("Folder with your data, or none", "none")
         dataset = None if dataset == "none" else dataset
-    ask_again = asks and command is None
-    words = _words(command if command is not None else ask("Command for torchrun", default_command))
-    if ask_again and (why := _not_found(words, workdir)):
+    words = _words(
+        ask("Command for torchrun", " ".join(Job.command)) if command is None else command
+    )
+    if asks and command is None and (why := _not_found(words, workdir)):
         console.say(why)
         words = _words(ask("Command for torchrun", shlex.join(words)))
     answers = dataclasses.replace(
@@ -106,7 +105,6 @@ def init(
             f"{file}: cannot be written: {error.strerror}", "write it to another folder"
         ) from None
     console.say(f"wrote {file}; next: `ddpctl check {file}`")
-    return 0
 
 
 def _words(line: str) -> tuple[str, ...]:
@@ -146,8 +144,8 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
         if answers.identity_file is None and (answer := _prompt("SSH key", key)) != key:
             answers = dataclasses.replace(answers, identity_file=answer)
     hosts = parse(compose(answers, name), name).hosts
-    found = look(hosts, console)
-    if unknown := [line.host for line in found if line.new_key]:
+    lines = look(hosts, console)
+    if unknown := [line.host for line in lines if line.new_key]:
         question = (
             f"Accept the host keys of {names(unknown)} and add them to known_hosts? Whoever answers "
             "at these addresses now is then trusted; a key that changes later is refused"
@@ -155,17 +153,17 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
         if typer.confirm(question, err=True):
             answers = dataclasses.replace(answers, host_keys="accept-new")
             hosts = parse(compose(answers, name), name).hosts
-            found = look(hosts, console)
-    for host, seen in zip(hosts, found, strict=True):
-        if seen.gpus is not None:
-            console.say(f"{host.name}: {seen.note}")
+            lines = look(hosts, console)
+    for host, line in zip(hosts, lines, strict=True):
+        if line.gpus is not None:
+            console.say(f"{host.name}: {line.note}")
     gpus = answers.gpus
     if ask_gpus:
-        none_has = {seen.gpus for seen in found} - {None} == {0}
+        none_has = {line.gpus for line in lines} - {None} == {0}
         gpus = _prompt("GPUs per host", "0" if none_has else "all")
     entries = tuple(
-        entry._replace(gpus=0 if seen.gpus == 0 and gpus != "0" else None, note=seen.note)
-        for entry, seen in zip(answers.hosts, found, strict=True)
+        entry._replace(gpus=0 if line.gpus == 0 and gpus != "0" else None, note=line.note)
+        for entry, line in zip(answers.hosts, lines, strict=True)
     )
     return dataclasses.replace(answers, hosts=entries, gpus=gpus)
 
@@ -175,13 +173,13 @@ def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[H
     from ..hosts.init import HostLine, ssh_aliases
 
     words = re.split(r",(?![^\[]*\])", ",".join(named))
-    found = [HostLine(name) for word in words for name in names_in(word) if word]
+    lines = [HostLine(name) for word in words for name in names_in(word) if word]
     if source is not None:
         for host in load(source, job_files=False, convert=True).hosts:
             keys = {
                 key: value for key, value in vars(host).items() if value != getattr(Host, key, "")
             }
-            found.append(HostLine(keys.pop("host"), keys=keys))
+            lines.append(HostLine(keys.pop("host"), keys=keys))
     if pattern is not None:
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
@@ -190,10 +188,10 @@ def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[H
                 f"--ssh-config {quoted(pattern)}: matches no Host of {config}",
                 "name them with -H",
             )
-        found += [HostLine(name) for name in names]
-    if not found:
+        lines += [HostLine(name) for name in names]
+    if not lines:
         raise UsageError("no hosts", "pass -H, --from or --ssh-config, or use a terminal")
-    return tuple(found)
+    return tuple(lines)
 
 
 def _asked_hosts() -> tuple[HostLine, ...]:

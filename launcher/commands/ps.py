@@ -1,8 +1,7 @@
 from ..errors import UsageError
+from ..outcomes import Exit
 from . import options
 from .options import flag, option, some_seconds
-
-INTERRUPTED = 130
 
 
 def ps(
@@ -39,4 +38,4 @@ def ps(
     if as_json:
         raise UsageError("--watch cannot print JSON", "run `ddpctl ps --json` repeatedly")
     watch_runs(selection, console, interval)
-    return INTERRUPTED
+    return Exit.INTERRUPTED

@@ -19,7 +19,7 @@ def push(
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
-) -> int:
+) -> None:
     """Send image, dataset and code to the hosts and spares.
 
     \b
@@ -54,7 +54,7 @@ def push(
             if as_json:
                 console.json(pruned.document())
             console.say(pruned.summary())
-            return 0
+            return
         try:
             with console.step("pushing what is missing"):
                 result = pushing.push(
@@ -68,4 +68,3 @@ def push(
     if as_json:
         console.json(result.report.document())
     console.say(result.report.summary())
-    return 0

@@ -54,13 +54,11 @@ def sanity(
     from ..sanity import sanity as check
 
     console = options.console(quiet, verbose)
-    unused = ["dataset", "workdir"]
-    cluster = load(options.hosts_of(hosts, host_list), overridden=unused)
+    cluster = load(options.hosts_of(hosts, host_list), overridden=["dataset", "workdir"])
     cluster = override_job(select(cluster, include, exclude), {"image": image})
     if host is not None:
         cluster = check.two_containers(cluster, host, containers)
         console.say(check.TWO_CONTAINERS)
-    wanted = check.SanityOptions(
-        timeout, check.size_of(max_size), pairwise, min_busbw, plot, step_seconds
-    )
-    return check.sanity(cluster, wanted, console, as_json=as_json)
+    size = check.size_of(max_size)
+    limits = check.SanityOptions(timeout, size, pairwise, min_busbw, plot, step_seconds)
+    return check.sanity(cluster, limits, console, as_json=as_json)

@@ -100,9 +100,7 @@ class AttemptRecord:
     ended: str | None = None
     first_failure: FirstFailure | None = None
     restarts: list[RestartRecord] = field(default_factory=list)
-    waiting_since: float | None = (
-        None  # when the run asked for its GPUs: unix seconds, node 0's clock
-    )
+    waiting_since: float | None = None  # when it asked for its GPUs: unix seconds, node 0's clock
     waiting_until: float | None = None  # unix seconds on this machine's clock; None: no limit
     by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
     digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
@@ -339,5 +337,5 @@ def run_folders() -> list[RunFolder]:
             return 0.0
 
     folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
-    known = [f for f in folders if is_run_id(f.run_id) and f.record_file.exists()]
-    return sorted(known, key=started, reverse=True)
+    recorded = (f for f in folders if is_run_id(f.run_id) and f.record_file.exists())
+    return sorted(recorded, key=started, reverse=True)

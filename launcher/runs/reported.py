@@ -152,10 +152,8 @@ def ask_for_record(
     run_id: str, nodes: Sequence[Node], cluster: Cluster, console: Console
 ) -> tuple[RunRecord, list[Node]]:
     """Build the record from the hosts' reports. Also return the nodes in rank order."""
-    found, failures = reported_nodes(nodes, run_id)
-    newest = {
-        node: max(s.attempt for s, _ in reports) for node, reports in found.items() if reports
-    }
+    by_host, failures = reported_nodes(nodes, run_id)
+    newest = {n: max(s.attempt for s, _ in reports) for n, reports in by_host.items() if reports}
     if not newest:
         if failures:
             raise NodesFailed(by_name(nodes, failures))
@@ -166,7 +164,7 @@ def ask_for_record(
     agreed = agreed_attempt(newest.values())
     rows = {
         node: [(status, run) for status, run in reports if status.attempt == agreed]
-        for node, reports in found.items()
+        for node, reports in by_host.items()
     }
     source, run = next(row for reports in rows.values() for row in reports)
     ahead = [node for node, attempt in newest.items() if attempt > agreed]
@@ -203,28 +201,28 @@ def by_rank(
     spare: dict[object, list[Node]] = {}  # by account
     for node in nodes:
         spare.setdefault(node.host.account, []).append(node)
-    found: dict[int, Node] = {}
+    ranks: dict[int, Node] = {}
     for node, reported in there.items():
         for rank in sorted(reported):
-            if rank in found:
+            if rank in ranks:
                 raise UsageError(
-                    f"both {found[rank].name} and {node.name} report node {rank} of the run",
+                    f"both {ranks[rank].name} and {node.name} report node {rank} of the run",
                     "list only the host that runs it",
                 )
             if not spare[node.host.account]:
                 raise UsageError(
                     f"{source}: the run has several nodes on {node.name}", "list it once for each"
                 )
-            found[rank] = spare[node.host.account].pop(0)
+            ranks[rank] = spare[node.host.account].pop(0)
     fillers = [node for other in others for node in spare[other.host.account]]
-    for rank in range(max(found)):
-        if rank not in found:
+    for rank in range(max(ranks)):
+        if rank not in ranks:
             if not fillers:
                 raise UsageError(
                     f"{source}: node {rank} of the run is on none of these hosts", "add its host"
                 )
-            found[rank] = fillers.pop(0)
-    return [found[rank] for rank in sorted(found)]
+            ranks[rank] = fillers.pop(0)
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def record_of(run_id: str, cluster: Cluster, run: ReportedRun, newest: int) -> RunRecord:

@@ -169,7 +169,7 @@ class _Reading:
         self.paths: list[LocalPath] = []
 
     def check(self, unused: Collection[str] = ()) -> None:
-        """Raise HostsFileError if there are mistakes. Files of `unused`, keys of the job, may be missing."""
+        """Raise any mistakes as HostsFileError. unused: keys of the job, whose files may be missing."""
         keys = {f"job.{key}" for key in unused}
         self.mistakes += missing(place for place in self.paths if place.key not in keys)
         raise_any(self.source, self.mistakes)

@@ -51,9 +51,7 @@ def _pattern(phrase: str) -> str:
     return start + words + ("$" if phrase.endswith("$") else end)
 
 
-ERROR_TEXTS = parse_error_texts(
-    Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"),
-)
+ERROR_TEXTS = parse_error_texts(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
 RESTART_RULES = {kind.value: kind.restart.value for kind in FailureKind}
 ROWS = [(text.kind.value, text.pattern, text.remedy or text.kind.remedy) for text in ERROR_TEXTS]
 FAILURE_TABLE = {"restart_rules": RESTART_RULES, "error_texts": ROWS}  # for spec.json

@@ -55,7 +55,7 @@ def hand_over(folder: RunFolder) -> None:
         (folder.path / ON_EXIT).rename(folder.path / HANDED_OVER)
 
 
-class ExitHook:
+class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
     """Runs the stored --on-exit command when the block has ended, if the run has ended too.
 
     exit: the exit code that the command gets; set it before the block ends.
@@ -64,9 +64,6 @@ class ExitHook:
     def __init__(self, folder: RunFolder, console: Console, kept: str = ON_EXIT) -> None:
         self._folder, self._console, self._kept = folder, console, kept
         self.exit: Exit = Exit.FAILED
-
-    def __enter__(self) -> ExitHook:
-        return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, DdpctlError):
@@ -101,7 +98,7 @@ def run_on_exit(
     _run(command, _environment(folder, record, code), "--on-exit", console)
 
 
-class EventHook:
+class EventHook(contextlib.AbstractContextManager["EventHook"]):
     """Runs `command` in the background, for one event at a time. None: does nothing.
 
     Use it in a `with` statement: at its end, all queued events have been handled.
@@ -122,9 +119,6 @@ class EventHook:
 
     def close(self) -> None:
         self._commands.shutdown()
-
-    def __enter__(self) -> EventHook:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -193,9 +193,8 @@ class Monitor:
                 outcome.gpus_before = outcome.gpus_before or event.gpus
             elif not isinstance(event, Unreadable):
                 outcome.event_bytes += record.size
-                if outcome.event_bytes > MOST_EVENTS and not (
-                    isinstance(event, End) and outcome.end is None
-                ):
+                is_first_end = isinstance(event, End) and outcome.end is None
+                if outcome.event_bytes > MOST_EVENTS and not is_first_end:
                     continue  # no supervisor writes so many
                 outcome.events.append((record.time, event))
                 if isinstance(event, RestartInPlace):

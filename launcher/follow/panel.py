@@ -119,9 +119,8 @@ class Panel:
 
         If GPUs elsewhere in the run are busy, nodes with idle GPUs form groups of their own.
         """
-        known = [(rank, o.usage.gpus) for rank, o in self.outcomes.items() if o.usage]
-        gpus = {rank: found for rank, found in known if found}
-        use = {rank: sum(gpu.use for gpu in found) / len(found) for rank, found in gpus.items()}
+        gpus = {n: o.usage.gpus for n, o in self.outcomes.items() if o.usage and o.usage.gpus}
+        use = {rank: sum(gpu.use for gpu in own) / len(own) for rank, own in gpus.items()}
         busy = max(use.values(), default=0.0) >= BUSY
         groups: dict[tuple[str, bool], list[int]] = {}
         states = self.states()

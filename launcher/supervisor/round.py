@@ -323,9 +323,7 @@ def newest_file(folder: str | None) -> int:
 def time_to_save(spec: Spec, kind: str) -> float:
     """Return the seconds between SIGTERM and SIGKILL. Short if something has failed."""
     grace = stop_grace(spec.stop_timeout)
-    if kind in ON_REQUEST:
-        return grace
-    return min(grace, spec.failure_grace)
+    return grace if kind in ON_REQUEST else min(grace, spec.failure_grace)
 
 
 def describe_exit(code: int | None) -> str:

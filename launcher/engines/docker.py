@@ -106,8 +106,8 @@ class Docker(Engine):
         """Yield the tickets: volumes, which have labels and a time but need no image."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
-            seen = NodeStatus(state=ContainerState.WAITING, created=unix(row.get("CreatedAt")))
-            if status := self._read(str(row.get("Name")), row, seen):
+            about = NodeStatus(state=ContainerState.WAITING, created=unix(row.get("CreatedAt")))
+            if status := self._read(str(row.get("Name")), row, about):
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
@@ -168,12 +168,12 @@ class Docker(Engine):
     def _inspected(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[NodeStatus]:
         for row in rows:
             with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
-                seen = inspected(mapping(self._api.inspect_container(row["Id"])))
-                if status := self._read(_name(row), row, seen):
+                about = inspected(mapping(self._api.inspect_container(row["Id"])))
+                if status := self._read(_name(row), row, about):
                     yield status
 
-    def _read(self, name: str, row: Mapping[str, Any], seen: NodeStatus) -> NodeStatus | None:
-        return read_status(self.host, name, row.get("Labels"), seen, self._api.clock)
+    def _read(self, name: str, row: Mapping[str, Any], about: NodeStatus) -> NodeStatus | None:
+        return read_status(self.host, name, row.get("Labels"), about, self._api.clock)
 
     # Containers and images
 

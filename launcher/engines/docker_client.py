@@ -113,9 +113,10 @@ class Api(docker.APIClient):
         """Return a one-line error for an SDK error; None for other errors. action: what failed."""
         if isinstance(error, docker.errors.APIError):
             text = " ".join(str(error.explanation or error).split())
-            known = (remedy for pattern, remedy in REMEDIES.items() if pattern in text.lower())
             problem = f"could not {action}" if action else "Docker refused"
-            return CommandFailed(f"{problem}: {text}", next(known, LOOK_AT_DOCKER), host=self.name)
+            remedies = (REMEDIES[pattern] for pattern in REMEDIES if pattern in text.lower())
+            remedy = next(remedies, LOOK_AT_DOCKER)
+            return CommandFailed(f"{problem}: {text}", remedy, host=self.name)
         if isinstance(error, docker.errors.DockerException | RequestException | HTTPError):
             return unavailable(self.name, str(error))
         return None

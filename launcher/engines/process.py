@@ -124,11 +124,9 @@ class Processes(Engine):
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
-        line = f"exec {shlex.join(command)}"
-        script = self.exec_script
-        return ProcessExec(
-            self._node.open_script(script, status.handle, line, stdin=stdin, tty=tty)
-        )
+        arguments = status.handle, f"exec {shlex.join(command)}"
+        stream = self._node.open_script(self.exec_script, *arguments, stdin=stdin, tty=tty)
+        return ProcessExec(stream)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.handle.startswith("/"):  # not a ticket

@@ -132,15 +132,15 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
         lines = config.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    found: list[str] = []
+    names: list[str] = []
     for line in lines:
         keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
         words = [word.strip('"') for word in rest.split()]
         if keyword.lower() == "host":
-            found += [word for word in words if not set(word) & set("*?!")]
+            names += [word for word in words if not set(word) & set("*?!")]
         elif keyword.lower() == "include" and depth < INCLUDE_DEPTH:
             for word in words:
                 with contextlib.suppress(OSError, ValueError):  # an invalid pattern
                     for path in sorted(Path("/").glob(str(folder / expanded(word)).lstrip("/"))):
-                        found += ssh_aliases(path, folder, depth + 1)
-    return list(dict.fromkeys(found))
+                        names += ssh_aliases(path, folder, depth + 1)
+    return list(dict.fromkeys(names))

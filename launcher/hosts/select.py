@@ -25,9 +25,9 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
     chosen = _parse(flag, text, cluster)
     hosts, spares = (
         tuple(
-            dataclasses.replace(host, gpus=left)
+            dataclasses.replace(host, gpus=gpus)
             for host in entries
-            if (left := _gpus_left(host, chosen, flag == "--include")) is not None
+            if (gpus := _gpus_of(host, chosen, flag == "--include")) is not None
         )
         for entries in (cluster.hosts, cluster.spares)
     )
@@ -51,8 +51,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
         if name in chosen:
             raise UsageError(f"{flag} {quoted(text)}: names {name!r} twice", "name it once")
         if name not in by_name:
-            known = names(entries[0].name for entries in by_name.values())
-            remedy = f"name one of {known}"
+            remedy = f"name one of {names(entries[0].name for entries in by_name.values())}"
             if "," in name:
                 remedy = f"separate hosts with @: {flag} {name.replace(',', '@')}"
             raise UsageError(f"{flag}: {cluster.source} has no host {name!r}", remedy)
@@ -72,11 +71,11 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
     return chosen
 
 
-def _gpus_left(host: Host, chosen: dict[str, set[int]], include: bool) -> Gpus | None:
+def _gpus_of(host: Host, chosen: dict[str, set[int]], include: bool) -> Gpus | None:
     """Return the new value of `gpus` for the host, or None if the host is not selected."""
     ids = chosen.get(host.name.lower())
     if not ids:  # not named, or named as a whole
         return host.gpus if include is (ids is not None) else None
     among = sorted(ids) if host.gpus == "all" else host.gpu_ids
-    left = tuple(gpu for gpu in among if (gpu in ids) is include)
-    return host.gpus if left == host.gpu_ids and not include else left or None
+    rest = tuple(gpu for gpu in among if (gpu in ids) is include)
+    return host.gpus if rest == host.gpu_ids and not include else rest or None

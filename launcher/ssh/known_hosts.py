@@ -59,14 +59,14 @@ class KnownHostsLine:
                 return HostKeys.hash_host(name, self.names) == self.names
             except (ValueError, AssertionError):  # not base64, or a salt of the wrong length
                 return False
-        found = False
+        matches = False
         for pattern in self.names.lower().split(","):
             # only * and ? are wildcards, unlike fnmatch's [
             if fnmatch.fnmatchcase(name, pattern.removeprefix("!").replace("[", "[[]")):
                 if pattern.startswith("!"):
                     return False
-                found = True
-        return found
+                matches = True
+        return matches
 
 
 def read(files: Iterable[str]) -> list[KnownHostsLine]:
@@ -110,9 +110,9 @@ def judge(
     if other := [line for line in plain if line.key.kind == key.kind]:
         return "changed", other
     if names[1:]:
-        verdict, found = judge(lines, key, names[1:])
+        verdict, basis = judge(lines, key, names[1:])
         if verdict in ("known", "revoked"):
-            return verdict, found
+            return verdict, basis
     return "unknown", [line for line in about if line.marker != "@revoked"]
 
 
@@ -125,8 +125,8 @@ def preferred_algorithms(route: Route, possible: Sequence[str]) -> tuple[str, ..
     lines = [line for line in _lines(route) if not line.marker]
     kinds = [line.key.kind for name in route.known_names for line in lines if line.matches(name)]
     algorithms = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
-    known = [name for kind in kinds for name in algorithms.get(kind, (kind,)) if name in possible]
-    return tuple(dict.fromkeys((*known, *possible)))
+    first = [name for kind in kinds for name in algorithms.get(kind, (kind,)) if name in possible]
+    return tuple(dict.fromkeys((*first, *possible)))
 
 
 def _lines(route: Route) -> list[KnownHostsLine]:

@@ -47,7 +47,13 @@ class Node:
     def __init__(self, host: Host, *, connect_timeout: float = CONNECT_TIMEOUT) -> None:
         self.host = host
         self.name = host.name
-        self._machine = _machine(host, connect_timeout)
+        self._machine: LocalMachine | SshMachine
+        if host.is_local:
+            self._machine = LocalMachine()
+        else:
+            from .client import SshMachine  # paramiko takes a while to load
+
+            self._machine = SshMachine(host, connect_timeout=connect_timeout)
         self._resource: Resource | None = None
         self._resource_lock = threading.Lock()
         self._unusable: UnusableAnswer | None = None  # its first one, so that it fills no disk
@@ -166,14 +172,6 @@ class Node:
         if resource:
             resource.close()
         self._machine.close()
-
-
-def _machine(host: Host, connect_timeout: float) -> LocalMachine | SshMachine:
-    if host.is_local:
-        return LocalMachine()
-    from .client import SshMachine  # paramiko takes a while to load
-
-    return SshMachine(host, connect_timeout=connect_timeout)
 
 
 @contextlib.contextmanager

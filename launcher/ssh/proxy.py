@@ -40,7 +40,7 @@ def direct(route: Route, timeout: float) -> Proxy:
     """Connect by TCP to the first address of the host that answers."""
     deadline = time.monotonic() + timeout
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             route.hostname, route.port, route.address_family, socket.SOCK_STREAM
         )
     except (socket.gaierror, UnicodeError) as error:
@@ -52,8 +52,8 @@ def direct(route: Route, timeout: float) -> Proxy:
         ) from None
     failure: OSError = TimeoutError()
     source = (route.bind_address, 0) if route.bind_address else None
-    for tried, (*_, address) in enumerate(found):
-        share = max((deadline - time.monotonic()) / (len(found) - tried), 0.1)
+    for tried, (*_, address) in enumerate(addresses):
+        share = max((deadline - time.monotonic()) / (len(addresses) - tried), 0.1)
         try:
             sock = socket.create_connection((str(address[0]), route.port), share, source)
         except OSError as error:

@@ -115,11 +115,11 @@ def jump_route(route: Route) -> Route | None:
         return None
     further, _, last = route.proxy_jump.rpartition(",")
     host = replace(jump_host(last), proxy_jump=further or None, host_keys=route.asked_host_keys)
-    found = route_to(host)
+    jump = route_to(host)
     own = (route.own_identity,) if route.own_identity else ()
     return replace(
-        found,
-        identity_files=(*found.identity_files, *own),
+        jump,
+        identity_files=(*jump.identity_files, *own),
         own_identity=route.own_identity,
         depth=route.depth + 1,
     )

@@ -40,15 +40,15 @@ GPU_SYMPTOMS = (
 def first_failure(evidence: Evidence) -> FirstFailure | None:
     """Return the first failure, or None if there is no sign of one."""
     evidence = of_last_round(on_one_clock(evidence))
-    found: list[Candidate | None] = []
+    observations: list[Candidate | None] = []
     for node in evidence.nodes:
         for time, exit in node.of(RankExit):
             if exit.rank in range(evidence.world_size):
-                found.append(_rank_exit(node, exit.time or time, exit))
+                observations.append(_rank_exit(node, exit.time or time, exit))
         for time, stop in node.of(Stopping):
-            found.append(stop_reason(stop.reason, time, node, evidence))
-        found += [_torchrun(node), _sudden_end(node, evidence)]
-    candidates = [_blame_gpu(candidate) for candidate in found if candidate]
+            observations.append(stop_reason(stop.reason, time, node, evidence))
+        observations += [_torchrun(node), _sudden_end(node, evidence)]
+    candidates = [_blame_gpu(candidate) for candidate in observations if candidate]
     if all(candidate.exit_code == 0 and candidate.weight for candidate in candidates):
         return None
     first = min(candidates, key=lambda candidate: (candidate.weight, candidate.time))

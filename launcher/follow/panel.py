@@ -174,16 +174,16 @@ def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
     ]
     if not recent:
         return "no output yet"
-    recent.sort(key=lambda found: found[0].time, reverse=True)
-    found: dict[str, str] = {}
+    recent.sort(key=lambda row: row[0].time, reverse=True)
+    counts: dict[str, str] = {}
     for line, _ in recent:
         for name, pattern in PROGRESS.items():
-            if name not in found and (matches := pattern.findall(line.text[-LONGEST:])):
+            if name not in counts and (matches := pattern.findall(line.text[-LONGEST:])):
                 done, total = (number.decode() for number in matches[-1])
-                found[name] = f"{name} {done}/{total}"
-    if len(found) > 1:
-        found.pop("progress", None)
-    words = "  ".join(found[name] for name in PROGRESS if name in found)
+                counts[name] = f"{name} {done}/{total}"
+    if len(counts) > 1:
+        counts.pop("progress", None)
+    words = "  ".join(counts[name] for name in PROGRESS if name in counts)
     line, host = recent[0]
     if not words:
         who = host if line.rank is None else f"{host}:{line.rank}"

@@ -77,5 +77,5 @@ def _slow(ranks: object) -> dict[int, float]:
 
 
 def _whole(value: object) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
+    real = number(value)
+    return None if real is None else int(real)

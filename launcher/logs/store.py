@@ -132,8 +132,8 @@ class Index:
 
 def known_marks(folder: Path) -> dict[int, Mark]:
     """Return the last mark of each node that this machine has logs of."""
-    found = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
-    ranks = sorted(int(match[1]) for match in found if match)
+    matches = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
+    ranks = sorted(int(match[1]) for match in matches if match)
     return {node_rank: read_index(folder, node_rank).last for node_rank in ranks}
 
 

@@ -94,13 +94,13 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
         first = int(numbers["first_rank"])
         return range(first, first + int(numbers["nproc_per_node"]))
 
-    found, failures = try_each(attempt.nodes, ranks_of)
-    for node, ranks in found.items():
+    ranks_by_node, failures = try_each(attempt.nodes, ranks_of)
+    for node, ranks in ranks_by_node.items():
         if wanted.rank in ranks:
             return attempt.by_node[node]
     if failures:
         raise NodesFailed(by_name(attempt.nodes, failures))
-    last = max((ranks.stop for ranks in found.values()), default=0) - 1
+    last = max((ranks.stop for ranks in ranks_by_node.values()), default=0) - 1
     raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}", "choose one of them")
 
 

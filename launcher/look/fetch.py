@@ -127,8 +127,8 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
             )
         return files
 
-    found, failures = ask_each(nodes, ask)
-    return [file for files in found.values() for file in files], failures
+    lists, failures = ask_each(nodes, ask)
+    return [file for files in lists.values() for file in files], failures
 
 
 def parse_row(

@@ -34,11 +34,11 @@ def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus])
     """
     live = [status for status in statuses if status.alive or status.state is ContainerState.CREATED]
     rows: dict[tuple[str, str], GpuRow] = {}  # by machine and UUID
-    for host, found in gpus.items():
+    for host, reports in gpus.items():
         here = [status for status in live if status.host == host]
         by_container = {status.container: status for status in here if status.container}
         by_run = {status.run_id: status for status in reversed(here)}
-        for gpu in found:
+        for gpu in reports:
             owners = [by_container.get(p.container) or by_run.get(p.run_id) for p in gpu.processes]
             claims = [status for status in here if gpu.uuid in status.gpus]
             node = next((status for status in (*claims, *owners) if status), None)

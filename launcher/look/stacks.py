@@ -55,10 +55,10 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     """Print the stacks of all ranks that answer. Return UNREACHABLE if a host did not answer."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
-        found, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
-    reported = [answer.attempt for answer in found.values() if answer.attempt]
+        by_node, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
+    reported = [answer.attempt for answer in by_node.values() if answer.attempt]
     agreed = agreed_attempt(reported) if reported else 0
-    answers = [a for a in found.values() if a.attempt == 0 or a.attempt >= agreed]
+    answers = [a for a in by_node.values() if a.attempt == 0 or a.attempt >= agreed]
     groups = grouped(rank for answer in answers for rank in answer.ranks)
     report_errors(failures, console)
     if as_json:

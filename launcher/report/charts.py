@@ -78,11 +78,11 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
     made = []
     for chart, sources in CHARTS:
         curves = tuple(
-            Curve(named(name, attempt, whose), tuple(found))
+            Curve(named(name, attempt, whose), tuple(line))
             for kind, field, name in sources
             for attempt in attempts
             for whose in owners
-            if (found := points.get((kind, field, attempt, whose)))
+            if (line := points.get((kind, field, attempt, whose)))
         )
         if curves:
             made.append(dataclasses.replace(chart, curves=curves))
@@ -99,14 +99,14 @@ def _values(
     for name, values in ranks.items() if isinstance(ranks, dict) else ():
         if not isinstance(values, list):
             continue
-        found = [number(value) for value in values]
-        if name == "img_s" and set(nodes) == set(range(len(found))):
+        numbers = [number(value) for value in values]
+        if name == "img_s" and set(nodes) == set(range(len(numbers))):
             sums = dict.fromkeys(nodes.values(), 0.0)
-            for rank, value in enumerate(found):
+            for rank, value in enumerate(numbers):
                 sums[nodes[rank]] += value or 0.0
             owned: dict[str, float | None] = {**sums}
         else:
-            owned = {f" of rank {rank}": value for rank, value in enumerate(found)}
+            owned = {f" of rank {rank}": value for rank, value in enumerate(numbers)}
         if len(owned) <= MOST_CURVES:
             yield from ((name, whose, value) for whose, value in owned.items())
 
@@ -117,8 +117,8 @@ def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
     if len(parts) < 2:
         return tuple(next(iter(parts.values()), ()))
     made: dict[str, Chart] = {}
-    for name, found in parts.items():
-        for chart in found:
+    for name, group in parts.items():
+        for chart in group:
             before = made.get(chart.title, dataclasses.replace(chart, curves=()))
             named = tuple(Curve(f"{curve.name}, {name}", curve.points) for curve in chart.curves)
             made[chart.title] = dataclasses.replace(before, curves=before.curves + named)

@@ -37,25 +37,25 @@ class Journals:
 
     def node_names(self) -> dict[int, dict[int, str]]:
         """Return each rank's node name by attempt and rank, for attempts with several nodes."""
-        found: dict[int, dict[int, str]] = {}
+        by_attempt: dict[int, dict[int, str]] = {}
         for node in self.nodes:
             for _, event in node.of(RankPids) if len(self.of(node.attempt)) > 1 else ():
                 ranks = (int(rank) for rank in event.pids if rank.isdecimal())
-                found.setdefault(node.attempt, {}).update(dict.fromkeys(ranks, node.name))
-        return found
+                by_attempt.setdefault(node.attempt, {}).update(dict.fromkeys(ranks, node.name))
+        return by_attempt
 
     def versions(self, attempt: int) -> dict[str, str]:
         """Return the version of each component; if hosts differ, each version with its hosts."""
-        found: dict[str, dict[str, list[str]]] = {}
+        versions: dict[str, dict[str, list[str]]] = {}
         for node in self.of(attempt):
             for _, event in node.of(Environment):
                 for thing, version in event.versions.items():
-                    found.setdefault(thing, {}).setdefault(version, []).append(node.host)
+                    versions.setdefault(thing, {}).setdefault(version, []).append(node.host)
         return {
             thing: next(iter(hosts))
             if len(hosts) == 1
             else ", ".join(f"{version} on {names(where)}" for version, where in hosts.items())
-            for thing, hosts in found.items()
+            for thing, hosts in versions.items()
         }
 
     def variables(self, attempt: int) -> set[str]:
@@ -113,15 +113,15 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
         for attempt in record.attempts
         for node in attempt.nodes
     }
-    found: dict[tuple[int, int], NodeJournal] = {}
+    journals: dict[tuple[int, int], NodeJournal] = {}
     for host, text in reports:
         parts = iter(HEAD.split(text)[1:])
         for rank, attempt, lines in zip(parts, parts, parts, strict=True):
             place = (int(attempt), int(rank))
             if hosts.get(place) == host:
                 events = [(r.time, r.event) for r in Reader().feed(lines) if r.event is not None]
-                found[place] = NodeJournal(place[1], host, events=events, attempt=place[0])
-    return Journals([found[place] for place in sorted(found)])
+                journals[place] = NodeJournal(place[1], host, events=events, attempt=place[0])
+    return Journals([journals[place] for place in sorted(journals)])
 
 
 def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, str]]:
@@ -139,18 +139,18 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
             **journals.versions(attempt.attempt),
         }
 
-    found = []
+    rows = []
     for before, now in itertools.pairwise(record.attempts):
         old, new = circumstances(before), circumstances(now)
         for what in dict.fromkeys([*old, *new]):
             if old.get(what) and new.get(what) and old[what] != new[what]:
-                found.append((now.attempt, what, old[what], new[what]))
+                rows.append((now.attempt, what, old[what], new[what]))
         names_before, names_now = (journals.variables(a.attempt) for a in (before, now))
         if names_before and names_now and names_before != names_now:
             gone = ", ".join(sorted(names_before - names_now))
             added = ", ".join(sorted(names_now - names_before))
-            found.append((now.attempt, "environment variables", gone or "-", added or "-"))
-    return found
+            rows.append((now.attempt, "environment variables", gone or "-", added or "-"))
+    return rows
 
 
 def began(record: RunRecord) -> float:

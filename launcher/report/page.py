@@ -197,16 +197,16 @@ def results(run: RunView) -> dict[str, str]:
 
     For a chart over time, return the mean of all its curves.
     """
-    found = {"state": run.record.state, "attempts": str(len(run.record.attempts))}
+    values = {"state": run.record.state, "attempts": str(len(run.record.attempts))}
     for chart in totals(run.charts):
         if chart.x == "step":
             for curve in chart.curves:
                 name = re.sub(r", attempt \d+", "", curve.name)
-                found[f"{chart.title}, {name}"] = f"{curve.points[-1][1]:.5g}"
+                values[f"{chart.title}, {name}"] = f"{curve.points[-1][1]:.5g}"
         else:
             mean = statistics.fmean(value for curve in chart.curves for _, value in curve.points)
-            found[f"{chart.title}, mean"] = f"{mean:.3g}"
-    return found
+            values[f"{chart.title}, mean"] = f"{mean:.3g}"
+    return values
 
 
 def _nodes(record: RunRecord) -> str:

@@ -58,10 +58,10 @@ def descendants(root: int) -> list[int]:
     by_parent: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         by_parent.setdefault(parent, []).append(pid)
-    found = [root]
-    for pid in found:
-        found += by_parent.get(pid, [])
-    return found[1:]
+    pids = [root]
+    for pid in pids:
+        pids += by_parent.get(pid, [])
+    return pids[1:]
 
 
 def pidfd(pid: int) -> int | None:

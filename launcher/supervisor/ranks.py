@@ -56,16 +56,16 @@ class Ranks:
         return len(self.by_local_rank) == self._nproc
 
     def find(self, torchrun_pid: int) -> list[Rank]:
-        """Return newly found ranks."""
+        """Return the ranks that have started since the last call."""
         known = {rank.pid for rank in self.by_local_rank.values()}
-        found = []
+        new_ranks = []
         for pid in [] if self.complete else children(torchrun_pid):
             env = proc_environ(pid) if pid not in known else {}
             if "RANK" in env and "LOCAL_RANK" in env:
                 rank = Rank(pid, int(env["RANK"]), int(env["LOCAL_RANK"]), pidfd(pid))
                 self.by_local_rank[rank.local_rank] = rank
-                found.append(rank)
-        return found
+                new_ranks.append(rank)
+        return new_ranks
 
     def alive(self) -> list[Rank]:
         return [rank for rank in self.by_local_rank.values() if rank.alive]

@@ -121,11 +121,11 @@ class Round:
             self.selector.unregister(pipe)
 
     def find_ranks(self) -> None:
-        found = self.ranks.find(self.torchrun.pid)
-        for rank in found:
+        new_ranks = self.ranks.find(self.torchrun.pid)
+        for rank in new_ranks:
             if rank.fd is not None:  # wakes the loop up before torchrun reaps the rank
                 self.selector.register(rank.fd, selectors.EVENT_READ, lambda _: self.check_ranks())
-        if found:
+        if new_ranks:
             self.liveness.reset(output=False)
             known = self.ranks.by_local_rank.values()
             self.journal.event(RankPids({str(rank.rank): rank.pid for rank in known}))

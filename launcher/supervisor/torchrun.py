@@ -131,8 +131,8 @@ class Torchrun:
 
     def failures(self) -> list[list[int]]:
         """Return [rank, local rank, exit code, pid] of failed ranks, in the order of their failures."""
-        found = FAILURE.findall("\n".join(self.last_lines()))  # the first failure comes last
-        return [[int(number) for number in numbers] for numbers in reversed(found)]
+        failures = FAILURE.findall("\n".join(self.last_lines()))  # the first failure comes last
+        return [[int(number) for number in numbers] for numbers in reversed(failures)]
 
 
 def with_caches(env: Mapping[str, str]) -> dict[str, str]:
@@ -147,8 +147,8 @@ def executable(argv: list[str]) -> list[str]:
     if argv[0] != "torchrun":
         return argv
     path = os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
-    found = shutil.which("torchrun", path=path)
-    return [*([found] if found else [sys.executable, "-m", "torch.distributed.run"]), *argv[1:]]
+    script = shutil.which("torchrun", path=path)
+    return [*([script] if script else [sys.executable, "-m", "torch.distributed.run"]), *argv[1:]]
 
 
 def interpreter(torchrun: str) -> str:

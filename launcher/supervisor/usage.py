@@ -33,9 +33,9 @@ def environment() -> Environment:
     installed: dict[str, str] = {}
     prefixes = [os.path.dirname(os.path.dirname(sys.executable)), sys.prefix]
     for path in site.getsitepackages(prefixes):
-        for found in map(INSTALLED.fullmatch, os.listdir(path) if os.path.isdir(path) else ()):
-            if found:
-                installed.setdefault(found[1].lower().replace("_", "-"), found[2])
+        for package in map(INSTALLED.fullmatch, os.listdir(path) if os.path.isdir(path) else ()):
+            if package:
+                installed.setdefault(package[1].lower().replace("_", "-"), package[2])
     versions.update((name, installed[name]) for name in PACKAGES if name in installed)
     driver = re.match(r".*Kernel Module\D+([0-9.]+)", read_text("/proc/driver/nvidia/version"))
     if driver:
@@ -109,13 +109,13 @@ def means(samples: deque[tuple[GpuLoad, ...]]) -> tuple[GpuLoad, ...]:
 
 def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
     """Parse nvidia-smi's rows, one number for each field of GpuLoad. () if none is readable."""
-    found = []
+    gpus = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         known = (c.startswith("[") or _NUMBER.fullmatch(c) for c in cells[1:])  # [N/A]
         if 3 <= len(cells) <= len(fields(GpuLoad)) and all(known):
-            found.append(GpuLoad(*(int(c) if _NUMBER.fullmatch(c) else 0 for c in cells)))
-    return tuple(found)
+            gpus.append(GpuLoad(*(int(c) if _NUMBER.fullmatch(c) else 0 for c in cells)))
+    return tuple(gpus)
 
 
 def resource_usage(spec: Spec, kills_before: int) -> ResourceUsage:

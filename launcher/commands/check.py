@@ -42,9 +42,8 @@ def check(
     ddpctl check -H gpu1:8,gpu2:8 --json
     """
     from ..hosts import cluster_of
-    from ..preflight.blamed import blame_of, clear_blame
-    from ..preflight.check import survey_hosts, survey_spares
-    from ..ssh.background import in_background
+    from ..preflight.blamed import clear_blame
+    from ..preflight.check import survey_all
     from ..ssh.node import connected
     from ..text import counted
 
@@ -60,10 +59,7 @@ def check(
         connected(cluster.spares) as spares,
         console.step(f"checking {hosts_and_spares}"),
     ):
-        of_spares = in_background(lambda: survey_spares(spares, cluster))
-        survey = survey_hosts(nodes, cluster, with_containers=True)
-        warnings = [*of_spares.result(), *blame_of([*nodes, *spares])]
-        survey = survey.plus(warnings, spares)
+        survey = survey_all(nodes, spares, cluster, with_containers=True)
     if as_json:
         console.json(document(survey, time.monotonic() - began))
     else:

@@ -26,6 +26,7 @@ from . import (
     check_resources,
     container_test,
 )
+from .blamed import blame_of
 from .check_python import versions_or_error
 from .container_test import ContainerReport
 from .findings import Finding, failure_of, in_order
@@ -71,17 +72,31 @@ class Survey:
         by_rank = {rank: machine.facts for machine in machines for rank in machine.ranks}
         return tuple(facts for _, facts in sorted(by_rank.items()))
 
-    def plus(self, warnings: Sequence[Finding], spares: Sequence[Node]) -> Survey:
-        """Return the survey with warnings about its hosts and about spares."""
-        names = tuple(dict.fromkeys(node.name for node in spares))
-        return dataclasses.replace(self, findings=[*self.findings, *warnings], spares=names)
-
     @property
     def exit_code(self) -> int:
         """The exit code of `check`. An unreachable host takes precedence over other hosts' failures."""
         if self.unreachable:
             return HostUnreachable.exit_code
         return PreflightError.exit_code if self.failures else 0
+
+
+def survey_all(
+    nodes: Sequence[Node],
+    spares: Sequence[Node],
+    cluster: Cluster,
+    *,
+    with_containers: bool = False,
+    waits: bool = False,
+) -> Survey:
+    """Check the hosts, the spares among each other, and which of them were to blame for failures.
+
+    All problems of spares are warnings. For the other parameters see `survey_hosts`.
+    """
+    of_spares = in_background(lambda: survey_spares(spares, cluster))
+    survey = survey_hosts(nodes, cluster, with_containers=with_containers, waits=waits)
+    findings = [*survey.findings, *of_spares.result(), *blame_of([*nodes, *spares])]
+    names = tuple(dict.fromkeys(node.name for node in spares))
+    return dataclasses.replace(survey, findings=findings, spares=names)
 
 
 def survey_hosts(

@@ -10,12 +10,10 @@ from ..facts.facts import Facts
 from ..facts.gather import gather, request_time
 from ..plan.build import PlanInputs
 from ..plan.plan import Plan
-from ..preflight.blamed import blame_of
-from ..preflight.check import survey_hosts, survey_spares
+from ..preflight.check import survey_all
 from ..preflight.findings import lines
 from ..push.push import ALL, PushResult
 from ..push.push import push as push_parts
-from ..ssh.background import in_background
 from ..ssh.many import each_node
 from ..ssh.node import Node
 from ..terminal.console import Console
@@ -52,10 +50,8 @@ def check(
         with console.step(f"asking {counted(len(nodes), 'host')}"):
             return HostSurvey(request, nodes, gather(nodes))
     with console.step(f"checking {counted(len(nodes), 'host')}"):
-        of_spares = in_background(lambda: survey_spares(spares, cluster))
-        survey = survey_hosts(nodes, cluster, waits=options.wait is not None)
-        more = [*of_spares.result(), *blame_of([*nodes, *spares])]
-    warnings = [finding for finding in survey.findings if finding.severity != "failure"] + more
+        survey = survey_all(nodes, spares, cluster, waits=options.wait is not None)
+    warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for line in lines(warnings):
         console.detail(line)
     if warnings and not survey.failures:

@@ -139,7 +139,7 @@ def duration(seconds: float) -> str:
 def seconds_in(text: str) -> int | None:
     """Return the seconds of `90s`, `30m`, `2h30m`, `1d` or `24:00:00`; None for any other text.
 
-    A bare number is no duration, because tools differ in its unit, except for 0. On None,
+    A bare number other than 0 is not a duration, because tools differ in its unit. On None,
     `duration_remedy` says what to write.
     """
     text = text.strip()
@@ -155,7 +155,7 @@ def seconds_in(text: str) -> int | None:
 
 
 def duration_remedy(text: str) -> str:
-    """Return what to write in place of a `text` that is no duration."""
+    """Return what to write in place of a `text` that is not a duration."""
     if number := re.fullmatch(r"\s*([0-9]{1,9})\s*", text):
         larger, smaller = "hm" if int(number[1]) < 100 else "ms"
         return f"write {number[1]}{larger} or {number[1]}{smaller}"

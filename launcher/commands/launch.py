@@ -95,7 +95,7 @@ def launch(
     from ..runs.record import document
     from ..start import launch as launching
 
-    wanted = LaunchOptions(
+    how = LaunchOptions(
         name=name,
         detach=detach,
         push=not no_push,
@@ -107,7 +107,7 @@ def launch(
         on_event=on_event,
     )
     console = options.console(quiet, verbose, plain, fold)
-    first = launching.new_run(cluster, wanted)
+    first = launching.new_run(cluster, how)
     if not dry_run:
         console.document_only = as_json
         outcome = launching.launch(first, console)

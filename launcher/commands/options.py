@@ -49,7 +49,7 @@ def number(least: int, most: int = 10**9) -> Callable[[str, str], int]:
         if text.isdecimal() and len(text) < 12 and least <= int(text) <= most:
             return int(text)
         limit = f"a number from {least} to {most}" if most < 10**9 else f"{least} or more"
-        raise UsageError(f"{flag} {quoted(text)}: not a number that it takes", f"write {limit}")
+        raise UsageError(f"{flag} {quoted(text)}: not a valid number", f"write {limit}")
 
     return read
 
@@ -79,7 +79,7 @@ def some_seconds(flag: str, text: str) -> int:
 
 
 def hosts_file_or_list(_: str, text: str) -> str:
-    """Read --hosts. A single name that is no file becomes a list of one: `gpu1,`."""
+    """Read --hosts. A single name that is not a file becomes a list of one: `gpu1,`."""
     is_file = text.endswith((".yaml", ".yml")) or "/" in text or os.path.exists(text)  # noqa: PTH110
     return text if is_file or "," in text or not text else f"{text},"
 

@@ -113,7 +113,7 @@ class Command(TyperCommand):
         """Raise UsageError with the right line if `args` contain a script, which belongs after `--`.
 
         The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
-        in .py or -H gives the hosts. What follows and is no flag of ours belongs to the script.
+        in .py or -H gives the hosts. What follows belongs to the script, except our flags.
         """
         takes_value = self._flags()
         ours: list[str] = []
@@ -133,7 +133,7 @@ class Command(TyperCommand):
         if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
             return  # the parser names an unknown flag
         if "--env" in ours and "=" in script[0]:
-            raise UsageError(f"{quoted(script[0])}: no flag", "repeat --env for each variable")
+            raise UsageError(f"{quoted(script[0])}: not a flag", "repeat --env for each variable")
         if has_separator and not script[0].endswith(".py") and not script[0].startswith("-"):
             raise UsageError(
                 f"{quoted(script[0])}: one argument too many",

@@ -159,7 +159,7 @@ class Docker(Engine):
         return self._containers({"label": [label]})
 
     def _containers(self, filters: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-        """Return the containers that match. What is no list of containers says nothing about them."""
+        """Return the containers that match. Raises ValueError if the answer is not a list of containers."""
         rows = self._api.containers(all=True, filters=filters) or []
         if not all(isinstance(mapping(row).get("Id"), str) for row in rows):
             raise ValueError("the engine lists something other than containers")

@@ -172,7 +172,7 @@ class Api(docker.APIClient):
             budget.take(len(chunk))
             body += chunk
         if answer.is_redirect or "Content-Encoding" in answer.headers:
-            raise unavailable(self.name, "it is no Docker Engine: it redirects or compresses")
+            raise unavailable(self.name, "it is not a Docker Engine: it redirects or compresses")
         if not answer.ok:  # the SDK expects a message, and detects the charset of other text
             with contextlib.suppress(ValueError, LookupError, TypeError):
                 body = bytearray(str(parse_json(bytes(body))["message"]).encode(errors="replace"))

@@ -93,7 +93,7 @@ class GpuUse:
 
 
 def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
-    """Parse nvidia-smi's XML. If `text` is not XML, return only `xids`. owners: output of OWNERS.
+    """Parse nvidia-smi's XML. If `text` is not XML, return only `xids`. owners: rows of gpu_owners.sh.
 
     kernel: lines of the kernel log with the driver's errors.
     """
@@ -148,7 +148,7 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
 
 
 def _owners(lines: Iterable[str]) -> dict[str, Process]:
-    """Return the processes in OWNERS' output by pid, without their memory."""
+    """Return the processes in the rows of gpu_owners.sh by pid, without their memory."""
     return {
         row[1]: Process(
             int(row[1]),

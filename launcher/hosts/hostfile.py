@@ -52,7 +52,7 @@ def allocated_hosts(scheduler: str) -> list[str]:
                 f"cannot read {value}: {error.strerror}", "ask for new hosts"
             ) from None
     if not value:
-        what = f"{SCHEDULERS[scheduler]} is not set, so this is no {scheduler} allocation"
+        what = f"{SCHEDULERS[scheduler]} is not set, so this is not a {scheduler} allocation"
         raise UsageError(f"-H {scheduler}: {what}", "run this inside `salloc`, `sbatch` or `qsub`")
     return [value]
 

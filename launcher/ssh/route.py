@@ -75,7 +75,7 @@ class Route:
 
     @property
     def at(self) -> str:
-        """Where it connects, as far as the host's name does not say it: ` at port 2222`, or ""."""
+        """Where it connects, unless the host's name says so already: ` at port 2222`, or ""."""
         if self.hostname != self.name:
             return f" at {self.where}"
         return f" at port {self.port}" if self.port != 22 else ""

@@ -52,6 +52,14 @@ class PushResult:
 
 
 @dataclass(frozen=True)
+class KnownImages:
+    """The job's image on this machine and on each node; None: it is not there."""
+
+    here: ImageInfo | None
+    there: Mapping[Node, ImageInfo | None]
+
+
+@dataclass(frozen=True)
 class HostContents:
     """What a host has. trees: which of the parts that are trees. address: "" if it cannot relay."""
 
@@ -66,13 +74,12 @@ def push(
     parts: Set[Part],
     console: Console,
     only: bool = False,
-    here: ImageInfo | None = None,
-    there: Mapping[Node, ImageInfo | None] | None = None,
+    known: KnownImages | None = None,
     spares: Sequence[Node] = (),
 ) -> PushResult:
     """Send `parts` of the job. Unless `only` is set, verify that hosts have the other parts.
 
-    here, there: the image on this machine and on each node; there=None: ask the engines for both.
+    known: what the engines answered to the checks; None: ask them.
     spares: get everything too, but if that fails, it is only a warning.
     Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
@@ -81,26 +88,17 @@ def push(
     progress = PushProgress(machines, console)
     images: dict[Node, ImageInfo] = {}
     try:
-        trees = scan_folders(cluster, needed, progress)
-        unfit: dict[Node, DdpctlError] = {}
-        if cluster.job.requirements and "image" in needed:
-            wheels, unfit = wheels_of(cluster.job, machines, progress)
-            trees |= {"image": wheels} if wheels else {}
-        elif engine_traits(cluster.job.engine).image_files and "image" in needed:
-            trees["image"] = image_file(cluster.job.image, progress)
-        progress.report.image_digest = _digest(trees, "image") or None
-        fit = [node for node in machines if node not in unfit]
-        hosts, failures = try_each(fit, partial(ask_host, trees))
-        failures |= unfit
+        trees, failures = trees_of(cluster, machines, needed, progress)
+        sender = Sender(cluster.job, trees, parts, needed, progress)
+        hosts, silent = try_each([node for node in machines if node not in failures], sender.ask)
+        failures |= silent
         answered = [*hosts]
         for part, tree in trees.items():
             missing = part in parts and any(part not in host.trees for host in hosts.values())
             if tree.left_out and (only or missing):
                 progress.say(f"left out of the {part}: {listed(tree.left_out)}")
         for pause in (*PAUSES, None):
-            sent, failed = send_parts(
-                cluster.job, trees, hosts, parts, needed, here, there, progress
-            )
+            sent, failed = sender.send(hosts, known)
             images |= sent
             failures |= failed
             dropped = [n for n in answered if isinstance(failures.get(n), HostUnreachable)]
@@ -109,9 +107,9 @@ def push(
             who = names(node.name for node in dropped)
             progress.say(f"{who}: the connection was lost; the push goes on in {duration(pause)}")
             time.sleep(pause)
-            hosts, lost = try_each(dropped, partial(ask_host, trees))
+            hosts, lost = try_each(dropped, sender.ask)
             failures = {node: each for node, each in failures.items() if node not in hosts} | lost
-            here, there = None, None  # what the engines have by now
+            known = None  # the engines have more by now
     except OSError as error:  # of a file or pipe, but not of stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
@@ -127,30 +125,19 @@ def push(
     return PushResult(tuple(ids.get(node.host.account, "") for node in nodes), report)
 
 
-def send_parts(
-    job: Job,
-    trees: Mapping[str, Tree],
-    hosts: Mapping[Node, HostContents],
-    parts: Set[Part],
-    needed: Set[Part],
-    here: ImageInfo | None,
-    there: Mapping[Node, ImageInfo | None] | None,
-    progress: PushProgress,
-) -> ImageResult:
-    """Send what these hosts lack of `parts`, and verify the rest of `needed`.
-
-    Return each host's image, and the failed hosts with their errors.
-    """
-    images: dict[Node, ImageInfo] = {}
-    failures: dict[Node, DdpctlError] = {}
-    with closing(Fanout(relays(hosts), progress)) as fanout:
-        if hosts and "image" in needed and engine_traits(job.engine).keeps_containers:
-            send = "image" in parts
-            images, failures = send_image(job, [*hosts], here, there, fanout, send=send)
-        for part, tree in trees.items():
-            ready = {node: host for node, host in hosts.items() if node not in failures}
-            failures |= send_tree(part, tree, ready, job, fanout, send=part in parts)
-    return images, failures
+def trees_of(
+    cluster: Cluster, machines: Sequence[Node], needed: Set[Part], progress: PushProgress
+) -> tuple[dict[str, Tree], dict[Node, DdpctlError]]:
+    """Return the trees to send, by part, and the hosts that cannot use them, with the reasons."""
+    trees = scan_folders(cluster, needed, progress)
+    unfit: dict[Node, DdpctlError] = {}
+    if cluster.job.requirements and "image" in needed:
+        wheels, unfit = wheels_of(cluster.job, machines, progress)
+        trees |= {"image": wheels} if wheels else {}
+    elif engine_traits(cluster.job.engine).image_files and "image" in needed:
+        trees["image"] = image_file(cluster.job.image, progress)
+    progress.report.image_digest = _digest(trees, "image") or None
+    return trees, unfit
 
 
 def scan_folders(cluster: Cluster, needed: Set[Part], progress: PushProgress) -> dict[str, Tree]:
@@ -171,89 +158,99 @@ def _digest(trees: Mapping[str, Tree], part: str) -> str:
     return trees[part].manifest.digest if part in trees else ""
 
 
-def ask_host(trees: Mapping[str, Tree], node: Node) -> HostContents:
-    """Ask a host which of the trees it has, and whether and where other hosts can read from it.
+@dataclass(frozen=True)
+class Sender:
+    """Sends what hosts lack of `parts`, and verifies the rest of `needed`.
 
-    Its address is the hosts file's internal_ip, or else the one at which this machine or the last
-    jump host reached the host.
+    trees: by part. With engine: process, wheels take the place of the image, and with engine:
+    apptainer its file does.
     """
-    digests = [_digest(trees, part) for part in ("dataset", "workdir", "image")]
-    what = "a simple shell script failed"
-    text = script_output(node, what, INSPECT, *digests, timeout=60.0)
-    names = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
-    connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
-    address = node.host.internal_ip or ""
-    if connection and not address:
-        with contextlib.suppress(ValueError):
-            address = str(ipaddress.ip_address(connection[1]))
-    can_relay = "python3" in names and not node.host.is_local
-    return HostContents(names, address if can_relay else "")
 
+    job: Job
+    trees: Mapping[str, Tree]
+    parts: Set[Part]
+    needed: Set[Part]
+    progress: PushProgress
 
-def relays(hosts: Mapping[Node, HostContents]) -> dict[Node, str]:
-    """Return the address of each host that can relay."""
-    return {node: host.address for node, host in hosts.items() if host.address}
+    def ask(self, node: Node) -> HostContents:
+        """Ask a host which of the trees it has, and whether and where other hosts can read from it.
 
+        Its address is the hosts file's internal_ip, or else the one at which this machine or the
+        last jump host reached the host.
+        """
+        digests = [_digest(self.trees, part) for part in ("dataset", "workdir", "image")]
+        what = "a simple shell script failed"
+        text = script_output(node, what, INSPECT, *digests, timeout=60.0)
+        names = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
+        connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
+        address = node.host.internal_ip or ""
+        if connection and not address:
+            with contextlib.suppress(ValueError):
+                address = str(ipaddress.ip_address(connection[1]))
+        can_relay = "python3" in names and not node.host.is_local
+        return HostContents(names, address if can_relay else "")
 
-def send_image(
-    job: Job,
-    nodes: Sequence[Node],
-    here: ImageInfo | None,
-    there: Mapping[Node, ImageInfo | None] | None,
-    fanout: Fanout,
-    *,
-    send: bool,
-) -> ImageResult:
-    """Send the job's image to the hosts that lack it or, without `send`, check that none does.
+    def send(self, hosts: Mapping[Node, HostContents], known: KnownImages | None) -> ImageResult:
+        """Return each host's image, and the failed hosts with their errors."""
+        images: dict[Node, ImageInfo] = {}
+        failures: dict[Node, DdpctlError] = {}
+        relays = {node: host.address for node, host in hosts.items() if host.address}
+        with closing(Fanout(relays, self.progress)) as fanout:
+            if hosts and "image" in self.needed and engine_traits(self.job.engine).keeps_containers:
+                images, failures = self._send_image([*hosts], known, fanout)
+            for part in self.trees:
+                ready = {node: host for node, host in hosts.items() if node not in failures}
+                failures |= self._send_tree(part, ready, fanout)
+        return images, failures
 
-    Return each host's image, and the failed hosts with their errors.
-    """
-    failures: dict[Node, DdpctlError] = {}
-    store_of = partial(images_of, name=job.engine)
-    with connected([Host(host="local")]) as [local]:
-        if there is None:
-            # if this machine has no engine, the hosts may still have the image
-            with contextlib.suppress(DockerUnavailable, CommandFailed):
-                here = store_of(local).inspect(job.image)
-            there, failures = try_each(nodes, lambda node: store_of(node).inspect(job.image))
-        asked = {node: there[node] for node in nodes if node in there}
-        if send:
-            images, failed = push_image(job.image, here, asked, store_of, local, fanout)
-        else:
-            images, failed = check_image(job.image, asked)
-    # The id on this machine, or else on the first host. run.json records it.
-    known = next((image.id for image in (here, *images.values()) if image), None)
-    fanout.progress.report.image_digest = known
-    return images, failures | failed
+    def _send_image(
+        self, nodes: Sequence[Node], known: KnownImages | None, fanout: Fanout
+    ) -> ImageResult:
+        """Send the job's image to the hosts that lack it or, if it is not one of `parts`, verify it."""
+        failures: dict[Node, DdpctlError] = {}
+        store_of = partial(images_of, name=self.job.engine)
+        with connected([Host(host="local")]) as [local]:
+            if known is None:
+                here = None
+                # if this machine has no engine, the hosts may still have the image
+                with contextlib.suppress(DockerUnavailable, CommandFailed):
+                    here = store_of(local).inspect(self.job.image)
+                there, failures = try_each(
+                    nodes, lambda node: store_of(node).inspect(self.job.image)
+                )
+            else:
+                here = known.here
+                there = {node: known.there[node] for node in nodes if node in known.there}
+            if "image" in self.parts:
+                images, failed = push_image(self.job.image, here, there, store_of, local, fanout)
+            else:
+                images, failed = check_image(self.job.image, there)
+        # The id on this machine, or else on the first host. run.json records it.
+        ids = (image.id for image in (here, *images.values()) if image)
+        self.progress.report.image_digest = next(ids, None)
+        return images, failures | failed
 
-
-def send_tree(
-    part: str,
-    tree: Tree,
-    hosts: Mapping[Node, HostContents],
-    job: Job,
-    fanout: Fanout,
-    *,
-    send: bool,
-) -> dict[Node, DdpctlError]:
-    """Send a tree to the hosts that lack it. Return the failed hosts: without `send`, those hosts.
-
-    With engine: process, wheels take the place of the image, and hosts make an environment of them.
-    """
-    packages = part == "image" and job.requirements
-    kind, what = ("wheel", "packages") if packages else (part, part)
-    missing = [node for node, host in hosts.items() if part not in host.trees]
-    lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
-    failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
-    if missing and send:
-        failures = TreePush(tree, kind, fanout).run(missing)
-        if packages:
-            ready = [node for node in missing if node not in failures]
-            failures |= try_each(ready, partial(make_venv, job, tree.manifest.digest))[1]
-    for node in hosts:
-        report = fanout.progress.hosts[node]
-        if node not in missing:
-            report.files_skipped += tree.manifest.files
-        if node not in failures:
-            setattr(report, part, "sent" if node in missing else "present")
-    return failures
+    def _send_tree(
+        self, part: str, hosts: Mapping[Node, HostContents], fanout: Fanout
+    ) -> dict[Node, DdpctlError]:
+        """Send a tree to the hosts that lack it. Return the failed hosts: if it is not one of `parts`,
+        those that lack it.
+        """
+        tree = self.trees[part]
+        packages = part == "image" and self.job.requirements
+        kind, what = ("wheel", "packages") if packages else (part, part)
+        missing = [node for node, host in hosts.items() if part not in host.trees]
+        lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
+        failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
+        if missing and part in self.parts:
+            failures = TreePush(tree, kind, fanout).run(missing)
+            if packages:
+                ready = [node for node in missing if node not in failures]
+                failures |= try_each(ready, partial(make_venv, self.job, tree.manifest.digest))[1]
+        for node in hosts:
+            report = self.progress.hosts[node]
+            if node not in missing:
+                report.files_skipped += tree.manifest.files
+            if node not in failures:
+                setattr(report, part, "sent" if node in missing else "present")
+        return failures

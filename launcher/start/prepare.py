@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engine_of, engine_traits
-from ..engines.engine_info import ImageInfo
 from ..errors import Several
 from ..facts.facts import Facts
 from ..facts.gather import gather, request_time
@@ -12,7 +11,7 @@ from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.check import survey_all
 from ..preflight.findings import lines
-from ..push.push import ALL, PushResult
+from ..push.push import ALL, KnownImages, PushResult
 from ..push.push import push as push_parts
 from ..ssh.many import each_node
 from ..ssh.node import Node
@@ -28,8 +27,7 @@ class HostSurvey:
     request: Request
     nodes: Sequence[Node]  # this and `facts` in rank order
     facts: tuple[Facts, ...]
-    image_here: ImageInfo | None = None  # on this machine
-    images: dict[Node, ImageInfo | None] | None = None  # None: the engines were not asked
+    images: KnownImages | None = None  # None: the engines were not asked
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
     @property
@@ -61,13 +59,14 @@ def check(
         raise Several(finding.error() for finding in survey.failures)
     fleet, images = survey.fleet, None
     if engine_traits(cluster.job.engine).in_container:
-        images = {
+        there = {
             nodes[rank]: machine.engine.image if machine.engine else None
             for machine in fleet.machines
             for rank in machine.ranks
         }
+        images = KnownImages(fleet.image_here, there)
     unreached = fleet.reach.unreached
-    return HostSurvey(request, nodes, survey.facts, fleet.image_here, images, unreached)
+    return HostSurvey(request, nodes, survey.facts, images, unreached)
 
 
 def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushResult:
@@ -80,8 +79,7 @@ def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushRe
             survey.request.cluster,
             parts=ALL if wants_push else frozenset(),
             console=console,
-            here=survey.image_here,
-            there=survey.images if not spares else None,
+            known=survey.images if not spares else None,
             spares=spares if wants_push else (),
         )
 

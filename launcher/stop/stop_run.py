@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 
+from ..engines.base import Engine
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import ContainerState, NodeStatus
@@ -66,42 +67,70 @@ def stop_run(
     that it does not restart.
     """
     users = {account_name(), *(owner.split("@")[0] for owner in owners if owner)}
+    return try_each(nodes, _Stop(run_id, engine, users, timeout, remove, cancel).on_host)
 
-    def mine(statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-        own = [s for s in statuses if s.run_id == run_id and s.user in users]
-        return own if cancel else [status for status in own if not status.is_ticket]
 
-    def stop(node: Node) -> Stopped:
-        listed = [s for s in nodes_on(node, engine, run_id) if s.run_id == run_id]
-        others = [status for status in listed if status.user not in users]
+@dataclass(frozen=True)
+class _Stop:
+    """What to stop on each host; see stop_run. users: whose nodes."""
+
+    run_id: str
+    engine: str
+    users: Collection[str]
+    timeout: float
+    remove: bool
+    cancel: bool
+
+    def on_host(self, node: Node) -> Stopped:
+        listed = [s for s in nodes_on(node, self.engine, self.run_id) if s.run_id == self.run_id]
+        others = [status for status in listed if status.user not in self.users]
         if others and others == listed:
             return Stopped([], [], others)
-        if cancel and (done := node.script(MARK_CANCELLED, run_id)).code != 0:
+        if self.cancel:
+            self._mark_cancelled(node)
+        statuses: list[NodeStatus] = []
+        remaining: list[str] = []
+        for engine in engines_on(node, self.engine):
+            own = self._own(engine.list(self.run_id))
+            self._end(engine, own)
+            statuses += without_idle_tickets(own)
+            remaining += self._remaining(engine)
+        return Stopped(statuses, [*remaining, *self._orphans(node)], others)
+
+    def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
+        own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
+        return own if self.cancel else [status for status in own if not status.is_ticket]
+
+    def _mark_cancelled(self, node: Node) -> None:
+        done = node.script(MARK_CANCELLED, self.run_id)
+        if done.code != 0:
             raise CommandFailed(
-                f"could not mark {run_id} as cancelled: {done.reason}",
+                f"could not mark {self.run_id} as cancelled: {done.reason}",
                 "look at `df -h` and the permissions of ~/.ddpctl there",
                 host=node.name,
             )
-        statuses: list[NodeStatus] = []
-        remaining: list[str] = []
-        for each in engines_on(node, engine):
-            own = mine(each.list(run_id))
-            # concurrently, so that nodes on one machine do not wait for each other's timeout
-            with ThreadPoolExecutor(len(own) or 1) as pool:
-                list(pool.map(each.stop, own, repeat(timeout)))
-            for status in own if remove else ():
-                each.remove(status)
-            statuses += without_idle_tickets(own)
-            again, unreadable = each.list_all(run_id)
-            for ticket in mine(again):  # one that its launch has renewed meanwhile
-                if ticket.state is ContainerState.WAITING and each.withdraw(ticket):
-                    again = each.list(run_id)
-            remaining += [status.handle for status in mine(again) if status.alive or remove]
-            remaining += [f"{name} (its labels are unreadable)" for name in unreadable]
-        deadline = time.monotonic() + ORPHAN_TIMEOUT
-        while (orphans := processes_on(node, run_id)) and time.monotonic() < deadline:
-            time.sleep(POLL)
-        remaining += [f"pid {orphan.pid}" for orphan in orphans]
-        return Stopped(statuses, remaining, others)
 
-    return try_each(nodes, stop)
+    def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
+        # concurrently, so that nodes on one machine do not wait for each other's timeout
+        with ThreadPoolExecutor(len(own) or 1) as pool:
+            list(pool.map(engine.stop, own, repeat(self.timeout)))
+        for status in own if self.remove else ():
+            engine.remove(status)
+
+    def _remaining(self, engine: Engine) -> list[str]:
+        """Return what the engine still lists of the run, after it was stopped."""
+        statuses, unreadable = engine.list_all(self.run_id)
+        for ticket in self._own(statuses):  # one that its launch has renewed meanwhile
+            if ticket.state is ContainerState.WAITING and engine.withdraw(ticket):
+                statuses = engine.list(self.run_id)
+        return [
+            *(each.handle for each in self._own(statuses) if each.alive or self.remove),
+            *(f"{name} (its labels are unreadable)" for name in unreadable),
+        ]
+
+    def _orphans(self, node: Node) -> list[str]:
+        """Return the processes of the run that outlive its nodes."""
+        deadline = time.monotonic() + ORPHAN_TIMEOUT
+        while (orphans := processes_on(node, self.run_id)) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return [f"pid {orphan.pid}" for orphan in orphans]

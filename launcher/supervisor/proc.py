@@ -79,6 +79,16 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def end_with(parent: int) -> None:
+    """Let this new process get SIGTERM when its parent is killed; end it if that has happened already."""
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # until exec, the parent's handler would swallow it
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def kill_descendants(*spared: int, timeout: float = 10.0) -> list[int]:
     """SIGKILL and reap all our descendants but `spared`. Return those left after `timeout`."""
     deadline = time.monotonic() + timeout

@@ -6,13 +6,12 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from typing import Mapping
 
 from .journal import Journal, LineSplitter
-from .proc import PR_SET_PDEATHSIG, prctl
+from .proc import end_with
 from .spec import Spec
 
 READ_SIZE = 1 << 20  # bytes, as much as a pipe holds
@@ -82,6 +81,7 @@ class Torchrun:
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
         if self._number:
             ours.update(DDPCTL_RESUME="1", DDPCTL_RESTART_COUNT=str(self._number))
+        supervisor = os.getpid()
         self._process = subprocess.Popen(
             argv,
             bufsize=0,
@@ -92,8 +92,7 @@ class Torchrun:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # torchrun ends if the supervisor is killed
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=lambda: end_with(supervisor),
         )
         assert self._process.stdout
         self.pipe = self._process.stdout.fileno()

@@ -16,7 +16,7 @@ from supervisors import spec, until
 from launcher.logs.journal_reader import Reader
 from launcher.supervisor import rank_logs
 from launcher.supervisor.journal import Journal, LineSplitter
-from launcher.supervisor.proc import proc_stat
+from launcher.supervisor.proc import end_with, proc_stat
 from launcher.supervisor.rank_logs import RankLogs, Tail
 from launcher.supervisor.ranks import Rank, Ranks
 from launcher.supervisor.torchrun import Torchrun, stop_grace
@@ -174,3 +174,8 @@ def test_a_line_without_end_is_cut_so_that_memory_stays_bounded(
     found = [line for r in Reader().feed((tmp_path / "journal").read_bytes()) for line in r.lines]
     assert b"".join(found) == b"x" * 1500 + b"endnext"
     assert max(map(len, found)) == 120 and found[-2:] == [b"x" * 60 + b"end", b"next"]
+
+
+def test_a_process_whose_parent_was_killed_before_it_could_notice_ends() -> None:
+    process = Popen(["sleep", "60"], preexec_fn=lambda: end_with(1))  # its parent is another
+    assert process.wait(10) == 1

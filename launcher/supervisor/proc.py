@@ -81,9 +81,8 @@ def send(pid: int, number: int) -> None:
 
 def end_with(parent: int) -> None:
     """Let this new process get SIGTERM when its parent is killed; end it if that has happened already."""
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # until exec, the parent's handler would swallow it
+    # Until exec, the handler of the parent would swallow the signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)

@@ -42,7 +42,7 @@ test:
 
 unit:
 	@scripts/venv test
-	$(PYTEST) -n 4 --dist worksteal -m "not cluster and not real and not slow" tests/launcher tests/test_*.py $(ARGS)
+	$(PYTEST) -n 3 --dist worksteal -m "not cluster and not real and not slow" tests/launcher tests/test_*.py $(ARGS)
 
 fast:
 	@scripts/venv test

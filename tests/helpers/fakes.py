@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +41,7 @@ from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 from launcher.plan.labels import LABEL
 from launcher.plan.plan import CONTROL_DIR
-from launcher.ssh import client
+from launcher.ssh import client, connect
 from launcher.ssh import node as ssh_node
 from launcher.ssh.local import LocalMachine, LocalStream
 from launcher.ssh.node import Node
@@ -142,13 +143,6 @@ class FakeHost:
         home.mkdir(parents=True)
         self.tools = home.with_name(f"{home.name}-tools")  # first in its PATH
         self.tools.mkdir()
-        uname = self.tools / "uname"
-        uname.write_text(f'#!/bin/sh\n[ "$1" = -n ] && echo {name} || exec /usr/bin/uname "$@"\n')
-        uname.chmod(0o755)
-        # The kernel takes long to list every port, and no test of orchestration depends on the list.
-        ports = '#!/bin/sh\n[ "$2" = \' 0A \' ] || PATH=${PATH#*:} exec grep "$@"\n'
-        (self.tools / "grep").write_text(ports)
-        (self.tools / "grep").chmod(0o755)
         self.reachable = True
         self.nodes: dict[str, FakeNode] = {}  # by container name
         self.tickets: dict[str, dict[str, Any]] = {}  # volumes, by name
@@ -226,8 +220,23 @@ class FakeMachine(LocalMachine):
 
     def open(self, argv: Sequence[str], **how: Any) -> LocalStream:
         self.host.ask("open", *argv)
-        home, path = str(self.host.home), f"{self.host.tools}:{os.environ['PATH']}"
-        return super().open(["env", "-C", home, f"HOME={home}", f"PATH={path}", *argv], **how)
+        match argv:
+            case ["sh", "-c", text, *args]:
+                return super().open(["sh", "-c", self._as_host() + text, *args], **how)
+        return super().open(["sh", "-c", self._as_host() + 'exec "$@"', "sh", *argv], **how)
+
+    def _as_host(self) -> str:
+        """Return what each script begins with: the host's home and programs, and its answers.
+
+        Functions answer, because starting programs is most of what these tests do. The kernel takes
+        long to list every port, and no test of orchestration depends on the list.
+        """
+        home, path = self.host.home, f"{self.host.tools}:{os.environ['PATH']}"
+        return (
+            f"cd {quote(str(home))} && HOME=$PWD PATH={quote(path)} && export HOME PATH || exit\n"
+            f'uname() {{ [ "$1" = -n ] && echo {self.host.name} || command uname "$@"; }}\n'
+            'grep() { [ "$2" = \' 0A \' ] || command grep "$@"; }\n'
+        )
 
 
 class FakeDocker(Api):
@@ -403,6 +412,7 @@ class FakeCluster:
         (folder / "home").mkdir(mode=0o700)
         monkeypatch.setattr(cli, "application", command_line)
         monkeypatch.setattr(client, "SshMachine", self._machine)
+        monkeypatch.setattr(connect, "connect_early", lambda hosts: None)
         monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
         monkeypatch.setattr(docker_client, "_connect", self._docker)
         monkeypatch.setattr(

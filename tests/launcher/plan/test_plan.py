@@ -16,6 +16,7 @@ from launcher.facts.network import Address
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, parse
 from launcher.plan.build import PlanInputs, make_plan
+from launcher.plan.container import METRICS_DIR
 from launcher.plan.plan import TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
 from launcher.plan.render import node_rows, plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec, torchrun_command
@@ -130,6 +131,17 @@ def test_mounts_lie_under_the_hosts_own_home() -> None:
     assert mounts["/output"].source == "/home/ann/.ddpctl/runs/r1/output"
     assert mounts["/ddpctl-cache"].source == "/home/ann/.ddpctl/cache/1000"
     assert "/workspace" not in mounts
+
+
+def test_a_node_writes_to_all_its_mounts_but_the_dataset_and_what_is_mounted_read_only() -> None:
+    job = "{dataset: /srv/d, workdir: ., mounts: ['/a:/b', '/c:/d:ro'], metrics_dir: /m}"
+    [node] = planned(f"{{hosts: [a], job: {job}}}", inputs=PlanInputs((facts(),))).nodes
+    writable = {mount.target: not mount.read_only for mount in node.container.mounts}
+    assert {target for target in writable if not writable[target]} == {"/data", "/d"}
+    assert set(writable) == {
+        "/ddpctl", "/data", "/workspace", "/checkpoints", "/output", "/ddpctl-cache", "/b", "/d",
+        METRICS_DIR,
+    }  # fmt: skip
 
 
 def test_root_has_a_cache_of_its_own_and_local_processes_have_their_users() -> None:
@@ -442,7 +454,7 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
     ):
         assert row in rows
     document = plan_document(plan)
-    assert document["engine"] == "docker"
+    assert (document["version"], document["engine"]) == (1, "docker")
     assert (document["image"], document["max_restarts"]) == ("ddpctl-trainer:latest", 0)
     assert "job" not in document
     assert document["options"]["hang_timeout"] == 90.0

@@ -12,9 +12,11 @@ from push_machines import Machines
 from launcher.hosts import Cluster, Host, Job, override_job, parse
 from launcher.push.files.left_out import REPORT, LeftOut, ignore_files, listed
 from launcher.push.files.scan import Tree, scan, scan_job
-from launcher.push.push import PushResult
+from launcher.push.push import PushResult, scan_folders
+from launcher.push.push_progress import PushProgress
 from launcher.report.page import HEAD
 from launcher.start.node_folders import PREPARE
+from launcher.terminal.console import Console
 
 Pushes = Callable[..., PushResult]
 
@@ -31,6 +33,19 @@ def names(tree: Tree) -> set[str]:
 
 def code(folder: Path) -> set[str]:
     return names(scan(str(folder), code_only=True))
+
+
+@pytest.mark.parametrize(("pipes", "said"), [("a", "a: not a"), ("abc", " and 2 more: not a")])
+def test_what_is_no_file_is_named_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], pipes: str, said: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    for name in pipes:
+        os.mkfifo(tmp_path / name)
+    cluster = Cluster((Host("a"),), Job(workdir=str(tmp_path)))
+    scan_folders(cluster, {"workdir"}, PushProgress([], Console()))
+    [line] = capfd.readouterr().err.splitlines()
+    assert f"{said} file, folder or link" in line
 
 
 def test_a_workdir_leaves_out_git_and_what_the_ignore_files_say(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def test_a_run_with_an_unconfirmed_stop_is_not_settled() -> None:
     folder = remember("r1")
     record = folder.load()
     assert not folder.is_settled()
+    assert not RunFolder(folder.path.with_name("without-a-record")).is_settled()
     record.attempt.state = RunState.CANCELLED
     record.pending_stop = ["a"]
     folder.save(record)

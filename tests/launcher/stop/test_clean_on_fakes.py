@@ -53,3 +53,13 @@ def test_the_question_has_the_totals(fake_cluster: Make, monkeypatch: pytest.Mon
     assert len(questions) == 1 and questions[0].startswith(
         "Remove all of this (2 items, 2.0 MB, on 2"
     )
+
+
+def test_a_host_without_a_home_folder_is_named(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    readlink = cluster.hosts["gpu1"].tools / "readlink"
+    readlink.write_text("#!/bin/sh\nexit 1\n")
+    readlink.chmod(0o755)
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
+    assert code != 0
+    assert "gpu1: cannot find the home folder" in err

@@ -12,7 +12,9 @@ from push_machines import Machine, Machines, push_to
 
 from launcher.errors import PushFailed
 from launcher.hosts import Cluster, Job
+from launcher.plan.plan import IMAGE_FILE
 from launcher.push.files.push_tree import parse_trees
+from launcher.push.files.scan import scan_file
 from launcher.push.push_progress import HostsNotReady
 from launcher.stop import prune as pruning
 from launcher.stop.inventory import parse_inventory
@@ -69,6 +71,21 @@ def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
     assert {tree.name for tree in done.trees} == gone
     assert {path.name for path in machine.trees("datasets")} == {first, current}
     assert not (home / "manifests" / ended).exists()
+
+
+def test_the_image_file_that_this_hosts_file_uses_is_kept(
+    machines: Machines, tmp_path: Path
+) -> None:
+    (machine,) = machines(1)
+    image = tmp_path / "mine.sif"
+    digests = []
+    for content in ("old", "new"):
+        image.write_text(content)
+        digests.append(scan_file(str(image), IMAGE_FILE).manifest.digest)
+        (machine.home / ".ddpctl" / "images" / digests[-1]).mkdir(parents=True)
+    cluster = Cluster((machine.node.host,), Job(engine="apptainer", image=str(image)))
+    done = prune_hosts([machine.node], cluster, lambda text, total: True, Console())
+    assert {tree.name for tree in done.trees} == {f"images/{digests[0]}"}
 
 
 def test_a_folder_here_that_cannot_be_read_is_one_line_and_nothing_is_removed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -174,6 +175,21 @@ def test_the_packages_of_a_job_are_installed_once_for_all_runs_and_hosts_need_no
     )  # the first ones, unless they are too young
     listed = machine.ddpctl("clean", "hosts.yaml", "--yes").stdout
     assert "/venvs" in listed and "/wheels" in listed and not store.exists()
+
+
+def test_the_dependencies_of_a_pyproject_are_packages_too(
+    machine: Machine, requirements: Path
+) -> None:
+    machine.env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(machine.folder / "wheels")}
+    requirements.with_name("pyproject.toml").write_text(
+        '[project]\nname = "x"\nversion = "1"\ndependencies = ["tiny"]\n'
+    )
+    hosts = machine.folder / "hosts.yaml"
+    hosts.write_text(hosts.read_text().replace("requirements.txt", "pyproject.toml"))
+    machine.ddpctl("push", "hosts.yaml", "--image")
+    [python] = (machine.folder / "home" / ".ddpctl").glob("venvs/*/bin/python")
+    done = subprocess.run([python, "-c", "import tiny; print(tiny.answer)"], capture_output=True)
+    assert done.stdout == b"42\n"
 
 
 def test_a_package_without_a_wheel_for_the_hosts_is_one_line(

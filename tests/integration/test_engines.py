@@ -24,26 +24,26 @@ pytestmark = [
 BEGIN = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-import torch, torch.distributed as dist
 
-dist.init_process_group("gloo")
-rank, attempt = dist.get_rank(), os.environ["DDPCTL_ATTEMPT"]
-checkpoint = Path(os.environ["DDPCTL_CHECKPOINT_DIR"], "rank-%d" % rank)
+rank = int(os.environ["RANK"])
 gate = Path(os.environ["DDPCTL_OUTPUT_DIR"], "go")
-value = torch.ones(1000)
 
 
 def wait_at_the_gate():
     while rank == 3 and not gate.exists():
         time.sleep(0.1)
-    dist.all_reduce(value)
 """
 BLOCKED = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+value = torch.ones(1000)
+checkpoint = Path(os.environ["DDPCTL_CHECKPOINT_DIR"], "rank-%d" % rank)
 if not checkpoint.exists():
     checkpoint.touch()
     wait_at_the_gate()
 dist.all_reduce(value)
-print("attempt", attempt, "sum", int(value[0]), flush=True)
+print("attempt", os.environ["DDPCTL_ATTEMPT"], "sum", int(value[0]), flush=True)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -58,9 +58,8 @@ if rank == 3:
 time.sleep(600)
 """
 WITH_DAEMONS = """
-subprocess.Popen(["sleep", "4321"], start_new_session=True)
-print("sleeping", flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "4321"], start_new_session=True)
 time.sleep(600)
 """
 ON_TERMINAL = """
@@ -98,7 +97,8 @@ def test_a_run_is_seen_entered_killed_resumed_and_cleaned_from_another_machine(
         groups = [group["ranks"] for group in json.loads(told)["groups"]]
         return groups == [[0, 1, 2, 4, 5], [3]] and "all_reduce" in told
 
-    until(waiting, 90, "five ranks wait for the sixth")
+    until(lambda: _checkpoints(cluster) == 6, 90, "all ranks have begun")
+    until(waiting, 30, "five ranks wait for the sixth")
     run_id = home.record()["run_id"]
     shutil.rmtree(home.state)  # the launching machine is lost
     other = cluster.home_at(tmp_path / "machine B")
@@ -176,7 +176,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_and_stops_the_other_nodes(
 ) -> None:
     hosts = write_job(cluster, tmp_path, WITH_DAEMONS, stop_timeout=5)
     run_id = ok(home, "launch", hosts, "--detach", "--no-check").strip()
-    until(lambda: ok(home, "logs").count("sleeping") == 6, 90, "all ranks sleep")
+    until(lambda: _daemons(cluster) == 6, 90, "all ranks have their daemons")
     cluster.exec("node1", "pkill", "-KILL", "-f", "^[^ ]*python3? .*supervisor[.]pyz")
 
     def left(node: str) -> list[str]:
@@ -201,13 +201,22 @@ def test_a_run_that_a_reboot_ended_has_not_succeeded(
     """After a reboot, Podman reports exit code 0 for what ran until then."""
     hosts = write_job(cluster, tmp_path, WITH_DAEMONS)
     run_id = ok(home, "launch", hosts, "--include", "node2", "--detach", "--no-check").strip()
-    until(lambda: ok(home, "logs", run_id).count("sleeping") == 2, 90, "the ranks sleep")
+    until(lambda: _daemons(cluster) == 2, 90, "the ranks have their daemons")
     cluster.kill_host("node2")
     cluster.start_host("node2")
     assert cluster.idle()
     assert home.ddpctl("attach", run_id).returncode == 1
     [run] = json.loads(ok(home, "ps", hosts, "--all", "--json"))["runs"]
     assert run["state"] != "SUCCEEDED"
+
+
+def _checkpoints(cluster: Cluster) -> int:
+    found = "find /root /home -path '*/checkpoints/rank-*'"
+    return sum(cluster.exec(node, "sh", "-c", found).count("rank-") for node in cluster.nodes)
+
+
+def _daemons(cluster: Cluster) -> int:
+    return sum(cluster.processes(node).count("sleep 4321") for node in cluster.nodes)
 
 
 def with_terminal(home: Home, *where: str) -> None:

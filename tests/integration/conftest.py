@@ -18,14 +18,15 @@ from cluster import (
     turn,
 )
 
-# What is long, or shares what is long to set up, goes to one process, early.
-GROUPS = {
-    "test_compose.py": "box",
-    "test_cluster_podman.py": "engines",
-    "test_engines.py": "engines",
-    "test_cluster_logs.py": "engines",
-    "test_cluster_restarts.py": "restarts",
-}
+# What shares hosts that are long to set up goes to one process, early, and so does what is long.
+GROUPS = (
+    "hosts_with_podman",
+    "hosts_without_containers",
+    "hosts_with_apptainer",
+    "hosts_with_python3",
+    "test_compose.py",
+    "test_cluster_restarts.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -41,9 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str | None:
-    if "hosts_with_python3" in item.name:
-        return "relays"
-    return GROUPS.get(item.path.name)
+    return next((group for group in GROUPS if group in item.nodeid), None)
 
 
 @pytest.fixture(autouse=True)

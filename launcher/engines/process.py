@@ -129,13 +129,13 @@ class Processes(Engine):
         return ProcessExec(stream)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        if status.handle.startswith("/"):  # not a ticket
+        if status.is_process:
             arguments = status.handle, str(int(10 * timeout))
             longest = timeout + KILL_TIME + SCRIPT_TIME
             self._script("stop the node", STOP, *arguments, timeout=longest)
 
     def remove(self, status: NodeStatus) -> None:
-        if status.handle.startswith("/"):
+        if status.is_process:
             self._node.run(["rm", "-f", "--", f"{status.handle}/labels.json"])
         self._script("remove a claim", WITHDRAW, _claim(status), "all")
 
@@ -205,7 +205,7 @@ class ProcessExec:
 
 
 def _claim(status: NodeStatus) -> str:
-    if status.handle.startswith("/"):
+    if status.is_process:
         return container_name(status.run_id, status.node_rank)
     return status.handle
 

@@ -86,6 +86,11 @@ class NodeStatus:
         return self.state in ENDED
 
     @property
+    def is_process(self) -> bool:
+        """Whether it is a node without a container: its handle is the path of its control folder."""
+        return self.handle.startswith("/")
+
+    @property
     def is_ticket(self) -> bool:
         return self.state is ContainerState.WAITING
 

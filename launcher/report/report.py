@@ -54,7 +54,9 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
         without_secrets(folder.hosts_file),
         [f"Curves may be missing: {line}" for line in lines(failures.values())],
         now=timestamp(),
-        evidence={path.stem: text_of(path) for path in sorted(folder.logs.glob("failure-*.txt"))},
+        evidence={
+            path.stem: text_if_readable(path) for path in sorted(folder.logs.glob("failure-*.txt"))
+        },
     )
 
 
@@ -84,7 +86,7 @@ def _ask(
         return try_each(list(machines.values()), read)
 
 
-def text_of(path: Path) -> str:
+def text_if_readable(path: Path) -> str:
     """Return a file's text; "" if it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace")

@@ -58,7 +58,7 @@ class Traces:
 
     @property
     def containers(self) -> list[NodeStatus]:
-        return [status for status in self.nodes if not status.handle.startswith("/")]
+        return [status for status in self.nodes if not status.is_process]
 
     def lines(self) -> list[str]:
         host, folder = self.inventory.host, self.inventory.folder

@@ -122,7 +122,7 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
             own = left_behind and status.user == user
             if own and is_dead(status.run_id, status.nnodes):
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
-                kind = "node" if status.handle.startswith("/") else "container"
+                kind = "node" if status.is_process else "container"
                 strays.append(Stray(name, status.run_id, kind, status.handle, what))
         for process in host.processes:
             if process.run_id not in alive_here | others:

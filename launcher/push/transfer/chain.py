@@ -256,7 +256,7 @@ class Transfer:
             if source and source.have - host.have > BEHIND * best:
                 source.relay.slow_readers += 1
                 if source.relay.slow_readers > 1 and not source.fed:  # the source is slow
-                    for wronged in row[row.index(source) : row.index(host) + 1]:
+                    for wronged in row[row.index(source) : row.index(host)]:
                         wronged.relay.is_leaf = False
                     host = source
                 self._make_leaf(host)

@@ -24,7 +24,7 @@ class Progress:
 class StuckRelay:
     """A host that takes nothing until `taken` is set."""
 
-    lost, is_leaf = None, False
+    lost, is_leaf, slow_readers, address, port = None, False, 0, "127.0.0.1", 1
 
     def __init__(self) -> None:
         self.node, self.feeding, self.taken = (
@@ -39,10 +39,10 @@ class StuckRelay:
         self.taken.wait(10)
 
 
-def transfer_to(relay: Any) -> Transfer:
+def transfer_to(*relays: Any) -> Transfer:
     payload = Payload("dataset", lambda _: ("cat",), 1 << 30, lambda: iter([b"x"]))
     progress: Any = Progress()
-    return Transfer("p0", payload, [relay], progress)
+    return Transfer("p0", payload, relays, progress)
 
 
 def test_a_relay_that_asks_for_bytes_forever_is_given_up_before_it_has_many_threads() -> None:
@@ -77,3 +77,14 @@ def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.M
     stop.set()
     dripping.join()
     assert host.done and "no progress for" in str(host.error)
+
+
+def test_a_host_whose_readers_are_all_slow_is_the_slow_one_and_they_relay_again() -> None:
+    relays = [StuckRelay() for _ in range(4)]
+    made = transfer_to(*relays)
+    first, source, *readers = made.hosts.values()
+    for reader, slow in zip(readers, (2, 1), strict=True):
+        first.have, source.have, reader.have = 100 << 20, 100 << 20, 1 << 20
+        first.rate, source.rate, reader.rate = 10e6, 10e6, 1e6
+        made._bypass_slow_hosts()
+        assert [number for number, relay in enumerate(relays) if relay.is_leaf] == [slow]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.errors import UsageError
+from launcher.errors import HostUnreachable, UsageError
 from launcher.hosts import Cluster, Host, Job
 from launcher.plan.plan import LaunchOptions
 from launcher.ssh.node import Node
@@ -40,6 +40,24 @@ def test_an_attempt_can_be_reserved_only_once(
     with pytest.raises(UsageError, match="attempt 2 was already started"):
         reserve(2)
     reserve(3)
+
+
+def test_an_attempt_is_reserved_on_the_first_host_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object) -> None:
+        raise HostUnreachable("no answer", host="gpu0")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    lost, node = Node(Host("gpu0")), Node(Host("local"))
+    monkeypatch.setattr(lost, "script", no_answer)
+    cluster = Cluster((lost.host, node.host), Job())
+    request = Request(cluster, LaunchOptions(), "r1", attempt=2)
+    Reservation(request, [lost, node], Console(quiet=True)).take()
+    with pytest.raises(UsageError, match=r"^local: attempt 2 was already started"):
+        Reservation(request, [lost, node], Console(quiet=True)).take()
+    with pytest.raises(HostUnreachable):
+        Reservation(request, [lost], Console(quiet=True)).take()
 
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:

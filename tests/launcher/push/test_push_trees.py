@@ -18,7 +18,7 @@ from push_machines import Machines
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.files import manifest, tar
-from launcher.push.files.push_tree import BEGIN, RECEIVE, TreePush
+from launcher.push.files.push_tree import BEGIN, PREPARE, PUBLISH, RECEIVE, TreePush
 from launcher.push.files.scan import scan
 from launcher.push.push import PushResult
 from launcher.push.push_progress import HostsNotReady, PushProgress
@@ -227,6 +227,35 @@ def test_a_draft_that_a_process_writes_to_is_left_alone(
     assert (draft / "tree").exists()
     stream.close_stdin()
     stream.wait(10)
+
+
+def test_a_push_whose_complete_draft_another_push_continues_waits_for_that_one(
+    tmp_path: Path,
+) -> None:
+    def start(script: str, token: str, *rest: str, stdin: bytes = b"") -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            ["sh", "-c", script, "sh", "datasets", "d" * 64, token, *rest],
+            env={**os.environ, "HOME": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdin
+        process.stdin.write(stdin)
+        process.stdin.close()
+        return process
+
+    (tmp_path / "file").write_text("x")
+    packed = subprocess.check_output(["tar", "-c", "-C", tmp_path, "file"])
+    for script, *rest in ((BEGIN,), (PREPARE, "none")):
+        assert start(script, "a", *rest).wait() == 0
+    assert start(RECEIVE, "a", "none", stdin=packed).wait() == 0
+    other = start(BEGIN, "b")
+    assert other.stdout and b"resume none" in other.stdout.read()
+    first = start(PUBLISH, "a")
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0.5)
+    assert start(PUBLISH, "b").wait() == 0
+    assert first.wait(10) == 0
 
 
 def test_two_pushes_at_once_end_with_one_tree(

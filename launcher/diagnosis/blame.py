@@ -34,9 +34,8 @@ def _about(node: NodeEvidence) -> Iterator[str]:
         yield from _gpus("GPUs at the start", node.gpus_before)
         yield from _gpus("GPUs after the failure", node.gpus_after)
     yield "its kernel about GPUs and memory since the run's start:"
-    yield from (
-        f"  {line[:LONGEST]}" for line in node.kernel or ["(nothing, or ddpctl may not read it)"]
-    )
+    kernel = node.kernel or ["(nothing, or ddpctl is not allowed to read it)"]
+    yield from (f"  {line[:LONGEST]}" for line in kernel)
     exits = {exit.rank: exit for _, exit in node.of(RankExit)}
     ranks = {*exits, *(who for _, who, _ in node.tail if who is not None)}
     for rank in sorted(ranks)[:MOST_RANKS]:

@@ -1,6 +1,6 @@
 """The error texts that ddpctl recognizes, and which kind of failure each one means. Pure.
 
-They stand in error_texts.txt, the only table of them, for the launcher and the supervisors.
+They are in error_texts.txt, the only table of them, for the launcher and the supervisors.
 docs/troubleshooting.md lists it; scripts/failure_kinds.py writes it there.
 
 The first entry that occurs in a text wins, so specific phrases come before general ones. A phrase that
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..supervisor.classify import KindTable
 from .failure_kinds import FailureKind
+from .text_table import table_entries
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,10 @@ class ErrorText:
 
 def parse_error_texts(text: str) -> tuple[ErrorText, ...]:
     """Parse entries: a kind, then indented phrases separated by ` | `, then perhaps `= remedy`."""
-    entries = []
-    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
-    for entry in re.split(r"\n\n+", text.strip()):
-        kind, _, body = entry.partition("\n")
-        phrases, _, remedy = body.partition("\n  = ")
-        words = " ".join(phrases.split()).split(" | ")
-        entries.append(ErrorText(FailureKind(kind), tuple(words), " ".join(remedy.split())))
-    return tuple(entries)
+    return tuple(
+        ErrorText(FailureKind(kind), tuple(phrases.split(" | ")), remedy)
+        for kind, phrases, remedy in table_entries(text)
+    )
 
 
 def _pattern(phrase: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
-from ..supervisor.classify import Ending, Weight
+from ..supervisor.classify import Ending
 from ..supervisor.events import (
     Clock,
     End,
@@ -21,6 +21,7 @@ from ..supervisor.events import (
 from ..text import printable
 from .failure_kinds import FailureKind
 
+OF_A_RANK = ("rank", "local_rank", "exit_code", "signal")  # fields of a RankExit and of a Reason
 E = TypeVar("E", bound=Event)
 
 
@@ -48,9 +49,7 @@ class NodeEvidence:
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
         """Return the events of a kind, since the last restart."""
-        return [
-            (t, event) for t, event in self.events if self._counts(t) and isinstance(event, kind)
-        ]
+        return [(t, e) for t, e in self.events if self._counts(t) and isinstance(e, kind)]
 
     def lines(self, rank: int | None) -> list[str]:
         texts = (text for time, who, text in self.tail if who == rank and self._counts(time))
@@ -105,9 +104,7 @@ def of_last_round(evidence: Evidence) -> Evidence:
 
     A node may have been lost before it could record that restart. Then nothing that it reported counts.
     """
-    times = [
-        {event.number: time for time, event in node.of(RestartInPlace)} for node in evidence.nodes
-    ]
+    times = [{e.number: time for time, e in node.of(RestartInPlace)} for node in evidence.nodes]
     last = max((number for own in times for number in own), default=0)
     if not last:
         return evidence
@@ -125,16 +122,13 @@ def before_restart(evidence: Evidence, number: int) -> Evidence:
     return replace(evidence, nodes=nodes)
 
 
-@dataclass(frozen=True)
-class Candidate:
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Ending):
     """One observation that may be the first failure."""
 
-    weight: Weight
+    kind: FailureKind
     time: float  # unix seconds on the launching machine's clock
     node: NodeEvidence
-    kind: FailureKind
-    message: str
-    remedy: str = ""  # "": the default of the kind
     rank: int | None = None
     local_rank: int | None = None
     exit_code: int | None = None
@@ -151,16 +145,6 @@ class Candidate:
         lines: Sequence[str],
     ) -> "Candidate":
         """Return the candidate for an ending that `origin` reports."""
-        return cls(
-            ending.weight,
-            time,
-            node,
-            FailureKind(ending.kind),
-            ending.message,
-            ending.remedy,
-            origin.rank,
-            origin.local_rank,
-            origin.exit_code,
-            origin.signal,
-            lines,
-        )
+        who = {name: getattr(origin, name) for name in OF_A_RANK}
+        ours = {**vars(ending), "kind": FailureKind(ending.kind)}
+        return cls(**ours, **who, time=time, node=node, lines=lines)

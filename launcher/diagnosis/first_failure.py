@@ -10,15 +10,8 @@ from dataclasses import replace
 
 from ..facts.xids import XIDS
 from ..failure import FirstFailure
-from ..supervisor import log_patterns
-from ..supervisor.classify import (
-    Weight,
-    describe,
-    exit_lines,
-    oom_message,
-    rank_ending,
-    torchrun_ending,
-)
+from ..supervisor import classify, log_patterns
+from ..supervisor.classify import Weight
 from ..supervisor.events import RankExit, Stopping
 from ..text import rfc3339
 from .error_texts import TABLE
@@ -29,12 +22,7 @@ from .stop_reason import stop_reason
 
 WAITING = (FailureKind.COLLECTIVE_TIMEOUT, FailureKind.HUNG)
 # What a broken GPU does to its rank. Each has other causes too.
-GPU_SYMPTOMS = (
-    *WAITING,
-    FailureKind.CUDA_ERROR,
-    FailureKind.CUDA_MISSING,
-    FailureKind.PEER_GONE,
-)
+GPU_SYMPTOMS = (*WAITING, FailureKind.CUDA_ERROR, FailureKind.CUDA_MISSING, FailureKind.PEER_GONE)
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
@@ -71,9 +59,9 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
 
 def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
     """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
-    lines = [] if exit.exit_code == 0 else exit_lines(exit) or node.lines(exit.rank)
+    lines = [] if exit.exit_code == 0 else classify.exit_lines(exit) or node.lines(exit.rank)
     oom_killed = node.oom_killed and node.since is None  # else the engine may mean an earlier round
-    ending = rank_ending(exit, lines, node.resources, TABLE, oom_killed=oom_killed)
+    ending = classify.rank_ending(exit, lines, node.resources, TABLE, oom_killed=oom_killed)
     if ending is None:
         return None
     return Candidate.of(ending, time - node.clock_skew, node, exit, lines)
@@ -98,17 +86,9 @@ def _torchrun(node: NodeEvidence) -> Candidate | None:
     if not node.end or not reason or reason.kind != "torchrun":
         return None
     lines = reason.last_lines or node.lines(None)
-    ending = torchrun_ending(node.end.exit_code, reason.signal, lines, TABLE)
-    return Candidate(
-        ending.weight,
-        (reason.time or node.last_seen) - node.clock_skew,
-        node,
-        FailureKind(ending.kind),
-        ending.message,
-        ending.remedy,
-        exit_code=node.end.exit_code,
-        lines=lines,
-    )
+    ending = classify.torchrun_ending(node.end.exit_code, reason.signal, lines, TABLE)
+    time = (reason.time or node.last_seen) - node.clock_skew
+    return Candidate.of(ending, time, node, replace(reason, exit_code=node.end.exit_code), lines)
 
 
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
@@ -119,10 +99,10 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     reasons = [reason for other in others for reason in other.reasons]
     lost = [r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank]
     exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
-    kinds = (describe(e.exit_code, e.signal, e.last_lines, TABLE)[0] for e in exits)
+    kinds = (classify.describe(e.exit_code, e.signal, e.last_lines, TABLE)[0] for e in exits)
     weight, kind = Weight.CAUSE, FailureKind.HOST_LOST
     if node.oom_killed:
-        kind, message = FailureKind.OOM_KILLED, oom_message(node.resources)
+        kind, message = FailureKind.OOM_KILLED, classify.oom_message(node.resources)
     elif node.exit_code is not None:
         kind = FailureKind.CONTAINER_KILLED
         message = f"its {node.unit} was killed (exit code {node.exit_code})"
@@ -137,5 +117,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         message = f"the host is lost: {why}"
     else:
         return None  # only the launching machine lost contact
-    time = node.last_seen - node.clock_skew
-    return Candidate(weight, time, node, kind, message, exit_code=node.exit_code)
+    time, code = node.last_seen - node.clock_skew, node.exit_code
+    return Candidate(
+        weight=weight, kind=kind, message=message, time=time, node=node, exit_code=code
+    )

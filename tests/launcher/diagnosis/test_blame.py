@@ -53,7 +53,11 @@ def test_it_has_collectives_stacks_gpus_kernel_messages_and_last_lines() -> None
     assert failure.headline in head and failure.remedy in head and failure.kind in head
     assert "rank 1 (gpu1) did not call all_reduce" in collectives
     assert "train.py:29 in main: lock.acquire()" in stacks
-    assert "node 0 (gpu0)" in first and "ddpctl may not read it" in first and "GPUs at" not in first
+    assert (
+        "node 0 (gpu0)" in first
+        and "ddpctl is not allowed to read it" in first
+        and "GPUs at" not in first
+    )
     assert f"last lines of rank 0, exit code 1:\n  {TIMED_OUT}" in first
     assert "0: 98 % use, 60000 of 81920 MiB, 1980 MHz, 61 C, 0 uncorrectable ECC" in second
     assert "0: 0 % use, 5 of 81920 MiB, 345 MHz, 40 C, 3 uncorrectable ECC errors" in second

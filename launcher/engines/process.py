@@ -130,7 +130,7 @@ class Processes(Engine):
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.is_process:
-            arguments = status.handle, str(int(10 * timeout))
+            arguments = status.handle, str(int(10 * timeout)), _claim(status)
             longest = timeout + KILL_TIME + SCRIPT_TIME
             self._script("stop the node", STOP, *arguments, timeout=longest)
 

@@ -18,7 +18,8 @@ claims_folder() {
       return
     fi
   done
-  mkdir -m 755 "$own" 2>/dev/null || own=$(mktemp -d "$own.XXXXXX") || return
+  mkdir -m 755 "$own" 2>/dev/null || belongs_to "$own" "$user" || # another script of this user made it
+    own=$(mktemp -d "$own.XXXXXX") || return
   chmod 755 "$own" && printf '%s\n' "$own"
 }
 

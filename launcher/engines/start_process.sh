@@ -17,7 +17,8 @@ shift 5
 PATH=$(dirname "$program"):$PATH
 export PATH
 environment=$(cat)
-mv "$folder/$name.created" "$folder/$name.running" || exit 17 # withdrawn
+{ mv "$folder/$name.created" "$folder/$name.running" && [ -f "$control/labels.json" ]; } ||
+  exit 17 # withdrawn or removed
 if [ "$entering" != 0 ]; then # its /tmp, and how to start Python in it
   scratch=$(mktemp -d /tmp/ddpctl-XXXXXX) && ln -sfn "$scratch" "$control/tmp" &&
     printf '%s\0' "$program" "$@" | head -z -n $((entering + 1)) > "$control/command" || exit 1
@@ -25,8 +26,10 @@ fi
 started=$(
   {
     trap '' HUP INT TERM
-    printf %s "$environment" |
-      setsid "$program" "$@" > /dev/null 2> "$control/supervisor.out" &
+    printf %s "$environment" | { # a stop may come before the supervisor handles signals
+      trap - TERM
+      exec setsid "$program" "$@" > /dev/null 2> "$control/supervisor.out"
+    } &
     pid=$! began=$(start_of "$!")
     printf '%s %s\n' "$pid" "${began:-0}" | replace "$control/pid" &&
       { cat "$control/pid"; tail -n +2 "$folder/$name.running"; } | replace "$folder/$name.running" &&

@@ -1,9 +1,16 @@
 #!/bin/sh
 # Stops the supervisor of a node, and what a killed one has left. $1: control folder, $2: tenths of a
-# second between SIGTERM and SIGKILL
+# second between SIGTERM and SIGKILL, $3: name of its claim
 . ./process_files.sh
-line=$(process_in "$1/pid") tenths=$2
+folder=$(claims_folder) || exit 1
+rm -f "$folder/$3.created" # without it, the node cannot start anymore
+line=$(process_in "$1/pid") tenths=50
+while [ -z "$line" ] && [ -e "$folder/$3.running" ] && [ "$tenths" -gt 0 ]; do # it is being started
+  sleep 0.1
+  tenths=$((tenths - 1)) line=$(process_in "$1/pid")
+done
 [ -n "$line" ] || exit 0 # never started
+tenths=$2
 await_end() {
   while alive "$line" && [ "$tenths" -gt 0 ]; do
     sleep 0.1

@@ -3,6 +3,6 @@
 # in any case.
 . ./process_files.sh
 folder=$(claims_folder) || exit 1
-if [ "$2" != all ] && [ -e "$folder/$1.running" ]; then exit 17; fi
-rm -f "$folder/$1.waiting" "$folder/$1.created"
+rm -f "$folder/$1.waiting" "$folder/$1.created" # a start needs the latter, so look only afterwards
 if [ "$2" = all ]; then rm -f "$folder/$1.running"; fi
+[ ! -e "$folder/$1.running" ] || exit 17

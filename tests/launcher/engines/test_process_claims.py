@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from launcher.engines import process
 from launcher.engines.process import Processes
 from launcher.engines.status import ContainerState, NodeStatus
+from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 
@@ -29,7 +32,7 @@ NAME = "ddpctl-r-0"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("CLAIM", "LIST_CLAIMS", "WITHDRAW", "START"):
+    for name in ("CLAIM", "LIST_CLAIMS", "WITHDRAW", "START", "STOP"):
         text = getattr(process, name).replace("/tmp/ddpctl-claims", f"{tmp_path}/claims")
         monkeypatch.setattr(process, name, text)
     return tmp_path / f"claims-{os.getuid()}"
@@ -38,6 +41,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def engine() -> Processes:
     return Processes(Node(Host("local")))
+
+
+@pytest.fixture
+def control(folder: Path, tmp_path: Path) -> Path:
+    """The control folder of a node, beside the folder of claims."""
+    folder.mkdir()
+    (tmp_path / "control").mkdir()
+    return tmp_path / "control"
 
 
 def claimed(engine: Processes) -> list[tuple[str, tuple[str, ...]]]:
@@ -76,6 +87,69 @@ def test_the_claim_of_a_process_lasts_as_long_as_the_process(
     child.kill()
     child.wait()
     assert claimed(engine) == [] and not running.exists()
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, script: str, program: str, deed: str) -> None:
+    """Let `deed` happen on the host each time just before the script runs the program."""
+    function = f'{program}() {{ {deed}; command {program} "$@"; }}\n'
+    monkeypatch.setattr(process, script, function + getattr(process, script))
+
+
+def test_a_node_that_starts_while_its_claim_is_withdrawn_keeps_it(
+    engine: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    (folder / f"{NAME}.created").write_text(f"-\n{json.dumps(LABELS)}\n")
+    [claim] = engine.claims()
+    start = f"command mv {folder}/{NAME}.created {folder}/{NAME}.running"
+    meanwhile(monkeypatch, "WITHDRAW", "rm", start)
+    assert not engine.withdraw(claim)
+    assert claimed(engine) == [("running", ("GPU-1",))]
+
+
+def test_two_first_nodes_at_the_same_time_share_one_folder(
+    engine: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile(monkeypatch, "CLAIM", "mkdir", f"command mkdir {folder}")
+    engine.wait_in_line(NAME, LABELS)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert claimed(engine) == [("waiting", ("GPU-1",))]
+
+
+def test_a_node_that_is_stopped_while_it_starts_does_not_go_on(
+    engine: Processes, folder: Path, control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()
+    (folder / f"{NAME}.running").write_text("-\n")
+    starts = f"echo {child.pid} {fields[19]} > {control}/pid"
+    meanwhile(monkeypatch, "STOP", "sleep", starts)
+    engine.stop(NodeStatus(run_id="r", node_rank=0, handle=str(control)), 0)
+    assert child.wait(10) == -signal.SIGTERM
+
+
+def test_a_node_that_was_stopped_before_it_starts_cannot_start(
+    engine: Processes, folder: Path, control: Path
+) -> None:
+    created = folder / f"{NAME}.created"
+    created.write_text("-\n")
+    engine.stop(NodeStatus(run_id="r", node_rank=0, handle=str(control)), 0)
+    assert not created.exists()
+    created.write_text("-\n")  # claimed after the stop, which has removed the labels
+    with pytest.raises(CommandFailed, match="another command has withdrawn it"):
+        engine._script("start the node", process.START, str(control), NAME, "", "0", "sh")
+
+
+def test_a_supervisor_that_does_not_handle_signals_yet_ends_with_sigterm(
+    engine: Processes, folder: Path, control: Path
+) -> None:
+    (control / "labels.json").write_text(json.dumps(LABELS))
+    (folder / f"{NAME}.created").write_text("-\n")
+    python = ("sh", "-c", 'kill -s TERM "$$"; echo ignored > "$0"', str(control / "out"))
+    engine._script("start the node", process.START, str(control), NAME, "", "0", *python)
+    while not (control / "exit").exists():
+        time.sleep(0.01)
+    assert (control / "exit").read_text() == "143\n"
 
 
 def test_a_folder_counts_only_if_it_belongs_to_the_user_in_its_name(

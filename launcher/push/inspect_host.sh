@@ -5,13 +5,14 @@
 # an environment of the wheels that works
 cd "$HOME" || exit
 mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
-have() { [ -n "$2" ] && [ -d "$3/$2" ] && touch "$3/$2" && echo "have $1"; }
+# A push --prune that has not removed it before it is touched keeps it.
+have() { [ -n "$2" ] && touch -c "$3/$2" && [ -d "$3/$2" ] && echo "have $1"; }
 have dataset "$1" .ddpctl/datasets
 have workdir "$2" .ddpctl/workdirs
 have image "$3" .ddpctl/images
 venv=.ddpctl/venvs/$3
-if [ -n "$3" ] && [ -e "$venv/ready" ] && "$venv/bin/python" -I -S -c '' 2>/dev/null; then
-  touch "$venv" && echo 'have image'
+if [ -n "$3" ] && touch -c "$venv" && [ -e "$venv/ready" ] && "$venv/bin/python" -I -S -c '' 2>/dev/null; then
+  echo 'have image'
 fi
 command -v python3 >/dev/null 2>&1 && echo 'have python3'
 printf 'ssh %s\n' "$SSH_CONNECTION"

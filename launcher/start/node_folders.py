@@ -20,9 +20,10 @@ from ..ssh.script_files import load_script
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"
 MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
 PREPARE = load_script(__file__, "prepare_node.sh")
+GONE = 17  # exit code of PREPARE if a pushed tree is not there
 
 
-def prepare(
+def fill_folders(
     node: Node, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
 ) -> None:
     """Create and fill the folders that the container mounts. uid: the SSH user's on the host.
@@ -41,16 +42,18 @@ def prepare(
         place.control_dir,
         plan.workdir_digest or "",
         "open" if writes_as_another_user(plan, node_plan, uid) else "",
-        *(cache if plan.engine.in_container else ()),
+        "".join(cache) if plan.engine.in_container else "",
+        plan.dataset_digest or "",
         stdin=b"".join(control_files),
         timeout=120.0,
     )
+    if done.code == GONE:
+        what = "another command has removed the pushed code or dataset meanwhile"
+        raise CommandFailed(what, "start the run again", host=node.name)
     if done.code != 0:
-        raise CommandFailed(
-            f"could not create {place.run_dir}: {done.reason}",
-            f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there",
-            host=node.name,
-        )
+        what = f"could not create {place.run_dir}: {done.reason}"
+        remedy = f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there"
+        raise CommandFailed(what, remedy, host=node.name)
 
 
 @functools.cache

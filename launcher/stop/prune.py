@@ -1,4 +1,4 @@
-"""`push --prune`: find pushed datasets, code and packages that no run uses any more, and remove them."""
+"""`push --prune`: find pushed datasets, code and packages that no run uses anymore, and remove them."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -20,11 +20,11 @@ from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from ..text import counted
+from ..text import counted, duration
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
 
 REMOVE = load_script(__file__, "remove_trees.sh")
-MIN_AGE = 5  # seconds; a container may be about to mount a tree that was just pushed
+MIN_AGE = 600  # seconds; a launch may be about to use a tree that it has just pushed or looked up
 TREE = re.compile(  # or a draft
     r"(?:datasets|workdirs|wheels|venvs|images)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)"
 )
@@ -47,14 +47,15 @@ class PruneResult:
 
     def summary(self) -> str:
         if not self.trees:
-            return "nothing to delete: runs or this hosts file use all data and code on the hosts"
+            return (
+                "nothing to delete: runs or this hosts file use all data and code on the hosts, or it was "
+                f"pushed in the last {duration(MIN_AGE)}"
+            )
         return f"{'deleted' if self.removed else 'kept'} {total(self.trees)}"
 
     def document(self) -> dict[str, Any]:
-        rows = [
-            {"host": tree.host, "folder": f"~/.ddpctl/{tree.name}", "bytes": tree.size}
-            for tree in self.trees
-        ]
+        folders = ((t.host, f"~/.ddpctl/{t.name}", t.size) for t in self.trees)
+        rows = [{"host": host, "folder": path, "bytes": size} for host, path, size in folders]
         return {"version": 1, "removed": self.removed, "unused": rows}
 
 
@@ -72,11 +73,8 @@ def prune(
         if engine_traits(cluster.job.engine).image_files:
             own |= converted_file(cluster.job.image)
     except OSError as error:
-        raise PushFailed(
-            f"cannot read the job's folders: {error}; nothing was deleted",
-            "make them readable",
-            host="this machine",
-        ) from None
+        what = f"cannot read the job's folders: {error}; nothing was deleted"
+        raise PushFailed(what, "make them readable", host="this machine") from None
 
     def look(node: Node) -> tuple[Inventory, set[str]]:
         """Return what is on a host, and the digests of the trees that its runs use."""
@@ -97,18 +95,16 @@ def prune(
         }
         sizes, unmeasured = try_each([*names], lambda node: sizes_of(node, names[node]))
     failures |= unmeasured
-    trees = [
-        UnusedTree(node.name, name, size.get(name, 0))
-        for node, size in sizes.items()
-        for name in names[node]
-    ]
+    unused = [(node, name) for node in sizes for name in names[node]]
+    trees = [UnusedTree(node.name, name, sizes[node].get(name, 0)) for node, name in unused]
     listed = "\n".join(f"{t.host}: ~/.ddpctl/{t.name}  {decimal(t.size)}" for t in trees)
     removed = bool(trees) and confirm(listed, total(trees))
     if removed:
 
         def remove(node: Node) -> None:
             rows = "".join(f"{name}\n" for name in names[node]).encode()
-            script_output(node, "prune", REMOVE, stdin=rows, timeout=TIMEOUT)
+            newest = str(looks[node][0].time - MIN_AGE)
+            script_output(node, "prune", REMOVE, newest, stdin=rows, timeout=TIMEOUT)
 
         with console.step("deleting unused data"):
             failures |= try_each([node for node in sizes if names[node]], remove)[1]

@@ -108,7 +108,7 @@ class IgnoreFile:
 
 
 def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
-    """Read the ignore files of a folder of the tree; the one that counts more comes last."""
+    """Read the ignore files of a folder of the tree; the one that takes precedence comes last."""
     base = os.fsdecode(folder + b"/" if folder else b"")
     for name in (".gitignore", ".ddpctlignore"):
         with contextlib.suppress(OSError):  # no such file
@@ -172,7 +172,7 @@ def _is_ddpctls(path: bytes) -> bool:
 
 
 class NamedPaths:
-    """Paths to leave out wherever they are in a tree, also under another name or as a link."""
+    """Paths to leave out wherever they are in a tree, even under another name or as a link."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._ids: set[tuple[int, int]] = set()

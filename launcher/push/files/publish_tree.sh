@@ -12,6 +12,6 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do
   sleep 1
 done
 [ -d "$2" ] || mv -T ".$2.$3/tree" "$2" || exit 1
-touch "$2"
+touch -c "$2"
 rm -rf ".$2.$3"
 exit 0

@@ -9,7 +9,7 @@ when its standard input does. Orders arrive there, one JSON object per line. `op
     take     id, upstreams: read on from these hosts
     end      id, size, sha256: of the whole payload
     fail     id, why: give up
-    close    id: no host needs it any more
+    close    id: no host needs it anymore
 
 Events go to standard output, one JSON array [event, id, count, text] per line: `ready` (count: port),
 `have` (count: bytes of a payload so far), `starved` (no host to take the payload from; count: bytes so far,
@@ -185,7 +185,7 @@ class RelayedPayload:
                         self.changed.wait_for(lambda: self.over, SILENCE_TIMEOUT)
                     return
                 if length > FRAME:
-                    raise ValueError("it is no relay of this push")
+                    raise ValueError("it is not a relay of this push")
                 if length:
                     self.receive(self.have, exactly(stream, length))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,3 +214,22 @@ def test_launch_with_json_and_detach_prints_the_record_of_the_started_run(
     code, out, err = cluster.launch("--json", "--detach")
     assert code == 0, err
     assert json.loads(out)["state"] == "RUNNING"
+
+
+def test_a_dataset_that_is_removed_during_a_launch_stops_it_instead_of_leaving_an_empty_one(
+    fake_cluster: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("x")
+    cluster = fake_cluster("gpu0", dataset=str(tmp_path / "data"))
+    cluster.nodes_end(0)
+    datasets = cluster.hosts["gpu0"].home / ".ddpctl" / "datasets"
+    assert cluster.ddpctl("push", cluster.hosts_file, "--dataset")[0] == 0
+
+    def pruned_elsewhere(*_: object) -> None:
+        shutil.rmtree(datasets)
+
+    monkeypatch.setattr(run_attempt, "send_checkpoint", pruned_elsewhere)
+    code, _, err = cluster.launch()
+    assert code == 1 and "removed the pushed code or dataset" in err
+    assert not datasets.exists() and cluster.nodes == []

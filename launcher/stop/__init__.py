@@ -1,1 +1,1 @@
-"""Stop runs, and prove that nothing is left."""
+"""Stop runs, and verify that nothing is left."""

@@ -93,6 +93,8 @@ def clean(
         removed = bool(to_remove) and confirm(total(to_remove.values()))
         after = traces
         if removed:
+            with console.step(f"looking again on {counted(len(to_remove), 'host')}"):
+                to_remove = without_new_runs(to_remove, leaders, cluster, console)
             with console.step(f"removing them from {counted(len(to_remove), 'host')}"):
                 remove(machines, traces, leaders, cluster, to_remove, console)
                 after, failures = try_each(machines, lambda node: look(node, leaders, cluster))
@@ -131,18 +133,19 @@ def total(traces: Collection[Traces]) -> str:
     return f"{items}, {size}, on {counted(len(traces), 'host')}"
 
 
-def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
-    """List a host's traces. Only `leaders` look into ~/.ddpctl; other hosts share theirs."""
+def look(node: Node, leaders: Collection[Node], cluster: Cluster, *, sizes: bool = True) -> Traces:
+    """List a host's traces. Only `leaders` look into ~/.ddpctl; other hosts share theirs.
+
+    sizes: measure the parts, which is slow if they are large.
+    """
     inventory = take_inventory(node, folder=node in leaders)
     if not inventory.folder:
-        raise CommandFailed(
-            "cannot find the home folder",
-            "give the account a home folder in that host's /etc/passwd",
-            host=node.name,
-        )
+        what = "cannot find the home folder"
+        remedy = "give the account a home folder in that host's /etc/passwd"
+        raise CommandFailed(what, remedy, host=node.name)
     top = [name for name in inventory.ages if "/" not in name and name != "runs"]
     names = [*top, *(name for name in inventory.ages if name.startswith("runs/"))]
-    sizes = sizes_of(node, names) if names else {}
+    measured = sizes_of(node, names) if names and sizes else {}
     nodes: list[NodeStatus] = []
     for engine in installed_engines(node, cluster.job.engine):
         try:
@@ -150,7 +153,23 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster) -> Traces:
         except DockerUnavailable:
             if engine.traits.name == cluster.job.engine:  # the state of its runs is unknown
                 raise
-    return Traces(inventory, {name: sizes.get(name, 0) for name in names}, nodes)
+    return Traces(inventory, {name: measured.get(name, 0) for name in names}, nodes)
+
+
+def without_new_runs(
+    listed: Mapping[Node, Traces], leaders: Collection[Node], cluster: Cluster, console: Console
+) -> dict[Node, Traces]:
+    """Look again, and leave out the hosts of runs that have started since these traces were listed."""
+    now, _ = try_each([*listed], lambda node: look(node, leaders, cluster, sizes=False))
+    new = {
+        run_id
+        for node, each in now.items()
+        for run_id in (each.runs - listed[node].runs) | (each.live_runs - listed[node].live_runs)
+    }
+    for node, each in now.items():
+        for run_id in sorted(each.runs & new):
+            console.say(f"{node.name}: not cleaned: {run_id} has started since you saw the list")
+    return {node: listed[node] for node, each in now.items() if not each.runs & new}
 
 
 def may_be_live(traces: Collection[Traces]) -> dict[str, str]:

@@ -53,6 +53,7 @@ class Inventory:
     ages: Mapping[str, int]  # seconds since the last change, by entry of ~/.ddpctl
     busy: Collection[str]  # drafts that a push is writing to
     open_attempts: Sequence[OpenAttempt]
+    time: int = 0  # of this list: unix seconds on the host's clock
 
 
 def take_inventory(node: Node, *, folder: bool, run_id: str = "") -> Inventory:
@@ -78,6 +79,7 @@ def parse_inventory(text: str, host: str) -> Inventory:
         {name: int(now) - int(changed) for changed, name in rows["entry"]},
         {name for (name,) in rows["busy"]},
         [OpenAttempt(run, at, frozenset(used.split())) for run, used, at in rows["open"]],
+        int(now),
     )
 
 

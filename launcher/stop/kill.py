@@ -8,7 +8,14 @@ from typing import Any
 
 from ..engines.choose import engine_traits, engines_on
 from ..engines.status import UNSTARTED, NodeStatus
-from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed, UsageError
+from ..errors import (
+    CommandFailed,
+    DdpctlError,
+    HostsFileError,
+    NodesFailed,
+    StopUnconfirmed,
+    UsageError,
+)
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, names_hosts
@@ -19,7 +26,7 @@ from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import counted, names
-from .stop_run import Stopped, stop_run
+from .stop_run import Stop, Stopped
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
@@ -46,26 +53,34 @@ def kill(
         question = f"Stop run {folder.run_id}?"
     if question and not confirm(question):
         return Exit.INTERRUPTED
-    named = None if everything or names_hosts(target) else target
+    named = None if everything or names_hosts(target) else target  # a run id or its prefix
     with connected(cluster.hosts) as nodes:
+        owners: list[str] = []
+        by_run: Mapping[str, Sequence[Node]]
         if folder and not everything and (not named or launched_here(folder, console)):
-            killed = [kill_run(nodes, cluster, folder.run_id, console)]
+            by_run = {folder.run_id: nodes}
         elif named:
-            run_id, owners = run_of_others(nodes, cluster, named, folder, console)
+            run_id, owners = run_from_elsewhere(nodes, cluster, named, folder, console)
             if owners and not confirm(f"Stop run {run_id} of {', '.join(owners)}?"):
                 return Exit.INTERRUPTED
-            killed = [kill_run(nodes, cluster, run_id, console, owners=owners)]
-        else:
-            there = own_runs(nodes, cluster, console, everything=everything)
-            killed = [
-                # what `there` shows proves nothing about other hosts
-                kill_run(on, cluster, each, console, everywhere=covers(nodes, each, console))
-                for each, on in there.items()
-            ]
+            by_run = {run_id: nodes}
+        else:  # hosts without a run, or --all
+            try:
+                by_run = own_runs(nodes, cluster, console, everything=everything)
+            except NodesFailed as error:
+                if as_json:
+                    console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
+                raise
+        killed = []
+        for run_id, on in by_run.items():
+            everywhere = covers(nodes, run_id, console)
+            killed.append(
+                kill_run(on, cluster, run_id, console, owners=owners, everywhere=everywhere)
+            )
         if everything and engine_traits(cluster.job.engine).keeps_containers:
             remove_finished(nodes, cluster, console)
     if as_json:
-        console.json({"version": 1, "runs": [run.document() for run in killed]})
+        console.json({"version": 1, "runs": [run.document() for run in killed], "unseen": []})
     elif not killed:
         console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
     return Exit.UNCONFIRMED if any(run.unconfirmed for run in killed) else Exit.DONE
@@ -84,8 +99,8 @@ def kill_run(
 ) -> Killed:
     """Stop one run on these hosts at once, say what was stopped, and record it.
 
-    owners, cancel: see `stop_run`. everywhere: it has no other hosts. silent_hosts: say which hosts
-    did not answer.
+    owners, cancel: see `Stop`. everywhere: the run has no other hosts, so its record may say that
+    it ended. silent_hosts: say which hosts did not answer.
     """
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
@@ -93,9 +108,8 @@ def kill_run(
     timeout = record.stop_timeout if record else STOP_TIMEOUT
     with console.step(f"stopping {run_id} on {names(node.name for node in machines)}"):
         owners = [*owners, record.owner if record else ""]
-        stopped, failures = stop_run(
-            machines, cluster.job.engine, run_id, timeout, owners=owners, cancel=cancel
-        )
+        stop = Stop(run_id, cluster.job.engine, timeout, owners, cancel=cancel)
+        stopped, failures = stop.on_all(machines)
     killed = Killed(run_id, machines, stopped, failures)
     killed.report(console, silent_hosts=silent_hosts)
     if record:
@@ -139,10 +153,9 @@ class Killed:
             what = f"{'stopped' if alive else 'had ended; removed'}, nothing left"
         parts = unclean or [f"{what} on {names(results)}"]
         if others := [host for host, result in results.items() if result.others]:
-            owners = ", ".join(
-                sorted({s.owner for result in results.values() for s in result.others})
-            )
-            parts.append(f"left alone on {names(others)}: nodes of {owners or 'an unknown user'}")
+            owners = {status.owner for result in results.values() for status in result.others}
+            theirs = ", ".join(sorted(owners)) or "an unknown user"
+            parts.append(f"left alone on {names(others)}: nodes of {theirs}")
         return f"run {self.run_id}: {'; '.join(parts)}"
 
     def note_in(self, record: RunRecord, nodes: Sequence[Node], *, everywhere: bool) -> None:
@@ -163,6 +176,7 @@ class Killed:
                     "stopped": len(result.nodes),
                     "left": [each.removeprefix("pid ") for each in result.remaining],
                     "clean": result.clean,
+                    "left_alone": sorted({status.owner for status in result.others}),
                 }
                 for host, result in by_name(self.machines, self.stopped).items()
             ],
@@ -198,7 +212,11 @@ def hosts_and_run(
     if file := target if names_hosts(target) else hosts:
         return hosts_to_ask(file, console), None
     folder = find_run(target)
-    return load(folder.hosts_file, job_files=False), folder
+    try:
+        return load(folder.hosts_file, job_files=False), folder
+    except HostsFileError as error:
+        remedy = f"name the run's hosts: `ddpctl kill {folder.run_id} --hosts HOSTS`"
+        raise UsageError(error.what, remedy) from None
 
 
 def launched_here(folder: RunFolder, console: Console) -> bool:
@@ -206,7 +224,7 @@ def launched_here(folder: RunFolder, console: Console) -> bool:
     return record is not None and not record.adopted
 
 
-def run_of_others(
+def run_from_elsewhere(
     nodes: Sequence[Node], cluster: Cluster, name: str, folder: RunFolder | None, console: Console
 ) -> tuple[str, list[str]]:
     """Return the id of a run that this machine did not launch, and the other users who own it."""
@@ -250,17 +268,13 @@ def own_runs(
         if failed := by_name(machines, {**failures, **unknown}):
             raise NodesFailed(failed)
     if len(run_ids) > 1 and not everything:
-        raise UsageError(
-            f"several runs on these hosts: {', '.join(run_ids)}", "name one of them, or pass --all"
-        )
-    return {
-        run_id: [
-            node
-            for node in machines
-            if node in failures or run_id in {s.run_id for s in answers[node][0]}
-        ]
-        for run_id in run_ids
-    }
+        what = f"several runs on these hosts: {', '.join(run_ids)}"
+        raise UsageError(what, "name one of them, or pass --all")
+
+    def may_have(node: Node, run_id: str) -> bool:
+        return node in failures or run_id in {s.run_id for s in answers[node][0]}
+
+    return {run_id: [n for n in machines if may_have(n, run_id)] for run_id in run_ids}
 
 
 def covers(nodes: Collection[Node], run_id: str, console: Console) -> bool:

@@ -47,39 +47,32 @@ class Stopped:
         return f"{stopped}, STILL THERE: {', '.join(self.remaining)}"
 
 
-def stop_run(
-    nodes: Sequence[Node],
-    engine: str,
-    run_id: str,
-    timeout: float,
-    *,
-    owners: Collection[str] = (),
-    remove: bool = True,
-    cancel: bool = True,
-) -> tuple[dict[Node, Stopped], dict[Node, DdpctlError]]:
-    """Stop the run on all hosts at once. Return the result of each, and the errors of silent hosts.
-
-    On each host, only nodes count whose labels there name this run and this user or one of `owners`
-    (USER@MACHINE): what another host reports about a run gives no right to stop it here.
-
-    engine: the job's. timeout: seconds between SIGTERM and SIGKILL. remove: also remove the
-    containers. cancel: record a cancellation instead of a failure, and remove the run's tickets, so
-    that it does not restart.
-    """
-    users = {account_name(), *(owner.split("@")[0] for owner in owners if owner)}
-    return try_each(nodes, _Stop(run_id, engine, users, timeout, remove, cancel).on_host)
-
-
 @dataclass(frozen=True)
-class _Stop:
-    """What to stop on each host; see stop_run. users: whose nodes."""
+class Stop:
+    """A stop of one run. On each host, it ends this user's nodes of the run and those of `owners`.
+
+    Only the labels of a node on its own host count: what another host reports about a run gives no
+    right to stop it here.
+
+    engine: the job's. timeout: seconds between SIGTERM and SIGKILL. owners: USER@MACHINE. remove:
+    also remove the containers. cancel: record a cancellation instead of a failure, and remove the
+    run's tickets, so that it does not restart.
+    """
 
     run_id: str
     engine: str
-    users: Collection[str]
     timeout: float
-    remove: bool
-    cancel: bool
+    owners: Collection[str]
+    remove: bool = True
+    cancel: bool = True
+
+    @property
+    def users(self) -> set[str]:
+        return {account_name(), *(owner.split("@")[0] for owner in self.owners if owner)}
+
+    def on_all(self, nodes: Sequence[Node]) -> tuple[dict[Node, Stopped], dict[Node, DdpctlError]]:
+        """Stop the run on all hosts at once. Return each result, and the errors of silent hosts."""
+        return try_each(nodes, self.on_host)
 
     def on_host(self, node: Node) -> Stopped:
         listed = [s for s in nodes_on(node, self.engine, self.run_id) if s.run_id == self.run_id]
@@ -104,11 +97,9 @@ class _Stop:
     def _mark_cancelled(self, node: Node) -> None:
         done = node.script(MARK_CANCELLED, self.run_id)
         if done.code != 0:
-            raise CommandFailed(
-                f"could not mark {self.run_id} as cancelled: {done.reason}",
-                "look at `df -h` and the permissions of ~/.ddpctl there",
-                host=node.name,
-            )
+            what = f"could not mark {self.run_id} as cancelled: {done.reason}"
+            remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
+            raise CommandFailed(what, remedy, host=node.name)
 
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
         # concurrently, so that nodes on one machine do not wait for each other's timeout

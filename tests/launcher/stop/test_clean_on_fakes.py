@@ -55,6 +55,39 @@ def test_the_question_has_the_totals(fake_cluster: Make, monkeypatch: pytest.Mon
     )
 
 
+def while_asked(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:
+    """Let `deed` happen while the user reads the list, before the answer "yes"."""
+    monkeypatch.setattr("launcher.commands.options.can_ask", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: [deed()])
+
+
+def test_a_host_where_a_run_is_launched_while_the_user_reads_the_list_is_not_cleaned(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    stores = [host.home / ".ddpctl" for host in cluster]
+    for store in stores:
+        (store / "datasets").mkdir(parents=True)
+    reserved = stores[1] / "runs" / "20261122-101500-ab12" / "reserved" / "1"
+    while_asked(monkeypatch, lambda: reserved.mkdir(parents=True))
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file)
+    assert code == 6 and "gpu1: not cleaned: 20261122-101500-ab12" in err
+    assert [store.exists() for store in stores] == [False, True]
+    assert reserved.exists() and (stores[1] / "datasets").exists()
+
+
+def test_a_run_that_is_resumed_while_the_user_reads_the_list_stays(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    cluster.nodes_end(1)
+    assert cluster.launch()[0] == 1
+    [node] = cluster.nodes
+    while_asked(monkeypatch, lambda: setattr(node, "state", "running"))
+    assert cluster.ddpctl("clean", cluster.hosts_file)[0] == 6
+    assert cluster.nodes == [node] and node.journal.exists()
+
+
 def test_a_host_without_a_home_folder_is_named(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     readlink = cluster.hosts["gpu1"].tools / "readlink"

@@ -211,3 +211,62 @@ def test_a_run_that_is_named_or_a_yes_asks_nothing(
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("it asks"))
     for words in ([run_id], ["-y"]):
         assert cluster.ddpctl("kill", *words)[0] == 0
+
+
+def test_json_names_the_owners_of_nodes_that_were_left_alone(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    labels = cluster.hosts["gpu1"].nodes[f"ddpctl-{run_id}-1"].arguments["labels"]
+    labels["io.ddpctl.owner"] = "alice@ws"
+    code, out, err = cluster.ddpctl("kill", run_id, "--json")
+    assert code == 0 and "left alone on gpu1: nodes of alice@ws" in err
+    hosts = json.loads(out)["runs"][0]["hosts"]
+    assert [host["left_alone"] for host in hosts] == [[], ["alice@ws"]]
+    assert [node.host for node in cluster.nodes] == ["gpu1"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--all", "-y"]])
+def test_json_is_printed_even_if_no_host_answers(fake_cluster: Make, flags: list[str]) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.reachable = False
+    code, out, err = cluster.ddpctl("kill", cluster.hosts_file, "--json", *flags)
+    document = json.loads(out)
+    assert code == 4 and len(messages(err)) == 1
+    assert document["runs"] == []
+    assert [each["host"] for each in document["unseen"]] == ["gpu0", "gpu1"]
+
+
+def test_a_kill_on_some_hosts_of_a_run_does_not_record_that_it_ended(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    code, _, err = cluster.ddpctl("kill", run_id, "--hosts", "gpu0,")
+    assert code == 0 and "nothing left on gpu0" in err
+    assert [node.host for node in cluster.nodes] == ["gpu1"]
+    assert cluster.record["state"] == "RUNNING"
+    assert cluster.ddpctl("kill", run_id)[0] == 0
+    assert cluster.record["state"] == "CANCELLED"
+
+
+def test_a_damaged_record_is_one_warning_and_stops_no_kill(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    file.write_text('{"version": 1, "attempts": []}')
+    code, _, err = cluster.ddpctl("kill", run_id)
+    warning, summary = messages(err)
+    assert code == 0 and cluster.nodes == []
+    assert "run.json: cannot be read (a field is missing)" in warning
+    assert "stopped, nothing left" in summary
+
+
+def test_without_the_hosts_file_of_the_run_kill_asks_for_another(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    [file] = cluster.state.glob("ddpctl/runs/*/hosts.yaml")
+    file.write_text("hosts: [")
+    code, _, err = cluster.ddpctl("kill")
+    assert code == 2 and len(messages(err)) == 1
+    assert f"`ddpctl kill {run_id} --hosts HOSTS`" in err
+    assert cluster.ddpctl("kill", run_id, "--hosts", cluster.hosts_file)[0] == 0
+    assert cluster.nodes == []

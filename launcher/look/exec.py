@@ -40,14 +40,13 @@ class ExecOptions:
 
 def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
     """Run the command. Return its exit code; with on_all, that of the first node where it failed."""
-    with newest_attempt(folder, console, folder.load()) as attempt:
+    with newest_attempt(folder, console) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
         with console.step(f"starting {wanted.command[0]} in the run"):
             member = _chosen(attempt, folder.run_id, wanted)
-            [running] = each_node(
-                [member.node], lambda _: _start(member, folder.run_id, wanted)
-            ).values()
+            started = each_node([member.node], lambda _: _start(member, folder.run_id, wanted))
+        [running] = started.values()
         with contextlib.closing(running):
             if wanted.stdin:
                 threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
@@ -76,9 +75,8 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
     if wanted.rank is None:
         number, last = wanted.node or 0, len(attempt.nodes) - 1
         if number > last:
-            raise UsageError(
-                f"--node {number}: {run_id} has nodes 0 to {last}", "choose one of them"
-            )
+            what = f"--node {number}: {run_id} has nodes 0 to {last}"
+            raise UsageError(what, "choose one of them")
         return attempt.members[number]
 
     def ranks_of(node: Node) -> range:
@@ -86,11 +84,8 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
         answer = node.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
         numbers = dict(re.findall(RANKS, answer.decode(errors="replace")))
         if len(numbers) < 2:
-            raise CommandFailed(
-                f"{control_dir}/spec.json does not list the node's ranks",
-                "use --node instead",
-                host=node.name,
-            )
+            what = f"{control_dir}/spec.json does not list the node's ranks"
+            raise CommandFailed(what, "use --node instead", host=node.name)
         first = int(numbers["first_rank"])
         return range(first, first + int(numbers["nproc_per_node"]))
 
@@ -111,14 +106,10 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
         if status.node_rank == rank:
             state = status.state
             if status.state is ContainerState.RUNNING:
-                return member.engine.exec(
-                    status, wanted.command, stdin=wanted.stdin, tty=wanted.tty
-                )
-    raise UsageError(
-        f"node {rank} of {run_id} is not running ({state})",
-        "see `ddpctl ps`",
-        host=member.node.name,
-    )
+                stdin, tty = wanted.stdin, wanted.tty
+                return member.engine.exec(status, wanted.command, stdin=stdin, tty=tty)
+    what = f"node {rank} of {run_id} is not running ({state})"
+    raise UsageError(what, "see `ddpctl ps`", host=member.node.name)
 
 
 def _forward_stdin(running: Exec) -> None:

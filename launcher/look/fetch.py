@@ -93,10 +93,9 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                     if not isinstance(error, CommandFailed):  # the host, not this file
                         stuck.add(file.node)
         except OSError as error:
-            raise UsageError(
-                f"{error.filename or to}: cannot be written: {error.strerror}",
-                "correct its permissions or free space there, or pass another folder as --to",
-            ) from None
+            what = f"{error.filename or to}: cannot be written: {error.strerror}"
+            remedy = "correct its permissions or free space there, or pass another folder as --to"
+            raise UsageError(what, remedy) from None
     return done
 
 
@@ -120,11 +119,9 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
             elif row:
                 nonsense = True
         if nonsense or (sizes and not files):
-            raise UnusableAnswer(
-                "its answer is not a list of the run's files",
-                f"look at {place.run_dir} and at `find` and `sha256sum` there",
-                host=node.name,
-            )
+            what = "its answer is not a list of the run's files"
+            remedy = f"look at {place.run_dir} and at `find` and `sha256sum` there"
+            raise UnusableAnswer(what, remedy, host=node.name)
         return files
 
     lists, failures = ask_each(nodes, ask)
@@ -172,11 +169,9 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise  # no other file will fit either
-        raise CommandFailed(
-            f"{file.path} cannot be written to {done.to}: {error.strerror}",
-            "rename what is in its place, or pass another folder as --to",
-            host=file.node.name,
-        ) from None
+        what = f"{file.path} cannot be written to {done.to}: {error.strerror}"
+        remedy = "rename what is in its place, or pass another folder as --to"
+        raise CommandFailed(what, remedy, host=file.node.name) from None
     done.files += 1
 
 
@@ -204,11 +199,8 @@ def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
                 done.bytes += len(data)
     if _sha256(part) != file.sha256:
         part.unlink()
-        raise CommandFailed(
-            f"{file.path} changed while it was being fetched",
-            "fetch again (a live run changes its files)",
-            host=file.node.name,
-        )
+        what = f"{file.path} changed while it was being fetched"
+        raise CommandFailed(what, "fetch again (a live run changes its files)", host=file.node.name)
     return part
 
 

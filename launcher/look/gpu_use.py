@@ -57,10 +57,9 @@ def summary(rows: Sequence[GpuRow]) -> str:
     used = sum(row.node is not None for row in rows)
     free = sum(row.is_free for row in rows)
     hosts = len({row.host for row in rows})
-    return (
-        f"{counted(len(rows), 'GPU')} on {counted(hosts, 'host')}: {used} used by "
-        f"{counted(len(runs), 'run')}, {len(rows) - used - free} by others, {free} free"
-    )
+    gpus = f"{counted(len(rows), 'GPU')} on {counted(hosts, 'host')}"
+    ours = f"{used} used by {counted(len(runs), 'run')}"
+    return f"{gpus}: {ours}, {len(rows) - used - free} by others, {free} free"
 
 
 GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]

@@ -133,13 +133,12 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
             if not status.alive or status.host != node.name:
                 continue
             run, run_dir = status.run_id, run_dir_in(STORE, status.run_id)
-            if status.node_rank == 0 and (
-                newest := read_progress(node, run_dir, status.attempt, TIMEOUT)
-            ):
+            rank, attempt = status.node_rank, status.attempt
+            if rank == 0 and (newest := read_progress(node, run_dir, attempt, TIMEOUT)):
                 progress[run] = newest
-            place = place_in(run_dir, run, status.node_rank, status.attempt)
+            place = place_in(run_dir, run, rank, attempt)
             if slow and (usage := read_usage(node, place)):
-                usages.setdefault(run, {})[status.node_rank] = usage
+                usages.setdefault(run, {})[rank] = usage
         if node.host.gpus == 0:
             return ()
         return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))

@@ -10,7 +10,7 @@ from ..follow.monitor import Monitor
 from ..follow.node_watcher import Batch
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged, parse_since
-from ..logs.store import Mark, known_marks
+from ..logs.store import Marks, known_marks
 from ..outcomes import Exit
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
@@ -38,17 +38,13 @@ def with_nodes_and_ranks(
         numbers = [attempt.attempt for attempt in attempts]
         attempt = log_filter.attempt
         if attempt is not None and attempt not in numbers:
-            raise UsageError(
-                f"--attempt {attempt}: the run has attempts 1 to {numbers[-1]}",
-                "choose one of them",
-            )
+            what = f"--attempt {attempt}: the run has attempts 1 to {numbers[-1]}"
+            raise UsageError(what, "choose one of them")
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
-    return dataclasses.replace(
-        log_filter,
-        nodes=_numbers("--node", nodes, node_count),
-        ranks=_numbers("--rank", ranks, world_size),
-    )
+    node_ranks = _numbers("--node", nodes, node_count)
+    global_ranks = _numbers("--rank", ranks, world_size)
+    return dataclasses.replace(log_filter, nodes=node_ranks, ranks=global_ranks)
 
 
 def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, follow: bool) -> Exit:
@@ -56,11 +52,11 @@ def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, fol
     lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store, console)
-        known = print_recorded(folder, log_filter, lines, console)
+        shown = print_recorded(folder, log_filter, lines, console)
         report_errors(failures, console)
         if follow and log_filter.attempt in (None, attempt.members[0].place.attempt):
             with Interrupts() as interrupts, interrupts.held():
-                for event in Monitor(attempt, known, store).events():
+                for event in Monitor(attempt, shown, store).events():
                     if isinstance(event, Batch):
                         lines.show(log_filter.choose(event.records))
                         continue
@@ -75,7 +71,7 @@ def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, fol
 
 def print_recorded(
     folder: RunFolder, log_filter: LogFilter, lines: RunLines, console: Console
-) -> dict[int, Mark]:
+) -> Marks:
     """Show this machine's copy of the logs. Return where it ends, by node rank.
 
     Several attempts are printed in order, each below its number (on stderr), unless for a tail.
@@ -97,9 +93,8 @@ def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
     try:
         return None if text is None else numbers_in(text, count or UNKNOWN_COUNT)
     except ValueError as error:
-        raise UsageError(
-            f"{flag} {quoted(text or '')}: {error}", "write 0-3,5, for example"
-        ) from None
+        what = f"{flag} {quoted(text or '')}: {error}"
+        raise UsageError(what, "write 0-3,5, for example") from None
 
 
 def since_time(text: str | None) -> float | None:
@@ -114,7 +109,5 @@ def pattern(text: str | None) -> re.Pattern[bytes] | None:
     try:
         return None if text is None else re.compile(text.encode(errors="surrogateescape"))
     except re.error as error:
-        raise UsageError(
-            f"--grep {quoted(text or '')}: not a regular expression: {error}",
-            "escape special characters with `\\`",
-        ) from None
+        what = f"--grep {quoted(text or '')}: not a regular expression: {error}"
+        raise UsageError(what, "escape special characters with `\\`") from None

@@ -42,11 +42,10 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
     """Print the tables. Return UNREACHABLE if a host did not answer."""
     clusters = clusters_of(selection, console)
     hosts = counted(sum(len(cluster.hosts) for cluster in clusters), "host")
+    slow = selection.per_node or as_json
     with connected_to(clusters) as connections, console.step(f"asking {hosts}"):
         complete_stops(connections, console)
-        listing = list_runs(
-            connections, finished=selection.finished, slow=selection.per_node or as_json
-        )
+        listing = list_runs(connections, finished=selection.finished, slow=slow)
     report_errors(listing.failures, console)
     if as_json:
         console.json(

@@ -92,25 +92,19 @@ def _ask(member: RunningNode, kind: str) -> Answer:
     if done.code == ENDED:
         return Answer(node.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
-        raise CommandTimeout(
-            f"the run's supervisor did not answer within {duration(TIMEOUT)}: its "
-            f"{member.engine.traits.unit} may be gone or paused",
-            "see `ddpctl ps`",
-            host=node.name,
-        )
+        why = f"its {member.engine.traits.unit} may be gone or paused"
+        what = f"the run's supervisor did not answer within {duration(TIMEOUT)}: {why}"
+        raise CommandTimeout(what, "see `ddpctl ps`", host=node.name)
     if done.code != 0:
         why = done.stderr.decode(errors="replace").strip() or "gone"
-        raise CommandFailed(
-            f"cannot ask the run's supervisor: {why}", "see `ddpctl ps`", host=node.name
-        )
+        what = f"cannot ask the run's supervisor: {why}"
+        raise CommandFailed(what, "see `ddpctl ps`", host=node.name)
     try:
         answer = parsed(StackAnswer, parse_json(done.stdout))
     except ValueError:
-        raise CommandFailed(
-            "cannot read the supervisor's answer",
-            "try again; if that does not help, use py-spy with `ddpctl exec`",
-            host=node.name,
-        ) from None
+        what = "cannot read the supervisor's answer"
+        remedy = "try again; if that does not help, use py-spy with `ddpctl exec`"
+        raise CommandFailed(what, remedy, host=node.name) from None
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase != "running" else "starting"
     return Answer(node.name, place.node_rank, answer.attempt, state, ranks)

@@ -59,19 +59,15 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     if hosts is None:
         return find_run(target)
     cluster = hosts_to_ask(hosts, console)
-    with (
-        connected(cluster.hosts) as nodes,
-        console.step(f"asking {len(nodes)} hosts for their runs"),
-    ):
+    step = f"asking {len(cluster.hosts)} hosts for their runs"
+    with connected(cluster.hosts) as nodes, console.step(step):
         folder = run_folder(find_id(nodes, cluster, target))
         if not folder.record_file.exists():
             for status in list_nodes(nodes, cluster, folder.run_id)[0]:
                 if status.waits:
-                    raise UsageError(
-                        f"{folder.run_id} of {status.owner} is waiting in line for GPUs and has nothing "
-                        "to show yet",
-                        f"`ddpctl ps {hosts}` shows what it is waiting for",
-                    )
+                    what = f"{folder.run_id} of {status.owner} is waiting in line for GPUs"
+                    remedy = f"`ddpctl ps {hosts}` shows what it is waiting for"
+                    raise UsageError(f"{what} and has nothing to show yet", remedy)
             adopt(folder, nodes, cluster, console)
     return folder
 
@@ -133,11 +129,10 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
         where = [host for host in runs if run_id in runs[host]]
         others = newest_run(there for host, there in runs.items() if host not in where)
         if run_id and others and len(where) == 1 and not run_folder(run_id).record_file.exists():
-            raise UsageError(
-                f"{cluster.source}: the newest run is {run_id}, but only {where[0]} shows it, and "
-                f"{others} is the newest on other hosts",
-                "name the run that you mean",
-            )
+            what = f"the newest run is {run_id}, but only {where[0]} shows it"
+            elsewhere = f"and {others} is the newest on other hosts"
+            remedy = "name the run that you mean"
+            raise UsageError(f"{cluster.source}: {what}, {elsewhere}", remedy)
     if run_id is None:
         answered = [node.name for node in nodes if node.name not in failures]
         no_run = UsageError(f"{cluster.source}: no run{which} on {names(answered)}", remedy)
@@ -148,11 +143,14 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
 
 
 def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
-    """Return the newest live run or, if none is alive, the newest. runs: of each host, as in `find_id`."""
+    """Return the newest live run or, if none is alive, the newest. Sanity runs do not count.
+
+    runs: of each host, as in `find_id`.
+    """
     alive: dict[str, bool] = {}
     for there in runs:
         alive |= {run_id: alive.get(run_id, False) or lives for run_id, lives in there.items()}
-    own = [run_id for run_id in alive if not is_sanity_run(run_id)] or alive
+    own = [run_id for run_id in alive if not is_sanity_run(run_id)]
     return max(own, key=lambda run_id: (alive[run_id], run_id), default=None)  # ids show the time
 
 
@@ -163,8 +161,7 @@ def list_nodes(
 
     A run's tickets are listed only where its node is not alive.
     """
-    listed, failures = ask_each(
-        one_per_account(nodes), lambda node: nodes_on(node, cluster.job.engine, run_id)
-    )
+    machines, engine = one_per_account(nodes), cluster.job.engine
+    listed, failures = ask_each(machines, lambda node: nodes_on(node, engine, run_id))
     statuses = (status for each in listed.values() for status in each)
     return without_idle_tickets(s for s in statuses if is_run_id(s.run_id)), failures

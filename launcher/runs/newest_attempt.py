@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from ..budget import Budget, TooMuch
 from ..engines.choose import engine_of
 from ..engines.running import RunningAttempt, RunningNode
-from ..errors import CommandFailed, DdpctlError, StateError
+from ..errors import CommandFailed, DdpctlError, StateError, UsageError
 from ..hosts import load
 from ..logs.journal_reader import Reader
 from ..logs.store import LogStore, offset_in
@@ -35,8 +35,9 @@ def newest_attempt(
     cluster = load(folder.hosts_file, job_files=False)
     record = record or folder.load_if_readable(console)
     with connected(cluster.hosts) as nodes:
-        ranks: Sequence[Node] = nodes
-        if record is None:
+        if record:
+            ranks = in_rank_order(nodes, record, folder)
+        else:
             with console.step(f"asking {len(nodes)} hosts for their record of the run"):
                 record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
         members = []
@@ -45,6 +46,25 @@ def newest_attempt(
             place = place_in(entry.run_dir, record.run_id, entry.node_rank, number)
             members.append(RunningNode(node, engine_of(node, record.engine), place))
         yield RunningAttempt(tuple(members))
+
+
+def in_rank_order(nodes: Sequence[Node], record: RunRecord, folder: RunFolder) -> list[Node]:
+    """Return the nodes of the newest attempt. Raises UsageError if hosts.yaml lacks one.
+
+    A run that waits in line may have fewer nodes than its hosts.yaml.
+    """
+    rest, ranks = [*nodes], []
+    for entry in record.attempt.nodes:
+        node = next((node for node in rest if node.name == entry.host), None)
+        if node is None:
+            what = (
+                f"{folder.hosts_file}: {entry.host} is missing, which node {entry.node_rank} is on"
+            )
+            remedy = f"put it back; or remove {folder.record_file}, and --hosts makes a new record"
+            raise UsageError(what, remedy)
+        rest.remove(node)
+        ranks.append(node)
+    return ranks
 
 
 @contextlib.contextmanager
@@ -74,7 +94,7 @@ def sync_logs(
         place = attempt.by_node[node].place
         try:
             log = store.node(place.node_rank)
-            consumed = offset_in({place.node_rank: log.mark}, place)
+            consumed = offset_in(place, log.mark)
             argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
             reader = Reader(node.name, place.node_rank)
             budget = Budget("`tail` of its journal", node.name, LONGEST_SYNC, SYNC_TIMEOUT)

@@ -34,6 +34,7 @@ SETTLED = re.compile(
 )
 MOST_RESTARTS = 1000  # in place, per attempt: what a host reports must not fill this machine
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
+_warned: set[Path] = set()  # the folders whose run.json could not be read or written
 
 
 class UnreadableRecord(UsageError):
@@ -66,8 +67,8 @@ class NodeRecord:
 class RestartRecord:
     """An automatic restart, in the attempt that had failed. cause: a FailureKind.
 
-    host, node_rank, rank, message: of the failure. saved: a new checkpoint was saved since the start
-    before.
+    host, node_rank, rank, message: of the failure. saved: a new checkpoint was saved since the
+    previous start.
     """
 
     time: str
@@ -197,7 +198,6 @@ class RunFolder:
         self.env_file = path / "env.json"
         self.record_file = path / "run.json"
         self.logs = path / "logs"
-        self._warned = False  # that run.json cannot be read or written
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
         """Return the path of the text about an attempt's failure, or about the one before a restart."""
@@ -219,10 +219,9 @@ class RunFolder:
         except FileNotFoundError:
             return cluster
         except (OSError, ValueError, AttributeError) as error:
-            raise UsageError(
-                f"{self.env_file}: cannot read the values of job.env: {error}",
-                "make the file readable, or pass a hosts file with these values as --hosts",
-            ) from None
+            what = f"{self.env_file}: cannot read the values of job.env: {error}"
+            remedy = "make the file readable, or pass a hosts file with these values as --hosts"
+            raise UsageError(what, remedy) from None
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
     def save(self, record: RunRecord) -> None:
@@ -236,9 +235,9 @@ class RunFolder:
             self.save(record)
         except StateError as error:
             _unsaved[self.path] = record
-            if not self._warned:
+            if self.path not in _warned:
                 console.error(f"not recorded: {error}")
-            self._warned = True
+            _warned.add(self.path)
 
     def is_settled(self) -> bool:
         """Return whether the run has ended and all its stops are confirmed, without reading it all."""
@@ -265,10 +264,11 @@ class RunFolder:
                 if [node.node_rank for node in attempt.nodes] != list(range(len(attempt.nodes))):
                     raise ValueError("nodes are not in rank order")
         except (OSError, ValueError, RecursionError) as error:
-            raise UnreadableRecord(
-                f"{self.record_file}: cannot be read ({error})",
-                "`ddpctl ps HOSTS` asks the hosts about the run",
-            ) from None
+            what = f"{self.record_file}: cannot be read ({error})"
+            remedy = (
+                "`ddpctl ps HOSTS` shows the run; without this file, --hosts makes a new record"
+            )
+            raise UnreadableRecord(what, remedy) from None
         return record
 
     def load_if_readable(self, console: Console) -> RunRecord | None:
@@ -276,9 +276,9 @@ class RunFolder:
         try:
             return self.load() if self.record_file.exists() else None
         except UnreadableRecord as error:
-            if not self._warned:
+            if self.path not in _warned:
                 console.say(f"warning: {error}")
-            self._warned = True
+            _warned.add(self.path)
             return None
 
 
@@ -290,11 +290,8 @@ def run_folder(run_id: str) -> RunFolder:
 def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
     """Return a record with a new PENDING attempt after those of `earlier`."""
     hosts = [node.host.name for node in plan.nodes]
-    inputs = {
-        "image": plan.image_digest,
-        "dataset": plan.dataset_digest,
-        "code": plan.workdir_digest,
-    }
+    image, dataset, workdir = plan.image_digest, plan.dataset_digest, plan.workdir_digest
+    inputs = {"image": image, "dataset": dataset, "code": workdir}
     attempt = AttemptRecord(
         attempt=plan.attempt,
         state=RunState.PENDING,
@@ -314,9 +311,9 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
         engine=plan.engine.name,
         hosts=hosts,
         image=plan.job.image,
-        image_digest=plan.image_digest,
-        dataset_digest=plan.dataset_digest,
-        workdir_digest=plan.workdir_digest,
+        image_digest=image,
+        dataset_digest=dataset,
+        workdir_digest=workdir,
         command=list(plan.command),
         stop_timeout=plan.job.stop_timeout,
         options=plan.options.of_run(),

@@ -68,9 +68,8 @@ def reported_nodes(
     """Return the reports of one run or of all, by host, and the errors of silent hosts."""
 
     def ask(node: Node) -> list[Report]:
-        reports = parse_reports(
-            node.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout, node.name
-        )
+        listed = node.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
+        reports = parse_reports(listed, node.name)
         return [report for report in reports if run_id in ("", report[0].run_id)]
 
     return try_each(one_per_account(nodes), ask)
@@ -157,15 +156,10 @@ def ask_for_record(
     if not newest:
         if failures:
             raise NodesFailed(by_name(nodes, failures))
-        raise UsageError(
-            f"no host has the files of {run_id}",
-            f"`ddpctl kill {run_id}` removes what is left of it",
-        )
+        what = f"no host has the files of {run_id}"
+        raise UsageError(what, f"`ddpctl kill {run_id}` removes what is left of it")
     agreed = agreed_attempt(newest.values())
-    rows = {
-        node: [(status, run) for status, run in reports if status.attempt == agreed]
-        for node, reports in by_host.items()
-    }
+    rows = {node: [row for row in by_host[node] if row[0].attempt == agreed] for node in by_host}
     source, run = next(row for reports in rows.values() for row in reports)
     ahead = [node for node, attempt in newest.items() if attempt > agreed]
     for node in ahead:
@@ -179,23 +173,18 @@ def ask_for_record(
         # commands start in the home folder
         home = "" if node.host.account in silent else f"{node.home()}/"
         record.attempt.nodes.append(NodeRecord(rank, node.name, run_dir_in(home + STORE, run_id)))
-    console.say(
-        f"{run_id}: attempt {agreed} on {len(ranks)} nodes, according to {source.host}; this "
-        "machine has no record of it"
-    )
+    attempt = f"attempt {agreed} on {len(ranks)} nodes, according to {source.host}"
+    console.say(f"{run_id}: {attempt}; this machine has no record of it")
     return record, ranks
 
 
 def by_rank(
-    nodes: Sequence[Node],
-    there: Mapping[Node, Sequence[int]],
-    others: Collection[Node],
-    source: str,
+    nodes: Sequence[Node], there: Mapping[Node, Sequence[int]], others: Collection[Node], file: str
 ) -> list[Node]:
     """Return the run's nodes in rank order. Other hosts fill the gaps, in the order of the file.
 
     there: node ranks of the agreed attempt on each host that answered. others: hosts that may have
-    nodes of it too: those that do not answer or report a later attempt. source: name of the hosts
+    nodes of it too: those that do not answer or report a later attempt. file: name of the hosts
     file, for errors.
     """
     spare: dict[object, list[Node]] = {}  # by account
@@ -205,22 +194,18 @@ def by_rank(
     for node, reported in there.items():
         for rank in sorted(reported):
             if rank in ranks:
-                raise UsageError(
-                    f"both {ranks[rank].name} and {node.name} report node {rank} of the run",
-                    "list only the host that runs it",
-                )
+                what = f"both {ranks[rank].name} and {node.name} report node {rank} of the run"
+                raise UsageError(what, "list only the host that runs it")
             if not spare[node.host.account]:
-                raise UsageError(
-                    f"{source}: the run has several nodes on {node.name}", "list it once for each"
-                )
+                what = f"{file}: the run has several nodes on {node.name}"
+                raise UsageError(what, "list it once for each")
             ranks[rank] = spare[node.host.account].pop(0)
     fillers = [node for other in others for node in spare[other.host.account]]
     for rank in range(max(ranks)):
         if rank not in ranks:
             if not fillers:
-                raise UsageError(
-                    f"{source}: node {rank} of the run is on none of these hosts", "add its host"
-                )
+                what = f"{file}: node {rank} of the run is on none of these hosts"
+                raise UsageError(what, "add its host")
             ranks[rank] = fillers.pop(0)
     return [ranks[rank] for rank in sorted(ranks)]
 

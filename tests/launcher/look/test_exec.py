@@ -215,3 +215,11 @@ def test_without_t_a_terminal_gets_no_escape_sequences_but_colors(local: Machine
     assert code == 130
     assert "\x1b[31mred\x1b[0m" in shown and "cleared" in shown
     assert "\x1b]0" not in shown and "\x1b[2J" not in shown
+
+
+def test_a_damaged_record_stops_no_command_in_the_run(running: FakeCluster) -> None:
+    [file] = running.state.glob("ddpctl/runs/*/run.json")
+    file.write_text("{")
+    code, _, err = running.ddpctl("exec", "--", "true")
+    assert code == 0, err
+    assert "run.json: cannot be read" in err

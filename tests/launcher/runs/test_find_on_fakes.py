@@ -38,3 +38,39 @@ def test_hosts_without_a_run_are_a_usage_error(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("logs", cluster.hosts_file)
     assert code == 2
     assert "no run on gpu[0-1]; `ddpctl launch` starts one" in err
+
+
+def test_a_sanity_run_on_the_hosts_is_not_their_newest_run(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    run_id = "sanity-20261121-100000-abcd"
+    (cluster.hosts["gpu0"].home / f".ddpctl/runs/{run_id}/nodes/0/attempt-1").mkdir(parents=True)
+    code, _, err = cluster.ddpctl("logs", cluster.hosts_file)
+    assert (code, "no run on gpu0" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("command", ["logs", "attach", "fetch", "stacks", "exec"])
+def test_a_host_that_is_missing_in_the_kept_hosts_file_is_one_line(
+    fake_cluster: Make, command: str
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    code, out, err = cluster.launch("--detach")
+    assert code == 0, err
+    [file] = cluster.state.glob("ddpctl/runs/*/hosts.yaml")
+    file.write_text("hosts: [gpu0]\n")
+    rest = ["--", "true"] if command == "exec" else []
+    code, _, err = cluster.ddpctl(command, out.strip(), *rest)
+    assert (code, len(messages(err))) == (2, 1), err
+    assert "hosts.yaml: gpu1 is missing, which node 1 is on; put it back" in err
+
+
+def test_a_host_that_was_added_to_the_kept_hosts_file_hides_no_node(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    code, out, err = cluster.launch("--detach")
+    assert code == 0, err
+    for node in cluster.nodes:
+        node.say(f"from {node.host}", node.node_rank)
+    [file] = cluster.state.glob("ddpctl/runs/*/hosts.yaml")
+    file.write_text(file.read_text().replace("hosts:\n", "hosts:\n- gpu9\n"))
+    code, out, err = cluster.ddpctl("logs", out.strip())
+    assert code == 0, err
+    assert out == "[gpu0:0] from gpu0\n[gpu1:1] from gpu1\n"

@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from launcher.hosts import parse
 from launcher.look.ps import Selection, clusters_of
 from launcher.outcomes import RunState
-from launcher.plan.build import PlanInputs, make_plan
+from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.plan import EngineTraits, LaunchOptions
 from launcher.runs.find import find_run
 from launcher.runs.record import (
@@ -40,7 +40,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def remember(run_id: str, *, age: float = 0.0) -> RunFolder:
     cluster = parse("hosts: [{host: a, gpus: 0}]\njob: {env: {SECRET: no}}", "h")
-    plan = make_plan(
+    plan = build_plan(
         cluster,
         EngineTraits("docker", in_container=True),
         LaunchOptions(),

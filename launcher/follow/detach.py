@@ -43,13 +43,9 @@ def start_recorder(folder: RunFolder) -> None:
         hooks.hand_over(folder)
         with log.open("ab") as out:
             boot = [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), RECORDER]
+            argv, null, pipe = [*boot, str(folder.path)], subprocess.DEVNULL, subprocess.PIPE
             process = subprocess.Popen(
-                [*boot, str(folder.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                cwd="/",
-                start_new_session=True,
+                argv, stdin=null, stdout=pipe, stderr=out, cwd="/", start_new_session=True
             )
         assert process.stdout is not None
         with process.stdout as answer, selectors.DefaultSelector() as selector:
@@ -60,10 +56,9 @@ def start_recorder(folder: RunFolder) -> None:
         why = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     except OSError as error:
         why = f"{error.filename or log}: {error.strerror}"
-    raise CommandFailed(
-        f"{folder.run_id}: the run goes on, but its recorder did not start: {why}",
-        f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit",
-    )
+    what = f"{folder.run_id}: the run goes on, but its recorder did not start: {why}"
+    remedy = f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
+    raise CommandFailed(what, remedy)
 
 
 def recording(folder: RunFolder) -> AbstractContextManager[None]:

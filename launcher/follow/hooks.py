@@ -125,25 +125,19 @@ class EventHook(contextlib.AbstractContextManager["EventHook"]):
 
 
 def _run(
-    command: str,
-    values: Mapping[str, str],
-    flag: str,
-    console: Console,
-    timeout: float | None = None,
+    command: str, values: Mapping[str, str], flag: str, console: Console, limit: float | None = None
 ) -> None:
     """Run a hook, with its output on stderr because stdout has the run's lines. Never raises.
+
+    limit: seconds until it is killed.
 
     Text from hosts reaches it only in environment variables, never in the command.
     """
     env = {**os.environ, **{name: value.replace("\0", "") for name, value in values.items()}}
     try:
+        shell, null = ["sh", "-c", command], subprocess.DEVNULL
         done = subprocess.run(
-            ["sh", "-c", command],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
-            env=env,
-            check=False,
-            timeout=timeout,
+            shell, stdin=null, stdout=sys.stderr, env=env, check=False, timeout=limit
         )
     except OSError as error:
         console.say(f"warning: could not start the {flag} command: {error.strerror}")

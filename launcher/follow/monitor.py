@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,7 +17,8 @@ from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
 from ..errors import HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
-from ..logs.store import LogStore, Mark, offset_in
+from ..logs.log_record import Record
+from ..logs.store import LogStore, Marks, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, Event, RestartInPlace, Usage
 from ..text import names
@@ -101,23 +102,20 @@ Observation = Batch | NodeOutcome | RestartReport | list[ContactReport] | str | 
 class Monitor:
     """Follows one attempt, from where the recorded part of its journals stops to its end."""
 
-    def __init__(
-        self, attempt: RunningAttempt, known: Mapping[int, Mark], store: LogStore | None
-    ) -> None:
-        """known: where the lines already shown end, by node rank. store: records the new lines."""
+    def __init__(self, attempt: RunningAttempt, shown: Marks, store: LogStore | None) -> None:
+        """shown: where the lines on screen end, by node rank. store: records the new lines."""
         self.store = store
-        self.outcomes = {
-            member.place.node_rank: NodeOutcome(
-                member.place.node_rank, member.node.name, unit=member.engine.traits.unit
-            )
-            for member in attempt.members
-        }
+        outcomes = [
+            NodeOutcome(each.place.node_rank, each.node.name, unit=each.engine.traits.unit)
+            for each in attempt.members
+        ]
+        self.outcomes = {outcome.node_rank: outcome for outcome in outcomes}
         self._attempt = attempt.members[0].place.attempt
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
         self._closed = threading.Event()
         self._watchers = [
-            NodeWatcher(member, offset_in(known, member.place), self._put, self._closed)
-            for member in attempt.members
+            NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._put, self._closed)
+            for rank, member in enumerate(attempt.members)
         ]
         self._caught_up = False  # the queue was empty, so what is missing has not arrived yet
         self._changes: dict[str, ContactReport] = {}  # not yet reported, by host
@@ -177,33 +175,14 @@ class Monitor:
                 if outcome.end is None:
                     outcome.exit_code = item.status.exit_code
 
-    def _take_batch(
-        self, outcome: NodeOutcome, batch: Batch
-    ) -> Iterator[Batch | RestartReport | str]:
+    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Observation]:
         outcome.consumed = batch.consumed
         for record in batch.records:
-            event = record.event
-            if event is None:
-                newest = record.lines[-TAIL_LINES:]
-                outcome.tail.extend(
-                    TailLine(record.time, record.rank, text[:LONGEST_TEXT]) for text in newest
-                )
-            elif isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
-                outcome.usage = event
-                outcome.gpus_before = outcome.gpus_before or event.gpus
-            elif not isinstance(event, Unreadable):
-                outcome.event_bytes += record.size
-                is_first_end = isinstance(event, End) and outcome.end is None
-                if outcome.event_bytes > MOST_EVENTS and not is_first_end:
-                    continue  # no supervisor writes so many
-                outcome.events.append((record.time, event))
-                if isinstance(event, RestartInPlace):
-                    yield RestartReport(outcome.node_rank, record.time, event)
-                if isinstance(event, End):
-                    outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
-            elif event.known and not outcome.unreadable:
-                outcome.unreadable = True
-                yield f"{outcome.host}: skipping unreadable events in its journal"
+            if record.event is not None:
+                yield from self._take_event(outcome, record, record.event)
+                continue
+            newest = (line[:LONGEST_TEXT] for line in record.lines[-TAIL_LINES:])
+            outcome.tail.extend(TailLine(record.time, record.rank, text) for text in newest)
         if self.store and batch.records:
             try:
                 log = self.store.node(batch.node_rank)
@@ -214,9 +193,29 @@ class Monitor:
         if any(record.lines for record in batch.records):
             yield batch
 
-    def _take_contact(
-        self, outcome: NodeOutcome, item: ContactReport
-    ) -> Iterator[list[ContactReport]]:
+    def _take_event(
+        self, outcome: NodeOutcome, record: Record, event: Event
+    ) -> Iterator[Observation]:
+        if isinstance(event, Unreadable):
+            if event.known and not outcome.unreadable:
+                outcome.unreadable = True
+                yield f"{outcome.host}: skipping unreadable events in its journal"
+            return
+        if isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
+            outcome.usage = event
+            outcome.gpus_before = outcome.gpus_before or event.gpus
+            return
+        outcome.event_bytes += record.size
+        is_first_end = isinstance(event, End) and outcome.end is None
+        if outcome.event_bytes > MOST_EVENTS and not is_first_end:
+            return  # no supervisor writes so many
+        outcome.events.append((record.time, event))
+        if isinstance(event, RestartInPlace):
+            yield RestartReport(outcome.node_rank, record.time, event)
+        if isinstance(event, End):
+            outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
+
+    def _take_contact(self, outcome: NodeOutcome, item: ContactReport) -> Iterator[Observation]:
         was_lost = outcome.lost_since is not None
         if item.lost is None:
             outcome.lost_since = outcome.unseen = None

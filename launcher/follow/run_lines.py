@@ -38,10 +38,8 @@ class RunLines:
             self._console.write(self._fold.take_all())
         self._console.flush()
         if count := len(self._reports.hidden_on):
-            self._console.say(
-                f"torchrun's own report from {counted(count, 'node')} is hidden; "
-                "`ddpctl logs` shows it"
-            )
+            hidden = f"torchrun's own report from {counted(count, 'node')} is hidden"
+            self._console.say(f"{hidden}; `ddpctl logs` shows it")
         self._reports.hidden_on.clear()
 
     def _print(self, records: Sequence[Record]) -> None:

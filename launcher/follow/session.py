@@ -16,14 +16,14 @@ from ..engines.running import RunningAttempt
 from ..errors import DdpctlError, StateError
 from ..facts.kernel_log import read_kernel_log
 from ..failure import FirstFailure
-from ..logs.store import Mark
+from ..logs.store import Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
 from ..ssh.many import by_name, try_each
 from ..ssh.node import Node
 from ..state import write_atomically
-from ..stop.stop_run import stop_run
+from ..stop.stop_run import Stop
 from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
@@ -49,24 +49,15 @@ class StartedRun:
     folder: RunFolder
     record: RunRecord
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
-    shown: Mapping[int, Mark] = field(default_factory=dict)  # end of the lines on screen, by rank
+    shown: Marks = field(default_factory=dict)  # end of the lines on screen, by rank
+    owned: bool = True  # Ctrl-C can stop the run; if not, it only leaves
 
 
-def follow(
-    run: StartedRun,
-    events: EventHook,
-    interrupts: Interrupts,
-    console: Console,
-    *,
-    owned: bool = True,
-) -> Outcome:
-    """Follow the attempt until it has ended or the user leaves.
-
-    owned: whether Ctrl-C can stop the run; if not, it only leaves.
-    """
+def follow(run: StartedRun, events: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
+    """Follow the attempt until it has ended or the user leaves."""
     with interrupts.held(), log_store(run.folder, console) as store:
         monitor = Monitor(run.attempt, run.shown, store)
-        session = Session(run, monitor, events, interrupts, console, owned)
+        session = Session(run, monitor, events, interrupts, console)
         with session.panel():
             try:
                 return session.to_the_end()
@@ -77,28 +68,24 @@ def follow(
                 raise
 
 
+@dataclass
 class Session:
     """One command that follows an attempt."""
 
-    def __init__(
-        self,
-        run: StartedRun,
-        monitor: Monitor,
-        events: EventHook,
-        interrupts: Interrupts,
-        console: Console,
-        owned: bool,
-    ) -> None:
-        self.run, self.record, self.owned = run, run.record, owned
-        self.monitor, self.events, self.interrupts = monitor, events, interrupts
-        self.console = console
-        self._lines = RunLines(console)
-        self._stopping: threading.Thread | None = None
-        self._unconfirmed: Mapping[Node, DdpctlError] = {}
-        self._choices_shown = False  # after the first Ctrl-C
-        self._interrupted = False
-        self._failed_at: float | None = None  # time.monotonic()
-        self._unsaved = False  # the record has changed since it was saved
+    run: StartedRun
+    monitor: Monitor
+    events: EventHook
+    interrupts: Interrupts
+    console: Console
+    _stopping: threading.Thread | None = None
+    _unconfirmed: Mapping[Node, DdpctlError] = field(default_factory=dict)
+    _choices_shown: bool = False  # after the first Ctrl-C
+    _interrupted: bool = False
+    _failed_at: float | None = None  # time.monotonic()
+    _unsaved: bool = False  # the record has changed since it was saved
+
+    def __post_init__(self) -> None:
+        self.record, self._lines = self.run.record, RunLines(self.console)
 
     @contextlib.contextmanager
     def panel(self) -> Iterator[None]:
@@ -152,13 +139,9 @@ class Session:
         for notice in notices(changes):
             self.console.say(notice)
         for change in changes:
-            self.events(
-                "contact-lost" if change.lost else "contact-restored",
-                self.record,
-                host=change.host,
-                node_rank=change.node_rank,
-                message=notices([change])[0],
-            )
+            event = "contact-lost" if change.lost else "contact-restored"
+            where = {"host": change.host, "node_rank": change.node_rank}
+            self.events(event, self.record, message=notices([change])[0], **where)
 
     def _restarted(self, report: RestartReport) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""
@@ -177,14 +160,9 @@ class Session:
         node.state = NodeState.SUCCEEDED if outcome.succeeded else NodeState.FAILED
         self._unsaved = True
         if is_news:  # otherwise an earlier command has reported it
-            self.events(
-                "node-ended",
-                self.record,
-                host=outcome.host,
-                node_rank=outcome.node_rank,
-                exit_code="" if outcome.exit_code is None else outcome.exit_code,
-                message=node.state,
-            )
+            code = "" if outcome.exit_code is None else outcome.exit_code
+            where = {"host": outcome.host, "node_rank": outcome.node_rank, "exit_code": code}
+            self.events("node-ended", self.record, message=node.state, **where)
         if outcome.failed and not outcome.cancelled and self._failed_at is None:
             self._failed_at = time.monotonic()
 
@@ -192,7 +170,7 @@ class Session:
 
     def _handle_signal(self, number: int) -> bool:
         """Handle a signal. Return whether to leave now and let the run go on."""
-        if number in LEAVING or not self.owned:
+        if number in LEAVING or not self.run.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()
         if on_terminal and not self._choices_shown:
@@ -215,19 +193,13 @@ class Session:
         timeout: float = record.stop_timeout
         if not cancel:
             timeout = min(timeout, PEER_STOP_TIMEOUT)
+        owners = [record.owner]
+        stop = Stop(record.run_id, record.engine, timeout, owners, remove=False, cancel=cancel)
 
-        def stop() -> None:
-            _, self._unconfirmed = stop_run(
-                nodes,
-                record.engine,
-                record.run_id,
-                timeout,
-                owners=[record.owner],
-                remove=False,
-                cancel=cancel,
-            )
+        def stop_all() -> None:
+            _, self._unconfirmed = stop.on_all(nodes)
 
-        self._stopping = threading.Thread(target=stop, daemon=True)
+        self._stopping = threading.Thread(target=stop_all, daemon=True)
         self._stopping.start()
 
     def _only_unreachable_left(self) -> bool:
@@ -337,9 +309,8 @@ class Session:
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     """Print how the attempt ended, and its first failure."""
     if attempt.state is RunState.UNKNOWN:
-        console.say(
-            f"run {run_id} may still be alive on these hosts; ddpctl will stop it on next contact"
-        )
+        later = "ddpctl will stop it on next contact"
+        console.say(f"run {run_id} may still be alive on these hosts; {later}")
         return
     failure = attempt.first_failure
     if failure is None:

@@ -55,7 +55,7 @@ class PlanInputs:
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
-def make_plan(
+def build_plan(
     cluster: Cluster,
     engine: EngineTraits,
     options: LaunchOptions,
@@ -206,9 +206,7 @@ def _labels(
     }
     labels = {key: str(value) for key, value in values.items() if value is not None}
     if odd := odd_label(labels):
-        raise CommandFailed(
-            f"it cannot run a node with the label {odd} {quoted(labels[odd])}",
-            "check its clock and `nvidia-smi -L` there",
-            host=cluster.hosts[rank].name,
-        )
+        what = f"it cannot run a node with the label {odd} {quoted(labels[odd])}"
+        remedy = "check its clock and `nvidia-smi -L` there"
+        raise CommandFailed(what, remedy, host=cluster.hosts[rank].name)
     return {f"{LABEL}.{key}": value for key, value in labels.items()}

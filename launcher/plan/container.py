@@ -4,7 +4,7 @@ from typing import Any
 
 from ..facts.facts import Facts
 from ..hosts import Host, Job
-from .plan import CONTROL_DIR, Container, JobPaths, Mount, NodePlan, Plan
+from .plan import CONTROL_DIR, Container, Gpus, JobPaths, Mount, NodePlan, Plan
 from .topology import gpu_ids
 
 METRICS_DIR = "/ddpctl-metrics"  # in the container
@@ -17,9 +17,7 @@ IN_CONTAINER = JobPaths(
 )
 
 
-def container_of(
-    job: Job, gpus: str | tuple[int, ...], facts: Facts | None, **own: Any
-) -> Container:
+def container_of(job: Job, gpus: Gpus, facts: Facts | None, **own: Any) -> Container:
     """Return a container with access to what the job needs on its host.
 
     That is: GPUs, what NCCL needs (pinned memory, InfiniBand), and what the job adds. The job's
@@ -30,10 +28,7 @@ def container_of(
     amd = bool(gpus) and facts is not None and facts.has_amd_gpus
     limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
     capabilities = ("IPC_LOCK",) if infiniband else ()
-    devices = (
-        *(("/dev/infiniband",) if infiniband else ()),
-        *(AMD_DEVICES if amd else ()),
-    )
+    devices = (*(["/dev/infiniband"] if infiniband else []), *(AMD_DEVICES if amd else ()))
     return Container(
         gpus=gpus,
         gpu_vendor="amd" if amd else "nvidia",
@@ -64,7 +59,7 @@ def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
     return plan.engine.in_container and user not in (str(uid), "0")
 
 
-def container_gpus(host: Host, facts: Facts | None) -> str | tuple[int, ...]:
+def container_gpus(host: Host, facts: Facts | None) -> Gpus:
     """Return the GPUs as an engine takes them: its `all` is wrong for integrated or no GPUs."""
     by_id = host.gpus != "all"
     if facts and not by_id:

@@ -7,7 +7,7 @@ from ..facts.facts import Facts
 from ..facts.network import Address
 from ..hosts import Cluster, Host
 from ..text import ranges
-from .plan import EngineTraits, JobPaths, Plan
+from .plan import EngineTraits, Gpus, JobPaths, Plan
 from .topology import rank_cores, same_machine
 
 GPU_ORDER = frozenset(
@@ -80,17 +80,15 @@ def machine_variables(
 
 
 def user_variables(plan: Plan, facts: Facts | None) -> Variables:
-    """Name the SSH user to the programs in the container, whose image may not know that user."""
+    """Tell programs in the container the name of the SSH user, which the image may not know."""
     if not plan.engine.in_container or plan.job.user != "host":
         return {}
     user = facts.user if facts else None
     return {"HOME": "/tmp", "USER": user, "LOGNAME": user}
 
 
-def gpu_variables(
-    engine: EngineTraits, host: Host, gpus: str | tuple[int, ...], facts: Facts | None
-) -> Variables:
-    """Hide the GPUs that the node does not use. Docker itself hides those of NVIDIA."""
+def gpu_variables(engine: EngineTraits, host: Host, gpus: Gpus, facts: Facts | None) -> Variables:
+    """Hide the GPUs that the node does not use. Docker hides NVIDIA GPUs by itself."""
     amd = facts is not None and facts.has_amd_gpus
     if gpus == "all" or not (gpus or host.gpus == 0) or (engine.keeps_containers and not amd):
         return {}

@@ -63,9 +63,8 @@ def candidates(hosts: Sequence[Host], facts: Sequence[Facts]) -> list[list[Addre
             return [known.get(host.internal_ip, Address(host.internal_ip, ""))]
         if all(other.is_local for other in hosts):
             return [known.get("127.0.0.1", Address("127.0.0.1", "lo"))]
-        useful = [
-            a for a in own.addresses if a.ip not in repeated and _leads_to_hosts(a, host, own)
-        ]
+        unique = [address for address in own.addresses if address.ip not in repeated]
+        useful = [address for address in unique if _leads_to_hosts(address, host, own)]
         ssh = _ssh_address(host, own, facts)
         return sorted(useful, key=lambda a: (*_path_cost(a, own, tables), a != ssh, ":" in a.ip))
 
@@ -77,11 +76,8 @@ def refuse_loopback(hosts: Sequence[Host], addresses: Sequence[Address]) -> None
     loopback = [a.ip.startswith("127.") or a.ip == "::1" for a in addresses]
     if any(loopback) and not all(loopback):
         rank = loopback.index(True)
-        raise UsageError(
-            f"node {rank} is reached at {addresses[rank].ip}, which the other nodes cannot use",
-            "set its internal_ip in the hosts file",
-            host=hosts[rank].name,
-        )
+        what = f"node {rank} is reached at {addresses[rank].ip}, which the other nodes cannot use"
+        raise UsageError(what, "set its internal_ip in the hosts file", host=hosts[rank].name)
 
 
 @dataclass(frozen=True)

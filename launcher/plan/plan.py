@@ -20,6 +20,7 @@ CONTROL_DIRS = "runs/*/nodes/*/attempt-*"  # in ~/.ddpctl; in sh: attempts.sh
 CONTROL_DIR = "/ddpctl"  # in a container
 _CONTROL_DIR = re.compile(r"/runs/([^/]+)/nodes/([0-9]{1,6})/attempt-([0-9]{1,7})$")
 OUR_TRAINER = ("-m", "trainer")
+Gpus = str | tuple[int, ...]  # of a container: all, or ids; () for none
 TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute except during evaluation
 
 
@@ -42,9 +43,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         timeout = self.hang_timeout
         if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
-            raise UsageError(
-                f"hang_timeout {timeout:g}: not a time", "pass seconds, or 0 for never"
-            )
+            what = f"hang_timeout {timeout:g}: not a time"
+            raise UsageError(what, "pass seconds, or 0 for never")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Container:
     env: Mapping[str, str]  # set by ddpctl
     labels: Mapping[str, str]
     mounts: tuple[Mount, ...]
-    gpus: str | tuple[int, ...]  # all, or ids; () for none
+    gpus: Gpus
     user: str
     shm_size: int  # bytes
     stop_timeout: int  # seconds
@@ -228,13 +228,8 @@ def run_dir_in(store: str, run_id: str) -> str:
 
 def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:
     """Return a node's location. run_dir: the run's folder on the host."""
-    return Place(
-        node_rank=node_rank,
-        attempt=attempt,
-        container=container_name(run_id, node_rank),
-        run_dir=run_dir,
-        control_dir=f"{run_dir}/nodes/{node_rank}/attempt-{attempt}",
-    )
+    control_dir = f"{run_dir}/nodes/{node_rank}/attempt-{attempt}"
+    return Place(node_rank, attempt, container_name(run_id, node_rank), run_dir, control_dir)
 
 
 def attempt_in(control_dir: str) -> tuple[str, int, int] | None:

@@ -13,10 +13,7 @@ from .supervisor_spec import torchrun_command
 ASKED = "<asked at launch>"  # in a dry run, for values that only the hosts know
 LABELS_AT_LAUNCH = [f"{LABEL}.{key}" for key in ("master-port", "gpus", "since")]
 WIDTH = 100  # characters of a line of several values
-OF_JOB = (
-    *("image", "dataset", "workdir", "stop_timeout", "time_limit"),
-    *("max_restarts", "min_nodes", "numa"),
-)
+OF_JOB = "image dataset workdir stop_timeout time_limit max_restarts min_nodes numa".split()
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _folded(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Format rows, those of the same kind behind each other on as few lines as possible."""
+    """Format rows: those of the same kind are grouped and take as few lines as possible."""
     kinds: dict[str, list[str]] = {}
     for kind, value in rows:
         kinds.setdefault(kind, []).append(value)
@@ -162,7 +159,5 @@ def _mount(mount: Mount, rank: int) -> str:
 
 
 def _size(number: int) -> str:
-    unit, size = next(
-        (u, 1 << s) for u, s in (("g", 30), ("m", 20), ("", 0)) if number % (1 << s) == 0
-    )
-    return f"{number // size}{unit}"
+    units = {"g": 1 << 30, "m": 1 << 20, "": 1}
+    return next(f"{number // size}{unit}" for unit, size in units.items() if number % size == 0)

@@ -43,11 +43,8 @@ def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
 
 def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
     """Return the ids of the node's GPUs by UUID, or by `gpu-ID` for a GPU without a UUID."""
-    uuids = {gpu.index: gpu.uuid for gpu in facts.gpus}
-    return {
-        uuid if UUID.fullmatch(uuid := uuids.get(gpu, "")) else f"gpu-{gpu}": gpu
-        for gpu in gpu_ids(host, facts)
-    }
+    uuids = {gpu.index: gpu.uuid for gpu in facts.gpus if UUID.fullmatch(gpu.uuid)}
+    return {uuids.get(gpu, f"gpu-{gpu}"): gpu for gpu in gpu_ids(host, facts)}
 
 
 def rank_cores(
@@ -102,7 +99,5 @@ def free_port(seed: str, taken: frozenset[int]) -> int:
         port = AUTO_PORTS[(start + step) % len(AUTO_PORTS)]
         if port not in taken:
             return port
-    raise UsageError(
-        f"no free port on node 0 between {AUTO_PORTS[0]} and {AUTO_PORTS[-1]}",
-        "set job.master_port to a free port",
-    )
+    what = f"no free port on node 0 between {AUTO_PORTS[0]} and {AUTO_PORTS[-1]}"
+    raise UsageError(what, "set job.master_port to a free port")

@@ -37,8 +37,8 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
             report_errors(sync_logs(attempt, store, console), console)
         shown = print_recorded(folder, LogFilter(), RunLines(console), console)
         if not record.state.is_final:
-            run = StartedRun(attempt, folder, record, shown=shown)
-            outcome = follow(run, events, interrupts, console, owned=False)
+            run = StartedRun(attempt, folder, record, shown=shown, owned=False)
+            outcome = follow(run, events, interrupts, console)
             if outcome.state.is_final:
                 report_next(record, console)
             return outcome

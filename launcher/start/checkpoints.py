@@ -21,7 +21,7 @@ from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import names
-from .plain_files import CheckpointFolder, copy_files
+from .plain_files import HostFolder, copy_files
 
 LIST = load_script(__file__, "list_checkpoints.sh")
 ROW = re.compile(
@@ -35,7 +35,7 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Checkpoints(CheckpointFolder):
+class Checkpoints(HostFolder):
     """The run's folder on a host, and the checkpoints in it."""
 
     rank: int | None  # node rank in the next attempt; None: not part of it
@@ -82,9 +82,8 @@ def distribute_checkpoint(
         folders = {each.node: each for each in checkpoint_folders(nodes, former, record)}
         seen, failures = ask_each([*folders], lambda node: with_content(folders[node]))
     if failures:
-        console.say(
-            f"no answer from {names(failures)}: checkpoints that only these have are not used"
-        )
+        silent = f"no answer from {names(failures)}"
+        console.say(f"{silent}: checkpoints that only these hosts have are not used")
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.node.name}: not using {path}, which is incomplete or damaged")

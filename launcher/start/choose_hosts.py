@@ -50,7 +50,7 @@ def choose_hosts(
         return Refused(plan, attempt, tickets.reasons(ahead))
     subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
     chosen = [able[free[index]] for index in same_subnet_first(subnets, count)]
-    console.say(f"runs on {names(node.name for node in chosen)}")
+    console.say(f"the run uses {names(node.name for node in chosen)}")
     return chosen
 
 

@@ -1,4 +1,7 @@
-"""Claim the GPUs of an attempt on all hosts or on none, by the rules in engines.claims."""
+"""Claim the GPUs of an attempt on all hosts or on none, by the rules in engines.claims.
+
+Its created nodes are the claim: they carry labels with their GPUs, which every other launch reads.
+"""
 
 import dataclasses
 import time

@@ -48,8 +48,9 @@ def next_hosts(
     last_resort = [host for host in spares if host in avoided]
     hosts, notes, without = [], [], []
     replaced: list[Host] = []
+    problems = {**avoided, **unusable}
     for host in cluster.hosts:
-        problem = unusable.get(host) or avoided.get(host)
+        problem = problems.get(host)
         if problem is None:
             hosts.append(host)
             continue
@@ -65,20 +66,15 @@ def next_hosts(
     dropped = without if len(hosts) - len(without) >= fewest else missing
     if dropped and (fewer or not missing) and len(hosts) - len(dropped) >= fewest:
         hosts = [host for host in hosts if host not in dropped]
-        notes += [
-            f"without {host.name}: {(unusable.get(host) or avoided[host]).what}" for host in dropped
-        ]
+        notes += [f"without {host.name}: {problems[host].what}" for host in dropped]
         missing = []
     while len(hosts) < nnodes and good:
         hosts.append(good.pop(0))
         notes.append(f"{hosts[-1].name} joins: the run has {len(hosts)} of {nnodes} nodes")
     used = (*hosts, *replaced)
     rest = [host for host in (*cluster.spares, *cluster.hosts) if host not in used]
-    return NextHosts(
-        dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(rest)),
-        tuple(unusable[host] for host in missing),
-        tuple(notes),
-    )
+    chosen = dataclasses.replace(cluster, hosts=tuple(hosts), spares=tuple(rest))
+    return NextHosts(chosen, tuple(unusable[host] for host in missing), tuple(notes))
 
 
 def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
@@ -108,9 +104,8 @@ def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
         if newest in own and newest and broke_its_host(newest.cause):
             problems[host] = PreflightError(newest.message, host=host.name)
         elif len(blamed) > 1:
-            what = (
-                f"{len(blamed)} failures of this run were its own, the last one {blamed[-1].cause}"
-            )
+            what = f"{len(blamed)} failures of this run were its own"
+            what += f", the last one {blamed[-1].cause}"
             problems[host] = PreflightError(what, host=host.name)
     return problems
 

@@ -34,7 +34,7 @@ LOOK_THERE = "look at `df -h` and the permissions there"
 
 
 @dataclass(frozen=True)
-class CheckpointFolder:
+class HostFolder:
     """The folder of a run on a host."""
 
     node: Node
@@ -61,9 +61,7 @@ class PlainFile(NamedTuple):
     sha256: str
 
 
-def listed_files(
-    folder: CheckpointFolder, below: str, paths: Sequence[bytes]
-) -> tuple[PlainFile, ...]:
+def listed_files(folder: HostFolder, below: str, paths: Sequence[bytes]) -> tuple[PlainFile, ...]:
     """Return the regular files at and below `paths` in the folder `below`, sorted by path.
 
     Skips rows that are malformed and paths that were not asked for.
@@ -86,12 +84,7 @@ def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
 
 
 def copy_files(
-    source: CheckpointFolder,
-    target: CheckpointFolder,
-    paths: Sequence[bytes],
-    aside: str,
-    *,
-    open_to_all: bool,
+    source: HostFolder, target: HostFolder, paths: Sequence[bytes], aside: str, *, open_to_all: bool
 ) -> None:
     """Copy files and folders to the target's checkpoints. Until all have arrived, nothing there changes.
 
@@ -111,7 +104,7 @@ def copy_files(
         raise
 
 
-def _stream(source: CheckpointFolder, target: CheckpointFolder, files: Sequence[PlainFile]) -> None:
+def _stream(source: HostFolder, target: HostFolder, files: Sequence[PlainFile]) -> None:
     with (
         source.node.open_script(SEND, source.run_dir) as sending,
         target.node.open_script(RECEIVE, target.run_dir, ARRIVING) as receiving,
@@ -131,9 +124,7 @@ def _stream(source: CheckpointFolder, target: CheckpointFolder, files: Sequence[
             raise target.failed(printed[-1])
 
 
-def _members(
-    source: CheckpointFolder, sending: Stream, files: Sequence[PlainFile]
-) -> Iterator[Member]:
+def _members(source: HostFolder, sending: Stream, files: Sequence[PlainFile]) -> Iterator[Member]:
     """Yield the files with their content. Raises CommandFailed unless they are as listed."""
     size = sum(file.size for file in files)
     budget = Budget("`cat`", source.node.name, size, END_TIMEOUT, slowest=SLOWEST)

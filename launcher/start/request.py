@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..engines.choose import engine_traits
 from ..follow import hooks
 from ..hosts import Cluster, Host, user_environment
-from ..plan.build import PlanInputs, make_plan
+from ..plan.build import PlanInputs, build_plan
 from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, new_record, run_folder
 from ..ssh.local import account_name
@@ -39,7 +39,7 @@ class Request:
 
     def plan(self, inputs: PlanInputs | None = None) -> Plan:
         """Return the plan of this attempt, as far as `inputs` determine it."""
-        plan = make_plan(
+        plan = build_plan(
             self.cluster,
             engine_traits(self.cluster.job.engine),
             self.options,

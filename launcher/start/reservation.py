@@ -42,10 +42,8 @@ class Reservation:
                     host=node.name,
                 )
             if done.code != 0:
-                raise CommandFailed(
-                    f"could not create ~/.ddpctl/runs/{run_id}: {done.reason}",
-                    "look at `df -h` and the permissions of ~/.ddpctl there",
-                    host=node.name,
-                )
+                what = f"could not create ~/.ddpctl/runs/{run_id}: {done.reason}"
+                remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
+                raise CommandFailed(what, remedy, host=node.name)
             self._taken = True
             return

@@ -57,28 +57,27 @@ def restart_until_done(
             break
         if cluster.job.max_restarts == 0:
             break
-        again = restart(folder, record, cluster, options, console)
+        base = request_to_restart(folder, record, cluster, options)
+        again = restart(base, record, console)
         if again is None:
             break
         outcome = again
     return outcome
 
 
-def restart(
-    folder: RunFolder, record: RunRecord, cluster: Cluster, options: LaunchOptions, console: Console
-) -> Outcome | None:
+def restart(base: Request, record: RunRecord, console: Console) -> Outcome | None:
     """Start the next attempt after a pause, and follow it. Return None if the run is not restarted."""
-    if why := why_not(record, cluster.job.max_restarts, saved=True):
+    if why := why_not(record, base.cluster.job.max_restarts, saved=True):
         console.say(f"not restarting: {why}")
         return None
-    with place_kept(base := request_to_restart(folder, record, cluster, options)) as place:
+    with place_kept(base) as place:
         try:
             return start_again(base, record, place, console)
         except RunKilled:
-            record = folder.load()
+            record = base.folder.load()
             record.attempt.state = RunState.CANCELLED
-            folder.try_save(record, console)
-            console.say(f"run {folder.run_id} was killed while it restarted")
+            base.folder.try_save(record, console)
+            console.say(f"run {base.run_id} was killed while it restarted")
             return Outcome(RunState.CANCELLED)
 
 
@@ -176,7 +175,7 @@ def request_to_restart(
 def gpus_kept(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
-    """Keep the GPUs of a running run claimed beyond the end of its nodes, if it may restart."""
+    """Keep the claim on a run's GPUs after its nodes have ended, if it may restart."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UsageError, OSError):  # then it does not restart
             cluster = folder.kept_cluster()
@@ -189,7 +188,7 @@ def gpus_kept(
 
 @contextlib.contextmanager
 def place_kept(base: Request) -> Iterator[Tickets | None]:
-    """Keep the GPUs of a run that may restart claimed. Yield None if no host answers."""
+    """Keep the claim on the GPUs of a run that may restart. Yield None if no host answers."""
     silent = base.earlier.pending_stop if base.earlier else []
     with connected([host for host in base.cluster.hosts if host.name not in silent]) as nodes:
         facts, _ = try_each(nodes, lambda node: gather_one(node, ports=False))
@@ -212,10 +211,8 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
 
     Raises RunKilled if the run was killed since then, perhaps before its place was kept.
     """
-    with (
-        newest_attempt(folder, console, record) as attempt,
-        console.step("looking for new checkpoints"),
-    ):
+    step = console.step("looking for new checkpoints")
+    with newest_attempt(folder, console, record) as attempt, step:
 
         def look(node: Node) -> bool:
             place = attempt.by_node[node].place

@@ -36,10 +36,9 @@ def resume(
     folder = the_run(target, hosts, console)
     record, before = folder.load(), folder.kept_cluster(job_files=hosts is None)
     if record.state is RunState.SUCCEEDED and not force:
-        raise UsageError(
-            f"{record.run_id} has already succeeded",
-            f"`ddpctl resume {record.run_id} --force` starts another attempt anyway",
-        )
+        what = f"{record.run_id} has already succeeded"
+        remedy = f"`ddpctl resume {record.run_id} --force` starts another attempt anyway"
+        raise UsageError(what, remedy)
     if record.adopted:
         cluster = own_hosts_file(record, target if names_hosts(target) else hosts, console)
     else:
@@ -81,10 +80,9 @@ def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Clu
 def require_environment(record: RunRecord, cluster: Cluster) -> None:
     """Raise UsageError if a variable that the run was launched with has no value here."""
     if missing := set(record.env_names) - set(user_environment(cluster.job)):
-        raise UsageError(
-            f"{record.run_id}: this machine does not know the values of {', '.join(sorted(missing))}",
-            "set them under job.env in a hosts file, and pass it with --hosts",
-        )
+        what = f"this machine does not know the values of {', '.join(sorted(missing))}"
+        remedy = "set them under job.env in a hosts file, and pass it with --hosts"
+        raise UsageError(f"{record.run_id}: {what}", remedy)
 
 
 def next_attempt_number(
@@ -95,17 +93,13 @@ def next_attempt_number(
     Another machine may have resumed the run meanwhile, so the hosts are asked too.
     """
     hosts, run_id = (*cluster.hosts, *former), record.run_id
-    with (
-        connected(hosts) as nodes,
-        console.step(f"asking {counted(len(hosts), 'host')} for the run"),
-    ):
+    step = f"asking {counted(len(hosts), 'host')} for the run"
+    with connected(hosts) as nodes, console.step(step):
         statuses, _ = list_nodes(nodes, cluster, run_id)
         reports, _ = reported_nodes(nodes, run_id)
     if live := sorted({status.host for status in statuses if status.alive or status.waits}):
-        raise UsageError(
-            f"{run_id} is still running or waiting on {names(live)}",
-            "`ddpctl attach` follows it, `ddpctl kill` ends it",
-        )
+        what = f"{run_id} is still running or waiting on {names(live)}"
+        raise UsageError(what, "`ddpctl attach` follows it, `ddpctl kill` ends it")
     own = record.attempt.attempt
     reported = [status for rows in reports.values() for status, _ in rows]
     others = (status.attempt for status in (*statuses, *reported))
@@ -118,11 +112,8 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     Only values other than the default override. The run keeps its command, because another command
     would be another run.
     """
-    given = {
-        field.name: getattr(now.job, field.name)
-        for field in dataclasses.fields(Job)
-        if getattr(now.job, field.name) != getattr(Job(), field.name)
-    }
+    default = vars(Job())
+    given = {key: value for key, value in vars(now.job).items() if value != default[key]}
     job = dataclasses.replace(before.job, **{**given, "command": before.job.command})
     return dataclasses.replace(now, job=job)
 

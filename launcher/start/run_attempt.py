@@ -36,12 +36,12 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
 
     kept: the tickets of a run that restarts.
     """
-    # spares are ready when a run restarts
-    new_spares = () if request.options.by == "restart" else request.cluster.spares
+    # checked, and sent what they lack, so that a later restart can use them at once
+    spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
     with (
         connected(request.cluster.hosts) as hosts,
         connected(request.former) as former,
-        connected(new_spares) as spares,
+        connected(spares_to_prepare) as spares,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as events,
         failed_start_recorded(request, events, console),
@@ -65,9 +65,8 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
             record = chosen.remember(plan)
             send_checkpoint(request, survey, plan, former, console)
             line.confirm()
-            inputs = NodeInputs(
-                survey.uids, user_environment(request.cluster.job), for_hosts(record)
-            )
+            environment = user_environment(request.cluster.job)
+            inputs = NodeInputs(survey.uids, environment, for_hosts(record))
             with interrupts.held():  # a signal waits until nothing is half done
                 claim = claim_gpus(plan, survey.nodes, inputs, console)
                 if isinstance(claim, Claim):
@@ -121,10 +120,9 @@ def start(
     attempt.state, attempt.started = RunState.RUNNING, timestamp()
     folder.try_save(record, console)
     number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
-    console.say(
-        f"run {plan.run_id}{number} started: {counted(plan.nnodes, 'node')}, "
-        f"{counted(attempt.world_size, 'rank')}, master {plan.master_addr}:{plan.master_port}"
-    )
+    size = f"{counted(plan.nnodes, 'node')}, {counted(attempt.world_size, 'rank')}"
+    master = f"{plan.master_addr}:{plan.master_port}"
+    console.say(f"run {plan.run_id}{number} started: {size}, master {master}")
     if times := where_time_went(console.steps):
         console.say(times)
     console.steps.clear()

@@ -15,7 +15,7 @@ from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted
-from .node_folders import prepare
+from .node_folders import fill_folders
 
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
 
@@ -31,12 +31,9 @@ class NodeInputs:
 
 def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
     """Return the plan's attempt on `nodes`, which are in rank order."""
-    return RunningAttempt(
-        tuple(
-            RunningNode(node, engine_of(node, plan.engine.name), node_plan.place)
-            for node, node_plan in zip(nodes, plan.nodes, strict=True)
-        )
-    )
+    engine, pairs = plan.engine.name, zip(nodes, plan.nodes, strict=True)
+    members = (RunningNode(node, engine_of(node, engine), own.place) for node, own in pairs)
+    return RunningAttempt(tuple(members))
 
 
 def create_nodes(plan: Plan, attempt: RunningAttempt, inputs: NodeInputs) -> None:
@@ -50,11 +47,9 @@ def create_nodes(plan: Plan, attempt: RunningAttempt, inputs: NodeInputs) -> Non
             for status in _nodes_of(member, plan):
                 member.engine.stop(status, plan.job.stop_timeout)
                 member.engine.remove(status)
-        documents = {
-            "spec.json": supervisor_spec(plan, node_plan, token, FAILURE_TABLE),
-            "run.json": inputs.record,
-        }
-        prepare(node, plan, node_plan, documents, inputs.uids[node_plan.node_rank])
+        spec = supervisor_spec(plan, node_plan, token, FAILURE_TABLE)
+        documents = {"spec.json": spec, "run.json": inputs.record}
+        fill_folders(node, plan, node_plan, documents, inputs.uids[node_plan.node_rank])
         member.engine.create(node_plan, inputs.environment)
 
     each_node(attempt.nodes, create)

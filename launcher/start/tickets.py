@@ -75,15 +75,12 @@ class Tickets:
 
         Raises RunKilled if the run was killed.
         """
-        listed = self._look()
-        return {
-            node: [
-                rival
-                for rival in rivals(self.plan.run_id, self._wanted[node], listed[node])
-                if goes_first(rival, self.plan.key) or undecided(rival)
-            ]
-            for node in listed
-        }
+
+        def ahead_on(node: Node, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
+            there = rivals(self.plan.run_id, self._wanted[node], listed)
+            return [r for r in there if goes_first(r, self.plan.key) or undecided(r)]
+
+        return {node: ahead_on(node, listed) for node, listed in self._look().items()}
 
     def reasons(self, ahead: dict[Node, list[NodeStatus]]) -> list[DdpctlError]:
         """Return what the run waits for: what rivals have, and hosts that do not answer."""
@@ -108,9 +105,8 @@ class Tickets:
                     return None
                 reasons = self.reasons(ahead)
                 if deadline is not None and time.time() >= deadline:
-                    raise refusal(
-                        reasons, "gave up waiting; raise --wait-limit or choose other GPUs"
-                    )
+                    remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
+                    raise refusal(reasons, remedy)
                 for line in lines(reasons):
                     if line not in printed:
                         console.say(f"run {self.plan.run_id} waits: {line}")

@@ -27,11 +27,7 @@ class PlaceInLine:
     """
 
     def __init__(
-        self,
-        request: Request,
-        interrupts: Interrupts,
-        console: Console,
-        kept: Tickets | None = None,
+        self, request: Request, interrupts: Interrupts, console: Console, kept: Tickets | None
     ) -> None:
         """kept: the tickets of a run that restarts. They stay if it does not start."""
         self._kept = kept

@@ -1,4 +1,4 @@
-"""make_plan: the whole value, from a hosts file and what the hosts said."""
+"""build_plan: the whole value, from a hosts file and what the hosts said."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, parse
-from launcher.plan.build import PlanInputs, make_plan
+from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.container import METRICS_DIR
 from launcher.plan.plan import TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
 from launcher.plan.render import node_rows, plan_document, plan_text
@@ -29,7 +29,7 @@ DOCKER = EngineTraits("docker", in_container=True)
 def planned(text: str | Cluster, options: LaunchOptions | None = None, **how: Any) -> Plan:
     cluster = parse(text, "hosts.yaml") if isinstance(text, str) else text
     given = {"run_id": "r", "owner": "me@here", **how}
-    return make_plan(cluster, DOCKER, options or LaunchOptions(), **given)
+    return build_plan(cluster, DOCKER, options or LaunchOptions(), **given)
 
 
 TWO = """
@@ -151,7 +151,7 @@ def test_root_has_a_cache_of_its_own_and_local_processes_have_their_users() -> N
     assert mounts["/ddpctl-cache"] == "/home/ann/.ddpctl/cache/0"
     assert plan.nodes[0].container.env["DDPCTL_CACHE_DIR"] == "/ddpctl-cache"
     processes = EngineTraits("process", in_container=False)
-    plan = make_plan(cluster, processes, LaunchOptions(), run_id="r", owner="me")
+    plan = build_plan(cluster, processes, LaunchOptions(), run_id="r", owner="me")
     assert "DDPCTL_CACHE_DIR" not in plan.nodes[0].container.env
 
 
@@ -389,7 +389,7 @@ def test_the_ssh_user_is_named_only_in_a_container_that_runs_as_that_user(
 ) -> None:
     cluster = parse(f"hosts: [local]\njob: {{user: {user}}}", "hosts.yaml")
     inputs = PlanInputs((facts(),), ("i",))
-    plan = make_plan(cluster, engine, LaunchOptions(), run_id="r", owner="me", inputs=inputs)
+    plan = build_plan(cluster, engine, LaunchOptions(), run_id="r", owner="me", inputs=inputs)
     assert {"HOME", "USER", "LOGNAME"} & plan.nodes[0].container.env.keys() == names
 
 

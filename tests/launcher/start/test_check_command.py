@@ -11,7 +11,7 @@ from fakes import FakeCluster
 
 from launcher.errors import UsageError
 from launcher.hosts import Job
-from launcher.start.launch import check_command
+from launcher.start.check_command import check_command
 
 
 def job(folder: Path, *command: str) -> Job:

@@ -447,7 +447,8 @@ def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
     assert "NVRM: Xid" in text and "  RuntimeError: CUDA error: unspecified launch failure" in text
     _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
     assert "gpu1: runs: run " in out and "Xid 48" in out
-    assert cluster.ddpctl("check", "--clear", "gpu1")[0] == 0
+    code, out, _ = cluster.ddpctl("check", "--clear", "gpu1", "--json")
+    assert (code, json.loads(out)["cleared"]) == (0, True)
     assert "avoids it" not in cluster.ddpctl("check", cluster.hosts_file)[1]
 
 

@@ -314,7 +314,7 @@ def test_any_hosts_whose_gpus_are_free_are_taken(make: Make) -> None:
     cluster = make("gpu0", "gpu1", "gpu2")
     cluster.launch("--detach", "--include", "gpu0")
     code, run_id, err = cluster.launch("--detach", "--nodes", "2")
-    assert code == 0 and "runs on gpu[1-2]" in err
+    assert code == 0 and "the run uses gpu[1-2]" in err
     found = {n.node_rank: n.host for n in cluster.nodes if n.run_id == run_id.strip()}
     assert found == {0: "gpu1", 1: "gpu2"}
     code, _, err = cluster.launch("--nodes", "1")
@@ -330,7 +330,7 @@ def test_a_run_waits_for_any_host_that_becomes_free(make: Make) -> None:
     once(lambda: len(cluster.tickets) == 2, lambda: last.end(0))
     code, _, err = cluster.launch("--wait", "--nodes", "1")
     assert code == 0, err
-    assert "runs on gpu1" in err and cluster.tickets == []
+    assert "the run uses gpu1" in err and cluster.tickets == []
 
 
 def test_of_two_commands_that_wait_for_any_hosts_only_one_gets_the_attempt(make: Make) -> None:
@@ -441,7 +441,7 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten)
     code, _, err = cluster.launch("--nodes", "1", "--wait")
     assert code == 0, err
-    assert "runs on gpu0" in err and "runs on gpu1" in err and "waits" not in err
+    assert "the run uses gpu0" in err and "the run uses gpu1" in err and "waits" not in err
 
 
 def test_any_host_will_do_though_the_first_is_silent(make: Make) -> None:

@@ -1,0 +1,41 @@
+"""Check the job's command on this machine, before any host is contacted."""
+
+import difflib
+import os
+import warnings
+from pathlib import Path, PurePosixPath
+
+from ..errors import UsageError
+from ..hosts import Job
+
+
+def check_command(job: Job) -> str | None:
+    """Check that the script of `job.command` is in `workdir` and compiles; return a hint or None.
+
+    Checks only relative paths: absolute ones and modules (`-m`) may come with the image. Raises
+    UsageError.
+    """
+    script = PurePosixPath(job.command[0])
+    if script.is_absolute() or job.command[0].startswith("-"):
+        return None
+    if job.workdir is None:
+        hint = f"job.workdir is not set, so the local {script} is not sent; set `workdir: .` to send it"
+        return hint if os.path.isfile(script) else None  # noqa: PTH113
+    workdir = Path(job.workdir)
+    path = workdir / script
+    if not os.path.isfile(path):  # noqa: PTH113 # False for a name that is too long
+        scripts = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
+        names = sorted(str(path.relative_to(workdir)) for path in scripts)
+        near = difflib.get_close_matches(str(script), names, 1)
+        remedy = f"did you mean {near[0]}?" if near else "correct job.command or job.workdir"
+        raise UsageError(f"{script}, from job.command, is not in workdir {workdir}", remedy)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            if script.suffix == ".py":
+                compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        text = f": {error.text.strip()}" if error.text else ""
+        raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}", "correct it") from None
+    except (OSError, ValueError, RecursionError, MemoryError):
+        pass  # torchrun reports unreadable files
+    return None

@@ -49,11 +49,9 @@ class Budget:
         """Count bytes that have arrived. Raises TooMuch or CommandTimeout."""
         self._taken += count
         if self._taken > self._size:
-            raise TooMuch(
-                f"{self._what} printed more than {self._size / 1e6:g} MB and was stopped",
-                "check the commands on that host's PATH and the files in its ~/.ddpctl",
-                host=self._host,
-            )
+            what = f"{self._what} printed more than {self._size / 1e6:g} MB and was stopped"
+            remedy = "check the commands on that host's PATH and the files in its ~/.ddpctl"
+            raise TooMuch(what, remedy, host=self._host)
         if self.left() == 0.0:
             raise self.late()
 
@@ -77,13 +75,11 @@ class Budget:
         return bytes(data)
 
     def late(self) -> CommandTimeout:
-        """Return the error of an answer that has not ended in time."""
+        """Return the error for an answer that did not end in time."""
         assert self._seconds is not None
-        return CommandTimeout(
-            f"{self._what} did not end within {duration(self._seconds)}",
-            "check whether the machine or one of its disks hangs",
-            host=self._host,
-        )
+        what = f"{self._what} did not end within {duration(self._seconds)}"
+        remedy = "check whether the machine or one of its disks hangs"
+        return CommandTimeout(what, remedy, host=self._host)
 
 
 def parse_json(text: bytes, items: int = MAX_ITEMS) -> Any:

@@ -120,9 +120,7 @@ class NodesFailed(Several):
     """Errors of several hosts. failures: by host name."""
 
     def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
-        super().__init__(
-            error if error.host else error.on(host) for host, error in failures.items()
-        )
+        super().__init__(each if each.host else each.on(host) for host, each in failures.items())
         self.failures = dict(failures)
 
 

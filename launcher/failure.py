@@ -1,4 +1,4 @@
-"""What failed first in an attempt, as run.json and messages have it. `diagnosis` finds it out."""
+"""What failed first in an attempt, as run.json and messages show it. `diagnosis` determines it."""
 
 from dataclasses import dataclass
 

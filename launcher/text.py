@@ -98,9 +98,8 @@ def names_in(folded: str) -> list[str]:
     made: list[str] = []
     for low, _, high in (part.replace(":", "-").partition("-") for part in listed.split(",")):
         numbers = range(int(low), min(int(high or low), int(low) + 1000) + 1)
-        made += [
-            f"{before}{number:0{len(low)}}{rest}" for number in numbers for rest in names_in(after)
-        ]
+        heads = [f"{before}{number:0{len(low)}}" for number in numbers]
+        made += [head + rest for head in heads for rest in names_in(after)]
         if len(made) > 1000:
             break
     return made or [folded]

@@ -76,7 +76,7 @@ class Net:
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of a micro-batch's share in the loss. With the last one of a step, every
+        """Add the gradient of a micro-batch's share of the loss. After the last one of a step, every
         rank's parameters have the gradient of the whole batch."""
         several = isinstance(self.trained, DistributedDataParallel)
         if not self.exact:

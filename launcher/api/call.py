@@ -82,13 +82,9 @@ def run(
     cluster = cluster_of(hosts, job, include, exclude, source="run()")
     with tempfile.TemporaryDirectory(prefix="ddpctl-run-") as folder:
         pack(function, args, kwargs or {}, Path(folder), cluster=cluster, trust=trust)
+        script = [CALLER.name]
         started = launch(
-            cluster,
-            [CALLER.name],
-            name=name,
-            check=check,
-            hang_timeout=hang_timeout,
-            workdir=folder,
+            cluster, script, name=name, check=check, hang_timeout=hang_timeout, workdir=folder
         )
         try:
             started.wait()
@@ -141,11 +137,9 @@ def unpickled(outcome: RankResult) -> Any:
     try:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
-        raise CommandFailed(
-            f"cannot unpickle its result: {error}",
-            "return numbers, strings, lists and dicts, or install the same packages here",
-            host=outcome.host,
-        ) from None
+        what = f"cannot unpickle its result: {error}"
+        remedy = "return numbers, strings, lists and dicts, or install the same packages here"
+        raise CommandFailed(what, remedy, host=outcome.host) from None
 
 
 def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
@@ -158,9 +152,8 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
         for rank, text in by_rank.items():
             host, before = first.setdefault(rank, (node.name, text))
             if before != text:  # equal results come from a home folder that hosts share
-                raise CommandFailed(
-                    f"both {host} and {node.name} have a result for rank {rank}", RUN_AGAIN
-                )
+                what = f"both {host} and {node.name} have a result for rank {rank}"
+                raise CommandFailed(what, RUN_AGAIN)
             outcomes[rank] = parsed_outcome(host, text)
     return outcomes
 

@@ -15,7 +15,7 @@ from ..follow.detach import has_recorder, start_recorder
 from ..hosts import Hosts, cluster_of, load
 from ..logs.log_record import render
 from ..logs.query import LogFilter, merged
-from ..logs.store import Mark, known_marks
+from ..logs.store import Marks, known_marks
 from ..look.fetch import fetch
 from ..look.logs import with_nodes_and_ranks
 from ..outcomes import RunState
@@ -96,10 +96,8 @@ class Run:
             time.sleep(POLL)
         if not self.state.is_final:
             log = self._folder.path / "recorder.log"
-            raise CommandFailed(
-                f"{self.id}: its recorder stopped before the run ended, see {log}",
-                "call wait() again",
-            )
+            what = f"{self.id}: its recorder stopped before the run ended, see {log}"
+            raise CommandFailed(what, "call wait() again")
         return self.state
 
     def logs(
@@ -133,7 +131,7 @@ class Run:
         self, log_filter: LogFilter, follow: bool, failures: Mapping[str, DdpctlError]
     ) -> Iterator[str]:
         sanitizer = Sanitizer()
-        shown: Mapping[int, Mark] = {}
+        shown: Marks = {}
         while True:
             last = not (follow and has_recorder(self._folder))  # asked before the lines are read
             known = known_marks(self._folder.logs)

@@ -103,9 +103,8 @@ def pickled(value: Any) -> str:
 
 
 def write(text: str) -> None:
-    folder = os.path.join(
-        os.environ["DDPCTL_OUTPUT_DIR"], "results", "attempt-" + os.environ["DDPCTL_ATTEMPT"]
-    )
+    attempt = "attempt-" + os.environ["DDPCTL_ATTEMPT"]
+    folder = os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "results", attempt)
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, "rank-" + os.environ["RANK"])
     with open(path + ".new", "w", encoding="utf-8") as out:

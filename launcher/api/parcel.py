@@ -51,10 +51,9 @@ def pack(
     try:
         text = json.dumps(call)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"run(): an argument cannot be sent as JSON ({error})",
-            "pass numbers, strings, lists and dicts, or call run(..., trust=True)",
-        ) from None
+        what = f"run(): an argument cannot be sent as JSON ({error})"
+        remedy = "pass numbers, strings, lists and dicts, or call run(..., trust=True)"
+        raise UsageError(what, remedy) from None
     (to / "ddpctl_call.json").write_text(text)
     shutil.copy(CALLER, to)
 
@@ -65,10 +64,8 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
     except AttributeError:
         importable = None
     if importable is not function:
-        raise UsageError(
-            f"run(): {name or function!r} cannot be imported by its name",
-            "define it with def at the top level of its module",
-        )
+        what = f"run(): {name or function!r} cannot be imported by its name"
+        raise UsageError(what, "define it with def at the top level of its module")
 
 
 def _copy_module(name: str, to: Path) -> None:

@@ -62,10 +62,8 @@ class Source:
         self._lines[name] = self._lines.pop(name) or text  # after its dependencies
 
     def _refusal(self, what: str) -> UsageError:
-        return UsageError(
-            f"run(): {self._function} uses {what}, which cannot be sent",
-            "pass it as an argument, or create it inside the function",
-        )
+        remedy = "pass it as an argument, or create it inside the function"
+        return UsageError(f"run(): {self._function} uses {what}, which cannot be sent", remedy)
 
 
 def source_text(value: type | FunctionType) -> str:
@@ -75,10 +73,8 @@ def source_text(value: type | FunctionType) -> str:
     except (OSError, TypeError):
         if isinstance(value, type) and (text := class_of_a_cell(value.__name__)):
             return text
-    raise UsageError(
-        f"run(): the source of {value.__name__} cannot be found",
-        "define it in a file or a notebook cell",
-    )
+    what = f"run(): the source of {value.__name__} cannot be found"
+    raise UsageError(what, "define it in a file or a notebook cell")
 
 
 def class_of_a_cell(name: str) -> str | None:

@@ -49,7 +49,10 @@ def check(
 
     console = options.console(quiet, verbose)
     if clear is not None:
-        console.say(f"{clear}: forgotten" if clear_blame(clear) else f"{clear}: was not to blame")
+        cleared = clear_blame(clear)
+        console.say(f"{clear}: forgotten" if cleared else f"{clear}: nothing to forget")
+        if as_json:
+            console.json({"version": 1, "host": clear, "cleared": cleared})
         return 0
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     began = time.monotonic()
@@ -146,11 +149,10 @@ def gpus_text(fleet: Fleet, machine: Machine) -> str:
     models = Counter(gpu.name for gpu in used)
     parts = [f"{count} x {name}" for name, count in models.items()]
     parts += [machine.gpu_links] if machine.gpu_links else []
-    nproc = [
-        host.nproc_per_node or fleet.cluster.job.nproc_per_node or len(gpu_ids(host, machine.facts))
-        for host in machine.hosts
-    ]
-    if fleet.cluster.job.numa == "auto":
+    job, hosts = fleet.cluster.job, machine.hosts
+    of_job = job.nproc_per_node
+    nproc = [h.nproc_per_node or of_job or len(gpu_ids(h, machine.facts)) for h in hosts]
+    if job.numa == "auto":
         for cores in rank_cores(machine.hosts, nproc, machine.facts):
             groups = itertools.groupby(enumerate(cores), key=lambda pair: pair[1])
             parts += [

@@ -35,9 +35,7 @@ def fetch(
     else:
         console.say(done.summary())
         if not (done.files or done.skipped or done.failures or done.errors):
-            console.say(
-                f"run {folder.run_id} wrote no files: its script must save to "
-                "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
-            )
+            places = "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
+            console.say(f"run {folder.run_id} wrote no files: its script must save to {places}")
         console.print(str(done.to))
     return Exit.UNREACHABLE if done.failures else Exit.FAILED if done.errors else Exit.DONE

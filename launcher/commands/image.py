@@ -49,6 +49,5 @@ def image(
     if action != "build":
         raise UsageError(f"image {action}: not an action", "use `ddpctl image build`")
     recipe = trainer_recipe(base) if trainer else recipe_of(find_source(source), base, name)
-    console.print(
-        recipe.dockerfile.rstrip() if dry_run else build_image(recipe, console, rebuild=rebuild)
-    )
+    text = recipe.dockerfile.rstrip() if dry_run else build_image(recipe, console, rebuild=rebuild)
+    console.print(text)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,23 +87,19 @@ def init(
     if dataset is None:
         dataset = ask("Folder with your data, or none", "none")
         dataset = None if dataset == "none" else dataset
-    words = _words(
-        ask("Command for torchrun", " ".join(Job.command)) if command is None else command
-    )
+    line = ask("Command for torchrun", " ".join(Job.command)) if command is None else command
+    words = _words(line)
     if asks and command is None and (why := _not_found(words, workdir)):
         console.say(why)
         words = _words(ask("Command for torchrun", shlex.join(words)))
-    answers = dataclasses.replace(
-        answers, image=image, workdir=workdir, dataset=dataset, command=words
-    )
+    answers = replace(answers, image=image, workdir=workdir, dataset=dataset, command=words)
     text = starter.compose(answers, str(file))
     try:
         with file.open("w" if force else "x") as out:
             out.write(text)
     except OSError as error:
-        raise UsageError(
-            f"{file}: cannot be written: {error.strerror}", "write it to another folder"
-        ) from None
+        what = f"{file}: cannot be written: {error.strerror}"
+        raise UsageError(what, "write it to another folder") from None
     console.say(f"wrote {file}; next: `ddpctl check {file}`")
 
 
@@ -121,7 +117,7 @@ def _words(line: str) -> tuple[str, ...]:
 def _not_found(command: tuple[str, ...], workdir: str | None) -> str:
     """Return what is wrong with the script of the command, or ""."""
     from ..hosts import Job
-    from ..start.launch import check_command
+    from ..start.check_command import check_command
 
     try:
         return check_command(Job(command=command, workdir=workdir)) or ""
@@ -140,9 +136,9 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
     if remote:
         user, key = ssh_login(remote[0])
         if answers.user is None and (answer := _prompt("SSH user", user)) != user:
-            answers = dataclasses.replace(answers, user=answer)
+            answers = replace(answers, user=answer)
         if answers.identity_file is None and (answer := _prompt("SSH key", key)) != key:
-            answers = dataclasses.replace(answers, identity_file=answer)
+            answers = replace(answers, identity_file=answer)
     hosts = parse(compose(answers, name), name).hosts
     lines = look(hosts, console)
     if unknown := [line.host for line in lines if line.new_key]:
@@ -151,7 +147,7 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
             "at these addresses now is then trusted; a key that changes later is refused"
         )
         if typer.confirm(question, err=True):
-            answers = dataclasses.replace(answers, host_keys="accept-new")
+            answers = replace(answers, host_keys="accept-new")
             hosts = parse(compose(answers, name), name).hosts
             lines = look(hosts, console)
     for host, line in zip(hosts, lines, strict=True):
@@ -165,7 +161,7 @@ def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus
         entry._replace(gpus=0 if line.gpus == 0 and gpus != "0" else None, note=line.note)
         for entry, line in zip(answers.hosts, lines, strict=True)
     )
-    return dataclasses.replace(answers, hosts=entries, gpus=gpus)
+    return replace(answers, hosts=entries, gpus=gpus)
 
 
 def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[HostLine, ...]:
@@ -176,18 +172,15 @@ def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[H
     lines = [HostLine(name) for word in words for name in names_in(word) if word]
     if source is not None:
         for host in load(source, job_files=False, convert=True).hosts:
-            keys = {
-                key: value for key, value in vars(host).items() if value != getattr(Host, key, "")
-            }
+            settings = vars(host).items()
+            keys = {key: value for key, value in settings if value != getattr(Host, key, "")}
             lines.append(HostLine(keys.pop("host"), keys=keys))
     if pattern is not None:
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
         if not names:
-            raise UsageError(
-                f"--ssh-config {quoted(pattern)}: matches no Host of {config}",
-                "name them with -H",
-            )
+            what = f"--ssh-config {quoted(pattern)}: matches no Host of {config}"
+            raise UsageError(what, "name them with -H")
         lines += [HostLine(name) for name in names]
     if not lines:
         raise UsageError("no hosts", "pass -H, --from or --ssh-config, or use a terminal")

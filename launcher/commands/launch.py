@@ -107,14 +107,14 @@ def launch(
         on_event=on_event,
     )
     console = options.console(quiet, verbose, plain, fold)
-    first = launching.new_run(cluster, how)
+    request = launching.new_run(cluster, how)
     if not dry_run:
         console.document_only = as_json
-        outcome = launching.launch(first, console)
+        outcome = launching.launch(request, console)
         if as_json:
-            console.json(document(first.folder.load()))
+            console.json(document(request.folder.load()))
         return outcome
-    plan = launching.dry_run(first, console)
+    plan = launching.dry_run(request, console)
     if as_json:
         console.json(render.plan_document(plan))
     else:
@@ -129,9 +129,8 @@ def parse_env(words: list[str]) -> dict[str, str] | None:
         key, equals, value = word.partition("=")
         if not equals:
             if key not in os.environ:
-                raise UsageError(
-                    f"--env {key}: not set on this machine", f"write --env {key}=VALUE"
-                )
+                what = f"--env {key}: not set on this machine"
+                raise UsageError(what, f"write --env {key}=VALUE")
             value = os.environ[key]
         env[key] = value
     return env or None

@@ -74,7 +74,7 @@ def seconds(flag: str, text: str) -> int:
 def some_seconds(flag: str, text: str) -> int:
     """Read a duration that is not zero."""
     if not (read := seconds(flag, text)):
-        raise UsageError(f"{flag} {quoted(text)}: no time", "write 30s, for example")
+        raise UsageError(f"{flag} {quoted(text)}: too short", "write 30s, for example")
     return read
 
 

@@ -36,9 +36,8 @@ def push(
 
     console = options.console(quiet, verbose)
     if prune and not yes and (as_json or not options.can_ask()):
-        raise UsageError(
-            "push --prune deletes data on the hosts, and there is no terminal to ask on", "pass -y"
-        )
+        what = "push --prune deletes data on the hosts, and there is no terminal to ask on"
+        raise UsageError(what, "pass -y")
 
     def confirm(listed: str, total: str) -> bool:
         if not as_json:

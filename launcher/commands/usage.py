@@ -1,4 +1,4 @@
-"""How the command line reads its words: groups of commands, forgotten separators, likely mistakes."""
+"""How the command line reads its arguments: groups of commands, forgotten separators, likely mistakes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ HINTS = {  # for flags that ddpctl does not have
 
 
 class Command(TyperCommand):
-    """A command with readable help, in which a value that is given in another way is understood."""
+    """A command with readable help, which also understands some spellings of other tools."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -101,7 +101,8 @@ class Command(TyperCommand):
         for word, following in zip(args, [*args[1:], ""], strict=False):
             name, equals, value = word.partition("=")
             other = SPELLINGS.get(name)
-            if name == "--wait" and "--wait-limit" in flags and seconds_in(value or following):
+            is_limit = bool(equals or seconds_in(following) or following.isdecimal())
+            if name == "--wait" and "--wait-limit" in flags and is_limit:
                 yield f"--wait-limit{equals}{value}"
             else:
                 use_other = name not in flags and other in flags
@@ -135,10 +136,8 @@ class Command(TyperCommand):
         if "--env" in ours and "=" in script[0]:
             raise UsageError(f"{quoted(script[0])}: not a flag", "repeat --env for each variable")
         if has_separator and not script[0].endswith(".py") and not script[0].startswith("-"):
-            raise UsageError(
-                f"{quoted(script[0])}: one argument too many",
-                f"name several hosts as in `{ctx.command_path} -H gpu1,gpu2`",
-            )
+            what = f"{quoted(script[0])}: one argument too many"
+            raise UsageError(what, f"name several hosts as in `{ctx.command_path} -H gpu1,gpu2`")
         line = shlex.join([*ours, "--", *script, *command])
         raise UsageError(f"put `--` before the command: {ctx.command_path} {line}")
 
@@ -215,20 +214,17 @@ class CommandGroup(TyperGroup):
         if name.endswith((".yaml", ".yml")):
             return "put a hosts file after a command, as in `ddpctl check hosts.yaml`"
         synonyms = {word: own for own, words in OTHER_TOOLS.items() for word in words.split()}
-        meant = (
-            synonyms.get(name.lower()) or nearest(name, self.commands) or nearest(name, synonyms)
-        )
-        meant = synonyms.get(meant or "", meant)
+        meant = synonyms.get(name.lower()) or nearest(name, self.commands)
+        meant = meant or synonyms.get(nearest(name, synonyms) or "")
         return f"did you mean `ddpctl {meant}`?" if meant else "`ddpctl help` lists the commands"
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         longest = max(map(len, self.commands))
         for title, listed in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    (f"{name:{longest}}", first_line(self.commands[name]))
-                    for name in listed.split()
-                )
+                names = listed.split()
+                lines = ((f"{name:{longest}}", first_line(self.commands[name])) for name in names)
+                formatter.write_dl(lines)
 
 
 def first_line(command: Any) -> str:

@@ -21,11 +21,11 @@ ADMINISTRATOR = "ask the host's administrator to"
 PROBLEMS = {  # exit code of check_apptainer.sh -> the problem, the remedy
     3: ("Apptainer is not installed", "install it there (https://apptainer.org/docs/admin/latest)"),
     4: (
-        "Apptainer may not start containers: no user namespaces, and it is not installed setuid",
+        "Apptainer cannot start containers: there are no user namespaces, and it is not installed setuid",
         f"{ADMINISTRATOR} allow user namespaces or install apptainer-suid",
     ),
     5: (
-        "Apptainer cannot mount images: this user may not write to /dev/fuse",
+        "Apptainer cannot mount images: this user cannot write to /dev/fuse",
         f"{ADMINISTRATOR} run `chmod 666 /dev/fuse`",
     ),
     6: ("Apptainer cannot mount images: squashfuse is not installed", "install squashfuse there"),

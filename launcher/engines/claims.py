@@ -33,7 +33,7 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
 
 
 def without_idle_tickets(listed: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """Leave out the tickets of nodes that are alive: such a node itself has what they are for."""
+    """Leave out the tickets of live nodes: such a node already has what its ticket would reserve."""
     listed = list(listed)
     alive = {(each.host, each.run_id, each.node_rank) for each in listed if each.alive}
     return [

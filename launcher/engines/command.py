@@ -25,7 +25,7 @@ PROBLEMS = {  # pattern in the output of the engine or its command -> the proble
         "run `podman system service --time=10` there and see what it prints",
     ),
     "ermission denied|PermissionError": (
-        "this user may not use Docker",
+        "this user is not allowed to use Docker",
         "on that host, run `sudo usermod -aG docker $USER`, then log in again",
     ),
     "is not a docker command|unknown command|Usage:|BadStatusLine": (

@@ -86,7 +86,7 @@ class DockerExec:
                     if time.monotonic() > deadline:
                         raise CommandTimeout(
                             f"the command did not end within {duration(END_TIMEOUT)} of its output",
-                            "it may have closed its output and run on: see `docker top` there",
+                            "it may have closed its output and kept running: see `docker top` there",
                             host=self._api.name,
                         )
                     time.sleep(POLL)

@@ -138,7 +138,7 @@ def read_status(
     text = {key: str(bare.get(key) or "") for key in FORMS}
     if odd := odd_label(text):
         warn_once(
-            f"ddpctl: warning: {host}: skipped {host_text(handle)}, which has labels that ddpctl does not "
+            f"{host}: skipped {host_text(handle)}, which has labels that ddpctl does not "
             f"write: {odd} {host_text(text[odd])!r}; remove it there if it is not in use"
         )
         return None

@@ -35,7 +35,7 @@ class Gpu:
 
 
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
-    """Parse rows of index, uuid, name, MiB, PCI address. Any other row is an error: return () and it."""
+    """Parse rows of index, uuid, name, MiB, PCI address. For any other row, return () and that row."""
     gpus = []
     for line in lines:
         parts = [part.strip() for part in line.split(",")]

@@ -1,4 +1,4 @@
-"""What a host's kernel has logged about failing GPUs and full memory, since a moment."""
+"""What a host's kernel has recently logged about failing GPUs and full memory."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _UPTIME = re.compile(r"uptime ([0-9]{1,12}(\.[0-9]{1,9})?)")
 
 @dataclass(frozen=True)
 class KernelLog:
-    """lines: since the moment. pci, loads: of the GPUs that still answer; the addresses by UUID."""
+    """lines: the recent ones. pci, loads: of the GPUs that still answer; the addresses by UUID."""
 
     lines: tuple[str, ...] = ()
     pci: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class KernelLog:
         return xids_in(self.lines)
 
     def addresses(self, uuids: Sequence[str]) -> tuple[str, ...]:
-        """Return the PCI addresses of GPUs. One that no longer answers has the address in its errors."""
+        """Return the GPUs' PCI addresses; for one that no longer answers, the address in its errors."""
         silent = {pci for pci, _ in self.xids}.difference(self.pci.values())
         only = silent.pop() if len(silent) == 1 else ""
         return tuple(self.pci.get(uuid, only) for uuid in uuids)

@@ -49,7 +49,7 @@ def allocated_hosts(scheduler: str) -> list[str]:
             value = ",".join(dict.fromkeys(Path(value).read_text(errors="replace").split()))
         except OSError as error:
             raise UsageError(
-                f"cannot read {value}: {error.strerror}", "ask for new hosts"
+                f"cannot read {value}: {error.strerror}", "check $PBS_NODEFILE"
             ) from None
     if not value:
         what = f"{SCHEDULERS[scheduler]} is not set, so this is not a {scheduler} allocation"

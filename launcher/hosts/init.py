@@ -20,7 +20,7 @@ INCLUDE_DEPTH = 16  # the same limit as ssh
 class HostLine(NamedTuple):
     """A host name for `ssh`, or `local`. gpus: None for the default. note: becomes a comment.
 
-    keys: others of its keys. new_key: known_hosts does not have its key.
+    keys: its other keys. new_key: known_hosts does not have its key.
     """
 
     host: str

@@ -264,7 +264,7 @@ def command(value: RawValue) -> tuple[str, ...]:
 
 
 def _start_of_script(words: Sequence[str]) -> int | None:
-    """Return the index of what torchrun is to run: behind `python` or torchrun and its flags.
+    """Return the index of what torchrun is to run: after `python` or torchrun and its flags.
 
     None for a program that is not Python.
     """

@@ -55,8 +55,8 @@ def parsed(kind: type[T], document: Any) -> T:
     }
     try:
         return kind(**fields)
-    except TypeError as error:  # a field is missing
-        raise ValueError(str(error)) from None
+    except TypeError:
+        raise ValueError("a field is missing") from None
 
 
 def _value(hint: Any, value: Any) -> Any:
@@ -77,7 +77,7 @@ def _value(hint: Any, value: Any) -> Any:
         return float(value)
     if type(value) is hint and (hint is bool or (hint is int and abs(value) < 1 << 63)):
         return value
-    raise ValueError(f"not {hint}: {value!r:.100}")
+    raise ValueError(f"a value has the wrong type: {value!r:.100}")
 
 
 def _text(value: str) -> str:

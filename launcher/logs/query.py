@@ -5,13 +5,13 @@ import datetime
 import itertools
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..text import seconds_in
 from .log_record import Record, parse
-from .store import Mark, known_marks, read_index
+from .store import Marks, known_marks, read_index
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ class LogFilter:
 
 
 def merged(
-    folder: Path,
-    log_filter: LogFilter,
-    known: Mapping[int, Mark] | None = None,
-    shown: Mapping[int, Mark] | None = None,
+    folder: Path, log_filter: LogFilter, known: Marks | None = None, shown: Marks | None = None
 ) -> Iterator[list[Record]]:
     """Yield the recorded lines that the filter selects, in batches ordered by time.
 
@@ -82,12 +79,12 @@ def last_lines(records: Iterable[Record], count: int) -> list[Record]:
     return list(last)
 
 
-def attempts_in(folder: Path, known: Mapping[int, Mark]) -> list[int]:
+def attempts_in(folder: Path, known: Marks) -> list[int]:
     return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
 
 
 def _batches(
-    folder: Path, log_filter: LogFilter, known: Mapping[int, Mark], shown: Mapping[int, Mark]
+    folder: Path, log_filter: LogFilter, known: Marks, shown: Marks
 ) -> Iterator[list[Record]]:
     """Yield the recorded lines that the filter selects by time and attempt."""
     spans = []
@@ -100,10 +97,8 @@ def _batches(
                     spans.append((mark.time, node_rank, start, mark.size))
                 start = mark.size
     with contextlib.ExitStack() as opened:
-        files = {
-            node_rank: opened.enter_context((folder / f"node-{node_rank}.log").open("rb"))
-            for node_rank in {node_rank for _, node_rank, _, _ in spans}
-        }
+        paths = {node_rank: folder / f"node-{node_rank}.log" for _, node_rank, _, _ in spans}
+        files = {rank: opened.enter_context(path.open("rb")) for rank, path in paths.items()}
         for time, node_rank, start, end in sorted(spans):
             files[node_rank].seek(start)
             yield parse(files[node_rank].read(end - start), node_rank, time)

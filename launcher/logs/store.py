@@ -35,9 +35,11 @@ class Mark:
     size: int  # bytes of the log
 
 
-def offset_in(known: Mapping[int, Mark], place: Place) -> int:
-    """Return the offset in a node's journal at which to continue."""
-    mark = known.get(place.node_rank)
+Marks = Mapping[int, Mark]  # of one moment, by node rank
+
+
+def offset_in(place: Place, mark: Mark | None) -> int:
+    """Return the offset in a node's journal at which to continue after `mark`, the node's last."""
     return mark.offset if mark and mark.attempt == place.attempt else 0
 
 
@@ -45,12 +47,12 @@ class NodeLog:
     """The log of one node, open for writing in one process at a time."""
 
     def __init__(self, folder: Path, node_rank: int) -> None:
-        known = read_index(folder, node_rank)
-        self.mark = known.last
+        index = read_index(folder, node_rank)
+        self.mark = index.last
         self._log = (folder / f"node-{node_rank}.log").open("ab")
         self._log.truncate(self.mark.size)
         self._index = (folder / f".node-{node_rank}.index").open("a")
-        self._index.truncate(known.size)
+        self._index.truncate(index.size)
 
     def record(self, records: Sequence[Record], *, attempt: int, offset: int) -> None:
         """Append the records' lines. offset: where they end in the journal.
@@ -130,7 +132,7 @@ class Index:
         return self.marks[-1] if self.marks else Mark(0.0, 0, 0, 0)
 
 
-def known_marks(folder: Path) -> dict[int, Mark]:
+def known_marks(folder: Path) -> Marks:
     """Return the last mark of each node that this machine has logs of."""
     matches = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
     ranks = sorted(int(match[1]) for match in matches if match)

@@ -1,4 +1,4 @@
-"""Hosts to which failures of runs were due, remembered until `ddpctl check --clear HOST`."""
+"""Hosts that were to blame for failures of runs, remembered until `ddpctl check --clear HOST`."""
 
 import contextlib
 import json

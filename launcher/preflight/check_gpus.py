@@ -77,7 +77,7 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Problem]:
         yield failure(what, WRITE_CDI_SPEC)
     elif not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
         what = "the NVIDIA container toolkit is not installed, so containers get no GPU"
-        configure = "run `nvidia-ctk runtime configure`, restart Docker"
+        configure = "run `nvidia-ctk runtime configure`, and restart Docker"
         yield failure(what, f"install nvidia-container-toolkit, {configure}")
 
 

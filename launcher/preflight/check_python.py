@@ -28,7 +28,7 @@ def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
         answer = {}
     versions = {name: host_text(version) for name, version in list(answer.items())[:9]}
     if not versions.get("python"):
-        what = done.reason if done.code else f"{python} is no Python 3.8 or newer"
+        what = done.reason if done.code else f"{python} is not Python 3.8 or newer"
         return CommandFailed(what, REMEDY, host=node.name)
     return versions
 

@@ -143,7 +143,7 @@ def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[s
 
 
 def parse_listening(line: str, port: int) -> int:
-    """Parse a `listening` line into the actual port; 0 if it is no answer to `listen PORT`."""
+    """Parse a `listening` line into the actual port; 0 if it does not answer `listen PORT`."""
     match = re.fullmatch(rf"listening {port} (\d{{1,5}})", line, re.ASCII)
     return int(match[1]) if match else 0
 

@@ -37,9 +37,8 @@ def figures(charts: Sequence[Chart]) -> str:
         f"{svg(chart, names)}</figure>"
         for chart in charts
     )
-    return (
-        f'<style>{rules}</style><ul class="legend">{legend}</ul><div class="charts">{drawn}</div>'
-    )
+    above = f'<style>{rules}</style><ul class="legend">{legend}</ul>'
+    return f'{above}<div class="charts">{drawn}</div>'
 
 
 def svg(chart: Chart, names: Sequence[str]) -> str:

@@ -68,17 +68,11 @@ class Journals:
         many = len({node.name for node in self.nodes}) > MOST_CURVES
         for attempt in sorted({node.attempt for node in self.nodes}):
             for title, chart in curves.items():
-                lines = [
-                    Curve(node.name, points)
-                    for node in self.of(attempt)
-                    if (points := tuple(_usage(node, title, began)))
-                ]
+                points = {node.name: tuple(_usage(node, title, began)) for node in self.of(attempt)}
+                lines = [Curve(name, own) for name, own in points.items() if own]
                 chart += _extremes(lines) if many and lines else lines
-        return tuple(
-            Chart(title, tuple(lines), "minute", top=TOPS[title])
-            for title, lines in curves.items()
-            if lines
-        )
+        drawn = [(title, tuple(lines)) for title, lines in curves.items() if lines]
+        return tuple(Chart(title, lines, "minute", top=TOPS[title]) for title, lines in drawn)
 
 
 def _usage(node: NodeJournal, title: str, began: float) -> Iterator[Point]:
@@ -100,19 +94,14 @@ def _extremes(lines: Iterable[Curve]) -> list[Curve]:
     for time, value in itertools.chain.from_iterable(line.points for line in lines):
         moments.setdefault(round(time * 60 / SAMPLED) * SAMPLED / 60, []).append(value)
     kinds = (("lowest node", min), ("mean of nodes", statistics.fmean), ("highest node", max))
-    return [
-        Curve(name, tuple((time, of(moments[time])) for time in sorted(moments)))
-        for name, of in kinds
-    ]
+    times = sorted(moments)
+    return [Curve(name, tuple((time, of(moments[time])) for time in times)) for name, of in kinds]
 
 
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
     """Parse pairs (host name, output of EVENTS). Ignores nodes that ran on other hosts."""
-    hosts = {
-        (attempt.attempt, node.node_rank): node.host
-        for attempt in record.attempts
-        for node in attempt.nodes
-    }
+    nodes = ((each.attempt, node) for each in record.attempts for node in each.nodes)
+    hosts = {(attempt, node.node_rank): node.host for attempt, node in nodes}
     journals: dict[tuple[int, int], NodeJournal] = {}
     for host, text in reports:
         parts = iter(HEAD.split(text)[1:])

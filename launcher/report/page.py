@@ -220,9 +220,8 @@ def _nodes(record: RunRecord) -> str:
             groups.setdefault(_outcome(attempt, node), []).append(node)
         for outcome, nodes in sorted(groups.items(), key=lambda group: len(group[1])):
             hosts = names(dict.fromkeys(node.host for node in nodes))
-            rows.append(
-                (attempt.attempt, ranges(node.node_rank for node in nodes), hosts, *outcome)
-            )
+            ranks = ranges(node.node_rank for node in nodes)
+            rows.append((attempt.attempt, ranks, hosts, *outcome))
     return table(rows, ("attempt", "node", "host", "outcome", "exit code"))
 
 
@@ -242,9 +241,8 @@ def folded(title: str, body: str) -> str:
 
 def failures(run: RunView) -> Iterator[str]:
     """Yield the first failure of each attempt, the newest one in full, earlier ones folded."""
-    failed = [
-        (a.attempt, a.first_failure) for a in reversed(run.record.attempts) if a.first_failure
-    ]
+    attempts = reversed(run.record.attempts)
+    failed = [(each.attempt, each.first_failure) for each in attempts if each.first_failure]
     for place, (attempt, failure) in enumerate(failed):
         code = None if failure.exit_code is None else f"exit code {failure.exit_code}"
         words = (failure.kind, code, failure.signal, f"node {failure.node_rank}")
@@ -277,15 +275,10 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
         if failed is not None:
             at = (min(max(failed, first), last) - first) * scale
             bar += f'<path class="failed" d="M{at:.1f} 0v16"/>'
-        cells = (
-            attempt.attempt,
-            attempt.by,
-            attempt.state,
-            _clock(attempt.started),
-            _took(attempt),
-        )
+        started, took = _clock(attempt.started), _took(attempt)
+        cells = _cells((attempt.attempt, attempt.by, attempt.state, started, took))
         rows.append(
-            f'<tr>{_cells(cells)}</tr><tr><td colspan="5" class="span">'
+            f'<tr>{cells}</tr><tr><td colspan="5" class="span">'
             f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
             f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
         )

@@ -32,9 +32,8 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
         # ASCII with character references is safe in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
     except StateError as error:
-        raise UsageError(
-            error.what, "correct its permissions, or pass another file as -o"
-        ) from None
+        remedy = "correct its permissions, or pass another file as -o"
+        raise UsageError(error.what, remedy) from None
     console.print(str(out))
     return Exit.UNREACHABLE if any(run.notes for run in views) else Exit.DONE
 
@@ -47,6 +46,7 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
     journals = parse_journals(record, events)
     names = journals.node_names()
     drawn = together({node.name: charts(metrics, names) for node, (metrics, _) in answers.items()})
+    evidence = sorted(folder.logs.glob("failure-*.txt"))
     return RunView(
         record,
         [*drawn, *journals.usage_charts(began(record))],
@@ -54,9 +54,7 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
         without_secrets(folder.hosts_file),
         [f"Curves may be missing: {line}" for line in lines(failures.values())],
         now=timestamp(),
-        evidence={
-            path.stem: text_if_readable(path) for path in sorted(folder.logs.glob("failure-*.txt"))
-        },
+        evidence={path.stem: text_if_readable(path) for path in evidence},
     )
 
 
@@ -74,13 +72,10 @@ def _ask(
             machines.setdefault((member.node.name, member.place.run_dir), member.node)
 
         def read(node: Node) -> tuple[bytes, bytes]:
-            run_dir = attempt.by_node[node].place.run_dir
-            metrics = node.run(
-                ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"],
-                timeout=60.0,
-                limit=LONGEST,
-            )
-            events = node.script(EVENTS, run_dir, str(LONGEST), timeout=60.0, limit=LONGEST)
+            run_dir, newest = attempt.by_node[node].place.run_dir, str(LONGEST)
+            tail = ["tail", "-c", newest, f"{run_dir}/output/metrics.jsonl"]
+            metrics = node.run(tail, timeout=60.0, limit=LONGEST)
+            events = node.script(EVENTS, run_dir, newest, timeout=60.0, limit=LONGEST)
             return metrics.stdout, events.stdout
 
         return try_each(list(machines.values()), read)

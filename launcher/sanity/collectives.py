@@ -167,7 +167,7 @@ def accept(server: socket.socket) -> None:
 
 
 def right(me: ThisRank) -> None:
-    """Run each collective once on numbers with a known result, and report if it was right."""
+    """Run each collective once on numbers with a known result, and report whether it was right."""
     n, mine, device = me.world, float(me.rank), me.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))

@@ -38,8 +38,8 @@ TWO_CONTAINERS = (
 class SanityOptions:
     """timeout: seconds per step. max_bytes: largest all-reduce. pairwise: measure all pairs of nodes.
 
-    min_busbw: a lower bus bandwidth is a problem, GB/s. plot: the file to write. step_seconds: what
-    a training step computes on one node.
+    min_busbw: GB/s; a lower bus bandwidth is a problem. plot: the file to write. step_seconds: what
+    a training step computes on one node. largest_only: measure only the largest all-reduce.
     """
 
     timeout: float = 30.0
@@ -48,6 +48,7 @@ class SanityOptions:
     min_busbw: float | None = None
     plot: str | None = None
     step_seconds: float | None = None
+    largest_only: bool = False
 
 
 class RecordingConsole(Console):
@@ -101,23 +102,13 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     return Exit.FAILED if lines and code is not Exit.INTERRUPTED else code
 
 
-def measure(
-    cluster: Cluster,
-    options: SanityOptions,
-    report: Report,
-    console: Console,
-    *,
-    largest_only: bool = False,
-) -> Exit:
-    """Run the collectives on the cluster and add the results to `report`. Return the run's exit.
-
-    largest_only: measure only the largest all-reduce.
-    """
+def measure(cluster: Cluster, options: SanityOptions, report: Report, console: Console) -> Exit:
+    """Run the collectives on the cluster and add the results to `report`. Return its exit code."""
     recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
         (Path(folder) / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
-        flags = {name: getattr(options, name) for name in ("timeout", "max_bytes", "pairwise")}
-        command = [SCRIPT.name, json.dumps({**flags, "largest_only": largest_only})]
+        names = ("timeout", "max_bytes", "pairwise", "largest_only")
+        command = [SCRIPT.name, json.dumps({name: getattr(options, name) for name in names})]
         job = override_job(cluster, {"workdir": folder, "command": command})
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
         launch = LaunchOptions(name="sanity", network_only=True)
@@ -130,9 +121,9 @@ def with_four_sockets(
     """Return the result of the largest all-reduce; empty if that run fails."""
     report = Report(hosts)
     again = override_job(cluster, {"env": {"NCCL_NSOCKS_PERTHREAD": "4"}})
-    options = dataclasses.replace(options, pairwise=False)
+    options = dataclasses.replace(options, pairwise=False, largest_only=True)
     with contextlib.suppress(DdpctlError):
-        measure(again, options, report, console, largest_only=True)
+        measure(again, options, report, console)
     return report.sizes
 
 
@@ -149,10 +140,8 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
     host = next((host for host in cluster.hosts if host.name == name), None)
     if host is None:
         listed = names(host.name for host in cluster.hosts)
-        raise UsageError(
-            f"--host {quoted(name)}: not in {cluster.source}, which has {listed}",
-            "name one of them",
-        )
+        what = f"--host {quoted(name)}: not in {cluster.source}, which has {listed}"
+        raise UsageError(what, "name one of them")
     with connected([host]) as nodes:
         ids = gpu_ids(host, gather(nodes)[0])
     if len(ids) % containers:

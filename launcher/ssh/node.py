@@ -150,7 +150,7 @@ class Node:
             return explained
         self._unusable = self._unusable or UnusableAnswer(
             f"ddpctl failed on its answer, {keep_traceback(error)}",
-            "check that host; if it is in order, report this as a bug",
+            "check that host; if nothing is wrong there, report this as a bug",
             host=self.name,
         )
         return self._unusable

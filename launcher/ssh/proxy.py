@@ -125,7 +125,7 @@ def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout
         return Proxy(channel, channel.close)
     except (paramiko.SSHException, EOFError, OSError) as error:
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
-            why = "may not forward connections to it"
+            why = "is not allowed to forward connections to it"
             remedy = "set `AllowTcpForwarding yes` in the jump host's sshd_config"
         elif isinstance(error, paramiko.ChannelException):
             why = f"cannot reach it{route.at} ({error.text})"

@@ -12,8 +12,8 @@ _SOURCED = re.compile(r"^\. (\S+\.sh)$", re.MULTILINE)
 def load_script(module: str, name: str) -> str:
     """Return the text of the script `name` beside `module` (a `__file__`), as `Node.script` takes it.
 
-    A host receives one text, so a line `. ./other.sh` is replaced by that file. Lines that are
-    comments are removed: they need not travel.
+    A host receives one text, so a line `. ./other.sh` is replaced by that file. Comments are
+    removed: the host does not need them.
     """
     path = Path(module).parent / name
     text = _COMMENT_LINE.sub("", path.read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ class Completed:
         return lines[-1] if lines else f"exit {self.code}"
 
     def rows(self) -> Iterator[bytes]:
-        """Yield the parts of stdout that end with NUL, without it. Keeps no list of them."""
+        """Yield the NUL-terminated parts of stdout, without the NULs, one at a time."""
         start = 0
         while (end := self.stdout.find(b"\0", start)) >= 0:
             yield self.stdout[start:end]

@@ -154,10 +154,8 @@ class Coordinator:
     def _not_joined(self, now: float) -> Reason | None:
         waited = now - self.began
         if self.port_error and waited > SETTLE:
-            message = "could not listen on the supervisors' port %d: %s" % (
-                self.spec.control_port,
-                self.port_error,
-            )
+            what = (self.spec.control_port, self.port_error)
+            message = "could not listen on the supervisors' port %d: %s" % what
             return self._reason("control-port", message, self.spec.node_rank)
         late = sorted(set(range(self.spec.nnodes)) - self.statuses.keys())
         if not late or waited < self.spec.start_timeout:

@@ -36,7 +36,7 @@ NCCL_RESULT = re.compile(r"^nccl[A-Z]\w+: ")
 
 
 def telling_end(lines: Sequence[str]) -> list[str]:
-    """Return the end of a process's output, from where it may tell why the process ended.
+    """Return the end of a process's output that may explain why the process ended.
 
     That is the traceback of its exception, or of the first exception that led to it, else a C++
     exception that nothing caught, else the last lines. A crash at exit may print a lot after it.

@@ -41,7 +41,7 @@ class Supervisor:
         self.metrics = MetricsFile(spec, self.journal)
         self.round = Round(0, spec, self.journal, self.selector, self.peers)
         self.signals: list[int] = []  # received, not handled yet
-        self.told: Reason | None = None  # the first signal to stop
+        self.stop_request: Reason | None = None  # the first
 
     def run(self) -> int:
         for number in SIGNALS:
@@ -96,8 +96,8 @@ class Supervisor:
         self.round.close()
         number, standby = restart.number, self.round.standby
         self.round = Round(number, self.spec, self.journal, self.selector, self.peers, standby)
-        if self.told:  # after our last status
-            self.round.refuse(self.told)
+        if self.stop_request:  # after our last status
+            self.round.refuse(self.stop_request)
         else:
             self.round.start(self.environment)
 
@@ -106,10 +106,10 @@ class Supervisor:
             number = self.signals.pop(0)
             kind = "cancelled" if self.cancelled() else "signal"
             message = "its supervisor received %s" % signal.Signals(number).name
-            self.told = self.told or self.round.why(kind, message)
-            self.round.stop(self.told, number)
+            self.stop_request = self.stop_request or self.round.why(kind, message)
+            self.round.stop(self.stop_request, number)
         if self.may_restart() and self.cancelled():  # no signal needed while nothing runs
-            self.told = self.round.why("cancelled", "the user cancelled the run")
+            self.stop_request = self.round.why("cancelled", "the user cancelled the run")
 
     def cancelled(self) -> bool:
         """Return whether the launcher has created the cancel file.
@@ -162,7 +162,7 @@ class Supervisor:
     @property
     def leaving(self) -> bool:
         """Whether this node must not start torchrun again."""
-        return self.told is not None or bool(self.round.left)
+        return self.stop_request is not None or bool(self.round.survivors)
 
     # --- the end ---
 
@@ -192,9 +192,9 @@ class Supervisor:
             self.journal.say("not restarting in place: %s" % self.peers.decision.refusal)
         self.peers.close()
         self.round.standby.close()
-        if self.round.left:
-            left = ", ".join(map(str, self.round.left))
-            self.journal.say("could not kill these processes: %s" % left)
+        if self.round.survivors:
+            pids = ", ".join(map(str, self.round.survivors))
+            self.journal.say("could not kill these processes: %s" % pids)
         self.metrics.remove()
         self.journal.event(End(state, code, reason))
         self.journal.close()
@@ -202,7 +202,7 @@ class Supervisor:
         return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, failed)
 
     def end_state(self, code: int | None, reason: Reason | None) -> str:
-        if self.told and self.cancelled():
+        if self.stop_request and self.cancelled():
             return "cancelled"
         if reason is None:
             return "succeeded" if code == 0 else "failed"

@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Sequence
 
-from .classify import (
-    Ending,
-    KindTable,
-    Weight,
-    exit_lines,
-    rank_ending,
-    stop_ending,
-    torchrun_ending,
-)
+from . import classify
+from .classify import Ending, KindTable, Weight
 from .events import RankExit, Reason, ResourceUsage
 from .spec import Spec
 
@@ -32,10 +25,11 @@ def own_cause(
     for exit in exits:
         where = (exit.time or 0.0, exit.rank, exit.local_rank, exit.exit_code, exit.signal)
         of_rank = Reason("", "", spec.node_rank, spec.host, *where)
-        endings.append((rank_ending(exit, exit_lines(exit), resources, table), of_rank))
-    ending = stop_ending(reason)
+        lines = classify.exit_lines(exit)
+        endings.append((classify.rank_ending(exit, lines, resources, table), of_rank))
+    ending = classify.stop_ending(reason)
     if reason.kind == "torchrun" and reason.node_rank == spec.node_rank:
-        ending = torchrun_ending(reason.exit_code, reason.signal, reason.last_lines, table)
+        ending = classify.torchrun_ending(reason.exit_code, reason.signal, reason.last_lines, table)
     endings.append((ending, reason))
     causes = [
         (e.weight, replace(r, kind=e.kind, message=e.message[:LONGEST_MESSAGE], last_lines=()))

@@ -80,7 +80,7 @@ def send(pid: int, number: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let this new process get SIGTERM when its parent is killed; end it if that has happened already."""
+    """Send this new process SIGTERM when its parent dies; end it now if the parent is already gone."""
     # Until exec, the handler of the parent would swallow the signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

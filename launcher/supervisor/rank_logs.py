@@ -28,16 +28,17 @@ class Tail:
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
         self._file = os.open(path, os.O_RDWR)  # freeing disk blocks requires write access
-        self._taken = self._freed = 0  # offsets in bytes
+        self._taken = self._freed = 0  # offsets in bytes: copied, and freed on disk, up to here
         self.lines = LineSplitter(who, journal)
 
     def read(self) -> int:
         """Copy at most READ_SIZE new bytes. Return their number."""
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
-        span = (self._freed, self._taken - self._freed)
-        if span[1] >= FREE_SIZE:  # no effect if the file system does not support it
-            ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, *map(ctypes.c_longlong, span))
+        size = self._taken - self._freed
+        if size >= FREE_SIZE:  # no effect if the file system does not support it
+            start, length = ctypes.c_longlong(self._freed), ctypes.c_longlong(size)
+            ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, start, length)
             self._freed = self._taken
         self.lines.feed(data)
         return len(data)
@@ -47,7 +48,7 @@ class Tail:
 
 
 class RankLogs:
-    """The files to which torchrun redirects its ranks: <folder>/*/attempt_0/<local_rank>/std*.log."""
+    """The files to which torchrun redirects its ranks: <folder>/*/attempt_*/<local_rank>/std*.log."""
 
     def __init__(self, spec: Spec, journal: Journal, folder: str) -> None:
         self.folder = folder

@@ -21,7 +21,7 @@ from .proc import descendants, kill_descendants, send
 from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
 from .spec import Spec
-from .torchrun import Torchrun, stop_grace
+from .torchrun import Torchrun
 from .usage import environment, oom_kills, resource_usage
 
 # Seconds between polls, each of which takes half a millisecond. The exit of a rank or a message
@@ -69,7 +69,7 @@ class Round:
         self.kill_at: float | None = None  # time.monotonic() of SIGKILL
         self.alone_since: float | None = None  # since when no rank is left, or kill_at has passed
         self.killed_torchrun = False  # if True, its exit code means nothing
-        self.left: list[int] = []  # processes that survived SIGKILL
+        self.survivors: list[int] = []  # pids that SIGKILL did not end
         self.exits: list[RankExit] = []
         self.resources: list[ResourceUsage] = []  # at the time of the failure
         self.newest_before = 0  # see newest_file; before the start
@@ -172,7 +172,7 @@ class Round:
         code = self.torchrun.exit_code()
         if code is None or self.phase != "running":
             return
-        self.left = kill_descendants(self.torchrun.pid, self.standby.pid)
+        self.survivors = kill_descendants(self.torchrun.pid, self.standby.pid)
         self.logs.finish()
         self.torchrun.finish()
         self.complete_exits(code)
@@ -204,18 +204,9 @@ class Round:
     def record_exit(self, rank: Rank) -> None:
         code = rank.exit_code
         message, call_stack = self.logs.error(rank.local_rank)
-        event = RankExit(
-            rank.rank,
-            rank.local_rank,
-            code,
-            rank.pid,
-            signal_name(code),
-            rank.exited,
-            rank.was_stopping,
-            message,
-            call_stack,
-            tuple(self.logs.last_lines(rank.local_rank) if code != 0 else ()),
-        )
+        lines = tuple(self.logs.last_lines(rank.local_rank) if code != 0 else ())
+        end = (code, rank.pid, signal_name(code), rank.exited, rank.was_stopping)
+        event = RankExit(rank.rank, rank.local_rank, *end, message, call_stack, lines)
         self.journal.event(event)
         self.exits.append(event)
 
@@ -322,8 +313,7 @@ def newest_file(folder: str | None) -> int:
 
 def time_to_save(spec: Spec, kind: str) -> float:
     """Return the seconds between SIGTERM and SIGKILL. Short if something has failed."""
-    grace = stop_grace(spec.stop_timeout)
-    return grace if kind in ON_REQUEST else min(grace, spec.failure_grace)
+    return spec.stop_grace if kind in ON_REQUEST else min(spec.stop_grace, spec.failure_grace)
 
 
 def describe_exit(code: int | None) -> str:

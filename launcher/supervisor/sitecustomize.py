@@ -1,8 +1,8 @@
 """Runs when Python starts in a rank, and prepares it.
 
-Answers signals with the rank's stack, stays on the cores next to its GPU, may open many files, and
-has the right TORCHELASTIC_RESTART_COUNT. torchrun's own count is always 0, because ddpctl starts
-torchrun again for each restart in place.
+It answers signals with the rank's stack, keeps the rank on the cores next to its GPU, raises the
+limit on open files, and sets the right TORCHELASTIC_RESTART_COUNT. torchrun's own count is always
+0, because ddpctl starts torchrun again for each restart in place.
 
 The supervisor copies this file to its own folder and puts that folder first on torchrun's
 PYTHONPATH. This code must not break anything. So it ignores errors, removes the folder from

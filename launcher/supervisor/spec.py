@@ -22,7 +22,7 @@ class Spec:
     cwd: str | None
     dir: str  # the control folder, with the journal, requests and answers
     cancel_file: str  # exists if the user has cancelled the run
-    stop_timeout: float  # from SIGTERM to SIGKILL
+    stop_timeout: float  # from SIGTERM to the engine's SIGKILL
     master_addr: str
     control_port: int
     token: str
@@ -46,3 +46,8 @@ class Spec:
     error_texts: Sequence[Sequence[str]] = ()
     # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
     restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)
+
+    @property
+    def stop_grace(self) -> float:
+        """From SIGTERM to our SIGKILL. It comes before the engine's, which kills us at stop_timeout."""
+        return max(0.5 * self.stop_timeout, self.stop_timeout - 3.0)

@@ -76,7 +76,7 @@ class Torchrun:
         return False
 
     def _open(self, argv: list[str], env: dict[str, str], stdin: int) -> None:
-        shutdown = max(1, int(stop_grace(self._spec.stop_timeout)) - 1)
+        shutdown = max(1, int(self._spec.stop_grace) - 1)
         ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": self.log_folder}
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
         if self._number:
@@ -158,8 +158,3 @@ def interpreter(torchrun: str) -> str:
         first, *rest = file.read(READ_SIZE).splitlines() or [""]
     usual = re.match(r"#!\s*(/\S*python[\d.]*)$", first)
     return usual[1] if usual and "torch.distributed.run" in "".join(rest) else ""
-
-
-def stop_grace(stop_timeout: float) -> float:
-    """Return the seconds from SIGTERM to our SIGKILL. The engine kills us too at stop_timeout."""
-    return max(0.5 * stop_timeout, stop_timeout - 3.0)

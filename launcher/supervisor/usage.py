@@ -120,12 +120,8 @@ def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
 
 def resource_usage(spec: Spec, kills_before: int) -> ResourceUsage:
     """Measure the resources that can run out. kills_before: oom_kills() before torchrun started."""
-    disks = {
-        "shm": "/dev/shm",
-        "checkpoints": spec.checkpoint_dir,
-        "output": spec.output_dir,
-        "logs": spec.dir,
-    }
+    checkpoints, output = spec.checkpoint_dir, spec.output_dir
+    disks = {"shm": "/dev/shm", "checkpoints": checkpoints, "output": output, "logs": spec.dir}
     limit = memory_figure("memory.max", "memory.limit_in_bytes")
     return ResourceUsage(
         oom_kills=oom_kills() - kills_before,

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -232,11 +233,24 @@ class FakeMachine(LocalMachine):
         long to list every port, and no test of orchestration depends on the list.
         """
         home, path = self.host.home, f"{self.host.tools}:{os.environ['PATH']}"
+        system, _, release, _, machine = os.uname()
+        name = self.host.name
         return (
             f"cd {quote(str(home))} && HOME=$PWD PATH={quote(path)} && export HOME PATH || exit\n"
-            f'uname() {{ [ "$1" = -n ] && echo {self.host.name} || command uname "$@"; }}\n'
+            "uname() {\n"
+            f"case $1 in -n) echo {name} ;; -nsrm) echo {system} {name} {release} {machine} ;;\n"
+            '*) command uname "$@" ;; esac; }\n'
             'grep() { [ "$2" = \' 0A \' ] || command grep "$@"; }\n'
+            f'date() {{ [ "$1" = +%s.%N ] && echo {time.time()} || command date "$@"; }}\n'
+            f"nproc() {{ echo {os.cpu_count()}; }}\n"
+            f'id() {{ [ $# = 0 ] && echo {quote(identity())} || command id "$@"; }}\n'
         )
+
+
+@functools.cache
+def identity() -> str:
+    """Return what `id` prints on this machine."""
+    return subprocess.run(["id"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 class FakeDocker(Api):

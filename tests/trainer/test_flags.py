@@ -362,7 +362,10 @@ def test_settings_that_may_change_on_resume_without_a_word_leave_the_results_alo
         (checkpoint_command, ["ls"]),
     ],
 )
-def test_other_commands_take_no_abbreviations_and_need_what_they_need(command: Any) -> None:
+def test_other_commands_take_no_abbreviations_and_need_what_they_need(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, argv = command
+    monkeypatch.chdir(tmp_path)  # for what a command that goes on would write
     with pytest.raises(UsageError, match=r"^trainer: .*\(see python -m trainer --help\)$"):
         module.main(argv)

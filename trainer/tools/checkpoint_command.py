@@ -44,7 +44,7 @@ def find(path: Path) -> list[Path]:
 
 
 def ls(folders: list[Path]) -> int:
-    """Print a line for each. Return the exit code."""
+    """Print a line for each checkpoint. Return the exit code."""
     damaged = 0
     for path in folders:
         try:

@@ -17,7 +17,7 @@ from launcher.engines.choose import engine_of, engine_traits, engines_on
 from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, HostsFileError, PushFailed
 from launcher.hosts import Host, parse
-from launcher.plan.build import PlanInputs, make_plan
+from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.plan import LaunchOptions, Mount, Plan
 from launcher.push.image import sif
 from launcher.push.push_progress import PushProgress
@@ -26,7 +26,7 @@ from launcher.terminal.console import Console
 
 
 def planned(text: str) -> Plan:
-    return make_plan(
+    return build_plan(
         parse(text, "hosts.yaml"),
         engine_traits("apptainer"),
         LaunchOptions(),

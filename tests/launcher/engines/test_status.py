@@ -79,7 +79,7 @@ def test_odd_labels_are_skipped_with_one_warning(
             assert read_status("gpu1", handle, labels, inspected(ANSWER)) is None
     [record] = caplog.records
     message = record.getMessage()
-    assert message.startswith("ddpctl: warning: gpu1: skipped c-")
+    assert message.startswith("gpu1: skipped c-")
     assert message.isprintable() and len(message) < 1000
 
 

@@ -61,10 +61,10 @@ def test_an_unfinished_file_of_a_killed_writer_is_written_again(tmp_path: Path) 
 
 
 def test_another_attempt_begins_its_own_journal() -> None:
-    known = {0: Mark(10.0, 1, 500, 20)}
-    assert offset_in(known, place_in("/h", "r", 0, 1)) == 500
-    assert offset_in(known, place_in("/h", "r", 0, 2)) == 0
-    assert offset_in(known, place_in("/h", "r", 1, 1)) == 0
+    mark = Mark(10.0, 1, 500, 20)
+    assert offset_in(place_in("/h", "r", 0, 1), mark) == 500
+    assert offset_in(place_in("/h", "r", 0, 2), mark) == 0
+    assert offset_in(place_in("/h", "r", 1, 1), None) == 0
 
 
 def two_nodes(folder: Path) -> Path:

@@ -99,7 +99,7 @@ def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], N
         (
             "echo 'permission denied while trying to connect to the Docker daemon socket at "
             "unix:///var/run/docker.sock' >&2; exit 1",
-            "this user may not use Docker",
+            "this user is not allowed to use Docker",
             "sudo usermod -aG docker $USER",
         ),
         ("echo \"docker: 'dial-stdio' is not a docker command.\" >&2; exit 1", "too old", "18.09"),

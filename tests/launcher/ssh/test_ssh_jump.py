@@ -150,7 +150,7 @@ def test_a_jump_host_that_forwards_nothing(
 ) -> None:
     target, _, name = behind(AllowTcpForwarding="no")
     message = why_not(node(target.host(proxy_jump=name)))
-    assert "jump host 127.0.0.2 may not forward" in message
+    assert "jump host 127.0.0.2 is not allowed to forward" in message
     assert "AllowTcpForwarding yes" in message
 
 

@@ -19,7 +19,7 @@ from launcher.supervisor.journal import Journal, LineSplitter
 from launcher.supervisor.proc import end_with, proc_stat
 from launcher.supervisor.rank_logs import RankLogs, Tail
 from launcher.supervisor.ranks import Rank, Ranks
-from launcher.supervisor.torchrun import Torchrun, stop_grace
+from launcher.supervisor.torchrun import Torchrun
 
 LINE = b"x" * 999 + b"\n"
 OUTPUTS = Path(__file__).parents[1] / "diagnosis" / "outputs"
@@ -123,7 +123,7 @@ def test_output_without_end_does_not_keep_the_supervisor(tmp_path: Path, journal
 
 def test_ranks_are_killed_before_the_engine_kills_their_supervisor() -> None:
     for stop_timeout in (0.5, 2, 4, 10, 60):
-        assert 0 < stop_grace(stop_timeout) < stop_timeout
+        assert 0 < spec(stop_timeout=stop_timeout).stop_grace < stop_timeout
 
 
 def test_a_recorded_exception_is_read_and_a_garbled_one_is_skipped(

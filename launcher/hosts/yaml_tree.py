@@ -14,6 +14,7 @@ from .mistakes import Mistake, Wrong
 
 MAX_ALIASES = 100
 MAX_DEPTH = 50  # of lists and mappings in each other
+TOO_DEEP = "found too many nested lists", "nest fewer"
 LIST, MAPPING, NOTHING, TEXT, MERGE = "a list", "a mapping", "nothing", "text", "a merge key"
 
 # PyYAML's optional C parser is ten times as fast.
@@ -72,7 +73,9 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
         context, problem = error.context or "", error.problem or "?"
         why = context if context.startswith("found") else problem.removeprefix("but ")
         what, remedy = f"not YAML: {quoted(why)}", "fix the YAML at this line"
-        if "\t" in written[: len(written) - len(written.lstrip())]:
+        if "nesting depth" in problem:  # libyaml reads ahead, and has its own limit
+            what, remedy = TOO_DEEP
+        elif "\t" in written[: len(written) - len(written.lstrip())]:
             what, remedy = "found a tab", "indent with spaces"
         elif re.search(r"\w\[\d", written):
             remedy = "put a range on a line of its own: `- gpu[1-8].lab`, or in quotes"
@@ -92,7 +95,7 @@ def _refuse_bombs(events: Iterable[Any]) -> None:
         aliases += isinstance(event, yaml.AliasEvent)
         line = event.start_mark.line + 1
         if depth > MAX_DEPTH:
-            raise Wrong(Mistake(line, "", "found too many nested lists", "nest fewer"))
+            raise Wrong(Mistake(line, "", *TOO_DEEP))
         if aliases > MAX_ALIASES:
             what = f"found more than {MAX_ALIASES} aliases"
             raise Wrong(Mistake(line, "", what, "write the values in full"))

@@ -64,6 +64,29 @@ def test_many_hosts_do_not_run_into_the_soft_limit_of_open_files() -> None:
     assert done.stdout.splitlines()[-1] == "(4096, 4096)", done.stderr
 
 
+INTERRUPT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["AT"]:
+            exec("signal.raise_signal(signal.SIGINT)\\nwhile True: pass")
+
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.parametrize("imported", ["typer", "yaml"])
+def test_ctrl_c_during_an_import_ends_a_command_with_130_and_a_line(
+    imported: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "AT": imported}
+    argv = [sys.executable, "-m", "launcher", "check"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stderr) == (130, "ddpctl: error: interrupted\n")
+
+
 def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[no-untyped-def]
     for name in ORDER:
         shown = ddpctl(name, "--help").stdout

@@ -48,12 +48,16 @@ def with_nodes_and_ranks(
 
 
 def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, follow: bool) -> Exit:
-    """Print the logs. Return UNREACHABLE if lines are missing because a host did not answer."""
+    """Print the logs. Return UNREACHABLE if lines are missing because a host did not answer.
+
+    follow: until the run ends or a signal arrives.
+    """
     lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
         failures = sync_logs(attempt, store, console)
         shown = print_recorded(folder, log_filter, lines, console)
         report_errors(failures, console)
+        result = Exit.UNREACHABLE if failures else Exit.DONE
         if follow and log_filter.attempt in (None, attempt.members[0].place.attempt):
             with Interrupts() as interrupts, interrupts.held():
                 for event in Monitor(attempt, shown, store).events():
@@ -64,9 +68,10 @@ def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, fol
                     if isinstance(event, str):
                         console.say(event)
                     if interrupts.take() is not None:
+                        result = Exit.INTERRUPTED
                         break  # closes the monitor
             lines.settle()
-    return Exit.UNREACHABLE if failures else Exit.DONE
+    return result
 
 
 def print_recorded(

@@ -89,6 +89,17 @@ def test_an_interrupted_launch_stops_its_run(machine: Machine) -> None:
     assert machine.left() == []
 
 
+def test_an_interrupted_logs_leaves_the_run_alone(machine: Machine) -> None:
+    run_id = machine.ddpctl("launch", "hosts.yaml", "--detach", "--env", "SLEEP=100").stdout.strip()
+    following = machine.start("logs", "-f")
+    assert following.stdout is not None and "up" in following.stdout.readline()
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=60)
+    assert following.returncode == 130
+    assert "RUNNING" in machine.ddpctl("ps").stdout
+    machine.ddpctl("kill", run_id)
+
+
 def test_logs_of_a_live_and_of_a_failed_run_are_chosen(machine: Machine) -> None:
     machine.ddpctl("launch", "hosts.yaml", "--detach", "--env", "BAD=2", "--env", "SLEEP=2")
     live = machine.ddpctl("logs", "-f", "--rank", "1", "--grep", "^.local:1. up")

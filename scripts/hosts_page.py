@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from launcher.hosts.schema import HOST, JOB, SchemaKey  # noqa: E402
+from launcher.hosts.schema import HOST, JOB, Shape  # noqa: E402
 
 
 def document(page: str, example: str) -> str:
@@ -24,10 +24,11 @@ def document(page: str, example: str) -> str:
     return f"{before}{fence}{example}```\n"
 
 
-def _table(keys: Mapping[str, SchemaKey]) -> str:
+def _table(keys: Mapping[str, Shape]) -> str:
     rows = ["| key | meaning | value | default |", "|---|---|---|---|"]
     for name, key in keys.items():
-        cells = [text.replace("|", "\\|") for text in (key.meaning, key.allowed, key.default)]
+        texts = (key[keyword] for keyword in ("description", "x-allowed", "x-default"))
+        cells = [text.replace("|", "\\|") for text in texts]
         rows.append(f"| `{name}` | {' | '.join(cells)} |")
     return "".join(f"{row}\n" for row in rows)
 

@@ -1,32 +1,18 @@
 """Read and check local files: the hosts file, and the files and folders that it names."""
 
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import HostsFileError
 from ..text import LONGEST_PATH, quoted
-from .mistakes import Mistake, raise_any
+from .mistakes import Mistake, Wrong, hosts_file_error
 from .model import Job
-from .schema import PathKind
 from .values import wrong_env_name
 
 MAX_BYTES = 1_000_000
 
 
-@dataclass(frozen=True)
-class LocalPath:
-    """A local path in the hosts file."""
-
-    line: int
-    key: str
-    path: str
-    kind: PathKind
-
-
 def text_of(path: Path) -> str:
-    """Read a hosts file. Raises HostsFileError."""
+    """Read a hosts file. Raises Wrong."""
     line, remedy = 0, "give a hosts file (`ddpctl init` writes one)"
     try:
         with path.open("rb") as file:
@@ -39,36 +25,36 @@ def text_of(path: Path) -> str:
         what = f"found byte 0x{error.object[error.start]:02x}, which is not UTF-8"
     except (OSError, ValueError) as error:
         what = f"cannot be read: {_reason(error)}"
-    raise HostsFileError([Mistake(line, "", what, remedy).error(str(path))])
+    raise Wrong(Mistake(line, "", what, remedy))
 
 
-def missing(paths: Iterable[LocalPath]) -> Iterator[Mistake]:
-    """Yield a mistake for each unusable file or folder, and for each wrong line of an env_file."""
-    for local in paths:
-        if why := _why_unusable(local):
-            what = f"found {quoted(local.path, LONGEST_PATH)}, which {why}"
-            # a "file" is a private key, which the user should not create here
-            remedy = "correct the path" + (" or create it" if local.kind != "file" else "")
-            if local.key.endswith("dataset"):
-                remedy = (
-                    "correct the path; if the hosts have this folder, remove dataset and write "
-                    f'mounts: ["{local.path}:/data:ro"]'
-                )
-            yield Mistake(local.line, local.key, what, remedy)
-        elif local.kind == "env file":
-            yield from _env_lines(local)[1]
+def check_path(path: str, kind: str, line: int = 0) -> None:
+    """Raise Wrong for an unusable file or folder, and for each wrong line of an env_file.
+
+    kind: one of PATHS in values.py.
+    """
+    if why := _why_unusable(Path(path), kind):
+        # a "file" is a private key, which the user should not create here
+        remedy = "correct the path" + (" or create it" if kind != "file" else "")
+        if kind == "dataset":
+            remedy = (
+                "correct the path; if the hosts have this folder, remove dataset and write "
+                f'mounts: ["{path}:/data:ro"]'
+            )
+        raise Wrong(Mistake(line, "", f"found {quoted(path, LONGEST_PATH)}, which {why}", remedy))
+    if kind == "env file":
+        _variables(path, line)
 
 
-def _why_unusable(local: LocalPath) -> str:
-    path = Path(local.path)
+def _why_unusable(path: Path, kind: str) -> str:
     try:
         mode = path.stat().st_mode
-        if local.kind == "folder":
+        if kind in ("folder", "dataset"):
             return "" if stat.S_ISDIR(mode) else "is not a folder on this machine"
         if not stat.S_ISREG(mode):
             return "is not a file on this machine"
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1 if local.kind == "env file" else 1)
+            data = file.read(MAX_BYTES + 1 if kind == "env file" else 1)
         return "is larger than 1 MB" if len(data) > MAX_BYTES else ""
     except FileNotFoundError:
         return "does not exist on this machine"
@@ -90,26 +76,30 @@ def user_environment(job: Job) -> dict[str, str]:
 
 def read_env_file(path: str) -> dict[str, str]:
     """Parse the NAME=value lines of a file. Raises HostsFileError, which never contains a value."""
-    local = LocalPath(0, "", path, "env file")
-    raise_any("job.env_file", list(missing([local])))
-    return _env_lines(local)[0]
+    try:
+        check_path(path, "env file")
+        return _variables(path, 0)
+    except Wrong as error:
+        raise hosts_file_error("job.env_file", error.mistakes) from None
 
 
-def _env_lines(local: LocalPath) -> tuple[dict[str, str], list[Mistake]]:
-    """Parse the file. Mistakes name line numbers and variables, but no values, which are secret."""
+def _variables(path: str, line: int) -> dict[str, str]:
+    """Parse the file. Raises Wrong, which names line numbers and variables, but no values."""
     values: dict[str, str] = {}
     mistakes: list[Mistake] = []
-    for number, raw in enumerate(Path(local.path).read_bytes().split(b"\n"), 1):
-        line = raw.removesuffix(b"\r").decode("utf-8", "replace")
-        name, equals, value = line.partition("=")
+    for number, raw in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        text = raw.removesuffix(b"\r").decode("utf-8", "replace")
+        name, equals, value = text.partition("=")
         name = name.strip().removeprefix("export ").strip()
-        if not line.strip() or name.startswith("#"):
+        if not text.strip() or name.startswith("#"):
             continue
         found, remedy = f"the name {quoted(name)}", wrong_env_name(name)
-        if not equals or "\ufffd" in line or "\0" in line:
+        if not equals or "\ufffd" in text or "\0" in text:
             found, remedy = "a line that is not NAME=value in UTF-8", "correct or remove it"
         if remedy:
-            key = f"{local.key}: {quoted(local.path, LONGEST_PATH)} line {number}"
-            mistakes.append(Mistake(local.line, key.removeprefix(": "), f"found {found}", remedy))
+            what = f"{quoted(path, LONGEST_PATH)} line {number}: found {found}"
+            mistakes.append(Mistake(line, "", what, remedy))
         values[name] = value
-    return values, mistakes
+    if mistakes:
+        raise Wrong(*mistakes)
+    return values

@@ -50,16 +50,33 @@ def kind_of(tree: RawValue) -> str | None:
 def as_hosts_file(tree: RawValue) -> RawValue:
     """Return the hosts of another tool's file as the tree of a hosts file."""
     hosts: dict[str, RawValue] = {}
-    if kind_of(tree) == DSTACK:
-        entries = _of_list(tree.entries.get("ssh_config", RawValue(tree.line, MAPPING)))
-    elif kind_of(tree) == SKYPILOT:
-        entries = (entry for pool in tree.entries.values() for entry in _of_list(pool))
-    else:
-        entries = (entry for group in tree.entries.values() for entry in _of_group(group, {}))
-    for host in entries:  # a host of several groups is one host
-        merged = {**hosts.get(host["host"].text, raw({})).entries, **host}
-        hosts[host["host"].text] = RawValue(host["host"].line, MAPPING, entries=merged)
+    for group in tree.entries.values():
+        for host in _hosts_of(group, {}):  # a host of several groups is one host
+            name = host["host"]
+            merged = {**hosts.get(name.text, raw({})).entries, **host}
+            hosts[name.text] = RawValue(name.line, MAPPING, entries=merged)
     return raw({"hosts": list(hosts.values())})
+
+
+def _hosts_of(group: RawValue, outer: Mapping[str, RawValue]) -> Iterator[dict[str, RawValue]]:
+    """Yield the hosts of a group and of the groups inside it. Other keys are for all of them."""
+    hosts, variables, children = (
+        group.entries.get(key, raw({})) for key in ("hosts", "vars", "children")
+    )
+    shared = {**outer, **_ours(group.entries), **_ours(variables.entries)}
+    for item in hosts.items:  # of dstack and SkyPilot
+        own = {"host": item} if item.kind == TEXT else _ours(item.entries)
+        if "host" in own:
+            yield {**shared, **own}
+    for name, item in hosts.entries.items():  # of Ansible
+        ranged = re.sub(r"\[(\w+):(\w+)\]", r"[\1-\2]", name)
+        yield {**shared, "host": RawValue(item.line, TEXT, ranged), **_ours(item.entries)}
+    for child in children.entries.values():
+        yield from _hosts_of(child, shared)
+
+
+def _ours(theirs: Mapping[str, RawValue]) -> dict[str, RawValue]:
+    return {_OUR_KEYS[key]: value for key, value in theirs.items() if key in _OUR_KEYS}
 
 
 def read_ini(text: str) -> RawValue:
@@ -97,30 +114,3 @@ def read_ini(text: str) -> RawValue:
 
 def _significant(line: str) -> str:
     return re.sub(r"(^|\s)[#;].*", "", line).strip()
-
-
-def _of_group(group: RawValue, outer: Mapping[str, RawValue]) -> Iterator[dict[str, RawValue]]:
-    """Yield the hosts of an Ansible group and of the groups inside it."""
-    variables = {**outer, **_entries(group, "vars")}
-    for name, own in _entries(group, "hosts").items():
-        ranged = re.sub(r"\[(\w+):(\w+)\]", r"[\1-\2]", name)
-        yield {"host": RawValue(own.line, TEXT, ranged), **_ours({**variables, **own.entries})}
-    for child in _entries(group, "children").values():
-        yield from _of_group(child, variables)
-
-
-def _of_list(pool: RawValue) -> Iterator[dict[str, RawValue]]:
-    """Yield the hosts of a list, whose other keys are defaults."""
-    defaults = _ours(pool.entries)
-    for item in pool.entries.get("hosts", RawValue(pool.line, LIST)).items:
-        own = {"host": item} if item.kind == TEXT else _ours(item.entries)
-        if "host" in own:
-            yield {**defaults, **own}
-
-
-def _entries(group: RawValue, key: str) -> Mapping[str, RawValue]:
-    return group.entries[key].entries if key in group.entries else {}
-
-
-def _ours(theirs: Mapping[str, RawValue]) -> dict[str, RawValue]:
-    return {_OUR_KEYS[key]: value for key, value in theirs.items() if key in _OUR_KEYS}

@@ -82,10 +82,11 @@ def _hosts(lines: Iterable[tuple[int, str]], mistakes: list[Mistake]) -> RawValu
         given = {name: value for name, _, value in (option.partition("=") for option in options)}
         unknown = [name for name in given if name not in _KNOWN]
         if unknown or len(given) < len(options) or not all(map(str.isdecimal, given.values())):
-            near = nearest(unknown[0], _KNOWN) if unknown else None
             remedy = "write HOST slots=N" if line else "write HOST:GPUS, separated by commas"
+            if unknown and (near := nearest(unknown[0], _KNOWN)):
+                remedy = f"did you mean '{near}'?"
             what = f"found {quoted(written)}"
-            mistakes.append(Mistake(line, f"hosts[{len(hosts)}]", what, remedy, near))
+            mistakes.append(Mistake(line, f"hosts[{len(hosts)}]", what, remedy))
             given = {"slots": "0"}  # so that the line's GPUs cause no second mistake
         if "slots" in given:
             host["gpus"] = given["slots"]

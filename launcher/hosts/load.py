@@ -5,17 +5,17 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from ..errors import UsageError
 from ..state import current_folder, expanded
 from ..text import LONGEST_PATH, names_in, quoted
 from . import foreign
 from .addresses import split_login
-from .files import LocalPath, missing, text_of
+from .files import check_path, text_of
 from .hostfile import (
     SCHEDULERS,
     allocated_hosts,
@@ -24,12 +24,12 @@ from .hostfile import (
     read_host_list,
     read_hostfile,
 )
-from .mistakes import MOST, Mistake, Wrong, raise_any
+from .mistakes import MOST, Mistake, Wrong, hosts_file_error
 from .model import Cluster, Host, Job
 from .rules import HostEntry, broken_rules
-from .schema import DEFAULTS, HOST, JOB, SECTIONS, SchemaKey, unknown
+from .schema import DEFAULTS, HOST, JOB, SECTIONS, unknown
 from .select import select
-from .values import text, wrong
+from .values import PATHS, Shape, read, text, wrong
 from .yaml_tree import LIST, MAPPING, NOTHING, TEXT, RawValue, raw, read_yaml
 
 Source: TypeAlias = str | Path | Sequence[str] | None
@@ -38,7 +38,8 @@ Hosts: TypeAlias = Source | Cluster
 COMMAND_LINE = "command line"
 DEFAULT_HOSTS = "hosts.yaml"
 Sections: TypeAlias = Mapping[str, RawValue]
-Parser: TypeAlias = Callable[[str, list[Mistake]], RawValue]
+_FOR_SSH = DEFAULTS.keys() - {"gpus", "interface"}  # do not apply to this machine
+_RANGED = ("host", "internal_ip")  # may be written as gpu[1-8].lab
 _AMBIGUOUS_PORT = 22  # a lower number, as in gpu1:8, may just as well be a GPU count
 
 
@@ -61,7 +62,7 @@ def cluster_of(
     if not isinstance(hosts, Cluster):
         hosts = load(hosts, job_files=job_file is None, overridden=overridden)
     if job_file is not None:
-        hosts = replace(hosts, job=load_job(job_file, overridden))
+        hosts = replace(hosts, job=_load_job(job_file, overridden))
     return override_job(select(hosts, include, exclude), job, source=source)
 
 
@@ -91,29 +92,22 @@ def load(
             hosts, engine = allocated_hosts(hosts), "process"
         else:
             hosts = hosts.rstrip(",").split(",")
+    unchecked = overridden if job_files else JOB
     if isinstance(hosts, (str, Path)):
-        path = Path(hosts)
-        reading = _Reading(str(hosts), path.parent, convert=convert)
-        cluster = reading.text(text_of(path))
-    else:
-        reading = _Reading("-H", "/")
-        cluster = reading.text(",".join(hosts), read_host_list)
-        cluster = replace(cluster, job=replace(cluster.job, engine=engine))
-    reading.check(unused=overridden if job_files else JOB)
-    return cluster
+        with _Reading(str(hosts), unchecked=unchecked, convert=convert).complete() as reading:
+            return reading.cluster(reading.tree(text_of(Path(hosts))))
+    with _Reading("-H").complete() as reading:
+        cluster = reading.cluster(read_host_list(",".join(hosts), reading.mistakes))
+        return replace(cluster, job=replace(cluster.job, engine=engine))
 
 
-def load_job(file: str, overridden: Collection[str] = ()) -> Job:
+def _load_job(file: str, overridden: Collection[str]) -> Job:
     """Load the job of a file that has a section `job:` or just the keys of one. See `load`."""
-    path = Path(file)
-    reading = _Reading(file, path.parent)
-    job = Job()
-    try:
-        job = reading.job(read_yaml(text_of(path), reading.mistakes))
-    except Wrong as error:
-        reading.mistakes += error.mistakes
-    reading.check(unused=overridden)
-    return job
+    with _Reading(file, unchecked=overridden).complete() as reading:
+        tree = read_yaml(text_of(Path(file)), reading.mistakes)
+        if tree.kind == MAPPING and "job" not in tree.entries:
+            tree = RawValue(tree.line, MAPPING, entries={"job": tree})
+        return reading.job(reading.sections(tree), [])
 
 
 def parse(text: str, source: str) -> Cluster:
@@ -122,10 +116,8 @@ def parse(text: str, source: str) -> Cluster:
     source: the name in messages; relative paths are relative to its folder. Does not check whether
     files exist.
     """
-    reading = _Reading(source, Path(source).parent)
-    cluster = reading.text(text)
-    raise_any(source, reading.mistakes)
-    return cluster
+    with _Reading(source, unchecked={*HOST, *JOB}).complete() as reading:
+        return reading.cluster(reading.tree(text))
 
 
 def override_job(
@@ -137,74 +129,66 @@ def override_job(
     nproc_per_node overrides that of each host. source: the origin of the values, if not the command
     line. Raises HostsFileError with a line per wrong value or missing file.
     """
-    reading = _Reading(source, current_folder())
-    read: dict[str, Any] = {}
     if unknown_names := given.keys() - JOB.keys():
         raise TypeError(f"{source} got an unexpected keyword argument {min(unknown_names)!r}")
-    for name, value in given.items():
-        if value is not None:
-            flag = "COMMAND" if name == "command" else "--" + name.replace("_", "-")
-            key = flag if source == COMMAND_LINE else name
-            read |= reading.value(name, JOB[name], raw(value), key)
-    if "env" in read:
-        read["env"] = {**cluster.job.env, **read["env"]}
-    job, hosts = replace(cluster.job, **read), cluster.hosts
-    former = (getattr(cluster.job, key) for key in ("dataset", "env_file") if key in read)
+    with _Reading(source).complete() as reading:
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            if value is not None:
+                flag = "COMMAND" if name == "command" else "--" + name.replace("_", "-")
+                key = flag if source == COMMAND_LINE else name
+                values |= reading.value(name, JOB[name], raw(value), key)
+        if "env" in values:
+            values["env"] = {**cluster.job.env, **values["env"]}
+        job, hosts = replace(cluster.job, **values), cluster.hosts
+        if "nproc_per_node" in values:
+            hosts = tuple(replace(host, nproc_per_node=None) for host in hosts)
+        entries = [HostEntry(f"hosts[{i}]", 0, host) for i, host in enumerate(hosts)]
+        reading.mistakes += broken_rules(entries, job)
+    former = (getattr(cluster.job, key) for key in ("dataset", "env_file") if key in values)
     replaced = (*cluster.replaced, *filter(None, former))
-    if "nproc_per_node" in read:
-        hosts = tuple(replace(host, nproc_per_node=None) for host in hosts)
-    entries = [HostEntry(f"hosts[{i}]", 0, frozenset(), host) for i, host in enumerate(hosts)]
-    reading.mistakes += broken_rules(entries, job)
-    reading.check()
     return replace(cluster, hosts=hosts, job=job, replaced=replaced)
 
 
 class _Reading:
-    """Reads one source. Collects its mistakes and the paths that it names."""
+    """Reads one source, a file or the command line, and collects its mistakes.
 
-    def __init__(self, source: str, base: str | Path, *, convert: bool = False) -> None:
-        self.source, self.convert = source, convert
-        self.base = Path(base)
+    unchecked: keys whose files may be missing. convert: read the files of other tools too.
+    """
+
+    def __init__(
+        self, source: str, *, unchecked: Collection[str] = (), convert: bool = False
+    ) -> None:
+        self.source, self.unchecked, self.convert = source, unchecked, convert
         self.mistakes: list[Mistake] = []
-        self.paths: list[LocalPath] = []
 
-    def check(self, unused: Collection[str] = ()) -> None:
-        """Raise any mistakes as HostsFileError. unused: keys of the job, whose files may be missing."""
-        keys = {f"job.{key}" for key in unused}
-        self.mistakes += missing(place for place in self.paths if place.key not in keys)
-        raise_any(self.source, self.mistakes)
+    @contextlib.contextmanager
+    def complete(self) -> Iterator[Self]:
+        """Raise HostsFileError at the end if there were mistakes."""
+        with self._at(""):
+            yield self
+        if self.mistakes:
+            raise hosts_file_error(self.source, self.mistakes)
 
     @contextlib.contextmanager
     def _at(self, key: str, remedy: str = "") -> Iterator[None]:
         try:
             yield
         except Wrong as error:
-            self.mistakes += [mistake.within(key, remedy) for mistake in error.mistakes]
+            self.mistakes += error.within(key, remedy).mistakes
 
-    def text(self, text: str, read: Parser | None = None) -> Cluster:
-        """Return the cluster. It is complete only if `mistakes` is empty."""
-        try:
-            return self.cluster(self.tree(text, read))
-        except Wrong as error:
-            self.mistakes += error.mistakes
-            return Cluster(())
-
-    def tree(self, text: str, read: Parser | None = None) -> RawValue:
+    def tree(self, text: str) -> RawValue:
         """Parse the text. Raises Wrong for the file of another tool, which `ddpctl init` converts."""
-        if read is None and foreign.is_ini(text):
+        if foreign.is_ini(text):
             tree = foreign.read_ini(text)
         else:
-            read = read or (read_hostfile if is_hostfile(text) else read_yaml)
-            tree = read(text, self.mistakes)
-        tool = foreign.kind_of(tree)
-        if tool and self.convert:
+            tree = (read_hostfile if is_hostfile(text) else read_yaml)(text, self.mistakes)
+        if not (tool := foreign.kind_of(tree)):
+            return tree
+        if self.convert:
             return foreign.as_hosts_file(tree)
-        if tool:
-            remedy = (
-                f"`ddpctl init --from {quoted(self.source, LONGEST_PATH)}` makes a hosts file of it"
-            )
-            raise Wrong(Mistake(1, "", f"found {tool}", remedy))
-        return tree
+        command = f"`ddpctl init --from {quoted(self.source, LONGEST_PATH)}`"
+        raise Wrong(Mistake(1, "", f"found {tool}", f"{command} makes a hosts file of it"))
 
     def sections(self, tree: RawValue) -> Sections:
         if tree.kind != MAPPING:
@@ -215,6 +199,7 @@ class _Reading:
         return {name: tree.entries.get(name, RawValue(tree.line, NOTHING)) for name in SECTIONS}
 
     def cluster(self, tree: RawValue) -> Cluster:
+        """Return the cluster. It is complete only if there are no mistakes."""
         sections = self.sections(tree)
         defaults = self._section(sections, "defaults", DEFAULTS)
         if names_a_file(sections["hosts"]):
@@ -224,17 +209,11 @@ class _Reading:
         return Cluster(
             hosts=tuple(entry.host for entry in hosts),
             spares=tuple(entry.host for entry in spares),
-            job=self._job(sections, [*hosts, *spares]),
+            job=self.job(sections, [*hosts, *spares]),
             source=self.source,
         )
 
-    def job(self, tree: RawValue) -> Job:
-        """Read a file that has a section `job:`, or just the keys of one."""
-        if tree.kind == MAPPING and "job" not in tree.entries:
-            tree = RawValue(tree.line, MAPPING, entries={"job": tree})
-        return self._job(self.sections(tree), [])
-
-    def _job(self, sections: Sections, hosts: Sequence[HostEntry]) -> Job:
+    def job(self, sections: Sections, hosts: Sequence[HostEntry]) -> Job:
         """Read the section `job:`. Its values must fit together and with the hosts."""
         job = Job(**self._section(sections, "job", JOB))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
@@ -245,32 +224,21 @@ class _Reading:
         self, sections: Sections, defaults: Mapping[str, Any]
     ) -> tuple[list[HostEntry], list[HostEntry]]:
         """Read hosts, spares and defaults of another hosts file. Own defaults and spares win."""
-        value = sections["hosts"]
-        path = ""
+        value, hosts, spares = sections["hosts"], list[HostEntry](), list[HostEntry]()
         with self._at("hosts"):
             path = self._absolute(value.text, value)
-        if mistakes := list(missing([LocalPath(value.line, "hosts", path, "file")])):
-            self.mistakes += mistakes
-        if mistakes or not path:
-            return [], []
-        other = _Reading(path, Path(path).parent)
-        try:
-            theirs = other.sections(other.tree(text_of(Path(path))))
-            defaults = {**other._section(theirs, "defaults", DEFAULTS), **defaults}
-            hosts, spares = (other._hosts(theirs, name, defaults) for name in ("hosts", "spares"))
-        except Wrong as error:
-            other.mistakes += error.mistakes
-            return [], []
-        finally:
-            other.mistakes += missing(other.paths)
+            check_path(path, "file", value.line)
+            other = _Reading(path, unchecked=self.unchecked)
+            with other._at(""):
+                theirs = other.sections(other.tree(text_of(Path(path))))
+                defaults = {**other._section(theirs, "defaults", DEFAULTS), **defaults}
+                hosts, spares = (other._hosts(theirs, n, defaults) for n in ("hosts", "spares"))
             self.mistakes += [replace(mistake, source=path) for mistake in other.mistakes]
         if sections["spares"].items:
             spares = self._hosts(sections, "spares", defaults)
-        return [replace(entry, source=path) for entry in hosts], spares
+        return hosts, spares
 
-    def _section(
-        self, sections: Sections, name: str, keys: Mapping[str, SchemaKey]
-    ) -> dict[str, Any]:
+    def _section(self, sections: Sections, name: str, keys: Mapping[str, Shape]) -> dict[str, Any]:
         tree = sections[name]
         with self._at(name):  # a section in which every line is commented out is empty, not wrong
             if tree.kind not in (MAPPING, NOTHING):
@@ -286,52 +254,55 @@ class _Reading:
                 remedy = "write one `- NAME` or `- host: NAME` per line"
                 remedy += ", or the path of another hosts file" if tree.kind == TEXT else ""
                 raise wrong(tree, remedy, found)
-        entries: list[HostEntry | None] = []
+        entries: list[HostEntry] = []
         for i, item in enumerate(tree.items):
-            with self._at(f"{name}[{i}]"):
-                entries += [self._entry(f"{name}[{i}]", one, defaults) for one in unfolded(item)]
-        return [entry for entry in entries if entry is not None]
+            key = f"{name}[{i}]"
+            with self._at(key, f"write {HOST['host']['x-allowed']}"):
+                for table in _unfolded(item if item.kind == MAPPING else _long_form(item)):
+                    entries.append(self._entry(key, table, defaults))
+        return entries
 
-    def _entry(self, key: str, item: RawValue, defaults: Mapping[str, Any]) -> HostEntry | None:
-        own: dict[str, Any] = {}
-        with self._at(key, f"write {HOST['host'].allowed}"):
-            table = item if item.kind == MAPPING else _long_form(item)
-            own = self._keys(table, HOST, key)
-            if not table.entries.keys() & {"host", "name", "hostname", "address", "ip"}:
-                raise Wrong(Mistake(item.line, ".host", "found no host", "write host: NAME"))
+    def _entry(self, key: str, table: RawValue, defaults: Mapping[str, Any]) -> HostEntry:
+        """Read one host. Raises Wrong without a valid name; records other mistakes."""
+        own = self._keys(table, HOST, key)
+        if not table.entries.keys() & {"host", "ip", *HOST["host"]["x-synonyms"]}:
+            raise Wrong(Mistake(table.line, ".host", "found no host", "write host: NAME"))
         if "host" not in own:
-            return None
-        # SSH is not used for this machine, so the SSH defaults do not apply.
-        applied = ("gpus", "interface") if own["host"] == "local" else DEFAULTS
-        merged = {name: value for name, value in defaults.items() if name in applied} | own
-        return HostEntry(key, item.line, frozenset(own), Host(**merged))
+            raise Wrong  # the mistake is recorded
+        if own["host"] == "local":
+            defaults = {name: value for name, value in defaults.items() if name not in _FOR_SSH}
+            if for_ssh := [name for name in own if name in _FOR_SSH]:
+                what = f"found {', '.join(for_ssh)} on host: local"
+                remedy = "remove it: this machine is used without SSH"
+                self.mistakes.append(Mistake(table.line, f"{key}.{for_ssh[0]}", what, remedy))
+        return HostEntry(key, table.line, Host(**{**defaults, **own}), self.source)
 
-    def _keys(self, table: RawValue, keys: Mapping[str, SchemaKey], path: str) -> dict[str, Any]:
+    def _keys(self, table: RawValue, keys: Mapping[str, Shape], path: str) -> dict[str, Any]:
         """Return the valid values in `table`. Records the mistakes of the others."""
-        read: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, tree in table.entries.items():
             if len(self.mistakes) > MOST:  # an alias may repeat thousands of wrong keys
                 break
             if name in keys:
-                read |= self.value(name, keys[name], tree, f"{path}.{name}")
+                values |= self.value(name, keys[name], tree, f"{path}.{name}")
             else:
-                self.mistakes.append(unknown(name, tree.line, keys).within(f"{path}."))
-        return read
+                self.mistakes += Wrong(unknown(name, tree.line, keys)).within(f"{path}.").mistakes
+        return values
 
-    def value(self, name: str, key: SchemaKey, tree: RawValue, path: str) -> dict[str, Any]:
+    def value(self, name: str, shape: Shape, tree: RawValue, path: str) -> dict[str, Any]:
         """Return {name: value}, or {} after recording the mistake."""
-        read: dict[str, Any] = {}
-        with self._at(path, f"write {key.allowed}"):
-            value = key.read(tree)
-            kind = "file" if name == "image" and value.endswith(".sif") else key.path
-            if kind and isinstance(value, str):
-                value = self._absolute(value, tree)
-                self.paths.append(LocalPath(tree.line, path, value, kind))
-            read[name] = value
-        return read
+        values: dict[str, Any] = {}
+        with self._at(path):
+            value = read(shape, tree)
+            kind = "file" if name == "image" and value.endswith(".sif") else shape.get("x-reader")
+            values[name] = self._absolute(value, tree) if kind in PATHS else value
+            if kind in PATHS and name not in self.unchecked:
+                check_path(values[name], kind, tree.line)
+        return values
 
     def _absolute(self, written: str, tree: RawValue) -> str:
-        path = self.base / expanded(written)
+        """Return the path, which is relative to the folder of the source."""
+        path = Path(self.source).parent / expanded(written)
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes
         if absolute == "/":
@@ -344,30 +315,20 @@ def names_a_file(hosts: RawValue) -> bool:
     return hosts.kind == TEXT and ("/" in hosts.text or hosts.text.endswith((".yaml", ".yml")))
 
 
-def unfolded(item: RawValue) -> list[RawValue]:
-    """Return one entry per host of `gpu[1-8].lab`, or of a mapping with such a host.
+def _unfolded(table: RawValue) -> Iterator[RawValue]:
+    """Yield an entry per host of `host: gpu[1-8].lab`. Raises Wrong.
 
-    The internal_ip may be a range of the same length. Raises Wrong.
+    The internal_ip must be a range of the same length.
     """
-    values = item.entries if item.kind == MAPPING else {"host": item}
-    ranged = {
-        key: names_in(value.text)
-        for key, value in values.items()
-        if key in ("host", "internal_ip") and value.kind == TEXT and "[" in value.text
-    }
-    count = len(ranged.get("host", ()))
-    if count < 2:
-        return [item]
-    if count > MOST or {len(listed) for listed in ranged.values()} != {count}:
-        what = f"{count} hosts" if count > MOST else "ranges of different lengths"
-        raise wrong(item, "write a shorter range" if count > MOST else "make them equal", what)
-    made = []
-    for i in range(count):
-        own = {key: replace(values[key], text=listed[i]) for key, listed in ranged.items()}
-        made.append(
-            replace(item, entries={**values, **own}) if item.kind == MAPPING else own["host"]
-        )
-    return made
+    ranged = {key: names_in(table.entries[key].text) for key in _RANGED if key in table.entries}
+    lengths = {len(listed) for listed in ranged.values()} or {1}
+    if max(lengths) > MOST:
+        raise wrong(table, "write a shorter range", f"more than {MOST} hosts")
+    if len(lengths) > 1:
+        raise wrong(table, "make them equal", "ranges of different lengths")
+    for i in range(max(lengths)):
+        own = {key: replace(table.entries[key], text=listed[i]) for key, listed in ranged.items()}
+        yield replace(table, entries={**table.entries, **own})
 
 
 def _long_form(item: RawValue) -> RawValue:

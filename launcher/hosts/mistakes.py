@@ -13,7 +13,7 @@ MOST = 1000  # mistakes that are shown
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake. line: 0 if there is none, as for a flag. near: what the user probably meant.
+    """A mistake. line: 0 if there is none, as for a flag.
 
     allowed: all names that would be right, which are printed once per file. source: the file, if it
     is not the one that is read.
@@ -23,21 +23,15 @@ class Mistake:
     key: str
     what: str
     remedy: str = ""
-    near: str | None = None
     allowed: str = ""
     source: str = ""
-
-    def within(self, key: str, remedy: str = "") -> Mistake:
-        """Return the mistake with `key` before its own key. `remedy` counts only if it has none."""
-        return replace(self, key=key + self.key, remedy=self.remedy or remedy)
 
     def error(self, source: str) -> UsageError:
         """Return the error for a mistake in the file `source`."""
         place = quoted(self.source or source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
-        near = f"did you mean '{self.near}'?" if self.near else ""
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
         what = ": ".join(filter(None, [place, self.key, self.what]))
-        return UsageError(what, "; ".join(filter(None, [self.remedy, near, allowed])))
+        return UsageError(what, "; ".join(filter(None, [self.remedy, allowed])))
 
 
 class Wrong(Exception):
@@ -47,9 +41,15 @@ class Wrong(Exception):
         super().__init__()
         self.mistakes = mistakes
 
+    def within(self, key: str, remedy: str = "") -> Wrong:
+        """Return the error with `key` before all keys. `remedy` is for mistakes that have none."""
+        return Wrong(
+            *(replace(m, key=key + m.key, remedy=m.remedy or remedy) for m in self.mistakes)
+        )
 
-def raise_any(source: str, mistakes: Sequence[Mistake]) -> None:
-    """Raise HostsFileError if there are mistakes. It has each once, in the order of the file."""
+
+def hosts_file_error(source: str, mistakes: Sequence[Mistake]) -> HostsFileError:
+    """Return the error for a wrong file. It has each mistake once, in the order of the file."""
     errors, printed = list[UsageError](), set[str]()
     for mistake in sorted(dict.fromkeys(mistakes), key=lambda mistake: mistake.line)[:MOST]:
         if mistake.allowed in printed:
@@ -58,5 +58,4 @@ def raise_any(source: str, mistakes: Sequence[Mistake]) -> None:
         errors.append(mistake.error(source))
     if len(mistakes) > MOST:
         errors.append(Mistake(0, "", "found more mistakes", "correct these first").error(source))
-    if errors:
-        raise HostsFileError(errors)
+    return HostsFileError(errors)

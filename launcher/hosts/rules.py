@@ -8,23 +8,17 @@ from dataclasses import dataclass
 from ..text import quoted
 from .mistakes import Mistake
 from .model import Host, Job
+from .schema import JOB, PACKAGES_REMEDY
 
-_SSH_KEYS = ("user", "port", "identity_file", "proxy_jump", "host_keys")
-_LIMITS = ("tmpfs", "devices", "cap_add", "ulimits", "pids_limit", "new_privileges")
-_PROCESS_KEYS = ("python", "conda", "requirements")
 _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")
 
 
 @dataclass(frozen=True)
 class HostEntry:
-    """A host with its position in the file. own: its own keys, without defaults.
-
-    source: the file, if it is not the one that is read.
-    """
+    """A host with its position in a file. source: the file, if it is not the one that is read."""
 
     key: str
     line: int
-    own: frozenset[str]
     host: Host
     source: str = ""
 
@@ -55,11 +49,6 @@ def broken_rules(
 
 def _entry_rules(entry: HostEntry, job: Job) -> Iterator[Mistake]:
     host = entry.host
-    ssh_keys = [key for key in _SSH_KEYS if key in entry.own]
-    if host.is_local and ssh_keys:
-        found = f"{', '.join(ssh_keys)} on host: local"
-        remedy = "remove it: this machine is used without SSH"
-        yield entry.mistake(f".{ssh_keys[0]}", found, remedy)
     count = len(host.gpu_ids)
     key, wanted = f"{entry.key}.nproc_per_node", host.nproc_per_node
     if wanted is None:
@@ -92,20 +81,15 @@ def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mis
 
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
     """Yield for each broken rule: the key of the job, what was found there, and the remedy."""
-    refused = ("mounts", *_LIMITS) if job.engine == "process" else (*_LIMITS, "user")
-    why = "which has no container" if job.engine == "process" else "which cannot set it"
-    for key in refused if job.engine != "docker" else ():
-        if getattr(job, key) != getattr(Job(), key):
-            found = f"{key} with engine: {job.engine}, {why}"
-            yield key, found, "remove it, or use engine: docker"
+    for key, shape in JOB.items():
+        engines = shape.get("x-engines", [job.engine])
+        if job.engine not in engines and getattr(job, key) != getattr(Job(), key):
+            remedy = f"remove it, or set engine: {engines[0]}"
+            if key == "requirements":
+                remedy += f"; {PACKAGES_REMEDY}"
+            yield key, f"{key} with engine: {job.engine}", remedy
     if job.image.endswith(".sif") and job.engine != "apptainer":
         yield "image", f"a .sif file with engine: {job.engine}", "set engine: apptainer"
-    for key in _PROCESS_KEYS if job.engine != "process" else ():
-        if getattr(job, key):
-            remedy = "remove it, or set engine: process"
-            if key == "requirements":
-                remedy += "; `ddpctl image build` installs packages in an image"
-            yield key, f"{key} with engine: {job.engine}", remedy
     if job.python and job.conda:
         yield "conda", "both python and conda", "keep one of them"
     own = dict.fromkeys(_OWN_FOLDERS, "ddpctl's own folders are")

@@ -1,8 +1,7 @@
-"""Readers: from a value as written in a hosts file to the value that ddpctl works with.
+"""From a value as written in a hosts file to the value that ddpctl works with.
 
-A reader takes a RawValue and returns the value. It raises Wrong with all mistakes in it; those
-without a remedy get "write ..." from the key's `x-allowed`. `reader` makes a reader from a part of
-hosts.schema.json. READERS are for what a schema cannot express.
+`read` follows a part of hosts.schema.json; READERS are for what a schema cannot express. Both raise
+Wrong with all mistakes in the value. Those without a remedy get "write ..." from `x-allowed`.
 """
 
 import ipaddress
@@ -21,29 +20,25 @@ from .yaml_tree import LIST, MAPPING, NOTHING, TEXT, RawValue
 
 LONGEST_DURATION = 365 * 86400  # seconds
 SMALLEST_SIZE, LARGEST_SIZE = 2**20, 2**50  # bytes
+PATHS = ("file", "requirements", "env file", "folder", "dataset")  # `x-reader` of local paths
 SET_BY_DDPCTL = frozenset(
-    {
-        *("DDPCTL_RUN_ID", "DDPCTL_ATTEMPT", "DDPCTL_NODE_RANK", "DDPCTL_NNODES"),
-        *("DDPCTL_CHECKPOINT_DIR", "DDPCTL_OUTPUT_DIR", "DDPCTL_RESUME"),
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-        *("MASTER_ADDR", "MASTER_PORT"),
-    }
+    "DDPCTL_RUN_ID DDPCTL_ATTEMPT DDPCTL_NODE_RANK DDPCTL_NNODES DDPCTL_CHECKPOINT_DIR "
+    "DDPCTL_OUTPUT_DIR DDPCTL_RESUME RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE "
+    "LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
 )
-_LOGS = "remove it: `ddpctl logs` shows the output of every rank"
-_RENDEZVOUS = "remove it: ddpctl tells the nodes where to meet"
-_SCRIPT = "put it into job.command"
-TORCHRUN_FLAGS = {  # those that ddpctl sets: what to do instead
+_TORCHRUN_FLAGS = {  # those that ddpctl sets: what to do instead
     "--nnodes": "list the nodes under hosts:",
     "--nproc-per-node": "set job.nproc_per_node",
     "--max-restarts": "set job.max_restarts",
     "--master-port": "set job.master_port",
     "--master-addr": "set internal_ip of the first host",
-    **dict.fromkeys(("--node-rank", "--standalone"), _RENDEZVOUS),
-    **dict.fromkeys(
-        (f"--rdzv-{what}" for what in ("backend", "endpoint", "id", "conf")), _RENDEZVOUS
+    "--node-rank --standalone --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf": (
+        "remove it: ddpctl tells the nodes where to meet"
     ),
-    **dict.fromkeys(("--redirects", "-r", "--tee", "-t", "--log-dir", "--logs-specs"), _LOGS),
-    **dict.fromkeys(("--module", "-m", "--no-python", "--run-path", "--"), _SCRIPT),
+    "--redirects -r --tee -t --log-dir --logs-specs": (
+        "remove it: `ddpctl logs` shows the output of every rank"
+    ),
+    "--module -m --no-python --run-path --": "put it into job.command",
 }
 _NUMBER = re.compile("0|-?[1-9][0-9]{0,29}")  # YAML would read a leading 0 as octal
 _STARTER = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|srun|horovodrun")
@@ -57,103 +52,82 @@ _NOT_IN_USER = set("'`\";&<>|(){}@:,/")
 P = TypeVar("P")
 T = TypeVar("T")
 Shape: TypeAlias = Mapping[str, Any]  # a part of hosts.schema.json
-Reader: TypeAlias = Callable[[RawValue], Any]
 
 
-def wrong(value: RawValue, remedy: str = "", found: str = "", near: str | None = None) -> Wrong:
+def wrong(value: RawValue, remedy: str = "", found: str = "") -> Wrong:
     """Return the error for a value. found: what is wrong, in words; default: the value itself."""
-    return Wrong(Mistake(value.line, "", f"found {found or value.shown}", remedy, near))
+    return Wrong(Mistake(value.line, "", f"found {found or value.shown}", remedy))
 
 
-def reader(shape: Shape) -> Reader:
-    """Return a reader of the values that a part of the schema describes."""
-    if name := shape.get("x-reader"):
-        return READERS[name]
-    options = shape.get("anyOf", [shape])
-    readers: dict[str, Reader] = {}  # of lists and mappings
-    for option in options:
-        if option.get("type") == "array":
-            readers[LIST] = _list_reader(option)
-        elif option.get("type") == "object":
-            readers[MAPPING] = mapping_of(
-                reader(option["propertyNames"]), reader(option["additionalProperties"])
-            )
-    read_one = _one_value_reader(options)
-    return lambda value: readers.get(value.kind, read_one)(value)
+def read(shape: Shape, value: RawValue) -> Any:
+    """Return the value, which must be as this part of the schema says."""
+    try:
+        if name := shape.get("x-reader"):
+            return READERS[name](value)
+        options = shape.get("anyOf", [shape])
+        by_type = {str(option.get("type")): option for option in options}
+        if value.kind == LIST and "array" in by_type:
+            return _list(by_type["array"], value)
+        if value.kind == MAPPING and "object" in by_type:
+            return _mapping(by_type["object"], value)
+        return _one_value(options, value)
+    except Wrong as error:
+        remedy = f"write {shape['x-allowed']}" if "x-allowed" in shape else ""
+        raise error.within("", remedy) from None
 
 
-def _one_value_reader(options: Iterable[Shape]) -> Reader:
-    """Return a reader of a word, a whole number in a range, or a text that matches a pattern."""
+def _one_value(options: Iterable[Shape], value: RawValue) -> object:
+    """Read a word, a whole number in a range, or a text that matches a pattern."""
+    written = as_written(value)
     words = [word for o in options for word in o.get("enum", [o["const"]] if "const" in o else [])]
-    remedy = next((f"write {o['x-allowed']}" for o in options if "x-allowed" in o), "")
-
-    def read(value: RawValue) -> object:
-        written = as_written(value)
-        if written in words:
-            return written
-        for option in options:
-            if "minimum" in option and _NUMBER.fullmatch(written):
-                if option["minimum"] <= (number := int(written)) <= option["maximum"]:
-                    return number
-            elif "pattern" in option and re.fullmatch(option["pattern"], written, re.DOTALL):
-                return text(value) if option.get("type") == "string" else written
-        raise wrong(value, remedy, near=nearest(written, words))
-
-    return read
+    if written in words:
+        return written
+    for option in options:
+        if "minimum" in option and _NUMBER.fullmatch(written):
+            if option["minimum"] <= (number := int(written)) <= option["maximum"]:
+                return number
+        elif "pattern" in option and re.fullmatch(option["pattern"], written, re.DOTALL):
+            return text(value) if option.get("type") == "string" else written
+    near = nearest(written, words)
+    raise wrong(value, f"did you mean '{near}'?" if near else "")
 
 
-def _list_reader(shape: Shape) -> Reader:
-    read_items = list_of(reader(shape["items"]))
-
-    def read(value: RawValue) -> tuple[Any, ...]:
-        items = read_items(value)
-        if len(items) < shape.get("minItems", 0):
-            raise wrong(value, found="an empty list")
-        for item, count in Counter(items).items() if shape.get("uniqueItems") else ():
-            if count > 1:
-                raise wrong(value, "name each once", f"{item} twice")
-        return items
-
-    return read
+def _list(shape: Shape, value: RawValue) -> tuple[Any, ...]:
+    items = _items(value, lambda item: read(shape["items"], item))
+    if len(items) < shape.get("minItems", 0):
+        raise wrong(value, found="an empty list")
+    for item, count in Counter(items).items() if shape.get("uniqueItems") else ():
+        if count > 1:
+            raise wrong(value, "name each once", f"{item} twice")
+    return items
 
 
-def each(parts: Iterable[tuple[str, P]], read: Callable[[P], T]) -> list[T]:
+def _items(value: RawValue, read_item: Callable[[RawValue], T]) -> tuple[T, ...]:
+    if value.kind != LIST:
+        raise wrong(value)
+    return tuple(_each(((f"[{i}]", item) for i, item in enumerate(value.items)), read_item))
+
+
+def _mapping(shape: Shape, value: RawValue) -> dict[str, Any]:
+    def read_entry(name: str) -> tuple[str, Any]:
+        entry = value.entries[name]
+        read(shape["propertyNames"], RawValue(entry.line, TEXT, name))
+        return name, read(shape["additionalProperties"], entry)
+
+    return dict(_each(((f".{quoted(name)}", name) for name in value.entries), read_entry))
+
+
+def _each(parts: Iterable[tuple[str, P]], read_part: Callable[[P], T]) -> list[T]:
     """Read every part under its key. Raises Wrong with the mistakes of all parts."""
-    values, mistakes = [], []
+    values, mistakes = list[T](), list[Mistake]()
     for key, part in parts:
         try:
-            values.append(read(part))
+            values.append(read_part(part))
         except Wrong as error:
-            mistakes += [mistake.within(key) for mistake in error.mistakes]
+            mistakes += error.within(key).mistakes
     if mistakes:
         raise Wrong(*mistakes)
     return values
-
-
-def list_of(read: Callable[[RawValue], T]) -> Callable[[RawValue], tuple[T, ...]]:
-    def read_list(value: RawValue) -> tuple[T, ...]:
-        if value.kind != LIST:
-            raise wrong(value)
-        return tuple(each(((f"[{i}]", item) for i, item in enumerate(value.items)), read))
-
-    return read_list
-
-
-def mapping_of(
-    read_name: Callable[[RawValue], object], read: Callable[[RawValue], T]
-) -> Callable[[RawValue], dict[str, T]]:
-    def read_mapping(value: RawValue) -> dict[str, T]:
-        if value.kind != MAPPING:
-            raise wrong(value)
-
-        def read_entry(name: str) -> tuple[str, T]:
-            entry = value.entries[name]
-            read_name(RawValue(entry.line, TEXT, name))
-            return name, read(entry)
-
-        return dict(each(((f".{quoted(name)}", name) for name in value.entries), read_entry))
-
-    return read_mapping
 
 
 def as_written(value: RawValue) -> str:
@@ -244,7 +218,7 @@ def address(value: RawValue) -> str:
 
 
 def command(value: RawValue) -> tuple[str, ...]:
-    words = _words(value) if value.kind == TEXT else list_of(as_written)(value)
+    words = _words(value) if value.kind == TEXT else _items(value, as_written)
     if not words or not words[0]:
         raise wrong(value, found="nothing to run")
     start = _start_of_script(words)
@@ -295,7 +269,7 @@ def arguments(value: RawValue) -> tuple[str, ...]:
     """Read a list of arguments. Numbers and `yes` stay as written."""
     if value.kind == TEXT and value.text.split():
         raise wrong(value, f"write {_as_list(_words(value))}")
-    return list_of(as_written)(value)
+    return _items(value, as_written)
 
 
 def torchrun_flags(value: RawValue) -> tuple[str, ...]:
@@ -305,8 +279,8 @@ def torchrun_flags(value: RawValue) -> tuple[str, ...]:
         flag = word.partition("=")[0].replace("_", "-")
         if not flag.startswith("--"):
             flag = flag[:2]  # -r3
-        for own, remedy in TORCHRUN_FLAGS.items():
-            if flag == own or (own.startswith(flag) and len(flag) > 2):
+        for ours, remedy in _TORCHRUN_FLAGS.items():
+            if any(flag == own or (own.startswith(flag) and len(flag) > 2) for own in ours.split()):
                 raise wrong(value, remedy, f"{quoted(word)}, which ddpctl sets itself")
     if words and not words[0].startswith("-"):
         raise wrong(value, "put the script into job.command", quoted(words[0]))
@@ -320,12 +294,13 @@ def wrong_env_name(name: str) -> str:
     return "remove it: ddpctl or torchrun sets it on each node" if name in SET_BY_DDPCTL else ""
 
 
-def _env_name(name: RawValue) -> None:
+def variable(name: RawValue) -> str:
     if remedy := wrong_env_name(name.text):
         raise wrong(name, remedy, f"the name {quoted(name.text)}")
+    return name.text
 
 
-def _capability(value: RawValue) -> str:
+def capability(value: RawValue) -> str:
     name = text(value).upper().removeprefix("CAP_")
     if not re.fullmatch("[A-Z_]{2,40}", name):
         raise wrong(value)
@@ -351,17 +326,18 @@ def size(value: RawValue) -> int:
     return number
 
 
-READERS: Mapping[str, Reader] = {  # by `x-reader`
+READERS: Mapping[str, Callable[[RawValue], Any]] = {  # by `x-reader`
     "host": host,
     "login": login,
     "proxy_jump": proxy_jump,
     "address": address,
     "command": command,
     "arguments": arguments,
+    "as written": as_written,  # of env: {B: yes} gives "yes"
     "torchrun flags": torchrun_flags,
-    "env": mapping_of(_env_name, as_written),  # {B: yes} gives "yes"
-    "capabilities": list_of(_capability),
+    "variable": variable,
+    "capability": capability,
     "duration": duration,
     "size": size,
-    **dict.fromkeys(("file", "requirements", "env file", "folder"), path),
+    **dict.fromkeys(PATHS, path),
 }

@@ -57,7 +57,7 @@ def test_the_page_has_a_row_for_every_key_and_no_other() -> None:
 
 
 def test_the_default_in_words_is_the_default_in_fact() -> None:
-    job = {name: key.default for name, key in JOB.items()}
+    job = {name: key["x-default"] for name, key in JOB.items()}
     facts = parse("hosts: [a]", "x").job
     assert parse(f"hosts: [a]\njob: {{image: '{job['image']}'}}", "x").job == facts
     for name in ("engine", "master_port", "shm_size", "user", "max_restarts", "stop_timeout"):

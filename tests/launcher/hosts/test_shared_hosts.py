@@ -61,6 +61,10 @@ def test_a_mistake_names_the_file_that_it_is_in(lab: Path) -> None:
     assert f"{path}:1: job.imge" in str(wrong.value)
     assert f"{other}:2: hosts[0].prot" in str(wrong.value)
     assert f"{other}:3: hosts[1]: found gpu1 twice" in str(wrong.value)
+    other.write_text("hosts: [gpu1]\nspares:\n  - gpu1\n")
+    with pytest.raises(HostsFileError) as wrong:
+        load(path)
+    assert f"{other}:3: spares[0]: found gpu1 twice" in str(wrong.value)
     with pytest.raises(
         HostsFileError, match=r"own.yaml:1: hosts: found .*nowhere.yaml, which does not exist"
     ):

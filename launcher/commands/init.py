@@ -4,9 +4,8 @@ import fnmatch
 import os
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,7 +17,7 @@ from . import complete, options
 from .options import flag, option
 
 if TYPE_CHECKING:
-    from ..hosts.init import Answers, HostLine
+    from ..hosts.init import HostLine
 
 SSH_CONFIG = "~/.ssh/config"
 
@@ -64,36 +63,24 @@ def init(
     ddpctl init lab.yaml --ssh-config 'gpu*'
     ddpctl init --from inventory.ini
     """
-    from ..hosts import Job
-    from ..hosts import init as starter
+    from ..hosts.init import compose
 
     if os.path.lexists(file) and not force:
         raise UsageError(f"{file}: already exists", "pass --force or another name")
     console = options.console(quiet, verbose)
-    asks = not (named or source or ssh_config) and options.can_ask()
-    ask = _prompt if asks else lambda _, default: default
-    hosts = _asked_hosts() if asks else _hosts(named or [], source, ssh_config)
-    answers = starter.Answers(hosts, user, key, gpus=gpus or "all")
-    if asks:
-        answers = _ask_about_hosts(answers, file, console, ask_gpus=gpus is None)
-    if image is None:
-        image = _asked_image(Job.image, console) if asks else Job.image
-    if workdir is None:  # the hosts need a copy of the script
-        has_script = asks and any(Path().glob("*.py"))
-        if command is not None:
-            has_script = command.split(" ")[0].endswith(".py")
-        workdir = ask("Folder with your code, or none", "." if has_script else "none")
-        workdir = None if workdir == "none" else workdir
-    if dataset is None:
-        dataset = ask("Folder with your data, or none", "none")
-        dataset = None if dataset == "none" else dataset
-    line = ask("Command for torchrun", " ".join(Job.command)) if command is None else command
-    words = _words(line)
-    if asks and command is None and (why := _not_found(words, workdir)):
-        console.say(why)
-        words = _words(ask("Command for torchrun", shlex.join(words)))
-    answers = replace(answers, image=image, workdir=workdir, dataset=dataset, command=words)
-    text = starter.compose(answers, str(file))
+    flags = {"user": user, "identity_file": key, "gpus": gpus, "image": image}
+    flags |= {"workdir": workdir, "dataset": dataset}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    if command is not None:
+        given["command"] = _words(command)
+    if named or source or ssh_config or not options.can_ask():
+        hosts = _hosts(named or [], source, ssh_config)
+        if command is not None and given["command"][0].endswith(".py"):
+            given.setdefault("workdir", ".")  # the hosts need a copy of the script
+    else:
+        hosts = _ask_about_hosts(_asked_hosts(), given, str(file), console)
+        _ask_about_job(given, console)
+    text = compose(hosts, given, str(file))
     try:
         with file.open("w" if force else "x") as out:
             out.write(text)
@@ -125,56 +112,24 @@ def _not_found(command: tuple[str, ...], workdir: str | None) -> str:
         return str(error)
 
 
-def _ask_about_hosts(answers: Answers, file: Path, console: Console, *, ask_gpus: bool) -> Answers:
-    """Add the login and the GPUs. The defaults come from `ssh` and from the hosts."""
-    from ..hosts import parse
-    from ..hosts.init import compose
-    from ..preflight.first_look import look, ssh_login
+def _named(text: str) -> list[HostLine]:
+    """Return the hosts of a list such as `gpu[1-2,5],login`."""
+    from ..hosts.init import HostLine
 
-    name = str(file)
-    remote = [host for host in parse(compose(answers, name), name).hosts if not host.is_local]
-    if remote:
-        user, key = ssh_login(remote[0])
-        if answers.user is None and (answer := _prompt("SSH user", user)) != user:
-            answers = replace(answers, user=answer)
-        if answers.identity_file is None and (answer := _prompt("SSH key", key)) != key:
-            answers = replace(answers, identity_file=answer)
-    hosts = parse(compose(answers, name), name).hosts
-    lines = look(hosts, console)
-    if unknown := [line.host for line in lines if line.new_key]:
-        question = (
-            f"Accept the host keys of {names(unknown)} and add them to known_hosts? Whoever answers "
-            "at these addresses now is then trusted; a key that changes later is refused"
-        )
-        if typer.confirm(question, err=True):
-            answers = replace(answers, host_keys="accept-new")
-            hosts = parse(compose(answers, name), name).hosts
-            lines = look(hosts, console)
-    for host, line in zip(hosts, lines, strict=True):
-        if line.gpus is not None:
-            console.say(f"{host.name}: {line.note}")
-    gpus = answers.gpus
-    if ask_gpus:
-        none_has = {line.gpus for line in lines} - {None} == {0}
-        gpus = _prompt("GPUs per host", "0" if none_has else "all")
-    entries = tuple(
-        entry._replace(gpus=0 if line.gpus == 0 and gpus != "0" else None, note=line.note)
-        for entry, line in zip(answers.hosts, lines, strict=True)
-    )
-    return replace(answers, hosts=entries, gpus=gpus)
+    words = re.split(r",(?![^\[]*\])", text)
+    return [HostLine(name) for word in words for name in names_in(word) if word]
 
 
-def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[HostLine, ...]:
+def _hosts(named: list[str], source: str | None, pattern: str | None) -> list[HostLine]:
     from ..hosts import Host, load
     from ..hosts.init import HostLine, ssh_aliases
 
-    words = re.split(r",(?![^\[]*\])", ",".join(named))
-    lines = [HostLine(name) for word in words for name in names_in(word) if word]
+    lines = _named(",".join(named))
     if source is not None:
         for host in load(source, job_files=False, convert=True).hosts:
             settings = vars(host).items()
             keys = {key: value for key, value in settings if value != getattr(Host, key, "")}
-            lines.append(HostLine(keys.pop("host"), keys=keys))
+            lines.append(HostLine(keys.pop("host"), keys))
     if pattern is not None:
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
@@ -184,17 +139,74 @@ def _hosts(named: list[str], source: str | None, pattern: str | None) -> tuple[H
         lines += [HostLine(name) for name in names]
     if not lines:
         raise UsageError("no hosts", "pass -H, --from or --ssh-config, or use a terminal")
-    return tuple(lines)
+    return lines
 
 
-def _asked_hosts() -> tuple[HostLine, ...]:
-    from ..hosts.init import HostLine, ssh_aliases
+def _asked_hosts() -> list[HostLine]:
+    from ..hosts.init import ssh_aliases
 
     known = ssh_aliases(expanded(SSH_CONFIG))[:8]
     hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
     answer = _prompt(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
-    words = re.sub(r",(?![^\[]*\])", " ", answer).split()
-    return tuple(HostLine(name) for word in words for name in names_in(word))
+    return _named(",".join(answer.split()))
+
+
+def _ask_about_hosts(
+    lines: list[HostLine], given: dict[str, Any], name: str, console: Console
+) -> list[HostLine]:
+    """Add login and GPUs to `given`, notes to the hosts. Defaults come from `ssh` and the hosts."""
+    from ..hosts import parse
+    from ..hosts.init import compose
+    from ..preflight.first_look import look, ssh_login
+
+    hosts = parse(compose(lines, given, name), name).hosts
+    if remote := [host for host in hosts if not host.is_local]:
+        user, identity_file = ssh_login(remote[0])
+        asked = (("user", "SSH user", user), ("identity_file", "SSH key", identity_file))
+        for key, question, default in asked:
+            if key not in given and (answer := _prompt(question, default)) != default:
+                given[key] = answer
+    looks = look(parse(compose(lines, given, name), name).hosts, console)
+    if unknown := [one.host for one in looks if one.new_key]:
+        question = (
+            f"Accept the host keys of {names(unknown)} and add them to known_hosts? Whoever answers "
+            "at these addresses now is then trusted; a key that changes later is refused"
+        )
+        if typer.confirm(question, err=True):
+            given["host_keys"] = "accept-new"
+            looks = look(parse(compose(lines, given, name), name).hosts, console)
+    for one in looks:
+        if one.gpus is not None:
+            console.say(f"{one.host}: {one.note}")
+    if "gpus" not in given:
+        none_has = {one.gpus for one in looks} - {None} == {0}
+        given["gpus"] = _prompt("GPUs per host", "0" if none_has else "all")
+    has_own = [one.gpus == 0 and given["gpus"] != "0" for one in looks]
+    return [
+        line._replace(keys={"gpus": 0} if own else {}, note=one.note)
+        for line, own, one in zip(lines, has_own, looks, strict=True)
+    ]
+
+
+def _ask_about_job(given: dict[str, Any], console: Console) -> None:
+    """Add to `given` what no flag has set: image, workdir, dataset and command."""
+    from ..hosts import Job
+
+    if "image" not in given:
+        given["image"] = _asked_image(Job.image, console)
+    has_script = any(Path().glob("*.py"))
+    if "command" in given:
+        has_script = given["command"][0].endswith(".py")
+    for key, what, default in (("workdir", "code", "." * has_script), ("dataset", "data", "")):
+        question = f"Folder with your {what}, or none"
+        if key not in given and (answer := _prompt(question, default or "none")) != "none":
+            given[key] = answer
+    if "command" not in given:
+        words = _words(_prompt("Command for torchrun", " ".join(Job.command)))
+        if why := _not_found(words, given.get("workdir")):
+            console.say(why)
+            words = _words(_prompt("Command for torchrun", shlex.join(words)))
+        given["command"] = words
 
 
 def _asked_image(default: str, console: Console) -> str:

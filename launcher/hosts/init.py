@@ -1,9 +1,7 @@
 """Compose a first hosts file for `ddpctl init`, and read the hosts of ~/.ssh/config."""
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,34 +16,11 @@ INCLUDE_DEPTH = 16  # the same limit as ssh
 
 
 class HostLine(NamedTuple):
-    """A host name for `ssh`, or `local`. gpus: None for the default. note: becomes a comment.
-
-    keys: its other keys. new_key: known_hosts does not have its key.
-    """
+    """An entry of `hosts:`. host: as `ssh` takes it, or `local`. note: becomes a comment."""
 
     host: str
-    gpus: int | None = None
+    keys: Mapping[str, object] = MappingProxyType({})  # other than host
     note: str = ""
-    keys: Mapping[str, object] = MappingProxyType({})
-    new_key: bool = False
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The user's answers. None: show the key only as a commented-out example.
-
-    gpus: all, a count or ids such as 0,1; for hosts without their own count.
-    """
-
-    hosts: tuple[HostLine, ...]
-    user: str | None = None
-    identity_file: str | None = None
-    host_keys: str | None = None
-    gpus: str = "all"
-    image: str = Job.image
-    workdir: str | None = None
-    dataset: str | None = None
-    command: tuple[str, ...] = Job.command
 
 
 _FILE = """\
@@ -64,55 +39,57 @@ hosts:                         # list order is rank order: the first is node 0, 
 job:
 {job}
 """
-# Key, example (used if the user gave no answer), purpose.
+# Key, value or example, purpose.
 _DEFAULTS = (
     ("user", "ubuntu", "the SSH user; default: what `ssh HOST` uses"),
     ("identity_file", "~/.ssh/id_ed25519", "the SSH key; default: what `ssh HOST` uses"),
     ("host_keys", "accept-new", "adds unknown host keys to known_hosts; default: ask"),
-    ("gpus", "", "all | a count | a list of ids | 0 for CPU"),
+    ("gpus", "all", "all | a count | a list of ids | 0 for CPU"),
 )
 _JOB = (
-    ("image", "", "any image with Python and torch"),
+    ("image", Job.image, "any image with Python and torch"),
     ("workdir", ".", "your code: pushed, mounted at /workspace"),
     ("dataset", "./data", "your data: pushed, mounted read-only at /data"),
-    ("command", "", "what torchrun runs; `-- ...` overrides it"),
-    ("nproc_per_node", "2", "default: one per GPU; 1 on a CPU host"),
-    ("master_port", "", "a free port of node 0; or a number"),
-    ("max_restarts", "3", "whole-job restarts, each from the newest checkpoint"),
+    ("command", Job.command, "what torchrun runs; `-- ...` overrides it"),
+    ("nproc_per_node", 2, "default: one per GPU; 1 on a CPU host"),
+    ("master_port", "auto", "a free port of node 0; or a number"),
+    ("max_restarts", 3, "whole-job restarts, each from the newest checkpoint"),
 )
+_ALWAYS = ("gpus", "image", "command", "master_port")  # the others: a comment, unless given
 
 
-def compose(answers: Answers, name: str) -> str:
-    """Return a commented hosts file. Raises HostsFileError if the answers are invalid."""
-    words = ", ".join(json.dumps(word, ensure_ascii=False) for word in answers.command)
-    given = {key: scalar(text) for key, text in vars(answers).items() if isinstance(text, str)}
-    given |= {"command": f"[{words}]", "master_port": "auto", "gpus": answers.gpus}
-    if "," in answers.gpus:
-        given["gpus"] = f"[{answers.gpus.strip('[]')}]"
+def compose(hosts: Iterable[HostLine], given: Mapping[str, object], name: str) -> str:
+    """Return a commented hosts file. given: values by key, of `defaults:` and `job:`.
+
+    gpus: all, a count or ids such as 0,1. Raises HostsFileError if a value is invalid.
+    """
+    written = {key: scalar(value) for key, value in given.items()}
+    if "gpus" in given:
+        gpus = str(given["gpus"])
+        written["gpus"] = f"[{gpus.strip('[]')}]" if "," in gpus else gpus
     text = _FILE.format(
         schema=FILE.as_uri(),
         name=name,
-        defaults=_rows(_DEFAULTS, given),
-        hosts="\n".join(map(_host, answers.hosts)),
-        job=_rows(_JOB, given),
+        defaults=_rows(_DEFAULTS, written),
+        hosts="\n".join(map(_host, hosts)),
+        job=_rows(_JOB, written),
     )
     parse(text, name)
     return text
 
 
-def _rows(keys: Iterable[tuple[str, str, str]], given: Mapping[str, str]) -> str:
+def _rows(keys: Iterable[tuple[str, object, str]], written: Mapping[str, str]) -> str:
     """Return a line per key with its value, or with a commented-out example."""
     lines = []
-    for key, example, why in keys:
-        line = f"  {key}: {given[key]}" if key in given else f"  # {key}: {example}"
-        lines.append(f"{line:<30} # {why}")
+    for key, default, why in keys:
+        mark = "" if key in written or key in _ALWAYS else "# "
+        lines.append(f"{f'  {mark}{key}: {written.get(key, scalar(default))}':<30} # {why}")
     return "\n".join(lines)
 
 
 def _host(entry: HostLine) -> str:
-    keys = dict(entry.keys) | ({} if entry.gpus is None else {"gpus": entry.gpus})
-    line = f"  - {'host: ' if keys else ''}{scalar(entry.host)}"
-    others = [f"    {key}: {scalar(value)}" for key, value in keys.items()]
+    line = f"  - {'host: ' if entry.keys else ''}{scalar(entry.host)}"
+    others = [f"    {key}: {scalar(value)}" for key, value in entry.keys.items()]
     return "\n".join([f"{line:<30} # {entry.note}" if entry.note else line, *others])
 
 

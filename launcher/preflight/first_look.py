@@ -2,16 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import HostUnreachable, UnknownHostKey, lines
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
-from ..hosts.init import HostLine
 from ..ssh.many import ask_each
 from ..ssh.node import connected
 from ..ssh.route import route_to
 from ..terminal.console import Console
+
+
+class FirstLook(NamedTuple):
+    """What `init` learns of a host. gpus: their number, None without an answer. note: for the user."""
+
+    host: str
+    gpus: int | None
+    note: str
+    new_key: bool = False  # known_hosts does not have its key
 
 
 def ssh_login(host: Host) -> tuple[str, str]:
@@ -23,11 +32,8 @@ def ssh_login(host: Host) -> tuple[str, str]:
     return route.user, next((key for key in route.identity_files if Path(key).is_file()), "")
 
 
-def look(hosts: Sequence[Host], console: Console) -> list[HostLine]:
-    """Ask all hosts concurrently. Prints a line about each host that does not answer.
-
-    An entry has the number of GPUs (None without an answer) and a note for the user.
-    """
+def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
+    """Ask all hosts concurrently. Prints a line about each host that does not answer."""
     with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
         facts, failures = ask_each(
             nodes, lambda node: gather_one(node, ports=False, check=["", ""])
@@ -38,13 +44,13 @@ def look(hosts: Sequence[Host], console: Console) -> list[HostLine]:
     return [described(h.name, facts.get(h.name))._replace(new_key=h.name in unknown) for h in hosts]
 
 
-def described(host: str, facts: Facts | None) -> HostLine:
+def described(host: str, facts: Facts | None) -> FirstLook:
     if facts is None:
-        return HostLine(host, None, "did not answer; `ddpctl check` shows why")
+        return FirstLook(host, None, "did not answer; `ddpctl check` shows why")
     models, count = {gpu.name for gpu in facts.gpus}, len(facts.gpus)
     what = f"{count} GPUs" if count else "no GPU"
     if len(models) == 1:
         what = f"{count} x {models.pop()}"
     disk = facts.details.disk(facts.home) if facts.details else None
     free = f", {disk.kib_free / 2**20:.0f} GiB free in {facts.home}" if disk else ""
-    return HostLine(host, count, what + free)
+    return FirstLook(host, count, what + free)

@@ -86,21 +86,17 @@ def root(
 
 
 def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None]:
-    """Wrap a command for typer: its outcome or its error becomes the exit code. None: 0."""
+    """Wrap a command for typer: its outcome or a bug becomes the exit code. None: 0."""
 
     @functools.wraps(function)
     def command(*args: object, **kwargs: object) -> None:
         try:
             result = function(*args, **kwargs)
             code = result.exit if isinstance(result, Outcome) else result or Exit.DONE
-        except DdpctlError as error:
-            Console().error(str(error))
-            code = error.exit_code
-        except KeyboardInterrupt:
-            Console().error("interrupted")
-            code = Exit.INTERRUPTED
-        except (typer.Exit, typer.Abort):
+        except (typer.Exit, typer.Abort, DdpctlError):
             raise
+        except KeyboardInterrupt:
+            raise typer.Abort from None
         except Exception as error:
             Console().error(internal_error(error))
             code = Exit.INTERNAL

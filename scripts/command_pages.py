@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 import typer.main  # noqa: E402
 
 from launcher.cli import application  # noqa: E402
-from launcher.commands.usage import COMMANDS, GROUPS, first_line  # noqa: E402
+from launcher.commands.usage import COMMANDS, GROUPS, LONGEST_HELP  # noqa: E402
 
 MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\n"
 
@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
 
 def index(commands: dict[str, Any]) -> str:
     rows = [
-        f"| {group} | [`ddpctl {name}`]({name}.md) | {cell(first_line(commands[name]))} |"
+        f"| {group} | [`ddpctl {name}`]({name}.md) | {cell(commands[name].get_short_help_str(LONGEST_HELP))} |"
         for group, names in GROUPS.items()
         for name in names.split()
     ]
@@ -43,10 +43,9 @@ def index(commands: dict[str, Any]) -> str:
 def page(name: str, command: Any) -> str:
     context = command.context_class(command, info_name=f"ddpctl {name}")
     usage = " ".join(command.collect_usage_pieces(context))
-    prose, examples = command.prose_and_examples
-    parts = [MADE, f"# ddpctl {name}", "", f"    ddpctl {name} {usage}", "", prose, ""]
-    if examples:
-        parts += ["## Examples", "", "```", examples, "```", ""]
+    prose, _, examples = command.help.partition("\b\n")
+    parts = [MADE, f"# ddpctl {name}", "", f"    ddpctl {name} {usage}", "", prose.strip(), ""]
+    parts += ["## Examples", "", "```", examples, "```", ""]
     parts += ["## Arguments and flags", "", "| | |", "|---|---|"]
     parts += [
         f"| `{cell(name)}` | {cell(meaning)} |" for name, meaning in command.help_rows(context)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -27,6 +26,7 @@ GROUPS = {  # each command is a function in commands/, in the file of the same n
     "Clean up": "clean",
 }
 COMMANDS = " ".join(GROUPS.values()).split()
+LONGEST_HELP = 200  # characters of a command's first sentence
 OTHER_TOOLS = {  # what users of other tools type
     "launch": "run start up train submit srun sbatch torchrun apply exp",
     "kill": "stop cancel down scancel abort terminate rm delete",
@@ -91,13 +91,12 @@ class Command(TyperCommand):
     def _arguments(self) -> list[Any]:
         return [param for param in self.params if isinstance(param, TyperArgument)]
 
-    def _flags(self) -> Mapping[str, bool]:
-        """Return whether each flag takes a value."""
-        options = [param for param in self.params if not isinstance(param, TyperArgument)]
-        return {name: not param.is_flag for param in options for name in param.opts}  # type: ignore[attr-defined]
+    @property
+    def _flags(self) -> list[Any]:
+        return [param for param in self.params if not isinstance(param, TyperArgument)]
 
     def _as_we_spell(self, args: list[str]) -> Iterator[str]:
-        flags = self._flags()
+        flags = {name for flag in self._flags for name in flag.opts}
         for word, following in zip(args, [*args[1:], ""], strict=False):
             name, equals, value = word.partition("=")
             other = SPELLINGS.get(name)
@@ -116,23 +115,20 @@ class Command(TyperCommand):
         The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
         in .py or -H gives the hosts. What follows belongs to the script, except our flags.
         """
-        takes_value = self._flags()
-        ours: list[str] = []
-        script: list[str] = []
-        flags = () if self._arguments[0].name == "run" else ("-H", "--hosts")  # else HOSTS
-        has_hosts = any(word.startswith(flags) for word in args)
-        words = iter(args)
-        for word in words:
-            name = word.replace("_", "-")
-            if {name.partition("=")[0], word[:2]} & takes_value.keys():  # -qv, -Ha:8
-                ours += [word, *(islice(words, 1) if takes_value.get(name) else ())]
-            elif script or has_hosts or word.startswith("-") or word.endswith(".py"):
-                script.append(word)
-            else:
-                ours.append(word)
-                has_hosts = True
+        only_flags = TyperCommand(None, params=self._flags)
+        ctx.ignore_unknown_options = True
+        given, script, _ = only_flags.make_parser(ctx).parse_args(list(args))
+        ctx.ignore_unknown_options = False
+        has_hosts = self._arguments[0].name == "hosts" and "host_list" in given
+        if script and not (has_hosts or script[0].startswith("-") or script[0].endswith(".py")):
+            script = script[1:]
         if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
             return  # the parser names an unknown flag
+        ours = args[::-1]
+        for word in script[::-1]:
+            if word in ours:  # not a part of `-xd`
+                ours.remove(word)
+        ours.reverse()
         if "--env" in ours and "=" in script[0]:
             raise UsageError(f"{quoted(script[0])}: not a flag", "repeat --env for each variable")
         if has_separator and not script[0].endswith(".py") and not script[0].startswith("-"):
@@ -147,21 +143,6 @@ class Command(TyperCommand):
         command = [param.metavar for param in self._arguments if param.name == "command"]
         others = [param.metavar for param in self._arguments if param.name != "command"]
         return [*others, "[FLAGS]", *command]
-
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        prose, examples = self.prose_and_examples
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(prose)
-        with formatter.section("Examples"):
-            for line in examples.splitlines():
-                formatter.write(f"  {line}\n")
-
-    @property
-    def prose_and_examples(self) -> tuple[str, str]:
-        """The text of the help, and the examples after its \\b mark."""
-        prose, _, examples = (self.help or "").partition("\b")
-        return prose.strip(), examples.strip("\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = self.help_rows(ctx)
@@ -222,14 +203,10 @@ class CommandGroup(TyperGroup):
         longest = max(map(len, self.commands))
         for title, listed in GROUPS.items():
             with formatter.section(title):
-                names = listed.split()
-                lines = ((f"{name:{longest}}", first_line(self.commands[name])) for name in names)
-                formatter.write_dl(lines)
-
-
-def first_line(command: Any) -> str:
-    """Return the first sentence of a command's help."""
-    return str(command.prose_and_examples[0].split("\n")[0]).partition(". ")[0].rstrip(".") + "."
+                formatter.write_dl(
+                    (f"{name:{longest}}", self.commands[name].get_short_help_str(LONGEST_HELP))
+                    for name in listed.split()
+                )
 
 
 def usage_error(error: Any) -> UsageError:

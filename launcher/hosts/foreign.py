@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from ..text import quoted
@@ -81,35 +82,27 @@ def _ours(theirs: Mapping[str, RawValue]) -> dict[str, RawValue]:
 
 def read_ini(text: str) -> RawValue:
     """Parse an Ansible inventory in INI form into the tree of one in YAML."""
-    groups: dict[str, dict[str, dict[str, object]]] = {}
-    name, kind = "ungrouped", "hosts"
+    groups: dict[str, dict[str, dict[str, RawValue]]] = defaultdict(lambda: defaultdict(dict))
+    group, kind = groups["ungrouped"], "hosts"
     for line, written in enumerate(map(_significant, text.splitlines()), 1):
         if section := _INI_SECTION.fullmatch(written):
-            name, kind = section[1], section[2] or "hosts"
-        elif written:
+            group, kind = groups[section[1]], section[2] or "hosts"
+        elif written and kind == "hosts":
             try:
-                word, *options = shlex.split(written) if kind == "hosts" else [written]
+                word, *options = shlex.split(written)
             except ValueError:  # a quote without its pair
-                raise Wrong(
-                    Mistake(line, "", f"found {quoted(written)}", "close the quotes")
-                ) from None
-            group = groups.setdefault(name, {})
-            if kind == "vars":
-                key, _, value = word.partition("=")
-                group.setdefault(kind, {})[key.strip()] = RawValue(line, TEXT, value.strip())
-            elif kind == "hosts":
-                values = (option.partition("=") for option in options)
-                keys = {key: RawValue(line, TEXT, value) for key, _, value in values}
-                group.setdefault(kind, {})[word] = RawValue(line, MAPPING, entries=keys)
-            else:
-                group.setdefault(kind, {})[word] = raw({}, line)
-    for group in groups.values():  # variables of a group count for the groups inside it
-        for child in group.get("children", {}):
-            inner = groups.setdefault(child, {})
-            inner["vars"] = {**group.get("vars", {}), **inner.get("vars", {})}
-    return raw(
-        {name: {k: v for k, v in g.items() if k != "children"} for name, g in groups.items()}
-    )
+                what = f"found {quoted(written)}"
+                raise Wrong(Mistake(line, "", what, "close the quotes")) from None
+            values = (option.partition("=") for option in options)
+            keys = {key: RawValue(line, TEXT, value) for key, _, value in values}
+            group["hosts"][word] = RawValue(line, MAPPING, entries=keys)
+        elif written:  # a variable, or the name of a group inside this one
+            key, _, value = written.partition("=")
+            group[kind][key.strip()] = RawValue(line, TEXT, value.strip())
+    for group in [*groups.values()]:  # variables of a group count for the groups inside it
+        for child in group["children"]:
+            groups[child]["vars"] = {**group["vars"], **groups[child]["vars"]}
+    return raw({name: {"hosts": {}, **group} for name, group in groups.items()})
 
 
 def _significant(line: str) -> str:

@@ -202,7 +202,8 @@ class _Reading:
         """Return the cluster. It is complete only if there are no mistakes."""
         sections = self.sections(tree)
         defaults = self._section(sections, "defaults", DEFAULTS)
-        if names_a_file(sections["hosts"]):
+        named = sections["hosts"]
+        if named.kind == TEXT and ("/" in named.text or named.text.endswith((".yaml", ".yml"))):
             hosts, spares = self._hosts_of_file(sections, defaults)
         else:
             hosts, spares = (self._hosts(sections, name, defaults) for name in ("hosts", "spares"))
@@ -308,11 +309,6 @@ class _Reading:
         if absolute == "/":
             raise wrong(tree, "use a path below /")
         return absolute
-
-
-def names_a_file(hosts: RawValue) -> bool:
-    """Return whether the value of `hosts:` is the path of another hosts file."""
-    return hosts.kind == TEXT and ("/" in hosts.text or hosts.text.endswith((".yaml", ".yml")))
 
 
 def _unfolded(table: RawValue) -> Iterator[RawValue]:

@@ -128,14 +128,8 @@ def dump(cluster: Cluster) -> str:
 
 
 def _changed(part: Host | Job, default: Host | Job) -> dict[str, Any]:
-    return {
-        name: _written(name, value)
-        for name, value in vars(part).items()
-        if value != getattr(default, name)
-    }
-
-
-def _written(key: str, value: object) -> object:
-    if key == "time_limit" and isinstance(value, int):
-        return duration(value)
-    return list(value) if isinstance(value, tuple) else value
+    """Return the values that are not the default, as a hosts file has them."""
+    changed = {k: v for k, v in vars(part).items() if v != getattr(default, k)}
+    if "time_limit" in changed:
+        changed["time_limit"] = duration(changed["time_limit"])
+    return changed

@@ -3,8 +3,8 @@
 `host1@host2:0,2` means all of host1, and GPUs 0 and 2 of host2.
 """
 
-import dataclasses
 import re
+from dataclasses import replace
 
 from ..errors import UsageError
 from ..text import names, quoted, ranges
@@ -23,17 +23,14 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
     if text is None:
         return cluster
     chosen = _parse(flag, text, cluster)
-    hosts, spares = (
-        tuple(
-            dataclasses.replace(host, gpus=gpus)
-            for host in entries
-            if (gpus := _gpus_of(host, chosen, flag == "--include")) is not None
-        )
-        for entries in (cluster.hosts, cluster.spares)
-    )
-    if not hosts:
+
+    def kept(hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+        selected = ((host, _gpus_of(host, chosen, flag == "--include")) for host in hosts)
+        return tuple(replace(host, gpus=gpus) for host, gpus in selected if gpus is not None)
+
+    if not (hosts := kept(cluster.hosts)):
         raise UsageError(f"{flag} {text}: leaves no host of {cluster.source}", "keep at least one")
-    return dataclasses.replace(cluster, hosts=hosts, spares=spares)
+    return replace(cluster, hosts=hosts, spares=kept(cluster.spares))
 
 
 def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:

@@ -74,6 +74,11 @@ def test_a_cpu_node_on_a_machine_with_gpus_stays_when_gpus_are_named() -> None:
     assert [host.gpus for host in select(both, "a:0", None).hosts] == [(0,)]
 
 
+def test_equal_entries_of_one_machine_stay_two_nodes() -> None:
+    nodes = parse("hosts: [{host: a, gpus: 0}, {host: a, gpus: 0}, b]", "hosts.yaml")
+    assert select(nodes, "a", None).hosts == nodes.hosts[:2]
+
+
 def test_spares_are_selected_like_hosts() -> None:
     assert select(CLUSTER, None, "spare:0").spares == (Host("spare", gpus=(1, 2, 3)),)
     assert select(CLUSTER, "a", None).spares == ()

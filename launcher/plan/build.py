@@ -139,10 +139,9 @@ def _node(
     gpus = container_gpus(host, facts)
     uuids = ids_by_uuid(host, facts) if facts else {}
     env = {
-        **environment.run_variables(plan, cluster.nnodes, rank, paths),
+        **environment.run_variables(plan, cluster.nnodes, rank, paths, facts),
         **environment.network_variables(address, facts, env_names),
         **environment.machine_variables(plan, cluster, inputs.facts, nproc, rank, env_names),
-        **environment.user_variables(plan, facts),
         **environment.gpu_variables(plan.engine, host, gpus, facts),
     }
     env = {name: value for name, value in env.items() if name not in env_names}

@@ -17,8 +17,11 @@ STUCK_IN_KERNEL = "1800"  # seconds in state D until torchrun 2.13 gives up on a
 Variables = dict[str, str | None]  # None: only the host knows the value, and it was not asked yet
 
 
-def run_variables(plan: Plan, nnodes: int, rank: int, paths: JobPaths) -> Variables:
-    return {
+def run_variables(
+    plan: Plan, nnodes: int, rank: int, paths: JobPaths, facts: Facts | None
+) -> Variables:
+    """Describe the run, and the SSH user to programs in a container, whose image may not know it."""
+    env: Variables = {
         "DDPCTL_RUN_ID": plan.run_id,
         "DDPCTL_ATTEMPT": str(plan.attempt),
         "DDPCTL_NODE_RANK": str(rank),
@@ -28,18 +31,24 @@ def run_variables(plan: Plan, nnodes: int, rank: int, paths: JobPaths) -> Variab
         "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",
         "PYTHONUNBUFFERED": "1",
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": STUCK_IN_KERNEL,
-        **({"DDPCTL_DATA_DIR": paths.data} if plan.job.dataset else {}),
-        **({"DDPCTL_CACHE_DIR": paths.cache} if plan.engine.in_container else {}),
     }
+    if plan.job.dataset:
+        env["DDPCTL_DATA_DIR"] = paths.data
+    if plan.engine.in_container:
+        env["DDPCTL_CACHE_DIR"] = paths.cache
+    if plan.engine.in_container and plan.job.user == "host":
+        user = facts.user if facts else None
+        env |= {"HOME": "/tmp", "USER": user, "LOGNAME": user}
+    return env
 
 
 def network_variables(
     address: Address, facts: Facts | None, env_names: Collection[str]
 ) -> Variables:
     """Tell NCCL and Gloo which network to use, and NCCL's RoCE settings unless the user sets one."""
-    interface = address.interface or (None if facts is None else "")
     env: Variables = {"NCCL_DEBUG": "WARN"}
-    if interface != "":
+    if address.interface or not facts:
+        interface = address.interface or None
         # without "=", NCCL would take eth10 for eth1 too
         env["NCCL_SOCKET_IFNAME"] = interface and f"={interface}"
         env["GLOO_SOCKET_IFNAME"] = interface
@@ -77,14 +86,6 @@ def machine_variables(
     if cores := rank_cores(*nodes, facts[rank])[here.index(rank)]:
         env["DDPCTL_RANK_CORES"] = " ".join(map(ranges, cores))
     return env
-
-
-def user_variables(plan: Plan, facts: Facts | None) -> Variables:
-    """Tell programs in the container the name of the SSH user, which the image may not know."""
-    if not plan.engine.in_container or plan.job.user != "host":
-        return {}
-    user = facts.user if facts else None
-    return {"HOME": "/tmp", "USER": user, "LOGNAME": user}
 
 
 def gpu_variables(engine: EngineTraits, host: Host, gpus: Gpus, facts: Facts | None) -> Variables:

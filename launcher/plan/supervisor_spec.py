@@ -19,7 +19,7 @@ def supervisor_command(plan: Plan, host: Host, place: Place) -> tuple[str, ...]:
     folder = CONTROL_DIR if plan.engine.in_container else place.control_dir
     python = "python3" if plan.engine.in_container else python_on(plan.job, host)
     if plan.job.requirements:
-        store = place.run_dir.partition("/runs/")[0]
+        store = place.run_dir.rpartition("/runs/")[0]
         python = f"{store}/venvs/{plan.image_digest or '<digest>'}/bin/python"
     return python, *ISOLATED, f"{folder}/{BUNDLE}", f"{folder}/spec.json"
 

@@ -14,7 +14,7 @@ from launcher.facts.facts import Facts
 from launcher.facts.gpus import Gpu
 from launcher.facts.network import Address
 from launcher.facts.rdma import Gid, RdmaPort
-from launcher.hosts import Cluster, parse
+from launcher.hosts import Cluster, Host, Job, parse
 from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.container import METRICS_DIR
 from launcher.plan.plan import TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
@@ -608,6 +608,16 @@ def test_a_dry_run_of_many_nodes_fits_on_a_screen_and_its_torchrun_line_can_be_p
 def test_torchrun_gets_the_flags_of_the_job() -> None:
     plan = planned("{hosts: [a], job: {command: [x.py], torchrun_args: [--role, a]}}")
     assert torchrun(plan, 0)[-5:] == ["0", "--role", "a", "--", "x.py"]
+
+
+def test_a_home_folder_may_have_a_folder_named_runs_above_it() -> None:
+    job = Job(engine="process", requirements="/r.txt")
+    processes = EngineTraits("process", in_container=False)
+    inputs = PlanInputs((facts(home="/home/runs/ann"),), image_digest="d1")
+    cluster = Cluster((Host("a"),), job)
+    plan = build_plan(cluster, processes, LaunchOptions(), run_id="r", owner="me", inputs=inputs)
+    python = "/home/runs/ann/.ddpctl/venvs/d1/bin/python"
+    assert plan.nodes[0].container.entrypoint[0] == python
 
 
 def test_labels_that_ddpctl_could_not_read_again_are_not_written() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from healthy import IMAGE, cluster, machine
 
-from launcher.commands.check import gpus_text
 from launcher.engines.engine_info import Capabilities
 from launcher.facts.facts import parse
 from launcher.preflight import container_test
@@ -19,6 +18,7 @@ from launcher.preflight.container_test import ContainerReport
 from launcher.preflight.findings import Finding
 from launcher.preflight.fleet import Fleet
 from launcher.preflight.reach import Dial, DialResult, Reach
+from launcher.preflight.survey_report import gpus_text
 
 X86, ARM = "Linux node 6.8.0 x86_64", "Linux node 6.11.0 aarch64"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build"

@@ -1,0 +1,112 @@
+"""What `check` prints: a table, addresses, GPUs and findings, or one JSON document."""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..hosts import user_environment
+from ..plan.topology import gpu_ids, rank_cores
+from ..terminal.console import Console
+from ..text import counted, ranges
+from .check import Survey
+from .findings import CHECKS, lines, table
+from .fleet import Fleet
+from .machine import Machine
+
+COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "-": "2"}
+
+
+def print_survey(survey: Survey, console: Console) -> None:
+    """Print a table of all checks, the addresses and GPUs that a launch will use, and the findings."""
+    print_table(survey, console)
+    print_addresses(survey.fleet, console)
+    for line in lines(survey.findings):
+        console.print(line)
+    if not survey.findings:
+        count = counted(len(survey.machines) + len(survey.spares), "host")
+        console.print(f"{count} checked, no problems found")
+
+
+def print_table(survey: Survey, console: Console) -> None:
+    """Print a row per host and a column per check."""
+    silent = {m.name for m in survey.unreachable}
+    silent |= {f.host for f in survey.findings if f.check == "ssh" and f.host in survey.spares}
+    names = [*(machine.name for machine in survey.machines), *survey.spares]
+    rows = table(list(dict.fromkeys(names)), survey.findings, silent)
+    console.table(rows, ["HOST", *(check.upper() for check in CHECKS)], COLORS)
+
+
+def print_addresses(fleet: Fleet, console: Console) -> None:
+    """Print the address and the interface that a launch will use on each host."""
+    for machine in fleet.machines:
+        address, why = fleet.address(machine)
+        if address:
+            interface = f" on {address.interface}" if address.interface else ""
+            console.print(f"{machine.name}: {address.ip}{interface} ({why})")
+        for name, value in roce(fleet, machine).items():
+            console.print(f"{machine.name}: {name}={value} (RoCE)")
+        if text := gpus_text(fleet, machine):
+            console.print(f"{machine.name}: {text}")
+
+
+def gpus_text(fleet: Fleet, machine: Machine) -> str:
+    """Describe the GPUs in use, the links between them, and the cores of each rank."""
+    used = [gpu for gpu in machine.facts.gpus if gpu.index in machine.gpus]
+    models = Counter(gpu.name for gpu in used)
+    parts = [f"{count} x {name}" for name, count in models.items()]
+    parts += [machine.gpu_links] if machine.gpu_links else []
+    job, hosts = fleet.cluster.job, machine.hosts
+    of_job = job.nproc_per_node
+    nproc = [h.nproc_per_node or of_job or len(gpu_ids(h, machine.facts)) for h in hosts]
+    if job.numa == "auto":
+        for cores in rank_cores(machine.hosts, nproc, machine.facts):
+            groups = itertools.groupby(enumerate(cores), key=lambda pair: pair[1])
+            parts += [
+                f"ranks {ranges(rank for rank, _ in group)} on cores {ranges(own)}"
+                for own, group in groups
+            ]
+    return ", ".join(parts)
+
+
+def document(survey: Survey, seconds: float) -> dict[str, Any]:
+    """Return the JSON document of `check --json`. Keys may be added, never removed."""
+    return {
+        "version": 1,
+        "ok": survey.exit_code == 0,
+        "seconds": round(seconds, 2),
+        "findings": [dataclasses.asdict(finding) for finding in survey.findings],
+        "hosts": [_host(survey, machine.name, machine.ranks) for machine in survey.machines],
+    }
+
+
+def _host(survey: Survey, name: str, ranks: Sequence[int]) -> dict[str, Any]:
+    """Return the facts of a machine; null for each unknown value."""
+    fleet = survey.fleet
+    machine = next((m for m in fleet.machines if m.rank == ranks[0]), None)
+    address, why = fleet.address(machine) if machine else (None, "not tried")
+    report = survey.reports.get(ranks[0])
+    engine = machine.engine if machine else None
+    return {
+        "host": name,
+        "node_ranks": list(ranks),
+        "internal_ip": address.ip if address else None,
+        "interface": (address.interface or None) if address else None,
+        "nccl_env": dict(roce(fleet, machine)) if machine else None,
+        "why": why,
+        "docker": engine.version if engine else None,
+        "storage_driver": engine.storage if engine else None,
+        "cgroup_driver": engine.cgroup_driver if engine else None,
+        "gpus": [gpu.name for gpu in machine.facts.gpus] if machine else None,
+        "gpu_links": (machine.gpu_links or None) if machine else None,
+        "torch": report.torch if report else None,
+        "nccl": report.nccl if report else None,
+        "clock_skew": round(machine.facts.clock_skew, 3) if machine else None,
+    }
+
+
+def roce(fleet: Fleet, machine: Machine) -> Mapping[str, str]:
+    """Return the RoCE variables that a launch will set for NCCL on the machine."""
+    ip = fleet.addresses[machine.rank].ip
+    return machine.facts.roce_settings(ip, user_environment(fleet.cluster.job))

@@ -62,21 +62,18 @@ def _entry_rules(entry: HostEntry, job: Job) -> Iterator[Mistake]:
 def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mistake]:
     """Yield a mistake if `entry` may use a GPU of an earlier entry on the same machine."""
     mine = entry.host
-    for other in earlier if mine.gpus != 0 else ():
+    for other in earlier:
         theirs = other.host
-        if theirs.gpus == 0:
-            continue
-        found = f"{mine.name} twice, with gpus: {theirs.written_gpus} and gpus: {mine.written_gpus}"
-        if isinstance(mine.gpus, tuple) and isinstance(theirs.gpus, tuple):
-            shared = sorted(set(mine.gpus) & set(theirs.gpus))
-            if not shared:
-                continue
-            found = f"GPU {', '.join(map(str, shared))} of {mine.name} on two nodes"
-        if other.line:
-            found += f" (first on line {other.line})"
-        remedy = "list the same machine twice only with different GPU ids, or gpus: 0"
-        yield entry.mistake("", found, f"{remedy}, for example gpus: [0, 1] and gpus: [2, 3]")
-        return
+        has_all = "all" in (mine.gpus, theirs.gpus) and 0 not in (mine.gpus, theirs.gpus)
+        if has_all or not {*mine.gpu_ids}.isdisjoint(theirs.gpu_ids):
+            gpus = f"gpus: {theirs.written_gpus} and gpus: {mine.written_gpus}"
+            first = f" (first on line {other.line})" if other.line else ""
+            remedy = (
+                "list the same machine twice only with different GPU ids, or gpus: 0, "
+                "for example gpus: [0, 1] and gpus: [2, 3]"
+            )
+            yield entry.mistake("", f"{mine.name} twice, with {gpus}{first}", remedy)
+            return
 
 
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:

@@ -163,6 +163,10 @@ def test_the_home_folder_is_that_of_this_machine() -> None:
 def test_one_machine_may_be_two_nodes_with_different_gpus() -> None:
     made = cluster("hosts: [{host: a, gpus: [0, 1]}, {host: a, gpus: [2]}, {host: a, gpus: 0}]")
     assert [host.gpus for host in made.hosts] == [(0, 1), (2,), 0]
+    made = cluster(
+        "hosts: [{host: a, gpus: 2}, {host: a, gpus: [2, 3]}]"
+    )  # the first two, the next
+    assert [host.gpu_ids for host in made.hosts] == [(0, 1), (2, 3)]
 
 
 def test_spares_are_hosts_with_the_same_defaults() -> None:

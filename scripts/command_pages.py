@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 import typer.main  # noqa: E402
 
 from launcher.cli import application  # noqa: E402
-from launcher.commands.usage import COMMANDS, GROUPS, LONGEST_HELP  # noqa: E402
+from launcher.commands.usage import COMMANDS, GROUPS  # noqa: E402
 
 MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\n"
 
@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
 
 def index(commands: dict[str, Any]) -> str:
     rows = [
-        f"| {group} | [`ddpctl {name}`]({name}.md) | {cell(commands[name].get_short_help_str(LONGEST_HELP))} |"
+        f"| {group} | [`ddpctl {name}`]({name}.md) | {cell(commands[name].get_short_help_str())} |"
         for group, names in GROUPS.items()
         for name in names.split()
     ]

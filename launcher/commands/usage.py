@@ -26,7 +26,6 @@ GROUPS = {  # each command is a function in commands/, in the file of the same n
     "Clean up": "clean",
 }
 COMMANDS = " ".join(GROUPS.values()).split()
-LONGEST_HELP = 200  # characters of a command's first sentence
 OTHER_TOOLS = {  # what users of other tools type
     "launch": "run start up train submit srun sbatch torchrun apply exp",
     "kill": "stop cancel down scancel abort terminate rm delete",
@@ -139,6 +138,9 @@ class Command(TyperCommand):
 
     # --- help ----------------------------------------------------------------------------------
 
+    def get_short_help_str(self, limit: int = 200) -> str:  # typer's 45 would cut most sentences
+        return str(super().get_short_help_str(limit))
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         command = [param.metavar for param in self._arguments if param.name == "command"]
         others = [param.metavar for param in self._arguments if param.name != "command"]
@@ -203,10 +205,8 @@ class CommandGroup(TyperGroup):
         longest = max(map(len, self.commands))
         for title, listed in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    (f"{name:{longest}}", self.commands[name].get_short_help_str(LONGEST_HELP))
-                    for name in listed.split()
-                )
+                commands = ((name, self.commands[name]) for name in listed.split())
+                formatter.write_dl((f"{n:{longest}}", c.get_short_help_str()) for n, c in commands)
 
 
 def usage_error(error: Any) -> UsageError:

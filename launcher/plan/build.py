@@ -38,7 +38,7 @@ from .plan import (
     total,
 )
 from .supervisor_spec import supervisor_command
-from .topology import free_port, ids_by_uuid, nproc_per_node
+from .topology import free_port, ids_by_uuid, nproc_on
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def build_plan(
         addresses = node_addresses(hosts, inputs.facts, inputs.unreached)
         refuse_loopback(hosts, addresses)
     master_port, control_port = _ports(job, f"{run_id}/{attempt}", inputs)
-    nproc = nproc_per_node(cluster, inputs.facts)
+    facts = inputs.facts or [None] * len(hosts)
+    nproc = [nproc_on(host, job, own) for host, own in zip(hosts, facts, strict=True)]
     plan = Plan(
         run_id=run_id,
         attempt=attempt,

@@ -7,28 +7,22 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..facts.facts import Facts
-from ..hosts import Cluster, Host
+from ..hosts import Host, Job
 
 UUID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which starts at 32768
 
 
-def nproc_per_node(cluster: Cluster, facts: Sequence[Facts]) -> tuple[int | None, ...]:
-    """Return the number of processes of each node, by node rank; None if only the host knows.
+def nproc_on(host: Host, job: Job, facts: Facts | None) -> int | None:
+    """Return the number of processes of a node; None if only the host knows, which was not asked.
 
-    It is the host's own number, else the job's, else one per GPU, else 1. facts: empty before the
-    hosts were asked.
+    It is the host's own number, else the job's, else one per GPU, else 1.
     """
-
-    def count(rank: int, host: Host) -> int | None:
-        if host.gpus == "all" and not facts:
-            return None
-        return max(1, len(gpu_ids(host, facts[rank] if facts else None)))
-
-    return tuple(
-        host.nproc_per_node or cluster.job.nproc_per_node or count(rank, host)
-        for rank, host in enumerate(cluster.hosts)
-    )
+    if asked := host.nproc_per_node or job.nproc_per_node:
+        return asked
+    if host.gpus == "all" and facts is None:
+        return None
+    return max(1, len(gpu_ids(host, facts)))
 
 
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..hosts import user_environment
-from ..plan.topology import gpu_ids, rank_cores
+from ..plan.topology import nproc_on, rank_cores
 from ..terminal.console import Console
 from ..text import counted, ranges
 from .check import Survey
@@ -57,9 +57,8 @@ def gpus_text(fleet: Fleet, machine: Machine) -> str:
     models = Counter(gpu.name for gpu in used)
     parts = [f"{count} x {name}" for name, count in models.items()]
     parts += [machine.gpu_links] if machine.gpu_links else []
-    job, hosts = fleet.cluster.job, machine.hosts
-    of_job = job.nproc_per_node
-    nproc = [h.nproc_per_node or of_job or len(gpu_ids(h, machine.facts)) for h in hosts]
+    job = fleet.cluster.job
+    nproc = [nproc_on(host, job, machine.facts) for host in machine.hosts]
     if job.numa == "auto":
         for cores in rank_cores(machine.hosts, nproc, machine.facts):
             groups = itertools.groupby(enumerate(cores), key=lambda pair: pair[1])

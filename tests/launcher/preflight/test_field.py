@@ -12,6 +12,7 @@ from healthy import IMAGE, cluster, machine
 
 from launcher.engines.engine_info import Capabilities
 from launcher.facts.facts import parse
+from launcher.hosts import Host
 from launcher.preflight import container_test
 from launcher.preflight.check import judge
 from launcher.preflight.container_test import ContainerReport
@@ -418,6 +419,13 @@ def test_what_the_image_lacks(report: ContainerReport, words: str) -> None:
     assert words in one(fleet(pair(dgx_h100)), report).what
     if not report.verbs:
         assert findings(fleet([cloud_vm(1)]), report) == []  # without RDMA, nothing needs it
+
+
+def test_check_shows_no_cores_where_a_cpu_node_shares_the_machine() -> None:
+    made = fleet([dgx_h100(1)])
+    nodes = (Host("gpu1", gpus=8), Host("gpu1", gpus=0))  # a launch binds no rank to cores here
+    shared = replace(made.machines[0], hosts=nodes)
+    assert gpus_text(made, shared) == "8 x NVIDIA H100 80GB HBM3, NVLink"
 
 
 def test_check_shows_the_links_between_gpus_and_the_cores_of_ranks() -> None:

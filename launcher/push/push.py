@@ -12,35 +12,29 @@ from typing import Literal
 
 from ..engines.choose import engine_traits, images_of
 from ..engines.engine_info import ImageInfo
-from ..errors import (
-    CommandFailed,
-    DdpctlError,
-    DockerUnavailable,
-    HostUnreachable,
-    PushFailed,
-    lines,
-)
-from ..hosts import Cluster, Host, Job
+from ..errors import DdpctlError, HostUnreachable, PushFailed, lines
+from ..hosts import Cluster, Job
 from ..ssh.many import one_per_account, try_each
-from ..ssh.node import Node, connected
+from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from ..text import duration, names
+from ..text import duration
 from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
-from .image.push_image import ImageResult, check_image, push_image
+from .image.push_image import differing, image_here, push_image
 from .image.sif import image_file
 from .packages.wheels import make_venv, wheels_of
 from .push_progress import HostsNotReady, PushProgress, PushReport
 from .transfer.fanout import Fanout
 from .transfer.payload import script_output
+from .transfer.relay_client import TransferDamaged
 
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
 INSPECT = load_script(__file__, "inspect_host.sh")
-PAUSES = (1.0, 4.0, 10.0)  # seconds until a lost connection is tried again
+PAUSES = (1.0, 4.0, 10.0)  # seconds until a lost connection or a damaged transfer is tried again
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class KnownImages:
-    """The job's image on this machine and on each node; None: it is not there."""
+    """The job's image on this machine and on nodes; None: it is not there."""
 
     here: ImageInfo | None
     there: Mapping[Node, ImageInfo | None]
@@ -64,6 +58,7 @@ class HostContents:
     """What a host has. trees: which of the parts that are trees. address: "" if it cannot relay."""
 
     trees: frozenset[str]
+    image: ImageInfo | None  # of the job's name
     address: str  # for other hosts
 
 
@@ -79,7 +74,7 @@ def push(
 ) -> PushResult:
     """Send `parts` of the job. Unless `only` is set, verify that hosts have the other parts.
 
-    known: what the engines answered to the checks; None: ask them.
+    known: what the engines answered to the checks. The others are asked.
     spares: get everything too, but if that fails, it is only a warning.
     Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
@@ -89,8 +84,13 @@ def push(
     images: dict[Node, ImageInfo] = {}
     try:
         trees, failures = trees_of(cluster, machines, needed, progress)
-        sender = Sender(cluster.job, trees, parts, needed, progress)
-        hosts, silent = try_each([node for node in machines if node not in failures], sender.ask)
+        if not engine_traits(cluster.job.engine).keeps_containers or "image" not in needed:
+            known = None
+        elif known is None:
+            known = KnownImages(image_here(cluster.job.image, cluster.job.engine), {})
+        sender = Sender(cluster.job, trees, parts, known, progress)
+        todo = [node for node in machines if node not in failures]
+        hosts, silent = try_each(todo, partial(sender.ask, known.there if known else {}))
         failures |= silent
         answered = [*hosts]
         for part, tree in trees.items():
@@ -98,18 +98,27 @@ def push(
             if tree.left_out and (only or missing):
                 progress.say(f"left out of the {part}: {listed(tree.left_out)}")
         for pause in (*PAUSES, None):
-            sent, failed = sender.send(hosts, known)
+            sent, failed = sender.send(hosts)
             images |= sent
             failures |= failed
-            dropped = [n for n in answered if isinstance(failures.get(n), HostUnreachable)]
-            if not dropped or pause is None:
+            again = {
+                node: failures[node]
+                for node in answered
+                if isinstance(failures.get(node), HostUnreachable | TransferDamaged)
+            }
+            if not again or pause is None:
                 break
-            who = names(node.name for node in dropped)
-            progress.say(f"{who}: the connection was lost; the push goes on in {duration(pause)}")
+            goes_on = f"the push goes on in {duration(pause)}"
+            for line in lines(DdpctlError(e.what, goes_on, host=n.name) for n, e in again.items()):
+                progress.say(line)
             time.sleep(pause)
-            hosts, lost = try_each(dropped, sender.ask)
+            hosts, lost = try_each([*again], partial(sender.ask, {}))
             failures = {node: each for node, each in failures.items() if node not in hosts} | lost
-            known = None  # the engines have more by now
+        if known is not None:
+            failures |= differing(cluster.job.image, images)
+            # The id on this machine, or else on the first host. run.json records it.
+            ids = [image.id for image in (known.here, *images.values()) if image]
+            progress.report.image_digest = next(iter(ids), None)
     except OSError as error:  # of a file or pipe, but not of stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
@@ -121,8 +130,8 @@ def push(
         console.say(f"warning: spare {line}")
     if failures:
         raise HostsNotReady(failures, report)
-    ids = {node.host.account: image.id for node, image in images.items()}
-    return PushResult(tuple(ids.get(node.host.account, "") for node in nodes), report)
+    by_account = {node.host.account: image.id for node, image in images.items()}
+    return PushResult(tuple(by_account.get(node.host.account, "") for node in nodes), report)
 
 
 def trees_of(
@@ -160,23 +169,23 @@ def _digest(trees: Mapping[str, Tree], part: str) -> str:
 
 @dataclass(frozen=True)
 class Sender:
-    """Sends what hosts lack of `parts`, and verifies the rest of `needed`.
+    """Sends what hosts lack of `parts`, and verifies that they have the rest.
 
     trees: by part. With engine: process, wheels take the place of the image, and with engine:
-    apptainer its file does.
+    apptainer its file does. images: None if no engine needs the image.
     """
 
     job: Job
     trees: Mapping[str, Tree]
     parts: Set[Part]
-    needed: Set[Part]
+    images: KnownImages | None
     progress: PushProgress
 
-    def ask(self, node: Node) -> HostContents:
-        """Ask a host which of the trees it has, and whether and where other hosts can read from it.
+    def ask(self, known: Mapping[Node, ImageInfo | None], node: Node) -> HostContents:
+        """Ask a host which trees and image it has, and whether and where other hosts can read from it.
 
-        Its address is the hosts file's internal_ip, or else the one at which this machine or the
-        last jump host reached the host.
+        known: the images that hosts are known to have. The host's address is the hosts file's
+        internal_ip, or else the one at which this machine or the last jump host reached the host.
         """
         digests = [_digest(self.trees, part) for part in ("dataset", "workdir", "image")]
         what = "a simple shell script failed"
@@ -188,47 +197,32 @@ class Sender:
             with contextlib.suppress(ValueError):
                 address = str(ipaddress.ip_address(connection[1]))
         can_relay = "python3" in names and not node.host.is_local
-        return HostContents(names, address if can_relay else "")
+        image = known.get(node)
+        if self.images is not None and node not in known:
+            image = images_of(node, self.job.engine).inspect(self.job.image)
+        return HostContents(names, image, address if can_relay else "")
 
-    def send(self, hosts: Mapping[Node, HostContents], known: KnownImages | None) -> ImageResult:
+    def send(
+        self, hosts: Mapping[Node, HostContents]
+    ) -> tuple[dict[Node, ImageInfo], dict[Node, DdpctlError]]:
         """Return each host's image, and the failed hosts with their errors."""
         images: dict[Node, ImageInfo] = {}
         failures: dict[Node, DdpctlError] = {}
         relays = {node: host.address for node, host in hosts.items() if host.address}
         with closing(Fanout(relays, self.progress)) as fanout:
-            if hosts and "image" in self.needed and engine_traits(self.job.engine).keeps_containers:
-                images, failures = self._send_image([*hosts], known, fanout)
+            if self.images is not None:
+                images, failures = push_image(
+                    self.job.image,
+                    self.images.here,
+                    {node: host.image for node, host in hosts.items()},
+                    partial(images_of, name=self.job.engine),
+                    fanout,
+                    only_verify="image" not in self.parts,
+                )
             for part in self.trees:
                 ready = {node: host for node, host in hosts.items() if node not in failures}
                 failures |= self._send_tree(part, ready, fanout)
         return images, failures
-
-    def _send_image(
-        self, nodes: Sequence[Node], known: KnownImages | None, fanout: Fanout
-    ) -> ImageResult:
-        """Send the job's image to the hosts that lack it or, if it is not one of `parts`, verify it."""
-        failures: dict[Node, DdpctlError] = {}
-        store_of = partial(images_of, name=self.job.engine)
-        with connected([Host(host="local")]) as [local]:
-            if known is None:
-                here = None
-                # if this machine has no engine, the hosts may still have the image
-                with contextlib.suppress(DockerUnavailable, CommandFailed):
-                    here = store_of(local).inspect(self.job.image)
-                there, failures = try_each(
-                    nodes, lambda node: store_of(node).inspect(self.job.image)
-                )
-            else:
-                here = known.here
-                there = {node: known.there[node] for node in nodes if node in known.there}
-            if "image" in self.parts:
-                images, failed = push_image(self.job.image, here, there, store_of, local, fanout)
-            else:
-                images, failed = check_image(self.job.image, there)
-        # The id on this machine, or else on the first host. run.json records it.
-        ids = (image.id for image in (here, *images.values()) if image)
-        self.progress.report.image_digest = next(ids, None)
-        return images, failures | failed
 
     def _send_tree(
         self, part: str, hosts: Mapping[Node, HostContents], fanout: Fanout
@@ -242,15 +236,16 @@ class Sender:
         missing = [node for node, host in hosts.items() if part not in host.trees]
         lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
         failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
+        tree_push = TreePush(tree, kind, fanout)
         if missing and part in self.parts:
-            failures = TreePush(tree, kind, fanout).run(missing)
+            failures = tree_push.run(missing)
             if packages:
                 ready = [node for node in missing if node not in failures]
                 failures |= try_each(ready, partial(make_venv, self.job, tree.manifest.digest))[1]
         for node in hosts:
-            report = self.progress.hosts[node]
-            if node not in missing:
-                report.files_skipped += tree.manifest.files
+            report, sent = self.progress.hosts[node], tree_push.files_sent.get(node, 0)
+            report.files_sent += sent
             if node not in failures:
+                report.files_skipped += tree.manifest.files - sent
                 setattr(report, part, "sent" if node in missing else "present")
         return failures

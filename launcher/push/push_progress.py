@@ -10,7 +10,6 @@ from typing import Any
 
 import rich.progress
 from rich.console import Console as RichConsole
-from rich.console import RenderableType
 from rich.filesize import decimal
 
 from ..errors import DdpctlError, HostUnreachable, NodesFailed
@@ -89,14 +88,6 @@ class HostsNotReady(NodesFailed):
             self.exit_code = Exit.PUSH
 
 
-class _Spinner(rich.progress.SpinnerColumn):
-    """Moves until a host is ready, which is some time after the last byte has arrived."""
-
-    def render(self, task: rich.progress.Task) -> RenderableType:
-        is_ready = task.finished and not task.fields["doing"]
-        return " " if is_ready else self.spinner.render(task.get_time())
-
-
 class PushProgress:
     """Keeps the report, and shows one row per host and part: image, dataset or workdir.
 
@@ -115,7 +106,7 @@ class PushProgress:
             rich.progress.TimeRemainingColumn(),
         )
         self._bars = rich.progress.Progress(  # visible only during a transfer
-            _Spinner(),
+            rich.progress.SpinnerColumn(),
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
             *self._counts,
@@ -124,7 +115,7 @@ class PushProgress:
             transient=True,
             disable=lines or not sys.stderr.isatty(),
         )
-        self._tasks: dict[tuple[Node, str], rich.progress.Task] = {}
+        self._rows: dict[tuple[Node, str], rich.progress.Task] = {}
         self._began = time.monotonic()
         self._lock = threading.Lock()
 
@@ -150,50 +141,37 @@ class PushProgress:
         with self._lock:
             self._bars.start()
             for node in nodes:
-                now = self._seconds()
-                fields: dict[str, Any] = {"doing": "", "began": now, "line_at": now, "settled": now}
-                if (node, part) in self._tasks:
-                    self._bars.reset(self._tasks[node, part].id, total=total, **fields)
-                else:
-                    number = self._bars.add_task(f"{node.name} {part}", total=total, **fields)
-                    self._tasks[node, part] = self._bars.tasks[number]
+                if earlier := self._rows.get((node, part)):
+                    self._bars.remove_task(earlier.id)
+                fields = {"doing": "", "line_at": self._seconds()}
+                self._bars.add_task(f"{node.name} {part}", total=total, **fields)
+                self._rows[node, part] = self._bars.tasks[-1]
 
-    def expect(self, part: str, total: int) -> None:
-        """Set the size of a part, now that it is known."""
+    def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
+        """Show the size of a part, now that it is known, or what its next bytes wait for."""
         with self._lock:
-            for task in self._rows_of(part):
-                self._bars.update(task.id, total=total)
-
-    def doing(self, part: str, text: str) -> None:
-        """Show what the next bytes of a part wait for; "" if for nothing."""
-        with self._lock:
-            rows = self._rows_of(part)
-            for task in rows:
-                self._bars.update(task.id, doing=text)
-            due = bool(text) and all(
-                self._seconds() - row.fields["line_at"] > INTERVAL for row in rows
-            )
-            for task in rows if due else ():
-                task.fields["line_at"] = self._seconds()
-        if due and self._bars.disable:
-            self._console.say(f"{part}: {text}")
+            rows = [row for (_, name), row in self._rows.items() if name == part]
+            for row in rows:
+                self._bars.update(row.id, total=total)
+                row.fields["doing"] = row.fields["doing"] if doing is None else doing
+            due = bool(doing) and self._is_due(rows)
+        if due:
+            self._console.say(f"{part}: {doing}")
 
     def received(self, node: Node, part: str, count: int) -> None:
         """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
         with self._lock:
-            task = self._tasks[node, part]
-            self._bars.advance(task.id, count)
-            if task.finished and not task.fields["doing"]:
-                self._bars.update(task.id, doing="unpacking")
+            row = self._rows[node, part]
+            self._bars.advance(row.id, count)
+            if row.finished and not row.fields["doing"]:
+                row.fields["doing"] = "unpacking"
             if not node.host.is_local:
                 self.hosts[node].received_bytes += count
-            due = self._seconds() - task.fields["line_at"] > INTERVAL
-            if due:
-                task.fields["line_at"] = self._seconds()
-        if due and self._bars.disable:
-            size, speed, left = (str(column.render(task)) for column in self._counts)
+            due = self._is_due([row])
+        if due:
+            size, speed, left = (str(column.render(row)) for column in self._counts)
             known = [size.replace("/?", ""), speed if speed != "?" else ""]
-            known.append(f"{left} left" if task.total and "-" not in left else "")
+            known.append(f"{left} left" if row.total and "-" not in left else "")
             self._console.say(f"{node.name}: {part}: {', '.join(filter(None, known))}")
 
     def sent(self, node: Node, count: int) -> None:
@@ -205,22 +183,28 @@ class PushProgress:
     def settled(self, node: Node, part: str) -> None:
         """Note the time at which a host has processed all that it received."""
         with self._lock:
-            self.hosts[node].seconds = self._tasks[node, part].fields["settled"] = self._seconds()
+            self._bars.stop_task(self._rows[node, part].id)
+            self.hosts[node].seconds = self._seconds()
 
     def end(self, part: str, nodes: Sequence[Node]) -> None:
         """End the rows of hosts that have the whole part."""
         for node in nodes:
             with self._lock:
-                task = self._tasks[node, part]
-                done = int(task.completed)
-                seconds = max(task.fields["settled"] - task.fields["began"], 1e-3)
-                self._bars.update(task.id, total=max(done, 1), completed=max(done, 1), doing="")
+                row = self._rows[node, part]
+                done = int(row.completed)
+                seconds = max(row.elapsed or 0.0, 1e-3)
+                self._bars.update(row.id, total=max(done, 1), completed=max(done, 1), doing="")
             if self._bars.disable and done:
                 what = f"{decimal(done)} in {seconds:.1f} s ({decimal(int(done / seconds))}/s)"
                 self._console.say(f"{node.name}: {part}: {what}")
 
-    def _rows_of(self, part: str) -> list[rich.progress.Task]:
-        return [task for (_, name), task in self._tasks.items() if name == part]
+    def _is_due(self, rows: Sequence[rich.progress.Task]) -> bool:
+        """Return whether it is time for a plain line about these rows. Its time counts from now then."""
+        now = self._seconds()
+        due = all(now - row.fields["line_at"] > INTERVAL for row in rows) and self._bars.disable
+        for row in rows if due else ():
+            row.fields["line_at"] = now
+        return due
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

@@ -5,6 +5,8 @@
 # $1: datasets or workdirs, $2: digest, $3: token of this push
 mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
 mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
+# Changing the folder makes an NFS client see what another host has published in it.
+mkdir ".$2.$3" 2>/dev/null; rm -rf ".$2.$3"
 [ -d "$2" ] && { echo present; exit 0; }
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
 for draft in ".$2".*; do

@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from pathlib import Path
@@ -70,27 +70,15 @@ class LeftOut:
 
 def listed(left_out: Collection[LeftOut]) -> str:
     """Return what is left out and its size on one line: what the hosts file names, then the largest."""
-    groups: dict[str, list[LeftOut]] = {}
-    for each in left_out:
-        groups.setdefault(each.path.rpartition("/")[2], []).append(each)
-    order = sorted(groups.values(), key=lambda g: (not g[0].named, -_bytes(g), g[0].path))
-    shown = [f"{_title(group)} ({_size(group)})" for group in order[:_SHOWN]]
-    if rest := [each for group in order[_SHOWN:] for each in group]:
-        shown.append(f"{len(rest)} more ({_size(rest)})")
+    order = sorted(left_out, key=lambda each: (not each.named, -each.size, each.path))
+    shown = [f"{quoted(each.path, LONGEST_PATH)} ({_size(each)})" for each in order[:_SHOWN]]
+    if rest := order[_SHOWN:]:
+        shown.append(f"{len(rest)} more ({_size(*rest)})")
     return ", ".join(shown)
 
 
-def _title(group: Sequence[LeftOut]) -> str:
-    path = quoted(group[0].path, LONGEST_PATH)
-    return path if len(group) == 1 else f"{len(group)} {quoted(group[0].path.rpartition('/')[2])}"
-
-
-def _size(group: Sequence[LeftOut]) -> str:
-    return "over " * any(each.at_least for each in group) + decimal(_bytes(group))
-
-
-def _bytes(group: Sequence[LeftOut]) -> int:
-    return sum(each.size for each in group)
+def _size(*paths: LeftOut) -> str:
+    return "over " * any(p.at_least for p in paths) + decimal(sum(p.size for p in paths))
 
 
 @dataclass(frozen=True)

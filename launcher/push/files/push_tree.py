@@ -41,7 +41,6 @@ BEGIN = load_script(__file__, "begin_tree.sh")
 PREPARE = load_script(__file__, "prepare_tree.sh")
 RECEIVE = load_script(__file__, "receive_tree.sh")
 PUBLISH = load_script(__file__, "publish_tree.sh")
-AWAIT = load_script(__file__, "await_tree.sh")
 ABANDON = load_script(__file__, "abandon_tree.sh")
 READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 
@@ -72,6 +71,7 @@ class TreePush:
     def __init__(self, tree: Tree, part: str, fanout: Fanout) -> None:
         self.tree, self.part, self.fanout = tree, part, fanout
         self.tokens: dict[Node, str] = {}  # one token per host, because homes may be shared
+        self.files_sent: dict[Node, int] = {}
         self.deltas: dict[str, Delta] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
 
@@ -81,21 +81,10 @@ class TreePush:
         if not cached.exists():  # tells the next push what the hosts' tree contains
             write_cache(cached, self.tree.manifest.text)
         self.tokens = {node: secrets.token_hex(6) for node in nodes}
-        failures: dict[Node, DdpctlError] = {}
-        groups = find_shared_homes(nodes)
-        while groups:
-            errors = self._push([group[0] for group in groups])
-            failures |= errors
-            shared = [(group[0], node) for group in groups for node in group[1:]]
-            ready, _ = try_each([n for leader, n in shared if leader not in errors], self._await)
-            # If that failed, each other host of the shared home is pushed to by itself.
-            groups = [[node] for _, node in shared if node not in ready]
-        return failures
-
-    def _await(self, node: Node) -> None:
-        """Wait until this host sees the tree that another host published in their shared home."""
-        self._script(node, AWAIT)
-        self.fanout.progress.hosts[node].files_skipped += self.tree.manifest.files
+        homes = find_shared_homes(nodes)
+        failures = self._push([home[0] for home in homes])
+        # The other hosts of a shared home now have the tree, unless its first host failed.
+        return failures | self._push([node for home in homes for node in home[1:]])
 
     def _push(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         starts, failures = try_each(nodes, self._start)
@@ -115,7 +104,7 @@ class TreePush:
         return script_output(node, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
 
     def _start(self, node: Node) -> Start | None:
-        """Prepare the draft. Return None if another push has published the tree meanwhile."""
+        """Prepare the draft. Return None if the host has the tree by now."""
         trees = parse_trees(self._script(node, BEGIN))
         if trees.present:
             return None
@@ -174,10 +163,7 @@ class TreePush:
 
     def _publish(self, start: Start, node: Node) -> None:
         self._script(node, PUBLISH)
-        sent = sum(1 for entry in start.write if entry.is_file)
-        report = self.fanout.progress.hosts[node]
-        report.files_sent += sent
-        report.files_skipped += self.tree.manifest.files - sent
+        self.files_sent[node] = sum(1 for entry in start.write if entry.is_file)
 
 
 def parse_trees(text: str) -> HostTrees:

@@ -66,17 +66,8 @@ def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
     walk = _Walk(os.fsencode(os.path.realpath(folder)), named_paths, code_only=code_only)
     if not os.path.isdir(walk.root):
         raise PushFailed(f"{folder}: not a folder", "correct the path in the hosts file")
-    began = time.time_ns()
     walk.run()
-    contents = _hash_files(walk, began)
-    if walk.problems:
-        more = len(walk.problems) - SHOWN
-        tail = [PushFailed(f"and {more} more like these")] if more > 0 else []
-        raise Several(walk.problems[:SHOWN] + tail)
-    for path, stamp in walk.stamps.items():
-        kind = "x" if stamp.executable else "f"
-        walk.entries.append(Entry(path, kind, stamp.size, contents[path].encode()))
-    return Tree(walk.root, manifest.make(walk.entries), walk.stamps, walk.skipped, walk.left_out)
+    return walk.tree()
 
 
 def scan_file(path: str, name: str) -> Tree:
@@ -84,19 +75,13 @@ def scan_file(path: str, name: str) -> Tree:
     folder, own_name = os.path.split(os.fsencode(os.path.realpath(path)))
     # `/.`: not the folder whose files' hashes another scan remembers
     walk = _Walk(folder + b"/.", NamedPaths([]), code_only=False)
-    began = time.time_ns()
-    with os.scandir(folder) as listed:
-        for child in (each for each in listed if each.name == own_name):
-            walk.leaf(own_name, child)
-    contents = _hash_files(walk, began)
-    if walk.problems:
-        raise walk.problems[0]
-    if not contents:
+    walk.leaf(own_name)
+    tree = walk.tree()
+    if not tree.stamps:
         raise PushFailed(f"{path}: not a file", "correct the path in the hosts file")
-    stamps = {name.encode(): walk.stamps[own_name]}
-    [stamp] = stamps.values()
-    entry = Entry(name.encode(), "f", stamp.size, contents[own_name].encode())
-    return Tree(walk.root, manifest.make([entry]), stamps, file=own_name)
+    [entry], [stamp] = tree.manifest.entries, tree.stamps.values()
+    contents = manifest.make([Entry(name.encode(), "f", entry.size, entry.content)])
+    return Tree(walk.root, contents, {name.encode(): stamp}, file=own_name)
 
 
 def scan_workdir(cluster: Cluster, workdir: str) -> Tree:
@@ -126,8 +111,11 @@ def open_file(path: bytes) -> FileIO:
 
 
 class _Walk:
+    """One scan: walks through the folder, then reads the files that have changed since the last one."""
+
     def __init__(self, root: bytes, named: NamedPaths, *, code_only: bool) -> None:
         self.root, self.named, self.code_only = root, named, code_only
+        self.began = time.time_ns()
         self.entries: list[Entry] = []  # folders and links
         self.stamps: dict[bytes, Stamp] = {}  # files
         self.skipped: list[bytes] = []
@@ -162,7 +150,7 @@ class _Walk:
                 elif self.is_left_out(path, None, rules):
                     self.leave_out(path)
                 else:
-                    self.leaf(path, child)
+                    self.leaf(path)
 
     def is_left_out(
         self, path: bytes, children: Set[str] | None, rules: Collection[IgnoreFile]
@@ -173,20 +161,22 @@ class _Walk:
     def leave_out(self, path: bytes, *, named: bool = False) -> None:
         self.left_out.append(left_out.measured(self.root, path, named=named))
 
-    def leaf(self, path: bytes, child: os.DirEntry[bytes]) -> None:
+    def leaf(self, path: bytes) -> None:
+        """Add a file or a link, by its path in the tree."""
+        full = os.path.join(self.root, path)
         try:
-            status = child.stat(follow_symlinks=False)
+            status = os.lstat(full)
             if stat.S_ISREG(status.st_mode):
                 executable = bool(status.st_mode & 0o111)
                 times = status.st_mtime_ns, status.st_ctime_ns
                 self.stamps[path] = Stamp(status.st_size, status.st_ino, *times, executable)
             elif stat.S_ISLNK(status.st_mode):
-                target = os.readlink(child.path)
+                target = os.readlink(full)
                 if self._leads_out(os.path.dirname(path), target):
                     to = path_text(target)
                     self.problems.append(
                         PushFailed(
-                            f"{path_text(child.path)}: is a link out of the folder (to {to}), "
+                            f"{path_text(full)}: is a link out of the folder (to {to}), "
                             "which would be broken on the hosts",
                             "replace it with what it links to, or list it in .ddpctlignore",
                         )
@@ -220,33 +210,45 @@ class _Walk:
             )
         )
 
+    def tree(self) -> Tree:
+        """Return the tree that was walked. Raises Several."""
+        hashes = self._hash_files()
+        if self.problems:
+            more = len(self.problems) - SHOWN
+            tail = [PushFailed(f"and {more} more like these")] if more > 0 else []
+            raise Several(self.problems[:SHOWN] + tail)
+        for path, stamp in self.stamps.items():
+            kind = "x" if stamp.executable else "f"
+            self.entries.append(Entry(path, kind, stamp.size, hashes[path].encode()))
+        contents = manifest.make(self.entries)
+        return Tree(self.root, contents, self.stamps, self.skipped, self.left_out)
 
-def _hash_files(walk: _Walk, began: int) -> Mapping[bytes, str]:
-    """Return the sha256 of every readable file, from the last scan's cache or by reading the file."""
-    cache = cache_home() / "trees" / f"{hashlib.sha256(walk.root).hexdigest()[:32]}.json"
-    known = read_cache(cache)
-    hashes: dict[bytes, str] = {}
-    for path, stamp in walk.stamps.items():
-        row = known.get(os.fsdecode(path))
-        if isinstance(row, list) and len(row) == 6 and row[:5] == list(stamp):
-            hashes[path] = str(row[5])
-    unknown = [path for path in walk.stamps if path not in hashes]
+    def _hash_files(self) -> Mapping[bytes, str]:
+        """Return the sha256 of every readable file, from the last scan's cache or by reading the file."""
+        cache = cache_home() / "trees" / f"{hashlib.sha256(self.root).hexdigest()[:32]}.json"
+        known = read_cache(cache)
+        hashes: dict[bytes, str] = {}
+        for path, stamp in self.stamps.items():
+            row = known.get(os.fsdecode(path))
+            if isinstance(row, list) and row[:-1] == list(stamp):
+                hashes[path] = str(row[-1])
+        unknown = [path for path in self.stamps if path not in hashes]
 
-    def read(paths: list[bytes]) -> None:
-        for path in paths:
-            try:
-                with open_file(b"%b/%b" % (walk.root, path)) as file:
-                    hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError as error:
-                walk.problem(path, error)
+        def read(paths: list[bytes]) -> None:
+            for path in paths:
+                try:
+                    with open_file(b"%b/%b" % (self.root, path)) as file:
+                        hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
+                except OSError as error:
+                    self.problem(path, error)
 
-    with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter lock
-        list(pool.map(read, (unknown[::2], unknown[1::2])))
-    rows = {
-        os.fsdecode(path): [*stamp, hashes[path]]
-        for path, stamp in walk.stamps.items()
-        if path in hashes and max(stamp.mtime_ns, stamp.ctime_ns) < began - RACY
-    }
-    if rows != known:
-        write_cache(cache, json.dumps(rows))
-    return hashes
+        with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter lock
+            list(pool.map(read, (unknown[::2], unknown[1::2])))
+        rows = {
+            os.fsdecode(path): [*stamp, hashes[path]]
+            for path, stamp in self.stamps.items()
+            if path in hashes and max(stamp.mtime_ns, stamp.ctime_ns) < self.began - RACY
+        }
+        if rows != known:
+            write_cache(cache, json.dumps(rows))
+        return hashes

@@ -39,13 +39,10 @@ class Layers:
             self._untag()  # here too: this process may end before the thread does
         self._registry.close()
 
-    def size(self, timeout: float) -> int | None:
-        """Return the total bytes; None if the engine needs more than `timeout` seconds to push them."""
-        try:
-            self._documents.exception(timeout)
-        except TimeoutError:
-            return None
-        return sum(blob.size for blob in self._registry.blobs.values())
+    def size(self) -> int | None:
+        """Return the total bytes; None while the engine has not pushed all layers."""
+        blobs = self._registry.blobs.values()
+        return sum(blob.size for blob in blobs) if self._documents.done() else None
 
     def archives(self, doing: Callable[[str], None]) -> Iterator[Archive]:
         """Yield an archive per layer, as it arrives. The last one is the named image. Raises NoLayers.

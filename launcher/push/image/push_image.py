@@ -1,5 +1,6 @@
 """Send the image to every host that lacks it or has a different one; verify each copy."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,10 +9,12 @@ from functools import partial
 from itertools import takewhile
 
 from ...engines.base import ImageStore
+from ...engines.choose import images_of
 from ...engines.engine_info import ImageInfo
-from ...errors import CommandFailed, DdpctlError, PushFailed
+from ...errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
+from ...hosts import Host
 from ...ssh.many import try_each
-from ...ssh.node import Node
+from ...ssh.node import Node, connected
 from ...state import cache_home, read_cache, write_cache
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
@@ -19,20 +22,20 @@ from .archive import partial_ids, with_tag
 from .layers import Layers, NoLayers, remove_stale_tags
 
 ALIASES = "images.json"  # cache file: host and id there -> id on this machine
-SIZE_TIMEOUT = 1.5  # seconds to find out whether there is little to send
 
 Images = dict[Node, ImageInfo]  # the image of each host that has it
-ImageResult = tuple[Images, dict[Node, DdpctlError]]  # and the failed hosts
+Failures = dict[Node, DdpctlError]
 StoreOf = Callable[[Node], ImageStore]  # the engine's images on a host
 
 
-def check_image(name: str, there: Mapping[Node, ImageInfo | None]) -> ImageResult:
-    """Check that all hosts have the same image. there: each host's image of that name."""
-    images = {node: image for node, image in there.items() if image is not None}
-    missing = PushFailed(f"does not have {name}", "run `ddpctl push HOSTS --image`")
-    failures = {node: missing.on(node.name) for node in there if node not in images}
-    remedy = "`ddpctl push HOSTS --image` makes them the same"
-    return images, {**failures, **_different(name, images, remedy)}
+def image_here(name: str, engine: str) -> ImageInfo | None:
+    """Return this machine's image; None if it has none, or no engine."""
+    with (
+        contextlib.suppress(DockerUnavailable, CommandFailed),
+        connected([Host(host="local")]) as [local],
+    ):
+        return images_of(local, engine).inspect(name)
+    return None
 
 
 def push_image(
@@ -40,14 +43,18 @@ def push_image(
     here: ImageInfo | None,
     there: Mapping[Node, ImageInfo | None],
     store_of: StoreOf,
-    local: Node,
     fanout: Fanout,
-) -> ImageResult:
-    """Push the image; here=None: let hosts pull it. here, there: the image here and on each host."""
-    progress = fanout.progress
+    *,
+    only_verify: bool = False,
+) -> tuple[Images, Failures]:
+    """Push the image; here=None: let hosts pull it. here, there: the image here and on each host.
+
+    only_verify: send nothing, but verify that all hosts have the same image.
+    """
+    progress, wanted = fanout.progress, None if only_verify else here
     images: Images = {}
     for node, image in there.items():
-        if image is not None and (here is None or as_here(image, node).same_as(here)):
+        if image is not None and (wanted is None or as_here(image, node).same_as(wanted)):
             images[node] = image
             progress.hosts[node].image = "present"
             progress.hosts[node].layers_skipped += len(image.layers)
@@ -55,25 +62,28 @@ def push_image(
             other = f"{name} is a different image there ({image.id[:19]})"
             progress.say(f"{node.name}: {other}; updating it")
     without = {node: image for node, image in there.items() if node not in images}
-    if here is None:
+    done: Images = {}
+    if only_verify:
+        missing = PushFailed(f"does not have {name}", "run `ddpctl push HOSTS --image`")
+        failures: Failures = {node: missing.on(node.name) for node in without}
+    elif here is None:
         done, failures = try_each([*without], lambda node: _pull(node, store_of, name))
     else:
-        done, failures = _Sending(name, here, store_of, local, fanout).run(without)
+        with connected([Host(host="local")]) as [local]:
+            done, failures = _Sending(name, here, store_of, local, fanout).run(without)
     for node in done:
         word = "pulled" if here is None else "updated" if there[node] else "sent"
         progress.hosts[node].image = word
-    images |= done
-    remedy = "remove it on one of them, or name the image by its digest"
-    return images, {**failures, **_different(name, images, remedy)}
+    return {**images, **done}, failures
 
 
-def _different(name: str, images: Images, remedy: str) -> dict[Node, PushFailed]:
+def differing(name: str, images: Images) -> Failures:
     """Return the hosts whose image differs from the first host's. A run needs one image everywhere."""
     first = next(iter(images), None)
     return {
         node: PushFailed(
             f"{name} is not the same image as on {first.name} ({image.id[:19]}, {images[first].id[:19]})",
-            remedy,
+            "remove it there and run `ddpctl push HOSTS --image`, or name the image by its digest",
             host=node.name,
         )
         for node, image in images.items()
@@ -106,7 +116,7 @@ class _Sending:
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 
-    def run(self, hosts: Mapping[Node, ImageInfo | None]) -> ImageResult:
+    def run(self, hosts: Mapping[Node, ImageInfo | None]) -> tuple[Images, Failures]:
         """Send to `hosts`, which have these images of that name, or none."""
         there, failures = try_each([*hosts], lambda node: self._layers_there(node, hosts[node]))
         for by_diff_id in (False, True):
@@ -133,42 +143,35 @@ class _Sending:
         common = [[*takewhile(lambda pair: pair[0] == pair[1], row)] for row in pairs]
         return max(map(len, common)), store.needs_diff_ids()
 
-    def _send_layers(
-        self, nodes: Sequence[Node], first: int, by_diff_id: bool
-    ) -> dict[Node, DdpctlError]:
+    def _send_layers(self, nodes: Sequence[Node], first: int, by_diff_id: bool) -> Failures:
         remove_stale_tags(self.local)
         with closing(Layers(self.local, self.name, self.here, first, by_diff_id)) as layers:
             try:
-                return self._fan_out(
-                    self._payloads(layers), nodes, layers.size(SIZE_TIMEOUT), first
-                )
+                return self._fan_out(self._payloads(layers), nodes, first)
             except NoLayers as error:
                 self.progress.say(f"{self.name}: sending it whole, not by layers: {error}")
         return self._send_whole(nodes)
 
     def _payloads(self, layers: Layers) -> Iterator[Payload]:
-        for archive in layers.archives(partial(self.progress.doing, "image")):
-            if size := layers.size(0.0):
-                self.progress.expect("image", size)
+        for archive in layers.archives(lambda text: self.progress.update("image", doing=text)):
+            self.progress.update("image", total=layers.size())
             if archive.partial:
                 self.partial.update(archive.image_ids)
             elif not with_tag(self.name):
                 self.refs += archive.image_ids
             yield Payload("image", self._load_command, archive.size, archive.chunks)
 
-    def _send_whole(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    def _send_whole(self, nodes: Sequence[Node]) -> Failures:
         """Send all layers in one stream, as the engine saves them."""
         whole = Payload("image", self._load_command, 0, partial(self.local.save, self.name))
-        return self._fan_out([whole], nodes, None, 0) if nodes else {}
+        return self._fan_out([whole], nodes, 0) if nodes else {}
 
     def _load_command(self, node: Node) -> tuple[str, ...]:
         return self.store_of(node).load_command()
 
-    def _fan_out(
-        self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None, first: int
-    ) -> dict[Node, DdpctlError]:
+    def _fan_out(self, payloads: Iterable[Payload], nodes: Sequence[Node], first: int) -> Failures:
         """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
-        failures = self.fanout.send("image", payloads, nodes, size)
+        failures = self.fanout.send("image", payloads, nodes, None)
         for node in nodes:
             if node not in failures:
                 self.progress.hosts[node].layers_sent = len(self.here.layers) - first

@@ -32,7 +32,6 @@ SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, m
 WORTH_A_TRIAL = 15.0  # seconds that the transfer must still take
 TICK = 0.5  # seconds
 STEP = 1 << 20  # bytes that count as progress: a host that claims a few at a time is stuck
-MOST_FEEDS = 20  # of one host
 
 
 class Chain:
@@ -89,7 +88,6 @@ class HostTransfer:
     relay: Relay
     source: Relay | None = None  # the host to read from
     fed: bool = False  # by this machine
-    feeds: int = 0  # how often this machine began to feed it, each time in a thread
     have: int = 0  # bytes
     rate: float = 0.0  # bytes/s in the last whole window
     window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
@@ -147,10 +145,8 @@ class Transfer:
         name, part = host.relay.node.name, self.payload.part
         if event.kind == "have":
             self._count(host, event.count)
-        elif event.kind == "starved" and host.feeds < MOST_FEEDS:
+        elif event.kind == "starved" and not host.fed:
             self._feed_from_here(host, event)
-        elif event.kind == "starved":
-            self.end(host, failed(name, part, "it asks for the same bytes again and again"))
         elif event.kind == "failed":
             why = "damaged in transit" if event.text == "damaged" else event.text
             error = failed(name, part, why)
@@ -198,7 +194,7 @@ class Transfer:
     def _feed_from_here(self, host: HostTransfer, event: RelayEvent) -> None:
         with self._changed:
             others = [other for other in self.hosts.values() if other.fed]
-            host.fed, host.feeds = True, host.feeds + 1
+            host.fed = True
         if others and self._trial is None and all(other.relay.lost is None for other in others):
             why = " ".join(event.text.split())
             self._progress.say(

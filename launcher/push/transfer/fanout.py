@@ -10,7 +10,6 @@ from ...ssh.node import Node
 from ..push_progress import PushProgress
 from .chain import Chain, Transfer
 from .payload import END_TIMEOUT, Payload, failed
-from .relay_client import TransferDamaged
 
 MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for starting agents
 
@@ -36,24 +35,23 @@ class Fanout:
         None if unknown.
         """
         self.progress.begin(part, nodes, size)
-        failures = self._send(payloads, nodes, size)
+        chain = self._chain_for(nodes, size)
+        row = [node for node in nodes if chain and node in chain.relays]
+        if chain and len(row) > 1:
+            sent, failures = self._send_through(chain, payloads, row)
+            failures |= self._send_directly(sent, [node for node in nodes if node not in row])
+        else:
+            failures = self._send_directly(payloads, nodes)
         self.progress.end(part, [node for node in nodes if node not in failures])
         return failures
 
-    def _send(
-        self, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
-    ) -> dict[Node, DdpctlError]:
-        row = [node for node in nodes if node in self._addresses]
-        if len(row) < 2 or (size is not None and size * (len(row) - 1) < MIN_SAVING):
-            return self._send_directly(payloads, nodes)
-        chain = self._chain = self._chain or Chain(self._addresses, self.progress)
-        row = [node for node in row if node in chain.relays]
-        if len(row) < 2:
-            return self._send_directly(payloads, nodes)
-        earlier: list[Payload] = []
-        failures = self._send_through(chain, payloads, row, earlier)
-        rest = [node for node in nodes if node not in row]
-        return {**failures, **self._send_directly(earlier, rest)}
+    def _chain_for(self, nodes: Sequence[Node], size: int | None) -> Chain | None:
+        """Return the chain, which starts with the first payload for which it pays."""
+        saved = sum(node in self._addresses for node in nodes) - 1  # copies on the uplink
+        if saved > 0 and (size is None or size * saved >= MIN_SAVING):
+            self._chain = self._chain or Chain(self._addresses, self.progress)
+            return self._chain
+        return None
 
     def _send_directly(
         self, payloads: Iterable[Payload], nodes: Sequence[Node]
@@ -87,28 +85,18 @@ class Fanout:
             self.progress.settled(node, payload.part)
 
     def _send_through(
-        self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node], earlier: list[Payload]
-    ) -> dict[Node, DdpctlError]:
-        """Send, and append the payloads to `earlier`. From a damaged one on, send them again directly."""
+        self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node]
+    ) -> tuple[list[Payload], dict[Node, DdpctlError]]:
+        """Send through the chain. Return the payloads, and the failed hosts with their first errors."""
         transfers: list[Transfer] = []
         try:
             for payload in payloads:
-                earlier.append(payload)
                 transfers.append(chain.begin(payload, row))
         except DdpctlError:  # `payloads` failed; let these transfers end before any retry
             for transfer in transfers:
                 transfer.finish()
             raise
         failures: dict[Node, DdpctlError] = {}
-        damaged: dict[Node, int] = {}
-        for number, errors in enumerate([transfer.finish() for transfer in transfers]):
-            for node in [node for node in errors if node not in failures]:
-                failures[node] = errors[node]
-                if isinstance(errors[node], TransferDamaged):
-                    damaged[node] = number
-        for node, number in damaged.items():
-            self.progress.say(f"{failures.pop(node)}; sending the rest from this machine")
-            rest = earlier[number:]
-            self.progress.begin(rest[0].part, [node], sum(payload.size for payload in rest))
-            failures |= self._send_directly(rest, [node])
-        return failures
+        for transfer in transfers:
+            failures = transfer.finish() | failures
+        return [transfer.payload for transfer in transfers], failures

@@ -108,11 +108,12 @@ class RelayedPayload:
         return self.failed or self.complete
 
     def receive(self, at: int, data: bytes) -> None:
-        """Store data, unless it does not start exactly where the stored bytes end."""
+        """Store the bytes that are new. What starts after the end of the stored bytes is of no use."""
         with self.changed:
             while self.have - self.consumed > MAX_AHEAD and not self.failed:
                 self.changed.wait(KEEPALIVE)
-            if self.failed or at != self.have:
+            data = data[max(self.have - at, 0) :]
+            if self.failed or at > self.have or not data:
                 return
             try:
                 self.spool.write(data)

@@ -30,7 +30,10 @@ VALID = datetime.timedelta(days=2)  # from now on, and one day back for hosts wi
 
 
 class TransferDamaged(PushFailed):
-    """The relay failed: the payload arrived damaged or could not be stored, or an agent ended."""
+    """The relay failed: the payload arrived damaged or could not be stored, or an agent ended.
+
+    It may succeed without the hosts that are now ready.
+    """
 
 
 @dataclass(frozen=True)

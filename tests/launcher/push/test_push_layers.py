@@ -54,7 +54,7 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         def archives(self, doing: object) -> Any:
             return iter(())
 
-        def size(self, timeout: float) -> int:
+        def size(self) -> int:
             return 0
 
         def close(self) -> None: ...
@@ -66,7 +66,7 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         store: Any = Store(listed)
         progress = PushProgress([node], Console(quiet=True))
         hosts, fanout = {node: different}, Fanout({}, progress)
-        images, failures = pushing.push_image("i", HERE, hosts, lambda _: store, node, fanout)
+        images, failures = pushing.push_image("i", HERE, hosts, lambda _: store, fanout)
         assert (images, failures) == ({node: HERE}, {})
         return firsts.pop()
 

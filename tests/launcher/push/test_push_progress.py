@@ -104,12 +104,12 @@ def test_a_terminal_has_one_bar_per_host_over_the_whole_image(
 
     def layers() -> Any:
         for number in range(1, 4):
-            progress.doing("image", f"compressing layer {number} of 3")
+            progress.update("image", doing=f"compressing layer {number} of 3")
             drawn.append(rows(progress))
             if number == 3:
-                progress.expect("image", 3_000_000)
+                progress.update("image", total=3_000_000)
             yield payload("image", 1_000_000)
-        progress.doing("image", "")
+        progress.update("image", doing="")
 
     Fanout({}, progress).send("image", layers(), nodes, None)
     drawn.append(rows(progress))
@@ -168,7 +168,7 @@ def test_a_log_shows_every_ten_seconds_what_a_push_waits_for(
     progress = PushProgress(nodes, Console())
     progress.begin("image", nodes, None)
     for number in range(1, 5):
-        progress.doing("image", f"compressing layer {number} of 4")
+        progress.update("image", doing=f"compressing layer {number} of 4")
         clock(6.0)
     assert capsys.readouterr().err == "ddpctl: image: compressing layer 3 of 4\n"
 

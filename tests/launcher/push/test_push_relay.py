@@ -97,7 +97,7 @@ def test_a_flipped_byte_on_the_way_is_detected_and_sent_again(
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     (notice,) = report.notices
-    assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged in transit")
+    assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged in transit; the push goes on")
 
 
 @pytest.mark.slow

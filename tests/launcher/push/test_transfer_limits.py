@@ -10,7 +10,7 @@ import pytest
 
 from launcher.hosts import Host
 from launcher.push.transfer import chain
-from launcher.push.transfer.chain import MOST_FEEDS, Transfer
+from launcher.push.transfer.chain import Transfer
 from launcher.push.transfer.payload import Payload
 from launcher.push.transfer.relay_client import RelayEvent
 from launcher.ssh.node import Node
@@ -45,15 +45,13 @@ def transfer_to(*relays: Any) -> Transfer:
     return Transfer("p0", payload, relays, progress)
 
 
-def test_a_relay_that_asks_for_bytes_forever_is_given_up_before_it_has_many_threads() -> None:
+def test_a_relay_that_asks_for_bytes_forever_is_fed_by_one_thread() -> None:
     relay: Any = StuckRelay()
     made, before = transfer_to(relay), threading.active_count()
     for _ in range(1000):
         made.handle(made.hosts[relay], RelayEvent("starved", "p0", 0, ""))
-    assert threading.active_count() - before <= MOST_FEEDS
+    assert threading.active_count() - before == 1
     relay.taken.set()
-    [error] = made.finish().values()
-    assert "evil: dataset: it asks for the same bytes again and again" in str(error)
 
 
 def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

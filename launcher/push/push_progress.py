@@ -143,20 +143,19 @@ class PushProgress:
             for node in nodes:
                 if earlier := self._rows.get((node, part)):
                     self._bars.remove_task(earlier.id)
-                fields = {"doing": "", "line_at": self._seconds()}
-                self._bars.add_task(f"{node.name} {part}", total=total, **fields)
+                title, now = f"{node.name} {part}", self._seconds()
+                self._bars.add_task(title, total=total, doing="", line_at=now)
                 self._rows[node, part] = self._bars.tasks[-1]
 
-    def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
-        """Show the size of a part, now that it is known, or what its next bytes wait for."""
+    def doing(self, part: str, text: str) -> None:
+        """Show what the first bytes of a part wait for."""
         with self._lock:
             rows = [row for (_, name), row in self._rows.items() if name == part]
             for row in rows:
-                self._bars.update(row.id, total=total)
-                row.fields["doing"] = row.fields["doing"] if doing is None else doing
-            due = bool(doing) and self._is_due(rows)
+                row.fields["doing"] = text
+            due = self._is_due(rows)
         if due:
-            self._console.say(f"{part}: {doing}")
+            self._console.say(f"{part}: {text}")
 
     def received(self, node: Node, part: str, count: int) -> None:
         """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""

@@ -1,13 +1,12 @@
-"""The layers of a local image, one archive per layer.
+"""Export the layers of a local image, one archive per layer.
 
 So the push after an interrupted one sends only the layers that are still missing.
 """
 
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from contextlib import closing, contextmanager
 
 from ...engines.base import ImageStore
 from ...engines.engine_info import ImageInfo
@@ -22,66 +21,39 @@ class NoLayers(PushFailed):
     """The local engine does not export single layers, but can save the whole image."""
 
 
-class Layers:
-    """The layers from number `first` on, received by our registry. by_diff_id: see `whole_archive`."""
+@contextmanager
+def layer_archives(
+    local: ImageStore,
+    name: str,
+    image: ImageInfo,
+    first: int,
+    arrived: Callable[[int], None],
+    *,
+    by_diff_id: bool,
+) -> Iterator[list[Archive]]:
+    """Have the local engine push the layers from number `first` on to our registry.
 
-    def __init__(
-        self, local: ImageStore, name: str, image: ImageInfo, first: int, by_diff_id: bool = False
-    ) -> None:
-        self._local, self._name, self._image, self._first = local, name, image, first
-        self._by_diff_id = by_diff_id
-        self._registry = Registry(image, frozenset(image.layers[first:]))
-        self._documents: Future[tuple[bytes, bytes]] = Future()  # manifest and configuration
-        threading.Thread(target=self._push, daemon=True).start()
-
-    def close(self) -> None:
-        if not self._documents.done():
-            self._untag()  # here too: this process may end before the thread does
-        self._registry.close()
-
-    def size(self) -> int | None:
-        """Return the total bytes; None while the engine has not pushed all layers."""
-        blobs = self._registry.blobs.values()
-        return sum(blob.size for blob in blobs) if self._documents.done() else None
-
-    def archives(self, doing: Callable[[str], None]) -> Iterator[Archive]:
-        """Yield an archive per layer, as it arrives. The last one is the named image. Raises NoLayers.
-
-        doing: is called with what the local engine is doing whenever it makes this wait, then with "".
-        """
-        layer, missing = None, self._image.layers[self._first :]
-        for number, diff_id in enumerate(missing, 1):
-            arriving = self._registry.layers[diff_id]
-            if not arriving.done():
-                doing(f"compressing layer {number} of {len(missing)}")
-            layer = arriving.result()
-            if number < len(missing):
-                yield partial_archive(self._image, self._first + number, layer)
-        if not self._documents.done():  # it may no longer know the digests of the lower layers
-            doing("waiting for the engine here")
-        documents = self._documents.result()
-        doing("")
-        yield whole_archive(self._name, *documents, layer, by_diff_id=self._by_diff_id)
-
-    def _push(self) -> None:
-        documents, why = None, "the local engine did not push all of it"
+    Yields an archive per layer, to be read before this ends. The last one is the named image.
+    arrived: is called with the number of layers that have. by_diff_id: see `whole_archive`.
+    Raises NoLayers.
+    """
+    with closing(Registry(image, image.layers[first:], arrived)) as registry:
         try:
-            self._local.push_to(self._name, self._registry.repository, TAG)
-            documents = self._registry.finish()
+            local.push_to(name, registry.repository, TAG)
         except DdpctlError as error:
-            why = str(error)
+            raise NoLayers(str(error)) from None
         finally:
-            self._untag()
-            for layer in self._registry.layers.values():
-                if not layer.done():
-                    layer.set_exception(NoLayers(why))
-            if documents:
-                self._documents.set_result(documents)
-            else:
-                self._documents.set_exception(NoLayers(why))
-
-    def _untag(self) -> None:
-        self._local.untag(f"{self._registry.repository}:{TAG}")
+            local.untag(f"{registry.repository}:{TAG}")
+        pushed = registry.pushed_image()
+        if pushed is None:
+            raise NoLayers("the local engine did not push all of it")
+        manifest, config, layers = pushed
+        lower = [
+            partial_archive(image, number, layer)
+            for number, layer in enumerate(layers[:-1], first + 1)
+        ]
+        top = layers[-1] if layers else None
+        yield [*lower, whole_archive(name, manifest, config, top, by_diff_id=by_diff_id)]
 
 
 def remove_stale_tags(local: ImageStore) -> None:

@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
@@ -19,7 +18,7 @@ from ...state import cache_home, read_cache, write_cache
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
 from .archive import partial_ids, with_tag
-from .layers import Layers, NoLayers, remove_stale_tags
+from .layers import NoLayers, layer_archives, remove_stale_tags
 
 ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 
@@ -145,33 +144,42 @@ class _Sending:
 
     def _send_layers(self, nodes: Sequence[Node], first: int, by_diff_id: bool) -> Failures:
         remove_stale_tags(self.local)
-        with closing(Layers(self.local, self.name, self.here, first, by_diff_id)) as layers:
-            try:
-                return self._fan_out(self._payloads(layers), nodes, first)
-            except NoLayers as error:
-                self.progress.say(f"{self.name}: sending it whole, not by layers: {error}")
-        return self._send_whole(nodes)
+        self.progress.begin("image", nodes, None)
+        missing = len(self.here.layers) - first
 
-    def _payloads(self, layers: Layers) -> Iterator[Payload]:
-        for archive in layers.archives(lambda text: self.progress.update("image", doing=text)):
-            self.progress.update("image", total=layers.size())
-            if archive.partial:
-                self.partial.update(archive.image_ids)
-            elif not with_tag(self.name):
-                self.refs += archive.image_ids
-            yield Payload("image", self._load_command, archive.size, archive.chunks)
+        def arrived(count: int) -> None:
+            self.progress.doing("image", f"compressed {count} of {missing} layers")
+
+        export = layer_archives(
+            self.local, self.name, self.here, first, arrived, by_diff_id=by_diff_id
+        )
+        try:
+            with export as archives:
+                for archive in archives:
+                    if archive.partial:
+                        self.partial.update(archive.image_ids)
+                    elif not with_tag(self.name):
+                        self.refs += archive.image_ids
+                payloads = [
+                    Payload("image", self._load_command, archive.size, archive.chunks)
+                    for archive in archives
+                ]
+                return self._fan_out(payloads, nodes, first)
+        except NoLayers as error:
+            self.progress.say(f"{self.name}: sending it whole, not by layers: {error}")
+        return self._send_whole(nodes)
 
     def _send_whole(self, nodes: Sequence[Node]) -> Failures:
         """Send all layers in one stream, as the engine saves them."""
-        whole = Payload("image", self._load_command, 0, partial(self.local.save, self.name))
+        whole = Payload("image", self._load_command, None, partial(self.local.save, self.name))
         return self._fan_out([whole], nodes, 0) if nodes else {}
 
     def _load_command(self, node: Node) -> tuple[str, ...]:
         return self.store_of(node).load_command()
 
-    def _fan_out(self, payloads: Iterable[Payload], nodes: Sequence[Node], first: int) -> Failures:
+    def _fan_out(self, payloads: Sequence[Payload], nodes: Sequence[Node], first: int) -> Failures:
         """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
-        failures = self.fanout.send("image", payloads, nodes, None)
+        failures = self.fanout.send(payloads, nodes)
         for node in nodes:
             if node not in failures:
                 self.progress.hosts[node].layers_sent = len(self.here.layers) - first

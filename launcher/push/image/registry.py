@@ -4,12 +4,10 @@ The engine pushes only the requested layers, and remembers the compressed digest
 So after a change, only the change is compressed. Layers are kept for one push. The cache
 records to which layer each compressed digest belongs.
 
-Other users of this machine can connect to it. So the repository's name contains a secret, and nothing but
-the image is accepted.
+Other users of this machine can connect to it. So the repository's name is a secret.
 """
 
 import contextlib
-import gzip
 import hashlib
 import json
 import re
@@ -18,10 +16,8 @@ import shutil
 import socket
 import tempfile
 import threading
-import zlib
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Collection, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -33,18 +29,21 @@ from .archive import Blob, digest_of
 
 BLOCK = 1 << 20  # bytes
 MAX_STRANGERS = 64  # connections that have not shown the secret
-MAX_CONFIG = 4 << 20  # bytes in a configuration; registries allow no more
 
 
 class Registry:
-    """Receives one image's `wanted` layers (diff ids). Tells the engine that it has the others."""
+    """Receives one image's `wanted` layers (diff ids). Tells the engine that it has the others.
 
-    def __init__(self, image: ImageInfo, wanted: frozenset[str]) -> None:
-        self.image = image
+    arrived: is called with the number of layers that have.
+    """
+
+    def __init__(
+        self, image: ImageInfo, wanted: Collection[str], arrived: Callable[[int], None]
+    ) -> None:
+        self.image, self.wanted, self.arrived = image, wanted, arrived
         cache = cache_home()
         self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
-        self.blobs: dict[str, Blob] = {}
-        self.layers: dict[str, Future[Blob]] = {diff_id: Future() for diff_id in wanted}
+        self.blobs: dict[str, Blob] = {}  # layers and the configuration
         self.manifests: list[bytes] = []
         self.name = f"ddpctl/{secrets.token_hex(16)}"
         self._index_file = cache / "layers.json"
@@ -67,56 +66,37 @@ class Registry:
         if digest in self.blobs:
             return self.blobs[digest].size
         known = self._index.get(digest)
-        return None if known is None or known["diff_id"] in self.layers else int(known["size"])
+        return None if known is None or known["diff_id"] in self.wanted else int(known["size"])
 
     def add_blob(self, digest: str, file: Path) -> bool:
-        """Store a blob. Return False if its digest is wrong or it is not part of the image.
-
-        A zstd blob is accepted unchecked, because only the manifest's blobs are used.
-        """
-        diff_id = None
+        """Store a blob. Return False if its digest is wrong."""
         with file.open("rb") as stream:
-            is_zstd = stream.read(4) == b"\x28\xb5\x2f\xfd"
-            stream.seek(0)
-            if _sha256(stream) != digest:
+            if f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != digest:
                 return False
-        with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(file) as stream:
-            diff_id = _sha256(stream)  # of the uncompressed layer
-        blob = Blob(digest, file, file.stat().st_size)
-        if diff_id not in self.image.layers and not is_zstd and self._config(blob) is None:
-            return False
-        self.blobs[digest] = blob
-        self._deliver(diff_id, blob)
+        self.blobs[digest] = Blob(digest, file, file.stat().st_size)
+        self.arrived(min(len(self.blobs), len(self.wanted)))
         return True
 
-    def finish(self) -> tuple[bytes, bytes] | None:
-        """Return the image's manifest and configuration; None if the engine has not pushed them."""
+    def pushed_image(self) -> tuple[bytes, bytes, list[Blob]] | None:
+        """Return the image's manifest, its configuration and the wanted layers.
+
+        Returns None if the engine has not pushed them.
+        """
         for text in self.manifests:
             manifest = json.loads(text)
-            blob = self.blobs.get((manifest.get("config") or {}).get("digest", ""))
-            if blob and (config := self._config(blob)):
-                for diff_id, row in zip(self.image.layers, manifest["layers"], strict=True):
+            with contextlib.suppress(
+                KeyError, TypeError, ValueError
+            ):  # not of an image, or not whole
+                config = self.blobs[manifest["config"]["digest"]].file.read_bytes()
+                if tuple(json.loads(config)["rootfs"]["diff_ids"]) != self.image.layers:
+                    continue
+                rows = dict(zip(self.image.layers, manifest["layers"], strict=True))
+                layers = [self.blobs[rows[diff_id]["digest"]] for diff_id in self.wanted]
+                for diff_id, row in rows.items():
                     self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
-                    if row["digest"] in self.blobs:
-                        self._deliver(diff_id, self.blobs[row["digest"]])
                 write_cache(self._index_file, json.dumps(self._index))
-                return text, config
+                return text, config, layers
         return None
-
-    def _config(self, blob: Blob) -> bytes | None:
-        """Return the blob's content if it is the image's configuration."""
-        if blob.size > MAX_CONFIG:
-            return None
-        text = blob.file.read_bytes()
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if tuple(json.loads(text)["rootfs"]["diff_ids"]) == self.image.layers:
-                return text
-        return None
-
-    def _deliver(self, diff_id: str | None, blob: Blob) -> None:
-        if diff_id in self.layers:
-            with contextlib.suppress(InvalidStateError):  # it arrived before
-                self.layers[diff_id].set_result(blob)
 
 
 class _Server(ThreadingHTTPServer):
@@ -262,7 +242,3 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
             raise ConnectionError("the engine stopped in the middle")
         size -= len(block)
         yield block
-
-
-def _sha256(stream: Any) -> str:
-    return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"

@@ -266,7 +266,7 @@ class Transfer:
         head, second = row[:2]
         now = time.monotonic()
         if self._trial is None:
-            left = self.payload.size - head.have
+            left = (self.payload.size or 0) - head.have
             if 0 < head.rate < SLOW_HEAD and left > WORTH_A_TRIAL * head.rate and not second.done:
                 self._trial = now
                 self._read_from(second, [])

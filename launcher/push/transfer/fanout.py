@@ -1,14 +1,14 @@
 """Send from one machine to many: through a chain of hosts if that saves time, else directly."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ...errors import DdpctlError
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ..push_progress import PushProgress
-from .chain import Chain, Transfer
+from .chain import Chain
 from .payload import END_TIMEOUT, Payload, failed
 
 MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for starting agents
@@ -26,35 +26,34 @@ class Fanout:
         if self._chain is not None:
             self._chain.close()
 
-    def send(
-        self, part: str, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
-    ) -> dict[Node, DdpctlError]:
-        """Send all payloads of a part. Return the failed hosts with their errors.
+    def send(self, payloads: Sequence[Payload], nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+        """Send the payloads of a part. Return the failed hosts with their errors.
 
-        payloads: each host receives them in order, and none after it has failed. size: total bytes;
-        None if unknown.
+        Each host receives the payloads in order, and none after it has failed.
         """
+        part, sizes = payloads[0].part, [payload.size for payload in payloads]
+        size = None if None in sizes else sum(filter(None, sizes))
         self.progress.begin(part, nodes, size)
-        chain = self._chain_for(nodes, size)
-        row = [node for node in nodes if chain and node in chain.relays]
-        if chain and len(row) > 1:
-            sent, failures = self._send_through(chain, payloads, row)
-            failures |= self._send_directly(sent, [node for node in nodes if node not in row])
-        else:
-            failures = self._send_directly(payloads, nodes)
+        row = self._row(nodes, size)
+        failures: dict[Node, DdpctlError] = {}
+        if self._chain and row:
+            for transfer in [self._chain.begin(payload, row) for payload in payloads]:
+                failures = transfer.finish() | failures  # the first error of each host
+        failures |= self._send_directly(payloads, [node for node in nodes if node not in row])
         self.progress.end(part, [node for node in nodes if node not in failures])
         return failures
 
-    def _chain_for(self, nodes: Sequence[Node], size: int | None) -> Chain | None:
-        """Return the chain, which starts with the first payload for which it pays."""
+    def _row(self, nodes: Sequence[Node], size: int | None) -> list[Node]:
+        """Return the hosts to send to through the chain; [] if that saves too little."""
         saved = sum(node in self._addresses for node in nodes) - 1  # copies on the uplink
-        if saved > 0 and (size is None or size * saved >= MIN_SAVING):
-            self._chain = self._chain or Chain(self._addresses, self.progress)
-            return self._chain
-        return None
+        if saved < 1 or (size is not None and size * saved < MIN_SAVING):
+            return []
+        self._chain = self._chain or Chain(self._addresses, self.progress)
+        row = [node for node in nodes if node in self._chain.relays]
+        return row if len(row) > 1 else []
 
     def _send_directly(
-        self, payloads: Iterable[Payload], nodes: Sequence[Node]
+        self, payloads: Sequence[Payload], nodes: Sequence[Node]
     ) -> dict[Node, DdpctlError]:
         failures: dict[Node, DdpctlError] = {}
         for payload in payloads:
@@ -83,20 +82,3 @@ class Fanout:
         finally:
             stream.close()
             self.progress.settled(node, payload.part)
-
-    def _send_through(
-        self, chain: Chain, payloads: Iterable[Payload], row: Sequence[Node]
-    ) -> tuple[list[Payload], dict[Node, DdpctlError]]:
-        """Send through the chain. Return the payloads, and the failed hosts with their first errors."""
-        transfers: list[Transfer] = []
-        try:
-            for payload in payloads:
-                transfers.append(chain.begin(payload, row))
-        except DdpctlError:  # `payloads` failed; let these transfers end before any retry
-            for transfer in transfers:
-                transfer.finish()
-            raise
-        failures: dict[Node, DdpctlError] = {}
-        for transfer in transfers:
-            failures = transfer.finish() | failures
-        return [transfer.payload for transfer in transfers], failures

@@ -28,7 +28,7 @@ class Payload:
 
     part: str  # image, wheel, dataset, workdir
     command: Callable[[Node], tuple[str, ...]]  # on the host; reads the payload from stdin
-    size: int  # approximate bytes
+    size: int | None  # approximate bytes; None if unknown
     chunks: Callable[[], Iterator[bytes]]
     finish: Callable[[Node], None] = lambda node: None  # called for each host that has all of it
 

@@ -15,10 +15,13 @@ from push_machines import Machine, Machines
 
 from launcher.errors import DockerUnavailable
 from launcher.hosts import Cluster, Job
-from launcher.push.image import archive, layers
+from launcher.push.image import archive
 from launcher.push.image.registry import Registry
 from launcher.push.push import PushResult, push
 from launcher.push.push_progress import HostsNotReady
+from launcher.push.transfer.fanout import Fanout
+from launcher.push.transfer.payload import Payload
+from launcher.ssh.node import Node
 from launcher.terminal.console import Console
 
 MEGABYTE = 1 << 20
@@ -175,19 +178,19 @@ def test_an_interrupted_push_continues_at_the_next_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build({"base": 3 * MEGABYTE, "middle": 2 * MEGABYTE, "top": MEGABYTE})
-    whole = layers.Layers.archives
+    send, left = Fanout._send_to, [1, 1]
 
     class Cut(BaseException):
         pass
 
-    def first_two(self, doing):  # type: ignore[no-untyped-def]
-        found = whole(self, doing)
-        yield next(found)
-        yield next(found)
-        raise Cut
+    def first_two(self: Fanout, payload: Payload, node: Node) -> None:
+        if not left:
+            raise Cut
+        left.pop()
+        send(self, payload, node)
 
     with monkeypatch.context() as patch:
-        patch.setattr(layers.Layers, "archives", first_two)
+        patch.setattr(Fanout, "_send_to", first_two)
         with pytest.raises(Cut):
             push_image(hosts[:1], name)
     done = push_image(hosts[:1], name).report.hosts[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from launcher.engines.engine_info import ImageInfo
 from launcher.hosts import Host
 from launcher.push.image import push_image as pushing
+from launcher.push.image.archive import Archive
 from launcher.push.push_progress import PushProgress
 from launcher.push.transfer.fanout import Fanout
 from launcher.ssh.node import Node
@@ -35,6 +37,9 @@ class Store:
     def tags(self, pattern: str) -> list[str]:
         return []
 
+    def load_command(self) -> tuple[str, ...]:
+        return ("load",)
+
     def save(self, name: str) -> Iterator[bytes]:
         raise AssertionError("the whole image is not needed")
 
@@ -47,19 +52,12 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """first_sent(image, [layers]): the number of the first layer that the host gets."""
     firsts: list[int] = []
 
-    class NoneArrive:
-        def __init__(self, store: object, name: str, image: object, first: int, _: bool) -> None:
-            firsts.append(first)
+    def archives(*words: Any, **_: Any) -> contextlib.AbstractContextManager[list[Archive]]:
+        firsts.append(words[3])
+        return contextlib.nullcontext([Archive({}, None, (), partial=True)])
 
-        def archives(self, doing: object) -> Any:
-            return iter(())
-
-        def size(self) -> int:
-            return 0
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(pushing, "Layers", NoneArrive)
+    monkeypatch.setattr(pushing, "layer_archives", archives)
+    monkeypatch.setattr(Fanout, "send", lambda *_: {})
 
     def push(different: ImageInfo | None, listed: Sequence[Sequence[str]]) -> int:
         node = Node(Host("gpu1"))

@@ -67,10 +67,7 @@ def test_a_push_that_the_engine_refuses_leaves_no_tag(
     monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl/abc")
     here = local_images().inspect(image)
     assert here is not None
-    pushing = layers.Layers(local_images(), image, here, 0)
-    try:
-        with pytest.raises(layers.NoLayers):
-            list(pushing.archives(lambda _: None))
-    finally:
-        pushing.close()
+    export = layers.layer_archives(local_images(), image, here, 0, lambda _: None, by_diff_id=False)
+    with pytest.raises(layers.NoLayers), export:
+        pass
     assert names(image) == {f"{image}:latest"}

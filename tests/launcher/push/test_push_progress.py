@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -75,8 +75,8 @@ def test_an_image_in_many_layers_is_one_line_per_host(capsys: pytest.CaptureFixt
     nodes = [SinkNode("gpu1"), SinkNode("gpu2")]
     progress = PushProgress(nodes, Console())
     layers = [payload("image", 1000) for _ in range(5)]
-    assert Fanout({}, progress).send("image", layers, nodes, 5000) == {}
-    Fanout({}, progress).send("dataset", [payload("dataset", 20)], nodes[:1], 20)
+    assert Fanout({}, progress).send(layers, nodes) == {}
+    Fanout({}, progress).send([payload("dataset", 20)], nodes[:1])
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" in ")[0] for line in lines] == [
         "ddpctl: gpu1: image: 5.0 kB",
@@ -89,7 +89,7 @@ def test_a_host_that_fails_gets_no_line_of_success(capsys: pytest.CaptureFixture
     nodes = [SinkNode("gpu1", code=1), SinkNode("gpu2")]
     progress = PushProgress(nodes, Console())
     failures: dict[Node, DdpctlError]
-    failures = Fanout({}, progress).send("image", [payload("image", 10)] * 2, nodes, 20)
+    failures = Fanout({}, progress).send([payload("image", 10)] * 2, nodes)
     assert list(failures) == nodes[:1]
     assert "gpu1" not in capsys.readouterr().err
 
@@ -102,23 +102,22 @@ def test_a_terminal_has_one_bar_per_host_over_the_whole_image(
     progress = PushProgress(nodes, Console())
     drawn: list[list[str]] = []
 
-    def layers() -> Any:
-        for number in range(1, 4):
-            progress.update("image", doing=f"compressing layer {number} of 3")
-            drawn.append(rows(progress))
-            if number == 3:
-                progress.update("image", total=3_000_000)
-            yield payload("image", 1_000_000)
-        progress.update("image", doing="")
+    def layer() -> Iterator[bytes]:
+        drawn.append(rows(progress))
+        yield b"x" * 1_000_000
 
-    Fanout({}, progress).send("image", layers(), nodes, None)
+    progress.begin("image", nodes, None)
+    progress.doing("image", "compressed 1 of 3 layers")
+    drawn.append(rows(progress))
+    layers = [Payload("image", lambda node: ("load",), 1_000_000, layer) for _ in range(3)]
+    Fanout({}, progress).send(layers, nodes)
     drawn.append(rows(progress))
     progress.close()
     assert {len(each) for each in drawn} == {2}
     assert all("gpu2 image" in each[1] for each in drawn)
-    assert "0/? bytes" in drawn[0][0] and drawn[0][0].endswith("compressing layer 1 of 3")
-    assert "2.0/? MB" in drawn[2][0] and drawn[2][0].endswith("compressing layer 3 of 3")
-    assert "3.0/3.0 MB" in drawn[3][0] and "compressing" not in drawn[3][0]
+    assert "0/? bytes" in drawn[0][0] and drawn[0][0].endswith("compressed 1 of 3 layers")
+    assert "3.0 MB" in drawn[1][0] and "compressed" not in drawn[1][0]
+    assert "3.0/3.0 MB" in drawn[-1][0]
 
 
 def test_while_a_host_unpacks_what_has_arrived_its_bar_says_so(
@@ -144,7 +143,7 @@ def test_an_image_that_is_sent_again_begins_at_nothing(
     nodes = [SinkNode("gpu1")]
     progress = PushProgress(nodes, Console())
     for _ in range(2):
-        Fanout({}, progress).send("image", [payload("image", 1_000_000)], nodes, 1_000_000)
+        Fanout({}, progress).send([payload("image", 1_000_000)], nodes)
         assert "1.0/1.0 MB" in rows(progress)[0]
     progress.close()
 
@@ -168,9 +167,9 @@ def test_a_log_shows_every_ten_seconds_what_a_push_waits_for(
     progress = PushProgress(nodes, Console())
     progress.begin("image", nodes, None)
     for number in range(1, 5):
-        progress.update("image", doing=f"compressing layer {number} of 4")
+        progress.doing("image", f"compressed {number} of 4 layers")
         clock(6.0)
-    assert capsys.readouterr().err == "ddpctl: image: compressing layer 3 of 4\n"
+    assert capsys.readouterr().err == "ddpctl: image: compressed 3 of 4 layers\n"
 
 
 def test_a_log_leaves_out_what_is_not_known_yet(

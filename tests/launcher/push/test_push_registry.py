@@ -23,7 +23,7 @@ CONFIG = json.dumps({"rootfs": {"diff_ids": [DIFF_ID]}}).encode()
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    registry = Registry(ImageInfo("sha256:1", (DIFF_ID,)), frozenset([DIFF_ID]))
+    registry = Registry(ImageInfo("sha256:1", (DIFF_ID,)), [DIFF_ID], lambda _: None)
     yield registry
     registry.close()
 
@@ -46,39 +46,63 @@ def upload(registry: Registry, data: bytes, name: str = "") -> int:
     begun = ask(registry, "POST", f"/v2/{name or registry.name}/blobs/uploads/")
     if begun.status != 202:
         return begun.status
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    digest = digest_of(data)
     return ask(registry, "PUT", f"{begun.headers['Location']}?digest={digest}", data).status
 
 
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def push_manifest(registry: Registry, config: bytes, layer: bytes) -> None:
+    rows = [{"digest": digest_of(layer), "size": len(layer)}]
+    text = json.dumps({"config": {"digest": digest_of(config)}, "layers": rows}).encode()
+    path = f"/v2/{registry.name}/manifests/push"
+    assert ask(registry, "PUT", path, text).status == 201
+
+
 def test_the_layers_and_the_configuration_of_the_image_are_accepted(registry: Registry) -> None:
-    assert upload(registry, gzip.compress(LAYER)) == 201
+    layer = gzip.compress(LAYER)
+    assert upload(registry, layer) == 201
     assert upload(registry, CONFIG) == 201
-    assert registry.layers[DIFF_ID].done()
+    assert registry.pushed_image() is None
+    push_manifest(registry, CONFIG, layer)
+    pushed = registry.pushed_image()
+    assert pushed is not None
+    assert pushed[1] == CONFIG
+    assert [blob.digest for blob in pushed[2]] == [digest_of(layer)]
 
 
 def test_without_the_secret_nothing_can_be_read_or_sent(registry: Registry) -> None:
     data = gzip.compress(LAYER)
     assert upload(registry, data) == 201
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    digest = digest_of(data)
     assert ask(registry, "HEAD", f"/v2/{registry.name}/blobs/{digest}").status == 200
     for name in ("ddpctl", "ddpctl/0", "x"):
         assert upload(registry, data, name) == 404
         assert ask(registry, "HEAD", f"/v2/{name}/blobs/{digest}").status == 404
         assert ask(registry, "PUT", f"/v2/{name}/manifests/push", b"{}").status == 404
     assert not registry.manifests
-    other = Registry(registry.image, frozenset(registry.layers))
+    other = Registry(registry.image, registry.wanted, registry.arrived)
     other.close()
     assert other.name != registry.name
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"rubbish", gzip.compress(b"another layer", mtime=0), b'{"rootfs": {"diff_ids": []}}', b"{}"],
-)
-def test_blobs_of_another_image_are_refused(registry: Registry, data: bytes) -> None:
-    assert upload(registry, data) == 400
+def test_a_blob_that_is_damaged_is_refused(registry: Registry) -> None:
+    begun = ask(registry, "POST", f"/v2/{registry.name}/blobs/uploads/")
+    where = f"{begun.headers['Location']}?digest={digest_of(b'other')}"
+    assert ask(registry, "PUT", where, b"data").status == 400
     assert not registry.blobs
     assert not list(registry.folder.iterdir())
+
+
+@pytest.mark.parametrize("config", [b'{"rootfs": {"diff_ids": []}}', b"{}", b"rubbish"])
+def test_another_image_is_not_taken_for_the_wanted_one(registry: Registry, config: bytes) -> None:
+    for blob in (b"another layer", config):
+        assert upload(registry, blob) == 201
+    push_manifest(registry, config, b"another layer")
+    push_manifest(registry, b"config that was not sent", b"another layer")
+    assert registry.pushed_image() is None
 
 
 def test_nonsense_is_answered_without_a_traceback(

@@ -5,20 +5,20 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
+from functools import partial
 from pathlib import Path
 
 from ...engines.choose import images_of
-from ...errors import CommandFailed, DockerUnavailable, PushFailed
+from ...errors import DdpctlError, PushFailed
 from ...hosts import Host
 from ...plan.plan import IMAGE_FILE
 from ...ssh.node import connected
-from ...state import cache_home, locked, make_folder
+from ...state import cache_home
 from ..files.scan import Tree, scan_file
+from ..made_once import make_once
 from ..push_progress import PushProgress
 from ..transfer.payload import failed
-
-KEPT = 3  # converted images on this machine
+from .push_image import image_here
 
 
 def image_file(image: str, progress: PushProgress) -> Tree:
@@ -31,14 +31,14 @@ def image_file(image: str, progress: PushProgress) -> Tree:
             host="this machine",
         )
     if not image.endswith(".sif"):
-        _convert_once(image, file, progress)
+        make_once(file, partial(_convert, image, progress))
     return scan_file(str(file), IMAGE_FILE)
 
 
 def converted_file(image: str) -> set[str]:
     """Return the digest of the image's file, if there is one by now."""
     file = _file_of(image)
-    with contextlib.suppress(PushFailed):
+    with contextlib.suppress(DdpctlError):
         if file and file.exists():
             return {scan_file(str(file), IMAGE_FILE).manifest.digest}
     return set()
@@ -48,28 +48,13 @@ def _file_of(image: str) -> Path | None:
     """Return the path of the image's file, which may not exist yet, or None if Docker lacks the image."""
     if image.endswith(".sif"):
         return Path(image)
-    with (
-        contextlib.suppress(DockerUnavailable, CommandFailed),
-        connected([Host(host="local")]) as [local],
-    ):
-        if info := images_of(local, "docker").inspect(image):
-            key = hashlib.sha256(info.fingerprint.encode()).hexdigest()
-            return cache_home() / "images" / f"{key[:32]}.sif"
-    return None
+    info = image_here(image, "docker")
+    key = hashlib.sha256(info.fingerprint.encode()).hexdigest() if info else ""
+    return cache_home() / "images" / f"{key[:32]}.sif" if key else None
 
 
-def _convert_once(image: str, file: Path, progress: PushProgress) -> None:
-    make_folder(file.parent)
-    with locked(file.parent / ".lock"):
-        if not file.exists():
-            progress.say(f"converting {image} for Apptainer, once; this may take minutes")
-            _convert(image, file)
-        os.utime(file)
-        for old in sorted(file.parent.glob("[!.]*"), key=os.path.getmtime)[:-KEPT]:
-            old.unlink()
-
-
-def _convert(image: str, file: Path) -> None:
+def _convert(image: str, progress: PushProgress, draft: Path) -> None:
+    progress.say(f"converting {image} for Apptainer, once; this may take minutes")
     if not shutil.which("apptainer"):
         raise PushFailed(
             f"there is no apptainer to convert {image} with",
@@ -77,19 +62,16 @@ def _convert(image: str, file: Path) -> None:
             "docker-archive:FILE` of what `docker save` writes) and set job.image to the .sif file",
             host="this machine",
         )
-    with tempfile.TemporaryDirectory(prefix=".", dir=file.parent) as scratch:
-        archive, draft = Path(scratch, "image.tar"), Path(scratch, file.name)
-        with connected([Host(host="local")]) as [local], archive.open("wb") as tar:
-            for chunk in images_of(local, "docker").save(image):
-                tar.write(chunk)
-        build = ["apptainer", "build", "--disable-cache", str(draft), f"docker-archive:{archive}"]
-        done = subprocess.run(
-            build,
-            env={**os.environ, "APPTAINER_TMPDIR": scratch},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode:
-            raise failed("this machine", "image", done.stderr.decode(errors="replace"))
-        draft.rename(file)
+    archive = draft.with_name("image.tar")
+    with connected([Host(host="local")]) as [local], archive.open("wb") as tar:
+        for chunk in images_of(local, "docker").save(image):
+            tar.write(chunk)
+    done = subprocess.run(
+        ["apptainer", "build", "--disable-cache", str(draft), f"docker-archive:{archive}"],
+        env={**os.environ, "APPTAINER_TMPDIR": str(draft.parent)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise failed("this machine", "image", done.stderr.decode(errors="replace"))

@@ -10,7 +10,7 @@ exec 9> "${venv%/*}/.lock" && flock 9 || exit 1
 if [ -e "$venv/ready" ] && "$venv/bin/python" -I -S -c ''; then exit 0; fi
 rm -rf "$venv"
 "$python" -I -m venv --without-pip "$venv" >&2 &&
-  "$venv/bin/python" -I "$wheels/pip.zip/pip" install --quiet --no-input --no-index --no-deps \
+  "$venv/bin/python" -I -B "$wheels/pip" install --quiet --no-input --no-index --no-deps \
     --no-cache-dir --disable-pip-version-check "$wheels/${own%% *}"/*.whl >&2 &&
   : > "$venv/ready" && exit 0
 rm -rf "$venv"

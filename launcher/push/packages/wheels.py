@@ -6,15 +6,11 @@ the hosts. The tree also has this machine's pip, so that a host needs neither pi
 
 import hashlib
 import importlib.util
-import io
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -25,9 +21,10 @@ from ...plan.supervisor_spec import python_on
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...ssh.script_files import load_script
-from ...state import cache_home, locked, make_folder
+from ...state import cache_home
 from ..files.scan import Tree, scan
 from ..image.recipe import find_source, requirements_of, with_named
+from ..made_once import make_once
 from ..push_progress import PushProgress
 from ..transfer.payload import failed, script_output
 
@@ -35,7 +32,6 @@ PLATFORM = load_script(__file__, "python_platform.sh")
 MAKE_VENV = load_script(__file__, "make_venv.sh")
 ANSWER = re.compile(r"(3\.[0-9]{1,2}-[a-z0-9_]{1,20}) 2\.([0-9]{1,3})\n")
 INSTALL_TIME = 1800.0  # seconds; torch has 15,000 files, and a home folder may be on NFS
-KEPT = 3  # downloads on this machine
 OLDEST_GLIBC = 5  # of manylinux1: 2.5
 
 
@@ -118,28 +114,23 @@ def _collect(job: Job, targets: Sequence[WheelTarget], progress: PushProgress) -
     rest = json.dumps([job.python, job.conda, [astuple(target) for target in targets]])
     key = f"{_key(source, text)}-{hashlib.sha256(rest.encode()).hexdigest()[:32]}"
     folder = cache_home() / "wheels" / key
-    make_folder(folder.parent)
-    with locked(folder.parent / ".lock"):
-        if not folder.is_dir():
-            with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as scratch:
-                draft = Path(scratch, "wheels")
-                draft.mkdir()
-                for target in targets:
-                    what = f"the packages of {source.name} for Python {target.folder}"
-                    progress.say(f"downloading {what}")
-                    _download(source, text, target, draft)
-                # an environment belongs to the Python that it was made with
-                (draft / "python").write_text(job.conda or job.python or "")
-                (draft / "pip.zip").write_bytes(_own_pip())
-                draft.rename(folder)
-        os.utime(folder)
-        for old in sorted(folder.parent.glob("[!.]*"), key=os.path.getmtime)[:-KEPT]:
-            shutil.rmtree(old)
-        return _scan(folder)
+
+    def make(draft: Path) -> None:
+        for target in targets:
+            what = f"the packages of {source.name} for Python {target.folder}"
+            progress.say(f"downloading {what}")
+            _download(source, text, target, draft)
+        # an environment belongs to the Python that it was made with
+        (draft / "python").write_text(job.conda or job.python or "")
+        _copy_own_pip(draft / "pip")
+
+    make_once(folder, make)
+    return _scan(folder)
 
 
 def _download(source: Path, text: str, target: WheelTarget, to: Path) -> None:
     listed = source
+    to.mkdir(exist_ok=True)
     if source.suffix == ".toml":
         listed = to / "requirements.txt"
         listed.write_text(text)
@@ -154,19 +145,12 @@ def _download(source: Path, text: str, target: WheelTarget, to: Path) -> None:
         raise failed("this machine", what, done.stderr.decode(errors="replace"))
 
 
-def _own_pip() -> bytes:
-    """Pack pip into one file, which Python runs as `pip.zip/pip`. The same pip gives the same bytes."""
+def _copy_own_pip(to: Path) -> None:
     pip = importlib.util.find_spec("pip")
     if pip is None or pip.origin is None:
         remedy = f"run `{sys.executable} -m ensurepip`"
         raise PushFailed("ddpctl's Python has no pip", remedy, host="this machine")
-    folder, buffer = Path(pip.origin).parent, io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
-                name = zipfile.ZipInfo(f"pip/{path.relative_to(folder).as_posix()}")
-                bundle.writestr(name, path.read_bytes(), zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
+    shutil.copytree(Path(pip.origin).parent, to, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _scan(folder: Path) -> Tree:

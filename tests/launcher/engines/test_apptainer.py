@@ -19,7 +19,7 @@ from launcher.errors import CommandFailed, HostsFileError, PushFailed
 from launcher.hosts import Host, parse
 from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.plan import LaunchOptions, Mount, Plan
-from launcher.push.image import sif
+from launcher.push.image import push_image, sif
 from launcher.push.push_progress import PushProgress
 from launcher.ssh.node import Node
 from launcher.terminal.console import Console
@@ -155,7 +155,8 @@ def test_an_image_is_converted_once(
         def save(self, name: str) -> list[bytes]:
             return [b"archive of ", name.encode()]
 
-    monkeypatch.setattr(sif, "images_of", lambda *_: Store())
+    for module in (sif, push_image):
+        monkeypatch.setattr(module, "images_of", lambda *_: Store())
     progress = PushProgress([], Console(quiet=True))
     with pytest.raises(PushFailed, match="other:1 is not in this machine's Docker"):
         sif.image_file("other:1", progress)

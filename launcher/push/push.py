@@ -138,33 +138,23 @@ def trees_of(
     cluster: Cluster, machines: Sequence[Node], needed: Set[Part], progress: PushProgress
 ) -> tuple[dict[str, Tree], dict[Node, DdpctlError]]:
     """Return the trees to send, by part, and the hosts that cannot use them, with the reasons."""
-    trees = scan_folders(cluster, needed, progress)
+    trees, report = scan_job(cluster, needed), progress.report
+    for tree in trees.values():
+        if tree.skipped:
+            more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
+            name = path_text(tree.skipped[0])
+            progress.say(f"{name}{more}: not a file, folder or link; skipped")
+    report.left_out = [each for tree in trees.values() for each in tree.left_out]
     unfit: dict[Node, DdpctlError] = {}
     if cluster.job.requirements and "image" in needed:
         wheels, unfit = wheels_of(cluster.job, machines, progress)
         trees |= {"image": wheels} if wheels else {}
     elif engine_traits(cluster.job.engine).image_files and "image" in needed:
         trees["image"] = image_file(cluster.job.image, progress)
-    progress.report.image_digest = _digest(trees, "image") or None
+    digests = {part: tree.manifest.digest for part, tree in trees.items()}
+    report.image_digest = digests.get("image")
+    report.dataset_digest, report.workdir_digest = digests.get("dataset"), digests.get("workdir")
     return trees, unfit
-
-
-def scan_folders(cluster: Cluster, needed: Set[Part], progress: PushProgress) -> dict[str, Tree]:
-    """Scan the job's folders on this machine. Return their trees by part."""
-    trees = scan_job(cluster, needed)
-    for tree in trees.values():
-        if tree.skipped:
-            more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
-            name = path_text(tree.skipped[0])
-            progress.say(f"{name}{more}: not a file, folder or link; skipped")
-    progress.report.left_out = [each for tree in trees.values() for each in tree.left_out]
-    progress.report.dataset_digest = _digest(trees, "dataset") or None
-    progress.report.workdir_digest = _digest(trees, "workdir") or None
-    return trees
-
-
-def _digest(trees: Mapping[str, Tree], part: str) -> str:
-    return trees[part].manifest.digest if part in trees else ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +177,10 @@ class Sender:
         known: the images that hosts are known to have. The host's address is the hosts file's
         internal_ip, or else the one at which this machine or the last jump host reached the host.
         """
-        digests = [_digest(self.trees, part) for part in ("dataset", "workdir", "image")]
+        digests = [
+            self.trees[part].manifest.digest if part in self.trees else ""
+            for part in ("dataset", "workdir", "image")
+        ]
         what = "a simple shell script failed"
         text = script_output(node, what, INSPECT, *digests, timeout=60.0)
         names = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))

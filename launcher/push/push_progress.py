@@ -147,27 +147,19 @@ class PushProgress:
                 self._bars.add_task(title, total=total, doing="", line_at=now)
                 self._rows[node, part] = self._bars.tasks[-1]
 
-    def doing(self, part: str, text: str) -> None:
-        """Show what the first bytes of a part wait for."""
-        with self._lock:
-            rows = [row for (_, name), row in self._rows.items() if name == part]
-            for row in rows:
-                row.fields["doing"] = text
-            due = self._is_due(rows)
-        if due:
-            self._console.say(f"{part}: {text}")
-
     def received(self, node: Node, part: str, count: int) -> None:
         """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
         with self._lock:
             row = self._rows[node, part]
             self._bars.advance(row.id, count)
-            if row.finished and not row.fields["doing"]:
+            if row.finished:
                 row.fields["doing"] = "unpacking"
             if not node.host.is_local:
                 self.hosts[node].received_bytes += count
-            due = self._is_due([row])
-        if due:
+            due = self._seconds() - row.fields["line_at"] > INTERVAL
+            if due:
+                row.fields["line_at"] = self._seconds()
+        if due and self._bars.disable:
             size, speed, left = (str(column.render(row)) for column in self._counts)
             known = [size.replace("/?", ""), speed if speed != "?" else ""]
             known.append(f"{left} left" if row.total and "-" not in left else "")
@@ -196,14 +188,6 @@ class PushProgress:
             if self._bars.disable and done:
                 what = f"{decimal(done)} in {seconds:.1f} s ({decimal(int(done / seconds))}/s)"
                 self._console.say(f"{node.name}: {part}: {what}")
-
-    def _is_due(self, rows: Sequence[rich.progress.Task]) -> bool:
-        """Return whether it is time for a plain line about these rows. Its time counts from now then."""
-        now = self._seconds()
-        due = all(now - row.fields["line_at"] > INTERVAL for row in rows) and self._bars.disable
-        for row in rows if due else ():
-            row.fields["line_at"] = now
-        return due
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

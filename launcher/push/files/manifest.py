@@ -66,12 +66,8 @@ class Manifest:
         new = {entry.path for entry in self.entries}
         write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)
         replaced = {entry.path for entry in write}
-        gone = {path for path in old if path not in new or path in replaced}
-        remove: list[bytes] = []
-        for path in sorted(gone, key=lambda path: path.split(b"/")):
-            if not remove or not path.startswith(remove[-1] + b"/"):  # else it goes with its folder
-                remove.append(path)
-        return Delta(tuple(remove), write)
+        remove = tuple(path for path in old if path not in new or path in replaced)
+        return Delta(remove, write)
 
 
 def make(entries: Iterable[Entry]) -> Manifest:

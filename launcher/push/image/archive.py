@@ -1,35 +1,33 @@
-"""Image archives with a single layer, for an engine that has the layers below.
+"""Archives of a local image with one layer each, for an engine that has the layers below.
+
+So a push sends only the layers that are missing, also after an interrupted one.
 
 Each is both an OCI layout and a `docker save` archive. Engines need one or the other; which one
 depends on their version (from 20.10 on) and image store.
 """
 
-import hashlib
 import json
 import re
+import socket
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
+from ...engines.base import ImageStore
 from ...engines.engine_info import ImageInfo
+from ...errors import DdpctlError, PushFailed
 from ..files import tar
+from .registry import Blob, Registry, digest_of
 
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 CONFIG = "application/vnd.docker.container.image.v1+json"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
+TAG = "push"  # tag of the image in our local registry
 
 
-@dataclass(frozen=True)
-class Blob:
-    digest: str  # sha256:...
-    file: Path
-    size: int  # bytes
-
-    def blocks(self) -> Iterator[bytes]:
-        with self.file.open("rb") as stream:
-            yield from iter(partial(stream.read, tar.CHUNK), b"")
+class NoLayers(PushFailed):
+    """The local engine does not export single layers, but can save the whole image."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,6 @@ class Archive:
     files: dict[str, bytes]
     layer: Blob | None
     image_ids: tuple[str, ...]
-    partial: bool  # an unnamed image of the lower layers only
 
     @property
     def size(self) -> int:
@@ -54,13 +51,59 @@ class Archive:
         return tar.archive(members)
 
 
+@contextmanager
+def layer_archives(
+    local: ImageStore,
+    name: str,
+    image: ImageInfo,
+    first: int,
+    *,
+    by_diff_id: bool,
+) -> Iterator[list[Archive]]:
+    """Have the local engine push the layers from number `first` on to our registry.
+
+    Yields an archive per layer, to be read before this ends. The last one is the named image.
+    by_diff_id: see `whole_archive`. Raises NoLayers.
+    """
+    with closing(Registry(image, image.layers[first:])) as registry:
+        try:
+            local.push_to(name, registry.repository, TAG)
+        except DdpctlError as error:
+            raise NoLayers(str(error)) from None
+        finally:
+            local.untag(f"{registry.repository}:{TAG}")
+        pushed = registry.pushed_image()
+        if pushed is None:
+            raise NoLayers("the local engine did not push all of it")
+        manifest, config, layers = pushed
+        lower = [
+            partial_archive(image, number, layer)
+            for number, layer in enumerate(layers[:-1], first + 1)
+        ]
+        top = layers[-1] if layers else None
+        yield [*lower, whole_archive(name, manifest, config, top, by_diff_id=by_diff_id)]
+
+
+def remove_stale_tags(local: ImageStore) -> None:
+    """Remove names that killed pushes have left in the local engine.
+
+    A name is in use while a push's registry listens on the port in it.
+    """
+    for name in local.tags("localhost:*/ddpctl/*"):
+        if port := re.fullmatch(rf"localhost:(\d+)/ddpctl/\w+:{TAG}", name):
+            try:
+                socket.create_connection(("127.0.0.1", int(port[1])), 1.0).close()
+            except OSError:
+                local.untag(name)
+
+
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
     """Return an unnamed image of the first `count` layers. The archive contains only the last one."""
     config = _partial_config(image, count)
     rows = [*_lower(image.layers[: count - 1]), _descriptor(LAYER, layer.digest, layer.size)]
     described = _descriptor(CONFIG, digest_of(config), len(config))
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described, "layers": rows}
-    return _archive(None, _json(manifest), config, layer, partial=True)
+    return _archive(None, _json(manifest), config, layer)
 
 
 def whole_archive(
@@ -76,7 +119,7 @@ def whole_archive(
         diff_ids = json.loads(config)["rootfs"]["diff_ids"]
         rows = _lower(diff_ids[:-1] if layer else diff_ids)
         manifest = _json({**parsed, "layers": rows + parsed["layers"][len(rows) :]})
-    return _archive(with_tag(name), manifest, config, layer, partial=False)
+    return _archive(with_tag(name), manifest, config, layer)
 
 
 def partial_ids(image: ImageInfo) -> set[str]:
@@ -99,13 +142,7 @@ def qualified(name: str) -> str:
     return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
 
 
-def digest_of(text: bytes) -> str:
-    return f"sha256:{hashlib.sha256(text).hexdigest()}"
-
-
-def _archive(
-    name: str | None, manifest: bytes, config: bytes, layer: Blob | None, *, partial: bool
-) -> Archive:
+def _archive(name: str | None, manifest: bytes, config: bytes, layer: Blob | None) -> Archive:
     parsed = json.loads(manifest)
     row = _descriptor(parsed.get("mediaType", MANIFEST), digest_of(manifest), len(manifest))
     if name is not None:
@@ -125,7 +162,7 @@ def _archive(
         _blob(digest_of(config)): config,
         _blob(digest_of(manifest)): manifest,
     }
-    return Archive(files, layer, (digest_of(config), digest_of(manifest)), partial)
+    return Archive(files, layer, (digest_of(config), digest_of(manifest)))
 
 
 def _partial_config(image: ImageInfo, count: int) -> bytes:

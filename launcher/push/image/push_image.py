@@ -15,10 +15,10 @@ from ...hosts import Host
 from ...ssh.many import try_each
 from ...ssh.node import Node, connected
 from ...state import cache_home, read_cache, write_cache
+from ...text import counted
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
-from .archive import partial_ids, with_tag
-from .layers import NoLayers, layer_archives, remove_stale_tags
+from .archive import NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag
 
 ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 
@@ -144,22 +144,15 @@ class _Sending:
 
     def _send_layers(self, nodes: Sequence[Node], first: int, by_diff_id: bool) -> Failures:
         remove_stale_tags(self.local)
-        self.progress.begin("image", nodes, None)
-        missing = len(self.here.layers) - first
-
-        def arrived(count: int) -> None:
-            self.progress.doing("image", f"compressed {count} of {missing} layers")
-
-        export = layer_archives(
-            self.local, self.name, self.here, first, arrived, by_diff_id=by_diff_id
-        )
+        missing = counted(len(self.here.layers) - first, "layer")
+        self.progress.say(f"compressing {missing} of {self.name}; this may take a while")
+        export = layer_archives(self.local, self.name, self.here, first, by_diff_id=by_diff_id)
         try:
             with export as archives:
-                for archive in archives:
-                    if archive.partial:
-                        self.partial.update(archive.image_ids)
-                    elif not with_tag(self.name):
-                        self.refs += archive.image_ids
+                for archive in archives[:-1]:
+                    self.partial.update(archive.image_ids)
+                if not with_tag(self.name):
+                    self.refs += archives[-1].image_ids
                 payloads = [
                     Payload("image", self._load_command, archive.size, archive.chunks)
                     for archive in archives

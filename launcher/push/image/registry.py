@@ -17,7 +17,9 @@ import socket
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,22 +27,28 @@ from urllib.parse import parse_qs, urlsplit
 
 from ...engines.engine_info import ImageInfo
 from ...state import cache_home, make_folder, read_cache, write_cache
-from .archive import Blob, digest_of
+from ..files.tar import CHUNK
 
 BLOCK = 1 << 20  # bytes
 MAX_STRANGERS = 64  # connections that have not shown the secret
 
 
+@dataclass(frozen=True)
+class Blob:
+    digest: str  # sha256:...
+    file: Path
+    size: int  # bytes
+
+    def blocks(self) -> Iterator[bytes]:
+        with self.file.open("rb") as stream:
+            yield from iter(partial(stream.read, CHUNK), b"")
+
+
 class Registry:
-    """Receives one image's `wanted` layers (diff ids). Tells the engine that it has the others.
+    """Receives one image's `wanted` layers (diff ids). Tells the engine that it has the others."""
 
-    arrived: is called with the number of layers that have.
-    """
-
-    def __init__(
-        self, image: ImageInfo, wanted: Collection[str], arrived: Callable[[int], None]
-    ) -> None:
-        self.image, self.wanted, self.arrived = image, wanted, arrived
+    def __init__(self, image: ImageInfo, wanted: Collection[str]) -> None:
+        self.image, self.wanted = image, wanted
         cache = cache_home()
         self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
         self.blobs: dict[str, Blob] = {}  # layers and the configuration
@@ -48,8 +56,7 @@ class Registry:
         self.name = f"ddpctl/{secrets.token_hex(16)}"
         self._index_file = cache / "layers.json"
         self._index = read_cache(self._index_file)
-        self._server = _listen(cache / "registry-port")
-        self._server.registry = self
+        self._server = _listen(self, cache / "registry-port")
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -74,7 +81,6 @@ class Registry:
             if f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != digest:
                 return False
         self.blobs[digest] = Blob(digest, file, file.stat().st_size)
-        self.arrived(min(len(self.blobs), len(self.wanted)))
         return True
 
     def pushed_image(self) -> tuple[bytes, bytes, list[Blob]] | None:
@@ -84,9 +90,7 @@ class Registry:
         """
         for text in self.manifests:
             manifest = json.loads(text)
-            with contextlib.suppress(
-                KeyError, TypeError, ValueError
-            ):  # not of an image, or not whole
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # of something else
                 config = self.blobs[manifest["config"]["digest"]].file.read_bytes()
                 if tuple(json.loads(config)["rootfs"]["diff_ids"]) != self.image.layers:
                     continue
@@ -100,12 +104,12 @@ class Registry:
 
 
 class _Server(ThreadingHTTPServer):
-    registry: Registry
     request_queue_size = 2 * MAX_STRANGERS
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, registry: Registry, port: int) -> None:
+        self.registry = registry
         self._strangers: dict[socket.socket, None] = {}  # oldest first
-        super().__init__(*args)
+        super().__init__(("127.0.0.1", port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own. If there are too many strangers, hang up on the oldest."""
@@ -128,12 +132,12 @@ class _Server(ThreadingHTTPServer):
         pass  # a client misbehaves or disconnects; the engine reports its own failures
 
 
-def _listen(port_file: Path) -> _Server:
+def _listen(registry: Registry, port_file: Path) -> _Server:
     """Listen on the last push's port if it is free. Engines reuse layers only within one registry."""
     try:
-        return _Server(("127.0.0.1", int(port_file.read_text())), _Handler)
+        return _Server(registry, int(port_file.read_text()))
     except (OSError, ValueError, OverflowError):
-        server = _Server(("127.0.0.1", 0), _Handler)
+        server = _Server(registry, 0)
     write_cache(port_file, str(server.server_address[1]))
     return server
 
@@ -242,3 +246,7 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
             raise ConnectionError("the engine stopped in the middle")
         size -= len(block)
         yield block
+
+
+def digest_of(text: bytes) -> str:
+    return f"sha256:{hashlib.sha256(text).hexdigest()}"

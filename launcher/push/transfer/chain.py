@@ -86,7 +86,6 @@ class HostTransfer:
     """The state of a transfer on one host."""
 
     relay: Relay
-    source: Relay | None = None  # the host to read from
     fed: bool = False  # by this machine
     have: int = 0  # bytes
     rate: float = 0.0  # bytes/s in the last whole window
@@ -237,7 +236,6 @@ class Transfer:
         self, host: HostTransfer, sources: Sequence[Relay], op: str = "take", **arguments: object
     ) -> None:
         """Order a host to read on from the first of `sources` that it can reach."""
-        host.source = next(iter(sources), None)
         upstreams = [(source.address, source.port) for source in sources]
         host.relay.order(op, id=self.name, upstreams=upstreams, **arguments)
 
@@ -285,6 +283,4 @@ class Transfer:
             with self._changed:  # earlier rates belong to the old order
                 host.rate, host.window = 0.0, (math.inf, 0)
             if host is not slow and not host.fed and not host.done:
-                sources = self._sources(host)
-                if next(iter(sources), None) is not host.source:
-                    self._read_from(host, sources)
+                self._read_from(host, self._sources(host))

@@ -12,7 +12,7 @@ from push_machines import Machines
 from launcher.hosts import Cluster, Host, Job, override_job, parse
 from launcher.push.files.left_out import REPORT, LeftOut, ignore_files, listed
 from launcher.push.files.scan import Tree, scan, scan_job
-from launcher.push.push import PushResult, scan_folders
+from launcher.push.push import PushResult, trees_of
 from launcher.push.push_progress import PushProgress
 from launcher.report.page import HEAD
 from launcher.start.node_folders import PREPARE
@@ -43,7 +43,7 @@ def test_what_is_no_file_is_named_in_one_line(
     for name in pipes:
         os.mkfifo(tmp_path / name)
     cluster = Cluster((Host("a"),), Job(workdir=str(tmp_path)))
-    scan_folders(cluster, {"workdir"}, PushProgress([], Console()))
+    trees_of(cluster, [], {"workdir"}, PushProgress([], Console()))
     [line] = capfd.readouterr().err.splitlines()
     assert f"{said} file, folder or link" in line
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.push.image.archive import Archive, Blob, whole_archive
+from launcher.push.image.archive import Archive, whole_archive
+from launcher.push.image.registry import Blob
 
 DIFF_IDS = [f"sha256:{digit * 64}" for digit in "123"]
 COMPRESSED = [f"sha256:{digit * 64}" for digit in "abc"]

@@ -54,7 +54,7 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     def archives(*words: Any, **_: Any) -> contextlib.AbstractContextManager[list[Archive]]:
         firsts.append(words[3])
-        return contextlib.nullcontext([Archive({}, None, (), partial=True)])
+        return contextlib.nullcontext([Archive({}, None, ())])
 
     monkeypatch.setattr(pushing, "layer_archives", archives)
     monkeypatch.setattr(Fanout, "send", lambda *_: {})

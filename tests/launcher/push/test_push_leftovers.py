@@ -12,7 +12,7 @@ import pytest
 
 from launcher.engines.docker_images import DockerImages
 from launcher.hosts import Host
-from launcher.push.image import layers, registry
+from launcher.push.image import archive, registry
 from launcher.ssh.node import Node
 
 pytestmark = [
@@ -55,9 +55,9 @@ def test_tags_of_killed_pushes_are_removed_and_those_of_running_pushes_stay(imag
         other = live.replace("abc:push", "abc:mine")
         for name in (dead, live, other):
             docker("tag", image, name)
-        layers.remove_stale_tags(local_images())
+        archive.remove_stale_tags(local_images())
         assert names(image) == {f"{image}:latest", live, other}
-    layers.remove_stale_tags(local_images())
+    archive.remove_stale_tags(local_images())
     assert names(image) == {f"{image}:latest", other}
 
 
@@ -67,7 +67,7 @@ def test_a_push_that_the_engine_refuses_leaves_no_tag(
     monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl/abc")
     here = local_images().inspect(image)
     assert here is not None
-    export = layers.layer_archives(local_images(), image, here, 0, lambda _: None, by_diff_id=False)
-    with pytest.raises(layers.NoLayers), export:
+    export = archive.layer_archives(local_images(), image, here, 0, by_diff_id=False)
+    with pytest.raises(archive.NoLayers), export:
         pass
     assert names(image) == {f"{image}:latest"}

@@ -106,17 +106,13 @@ def test_a_terminal_has_one_bar_per_host_over_the_whole_image(
         drawn.append(rows(progress))
         yield b"x" * 1_000_000
 
-    progress.begin("image", nodes, None)
-    progress.doing("image", "compressed 1 of 3 layers")
-    drawn.append(rows(progress))
     layers = [Payload("image", lambda node: ("load",), 1_000_000, layer) for _ in range(3)]
     Fanout({}, progress).send(layers, nodes)
     drawn.append(rows(progress))
     progress.close()
     assert {len(each) for each in drawn} == {2}
     assert all("gpu2 image" in each[1] for each in drawn)
-    assert "0/? bytes" in drawn[0][0] and drawn[0][0].endswith("compressed 1 of 3 layers")
-    assert "3.0 MB" in drawn[1][0] and "compressed" not in drawn[1][0]
+    assert "0.0/3.0 MB" in drawn[0][0]
     assert "3.0/3.0 MB" in drawn[-1][0]
 
 
@@ -158,18 +154,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         now[0] += seconds
 
     return passes
-
-
-def test_a_log_shows_every_ten_seconds_what_a_push_waits_for(
-    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    nodes = [SinkNode("gpu1"), SinkNode("gpu2")]
-    progress = PushProgress(nodes, Console())
-    progress.begin("image", nodes, None)
-    for number in range(1, 5):
-        progress.doing("image", f"compressed {number} of 4 layers")
-        clock(6.0)
-    assert capsys.readouterr().err == "ddpctl: image: compressed 3 of 4 layers\n"
 
 
 def test_a_log_leaves_out_what_is_not_known_yet(

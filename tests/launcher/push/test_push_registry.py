@@ -23,7 +23,7 @@ CONFIG = json.dumps({"rootfs": {"diff_ids": [DIFF_ID]}}).encode()
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    registry = Registry(ImageInfo("sha256:1", (DIFF_ID,)), [DIFF_ID], lambda _: None)
+    registry = Registry(ImageInfo("sha256:1", (DIFF_ID,)), [DIFF_ID])
     yield registry
     registry.close()
 
@@ -83,7 +83,7 @@ def test_without_the_secret_nothing_can_be_read_or_sent(registry: Registry) -> N
         assert ask(registry, "HEAD", f"/v2/{name}/blobs/{digest}").status == 404
         assert ask(registry, "PUT", f"/v2/{name}/manifests/push", b"{}").status == 404
     assert not registry.manifests
-    other = Registry(registry.image, registry.wanted, registry.arrived)
+    other = Registry(registry.image, registry.wanted)
     other.close()
     assert other.name != registry.name
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -90,30 +90,19 @@ def push(
             known = KnownImages(image_here(cluster.job.image, cluster.job.engine), {})
         sender = Sender(cluster.job, trees, parts, known, progress)
         todo = [node for node in machines if node not in failures]
-        hosts, silent = try_each(todo, partial(sender.ask, known.there if known else {}))
-        failures |= silent
-        answered = [*hosts]
-        for part, tree in trees.items():
-            missing = part in parts and any(part not in host.trees for host in hosts.values())
-            if tree.left_out and (only or missing):
-                progress.say(f"left out of the {part}: {listed(tree.left_out)}")
+        there = known.there if known else {}
         for pause in (*PAUSES, None):
-            sent, failed = sender.send(hosts)
+            sent, failed = sender.send(todo, there)
             images |= sent
-            failures |= failed
-            again = {
-                node: failures[node]
-                for node in answered
-                if isinstance(failures.get(node), HostUnreachable | TransferDamaged)
-            }
+            failures = {node: each for node, each in failures.items() if node not in todo} | failed
+            again = {node: each for node, each in failed.items() if sender.may_retry(node, each)}
             if not again or pause is None:
                 break
             goes_on = f"the push goes on in {duration(pause)}"
             for line in lines(DdpctlError(e.what, goes_on, host=n.name) for n, e in again.items()):
                 progress.say(line)
             time.sleep(pause)
-            hosts, lost = try_each([*again], partial(sender.ask, {}))
-            failures = {node: each for node, each in failures.items() if node not in hosts} | lost
+            todo, there = [*again], {}
         if known is not None:
             failures |= differing(cluster.job.image, images)
             # The id on this machine, or else on the first host. run.json records it.
@@ -170,6 +159,10 @@ class Sender:
     parts: Set[Part]
     images: KnownImages | None
     progress: PushProgress
+    answered: set[Node] = field(default_factory=set)  # hosts that have at least once
+
+    def may_retry(self, node: Node, error: DdpctlError) -> bool:
+        return node in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
     def ask(self, known: Mapping[Node, ImageInfo | None], node: Node) -> HostContents:
         """Ask a host which trees and image it has, and whether and where other hosts can read from it.
@@ -196,15 +189,16 @@ class Sender:
         return HostContents(names, image, address if can_relay else "")
 
     def send(
-        self, hosts: Mapping[Node, HostContents]
+        self, nodes: Sequence[Node], known: Mapping[Node, ImageInfo | None]
     ) -> tuple[dict[Node, ImageInfo], dict[Node, DdpctlError]]:
-        """Return each host's image, and the failed hosts with their errors."""
+        """Return each host's image, and the failed hosts with their errors. known: see `ask`."""
+        hosts, failures = try_each(nodes, partial(self.ask, known))
+        self.answered.update(hosts)
         images: dict[Node, ImageInfo] = {}
-        failures: dict[Node, DdpctlError] = {}
         relays = {node: host.address for node, host in hosts.items() if host.address}
         with closing(Fanout(relays, self.progress)) as fanout:
             if self.images is not None:
-                images, failures = push_image(
+                images, failed = push_image(
                     self.job.image,
                     self.images.here,
                     {node: host.image for node, host in hosts.items()},
@@ -212,6 +206,7 @@ class Sender:
                     fanout,
                     only_verify="image" not in self.parts,
                 )
+                failures |= failed
             for part in self.trees:
                 ready = {node: host for node, host in hosts.items() if node not in failures}
                 failures |= self._send_tree(part, ready, fanout)
@@ -231,6 +226,8 @@ class Sender:
         failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
         tree_push = TreePush(tree, kind, fanout)
         if missing and part in self.parts:
+            if tree.left_out:
+                self.progress.say(f"left out of the {part}: {listed(tree.left_out)}")
             failures = tree_push.run(missing)
             if packages:
                 ready = [node for node in missing if node not in failures]

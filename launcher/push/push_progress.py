@@ -129,7 +129,9 @@ class PushProgress:
         return self.report
 
     def say(self, text: str) -> None:
-        """Print a notice and add it to the report."""
+        """Print a notice and add it to the report, once."""
+        if text in self.report.notices:
+            return
         self.report.notices.append(text)
         if self._bars.disable:
             self._console.say(text)

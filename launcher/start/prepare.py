@@ -79,7 +79,7 @@ def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushRe
             survey.request.cluster,
             parts=ALL if wants_push else frozenset(),
             console=console,
-            known=survey.images if not spares else None,
+            known=survey.images,
             spares=spares if wants_push else (),
         )
 

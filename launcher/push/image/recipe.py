@@ -17,7 +17,6 @@ CONDA_BASE = "condaforge/miniforge3:latest"
 SOURCES = ("requirements.txt", "pyproject.toml", "environment.yml", "environment.yaml")
 TRAINER = "ddpctl-trainer:latest"
 DEEPEST = 20  # requirements files that name the next one
-FOLDER = "/opt/ddpctl/build"
 
 _FILE_FLAG = re.compile(r"(?:-r|-c|-f|--requirement|--constraint|--find-links)[ =]*(\S+)")
 _LOCAL = re.compile(r"(?:-e\b|--editable\b|\.{0,2}/|\.$|file:|.*@ *file:)")
@@ -29,31 +28,6 @@ _OF_WHEELS = re.compile(
     r"|(?!\S+\.(zip|tar|t[a-z]{2}|gz|bz2|xz|lz|lzma)\b)[A-Za-z0-9]((?! -)[^@/:\\$])*"
     r"(@ *https?://[^\s$?#]+\.whl( *[#;]((?! -)[^$])*)?)?( +--hash=\S+)*"
 )
-
-_PIP = """\
-FROM {base}
-USER root
-COPY . {folder}/
-# The torch of the base stays: pip may not replace it, nor what it was built with.
-RUN cd {folder} && export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore && \\
-    {{ python3 -m pip --version >/dev/null 2>&1 || python3 -m ensurepip; }} && \\
-    {{ python3 -m pip list --format=freeze > .all && \\
-      grep -iE '^(torch|torchvision|torchaudio|triton|nvidia-[^=]*)==' .all > .base || true; }} && \\
-    python3 -m pip install --no-cache-dir -r requirements.txt -c .base
-"""
-_CONDA = """\
-FROM {base}
-USER root
-COPY . {folder}/
-RUN conda=$(command -v mamba || command -v conda) || \\
-    {{ echo "the base image has no conda: pass --base with one that has"; exit 1; }}; \\
-    CONDA_OVERRIDE_CUDA=12.4 "$conda" env update --name base --file {folder}/environment.yml && \\
-    "$conda" clean --all --yes
-ENV PATH=/opt/conda/bin:$PATH
-"""
-_CHECK = """\
-RUN python3 -c 'import torch; print("torch", torch.__version__)' && command -v torchrun
-"""
 
 
 @dataclass(frozen=True)
@@ -69,9 +43,8 @@ class Recipe:
         """Return the image's name with a tag that depends on all that goes into the image."""
         if ":" in self.name:
             return self.name
-        parts = (base_id.encode(), self.dockerfile.encode(), *(p for f in self.files for p in f))
-        text = b"\0".join(p if isinstance(p, bytes) else p.encode() for p in parts)
-        return f"{self.name}:{hashlib.sha256(text).hexdigest()[:12]}"
+        digest = hashlib.sha256(base_id.encode() + self.context()).hexdigest()
+        return f"{self.name}:{digest[:12]}"
 
     def context(self) -> bytes:
         """Return the build context, a tar archive."""
@@ -81,11 +54,9 @@ class Recipe:
 
 def find_source(path: Path) -> Path:
     """Return the file that lists the packages: `path`, or the first of SOURCES in that folder."""
-    if path.is_file():
-        return path
-    for name in SOURCES:
-        if (path / name).is_file():
-            return path / name
+    for each in (path, *(path / name for name in SOURCES)):
+        if each.is_file():
+            return each
     raise UsageError(f"{path}: has no {', '.join(SOURCES[:3])}", "write one, or pass its path")
 
 
@@ -93,19 +64,19 @@ def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
     """Return the recipe for what `source` lists. Raises UsageError."""
     folder = re.sub("[^a-z0-9._-]+", "-", source.resolve().parent.name.lower()).strip("-._")
     name = name or f"ddpctl-{folder or 'image'}"
+    is_conda = source.suffix in (".yml", ".yaml")
+    base = base or (CONDA_BASE if is_conda else BASE)
     try:
-        if source.suffix in (".yml", ".yaml"):
-            base, files = base or CONDA_BASE, {"environment.yml": source.read_bytes()}
-            dockerfile = _CONDA.format(base=base, folder=FOLDER)
+        if is_conda:
+            files = {"environment.yml": source.read_bytes()}
         else:
             text = requirements_of(source)
-            base = base or BASE
             files = {local: path.read_bytes() for local, path in with_named(source, text)}
             files["requirements.txt"] = text.encode()
-            dockerfile = _PIP.format(base=base, folder=FOLDER)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{source}: cannot be read: {error}", "correct the file") from None
-    return Recipe(name, base, dockerfile + _CHECK, tuple(sorted(files.items())))
+    path = Path(__file__).with_name("conda.dockerfile" if is_conda else "pip.dockerfile")
+    return Recipe(name, base, _dockerfile(path, base), tuple(sorted(files.items())))
 
 
 def trainer_recipe(base: str | None) -> Recipe:
@@ -113,15 +84,17 @@ def trainer_recipe(base: str | None) -> Recipe:
     package = Path(__file__).parents[2]
     trainer = package / "trainer" if (package / "trainer").is_dir() else package.parent / "trainer"
     here = (trainer / "Dockerfile", package.parent / "Dockerfile")
-    dockerfile = next(path for path in here if path.is_file()).read_text()
-    base = base or BASE
-    dockerfile = re.sub("(?m)^ARG BASE_IMAGE=.*", f"ARG BASE_IMAGE={base}", dockerfile)
+    dockerfile = _dockerfile(next(path for path in here if path.is_file()), base or BASE)
     files = {
         f"trainer/{path.relative_to(trainer)}": path.read_bytes()
         for path in trainer.rglob("*")
         if path.suffix in (".py", ".json") and path.is_file()
     }
-    return Recipe(TRAINER, base, dockerfile, tuple(sorted(files.items())))
+    return Recipe(TRAINER, base or BASE, dockerfile, tuple(sorted(files.items())))
+
+
+def _dockerfile(path: Path, base: str) -> str:
+    return re.sub("(?m)^ARG BASE_IMAGE.*", lambda _: f"ARG BASE_IMAGE={base}", path.read_text())
 
 
 def requirements_of(source: Path) -> str:

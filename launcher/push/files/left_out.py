@@ -165,18 +165,14 @@ class NamedPaths:
     def __init__(self, paths: Iterable[str]) -> None:
         self._ids: set[tuple[int, int]] = set()
         for path in paths:
-            for follow in (True, False):
-                with contextlib.suppress(OSError, ValueError):
-                    status = os.stat(path, follow_symlinks=follow)
-                    self._ids.add((status.st_ino, status.st_dev))
+            with contextlib.suppress(OSError, ValueError):
+                status = os.stat(path)
+                self._ids.add((status.st_ino, status.st_dev))
         self._inodes = {inode for inode, _ in self._ids}
 
     def include(self, child: os.DirEntry[bytes]) -> bool:
         with contextlib.suppress(OSError):
-            if child.inode() in self._inodes:
-                status = child.stat(follow_symlinks=False)
-                return (status.st_ino, status.st_dev) in self._ids
-            if child.is_symlink():
+            if child.is_symlink() or child.inode() in self._inodes:
                 status = child.stat()
                 return (status.st_ino, status.st_dev) in self._ids
         return False

@@ -34,7 +34,6 @@ from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
-WORTH_COMPARING = 2, 1 << 20  # an earlier tree's manifest may be twice as long as ours, plus 1 MiB
 STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 
 BEGIN = load_script(__file__, "begin_tree.sh")
@@ -137,8 +136,7 @@ class TreePush:
                 self.deltas[earlier] = self.tree.manifest.after(old)
             if earlier in self.deltas:
                 return self.deltas[earlier]
-        twice, more = WORTH_COMPARING
-        most = twice * len(self.tree.manifest.text) + more
+        most = 2 * len(self.tree.manifest.text) + (1 << 20)  # a longer one is not worth comparing
         there = fetched_manifest(node, earlier, most)  # without the lock: no host waits for another
         return self.tree.manifest.after(there) if there else None
 

@@ -112,6 +112,7 @@ class _Sending:
         self.name, self.here = name, here
         self.store_of, self.local = store_of, store_of(local)
         self.fanout, self.progress = fanout, fanout.progress
+        self.load = lambda node: store_of(node).load_command()
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 
@@ -154,7 +155,7 @@ class _Sending:
                 if not with_tag(self.name):
                     self.refs += archives[-1].image_ids
                 payloads = [
-                    Payload("image", self._load_command, archive.size, archive.chunks)
+                    Payload("image", self.load, archive.size, archive.chunks)
                     for archive in archives
                 ]
                 return self._fan_out(payloads, nodes, first)
@@ -164,11 +165,8 @@ class _Sending:
 
     def _send_whole(self, nodes: Sequence[Node]) -> Failures:
         """Send all layers in one stream, as the engine saves them."""
-        whole = Payload("image", self._load_command, None, partial(self.local.save, self.name))
+        whole = Payload("image", self.load, None, partial(self.local.save, self.name))
         return self._fan_out([whole], nodes, 0) if nodes else {}
-
-    def _load_command(self, node: Node) -> tuple[str, ...]:
-        return self.store_of(node).load_command()
 
     def _fan_out(self, payloads: Sequence[Payload], nodes: Sequence[Node], first: int) -> Failures:
         """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""

@@ -13,16 +13,15 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
-from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...text import duration
 from ..push_progress import PushProgress
 from .payload import END_TIMEOUT, Payload, failed
-from .relay_client import Relay, RelayEvent, TransferDamaged, one_time_pair
+from .relay_client import Relay, RelayEvent, TransferDamaged
 
 WINDOW = 2.0  # seconds over which a rate is measured
 TRIAL = 5.0  # seconds to try another order; longer than WINDOW
@@ -32,53 +31,6 @@ SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, m
 WORTH_A_TRIAL = 15.0  # seconds that the transfer must still take
 TICK = 0.5  # seconds
 STEP = 1 << 20  # bytes that count as progress: a host that claims a few at a time is stuck
-
-
-class Chain:
-    """The hosts that relay, in the chain's order, each with an agent."""
-
-    def __init__(self, addresses: Mapping[Node, str], progress: PushProgress) -> None:
-        """Start the agents. Hosts whose agent does not start are not part of the chain.
-
-        addresses: where other hosts reach each host, in the chain's order.
-        """
-        self._progress = progress
-        pair = one_time_pair()
-        self.relays, _ = try_each(list(addresses), lambda node: Relay(node, addresses[node], *pair))
-        self._transfers: dict[str, Transfer] = {}
-        self._numbers = itertools.count()
-        for relay in self.relays.values():
-            threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
-
-    def close(self) -> None:
-        for relay in self.relays.values():
-            relay.close()
-
-    def begin(self, payload: Payload, nodes: Sequence[Node]) -> Transfer:
-        """Start sending a payload. `Transfer.finish` waits for it to end."""
-        row = [relay for node, relay in self.relays.items() if node in nodes]
-        transfer = Transfer(f"p{next(self._numbers)}", payload, row, self._progress)
-        self._transfers[transfer.name] = transfer
-        transfer.open()
-        return transfer
-
-    def _follow(self, relay: Relay) -> None:
-        """Handle a host's events until its agent ends, which ends its transfers too."""
-        why: DdpctlError = TransferDamaged("its relay agent ended", host=relay.node.name)
-        try:
-            for event in relay.events():
-                transfer = self._transfers.get(event.payload)
-                if transfer and relay in transfer.hosts:
-                    transfer.handle(transfer.hosts[relay], event)
-        except DdpctlError as error:
-            remedy = f"{error.remedy}; push again, and it continues where it stopped"
-            why = HostUnreachable(error.what, remedy, host=relay.node.name)
-        except (OSError, ValueError):
-            pass
-        relay.lost = why
-        for transfer in list(self._transfers.values()):
-            if relay in transfer.hosts:
-                transfer.end(transfer.hosts[relay], why)
 
 
 @dataclass(eq=False)

@@ -1,15 +1,17 @@
 """Send from one machine to many: through a chain of hosts if that saves time, else directly."""
 
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ...errors import DdpctlError
+from ...errors import DdpctlError, HostUnreachable
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ..push_progress import PushProgress
-from .chain import Chain
+from .chain import Transfer
 from .payload import END_TIMEOUT, Payload, failed
+from .relay_client import Relay, TransferDamaged, one_time_pair
 
 MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for starting agents
 
@@ -18,13 +20,14 @@ class Fanout:
     """Sends the payloads of one push. `close` ends the agents that it started."""
 
     def __init__(self, addresses: Mapping[Node, str], progress: PushProgress) -> None:
-        """addresses: where other hosts reach each host that can relay."""
+        """addresses: where other hosts reach each host that can relay, in the chain's order."""
         self._addresses, self.progress = addresses, progress
-        self._chain: Chain | None = None
+        self._relays: dict[Node, Relay] | None = None  # the hosts whose agent has started
+        self._transfers: dict[str, Transfer] = {}
 
     def close(self) -> None:
-        if self._chain is not None:
-            self._chain.close()
+        for relay in (self._relays or {}).values():
+            relay.close()
 
     def send(self, payloads: Sequence[Payload], nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
         """Send the payloads of a part. Return the failed hosts with their errors.
@@ -36,21 +39,52 @@ class Fanout:
         self.progress.begin(part, nodes, size)
         row = self._row(nodes, size)
         failures: dict[Node, DdpctlError] = {}
-        if self._chain and row:
-            for transfer in [self._chain.begin(payload, row) for payload in payloads]:
-                failures = transfer.finish() | failures  # the first error of each host
-        failures |= self._send_directly(payloads, [node for node in nodes if node not in row])
+        for transfer in [self._start(payload, row) for payload in payloads if row]:
+            failures = transfer.finish() | failures  # the first error of each host
+        others = [node for node in nodes if node not in {relay.node for relay in row}]
+        failures |= self._send_directly(payloads, others)
         self.progress.end(part, [node for node in nodes if node not in failures])
         return failures
 
-    def _row(self, nodes: Sequence[Node], size: int | None) -> list[Node]:
-        """Return the hosts to send to through the chain; [] if that saves too little."""
+    def _row(self, nodes: Sequence[Node], size: int | None) -> list[Relay]:
+        """Return the hosts to send to through a chain; [] if that saves too little."""
         saved = sum(node in self._addresses for node in nodes) - 1  # copies on the uplink
         if saved < 1 or (size is not None and size * saved < MIN_SAVING):
             return []
-        self._chain = self._chain or Chain(self._addresses, self.progress)
-        row = [node for node in nodes if node in self._chain.relays]
+        if self._relays is None:
+            pair = one_time_pair()
+            self._relays, _ = try_each(
+                [*self._addresses], lambda node: Relay(node, self._addresses[node], *pair)
+            )
+            for relay in self._relays.values():
+                threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
+        row = [relay for node, relay in self._relays.items() if node in nodes]
         return row if len(row) > 1 else []
+
+    def _start(self, payload: Payload, row: Sequence[Relay]) -> Transfer:
+        """Start sending a payload through a chain. `Transfer.finish` waits for it to end."""
+        transfer = Transfer(f"p{len(self._transfers)}", payload, row, self.progress)
+        self._transfers[transfer.name] = transfer
+        transfer.open()
+        return transfer
+
+    def _follow(self, relay: Relay) -> None:
+        """Handle a host's events until its agent ends, which ends its transfers too."""
+        why: DdpctlError = TransferDamaged("its relay agent ended", host=relay.node.name)
+        try:
+            for event in relay.events():
+                transfer = self._transfers.get(event.payload)
+                if transfer and relay in transfer.hosts:
+                    transfer.handle(transfer.hosts[relay], event)
+        except DdpctlError as error:
+            remedy = f"{error.remedy}; push again, and it continues where it stopped"
+            why = HostUnreachable(error.what, remedy, host=relay.node.name)
+        except (OSError, ValueError):
+            pass
+        relay.lost = why
+        for transfer in list(self._transfers.values()):
+            if relay in transfer.hosts:
+                transfer.end(transfer.hosts[relay], why)
 
     def _send_directly(
         self, payloads: Sequence[Payload], nodes: Sequence[Node]

@@ -146,7 +146,7 @@ def trees_of(
     return trees, unfit
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sender:
     """Sends what hosts lack of `parts`, and verifies that they have the rest.
 
@@ -160,6 +160,7 @@ class Sender:
     images: KnownImages | None
     progress: PushProgress
     answered: set[Node] = field(default_factory=set)  # hosts that have at least once
+    relay_failed: set[Node] = field(default_factory=set)  # hosts that get all from this machine
 
     def may_retry(self, node: Node, error: DdpctlError) -> bool:
         return node in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
@@ -182,7 +183,7 @@ class Sender:
         if connection and not address:
             with contextlib.suppress(ValueError):
                 address = str(ipaddress.ip_address(connection[1]))
-        can_relay = "python3" in names and not node.host.is_local
+        can_relay = "python3" in names and not node.host.is_local and node not in self.relay_failed
         image = known.get(node)
         if self.images is not None and node not in known:
             image = images_of(node, self.job.engine).inspect(self.job.image)
@@ -193,7 +194,7 @@ class Sender:
     ) -> tuple[dict[Node, ImageInfo], dict[Node, DdpctlError]]:
         """Return each host's image, and the failed hosts with their errors. known: see `ask`."""
         hosts, failures = try_each(nodes, partial(self.ask, known))
-        self.answered.update(hosts)
+        self.answered |= hosts.keys()
         images: dict[Node, ImageInfo] = {}
         relays = {node: host.address for node, host in hosts.items() if host.address}
         with closing(Fanout(relays, self.progress)) as fanout:
@@ -210,6 +211,7 @@ class Sender:
             for part in self.trees:
                 ready = {node: host for node, host in hosts.items() if node not in failures}
                 failures |= self._send_tree(part, ready, fanout)
+        self.relay_failed |= {n for n, e in failures.items() if isinstance(e, TransferDamaged)}
         return images, failures
 
     def _send_tree(

@@ -100,6 +100,19 @@ def test_a_flipped_byte_on_the_way_is_detected_and_sent_again(
     assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged in transit; the push goes on")
 
 
+def test_hosts_without_space_to_relay_are_sent_the_bytes_directly(
+    machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = b"self.spool.write(data)\n"
+    assert relay_client.SOURCE.count(store) == 1
+    full = relay_client.SOURCE.replace(store, b"raise OSError(28, 'No space left on device')\n")
+    monkeypatch.setattr(relay_client, "SOURCE", full)
+    hosts = machines(3)
+    report = pushes(hosts, dataset=str(data)).report
+    assert all(has(machine, data) for machine in hosts)
+    assert any("No space left on device; the push goes on" in each for each in report.notices)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [0, 1])
 def test_no_host_waits_for_a_slow_one(

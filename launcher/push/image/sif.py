@@ -15,7 +15,7 @@ from ...plan.plan import IMAGE_FILE
 from ...ssh.node import connected
 from ...state import cache_home
 from ..files.scan import Tree, scan_file
-from ..made_once import make_once
+from ..make_once import make_once
 from ..push_progress import PushProgress
 from ..transfer.payload import failed
 from .push_image import image_here

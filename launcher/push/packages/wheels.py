@@ -24,7 +24,7 @@ from ...ssh.script_files import load_script
 from ...state import cache_home
 from ..files.scan import Tree, scan
 from ..image.recipe import find_source, requirements_of, with_named
-from ..made_once import make_once
+from ..make_once import make_once
 from ..push_progress import PushProgress
 from ..transfer.payload import failed, script_output
 

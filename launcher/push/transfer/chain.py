@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
 from ...ssh.node import Node
@@ -152,22 +153,21 @@ class Transfer:
                 f"{host.relay.node.name}: cannot get the {self.payload.part} from the other hosts "
                 f"({why}): sending it from this machine instead"
             )
-        threading.Thread(target=self._feed, args=(host, event.count), daemon=True).start()
+        host.relay.feeds.put(partial(self._feed, host, event.count))
 
     def _feed(self, host: HostTransfer, at: int) -> None:
         """Send the payload from offset `at` to one host, as long as this machine is its source."""
         relay, digest, done = host.relay, hashlib.sha256(), 0
         try:
-            with relay.feeding:  # a host receives payloads in order
-                for chunk in self.payload.chunks():
-                    if not host.fed:
-                        return
-                    digest.update(chunk)
-                    fresh = chunk[max(at - done, 0) :]
-                    done += len(chunk)
-                    if fresh:
-                        relay.feed(self.name, done - len(fresh), fresh)
-                        self._progress.sent(relay.node, len(fresh))
+            for chunk in self.payload.chunks():
+                if not host.fed:
+                    return
+                digest.update(chunk)
+                fresh = chunk[max(at - done, 0) :]
+                done += len(chunk)
+                if fresh:
+                    relay.feed(self.name, done - len(fresh), fresh)
+                    self._progress.sent(relay.node, len(fresh))
         except (OSError, HostUnreachable):
             return  # the host is gone: `_follow` notices, and its reader will report starvation
         except DdpctlError as error:

@@ -4,7 +4,7 @@ import datetime
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,7 @@ VALID = datetime.timedelta(days=2)  # from now on, and one day back for hosts wi
 
 
 class TransferDamaged(PushFailed):
-    """The relay failed: the payload arrived damaged or could not be stored, or an agent ended.
-
-    It may succeed without the hosts that are now ready.
-    """
+    """The relay failed: the payload arrived damaged or could not be stored, or an agent ended."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Relay:
         self.lost: DdpctlError | None = None
         self.is_leaf = False  # too slow for other hosts to read from it
         self.slow_readers = 0  # how many hosts were slow while they read from it
-        self.feeding = threading.Lock()  # held while this machine sends it a payload
+        self.feeds: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writing = threading.Lock()
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._unread = b""
@@ -66,6 +63,7 @@ class Relay:
         try:
             self._stream.write(b"%d\n%s" % (len(SOURCE), SOURCE))
             threading.Thread(target=self._write_orders, daemon=True).start()
+            threading.Thread(target=self._run_feeds, daemon=True).start()
             self.order("hello", certificate=certificate, key=key, address=address)
             event = self._read(READY_TIMEOUT)
             if event is None or event.kind != "ready":
@@ -91,6 +89,7 @@ class Relay:
 
     def close(self) -> None:
         self._orders.put(b"")
+        self.feeds.put(None)
         self._stream.close()
 
     def _write_orders(self) -> None:
@@ -99,6 +98,11 @@ class Relay:
                 self._write(order)
         except (OSError, DdpctlError):
             pass  # the host is gone, which `events` reports
+
+    def _run_feeds(self) -> None:
+        """Call what feeds a payload, one after the other: a host receives payloads in order."""
+        for feed in iter(self.feeds.get, None):
+            feed()
 
     def _write(self, data: bytes) -> None:
         with self._writing:

@@ -14,9 +14,9 @@ from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
 from ..text import duration
 from .connect import BROKEN, Connection, connect
+from .connection import ChannelStderr
 from .shell import command_line, framed
 from .stream import CHUNK, Deadline, Stderr, Stream
-from .transport import ChannelStderr
 
 UNKNOWN_CODE = 255  # the exit code if the server does not report one
 MAX_GREETING = 1 << 20  # maximum bytes that a login shell may print before a command

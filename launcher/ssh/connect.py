@@ -16,14 +16,14 @@ import paramiko
 from ..errors import HostUnreachable
 from ..hosts import Host
 from ..text import duration
-from . import proxy
+from . import link as proxy
 from .authenticate import authenticate
 from .background import in_background
+from .connection import Transport
 from .known_hosts import preferred_algorithms, verify
 from .limits import AT_ONCE, CONNECT_TIMEOUT
-from .proxy import Dropped
+from .link import Dropped
 from .route import Route, jump_route, route_to
-from .transport import Transport
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks
 

@@ -28,26 +28,33 @@ class TooManyValues(ValueError):
     """A JSON text has more values than its reader takes."""
 
 
-class Budget:
+class Deadline:
+    """A point in time; None means never."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.at = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """Return the remaining seconds, at least 0; None if unlimited."""
+        return None if self.at is None else max(self.at - time.monotonic(), 0.0)
+
+
+class Budget(Deadline):
     """The rest of one answer's budget. what: names the answer in errors."""
 
     def __init__(
         self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0
     ) -> None:
         """size: bytes. seconds: None if unlimited. slowest: this many bytes earn another second."""
+        super().__init__(seconds)
         self._what, self._host, self._size, self._seconds = what, host, size, seconds
-        self._began, self._slowest, self._taken = time.monotonic(), slowest, 0
-
-    def left(self) -> float | None:
-        """Return the remaining seconds, at least 0; None if unlimited."""
-        if self._seconds is None:
-            return None
-        earned = self._taken / self._slowest if self._slowest else 0.0
-        return max(self._began + self._seconds + earned - time.monotonic(), 0.0)
+        self._slowest, self._taken = slowest, 0
 
     def take(self, count: int) -> None:
         """Count bytes that have arrived. Raises TooMuch or CommandTimeout."""
         self._taken += count
+        if self.at is not None and self._slowest:
+            self.at += count / self._slowest
         if self._taken > self._size:
             what = f"{self._what} printed more than {self._size / 1e6:g} MB and was stopped"
             remedy = "check the commands on that host's PATH and the files in its ~/.ddpctl"
@@ -76,8 +83,7 @@ class Budget:
 
     def late(self) -> CommandTimeout:
         """Return the error for an answer that did not end in time."""
-        assert self._seconds is not None
-        what = f"{self._what} did not end within {duration(self._seconds)}"
+        what = f"{self._what} did not end within {duration(self._seconds or 0.0)}"
         remedy = "check whether the machine or one of its disks hangs"
         return CommandTimeout(what, remedy, host=self._host)
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..budget import Deadline
 from ..engines.choose import engine_of
 from ..errors import DdpctlError
 from ..hosts import Job
 from ..ssh.background import in_background
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from ..ssh.stream import Deadline, Stream
+from ..ssh.stream import Stream
 from .machine import Machine
 from .probe_agent import DIAL_TIMEOUT
 from .reach import Dial, DialResult, Reach, addresses_to_dial, dials_to, dials_to_rails

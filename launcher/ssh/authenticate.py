@@ -18,10 +18,12 @@ from ..text import counted, duration
 from .route import Route
 
 AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
+LOGIN_TIMEOUT = 20.0  # seconds, at least: PAM and LDAP may be slow
 
 
 def authenticate(transport: paramiko.Transport, route: Route) -> None:
     """Log in as `ssh` would without a terminal. Raises HostUnreachable with the reason."""
+    transport.auth_timeout = max(route.connect_timeout, LOGIN_TIMEOUT)
     try:
         _log_in(transport, route)
     except paramiko.AuthenticationException as error:
@@ -70,9 +72,9 @@ def _accepts(
     except paramiko.BadAuthenticationType:
         return False
     except (paramiko.SSHException, EOFError, OSError) as error:
-        if transport.is_active() and "timeout" in str(error).lower():
-            raise
         if transport.is_active():
+            if "timeout" in str(error).lower():
+                raise
             return False
         if len(tried) > 1 or "Too many" in str(error):
             raise HostUnreachable(
@@ -106,11 +108,11 @@ class Keyring:
         The hosts file's key comes first, because an agent with many keys would exhaust
         MaxAuthTries.
         """
-        own, files = self.route.own_identity, self.route.identity_files
+        own, files = self.route.host.identity_file, self.route.identity_files
         named = {public: path for path in files if (public := _public_key(path))}
         held = self._agent_keys()
-        if own and _public_key(own) not in held and (loaded := self._load(own)):
-            yield from self._with_certificates(own, own, loaded)
+        if own and _public_key(own) not in held:
+            yield from self._from_file(own)
         for public, path in named.items():
             if key := held.get(public):
                 yield from self._with_certificates(f"{path} (agent)", path, key)
@@ -119,8 +121,8 @@ class Keyring:
                 if public not in named:
                     yield f"{key.comment or key.get_name()} (agent)", key
         for path in files:
-            if path != own and _public_key(path) not in held and (loaded := self._load(path)):
-                yield from self._with_certificates(path, path, loaded)
+            if path != own and _public_key(path) not in held:
+                yield from self._from_file(path)
 
     def close(self) -> None:
         if self._agent:
@@ -143,18 +145,15 @@ class Keyring:
         self._agent.settimeout(None)
         return {key.blob: key for key in agent.get_keys()}
 
-    def _load(self, path: str) -> paramiko.PKey | None:
-        """Return a private key, or None if it cannot be loaded.
-
-        The reason is added to `unusable`, unless the file is one of `ssh`'s and does not exist.
-        """
+    def _from_file(self, path: str) -> Iterator[tuple[str, paramiko.PKey]]:
+        """Yield the key of a file. If it cannot be used, add the reason to `unusable`."""
         reason = "not a private key"
         try:
             status = Path(path).stat()
         except OSError:
-            if path == self.route.own_identity:
+            if path == self.route.host.identity_file:  # most of the default files do not exist
                 self.unusable.append(f"{path} (no such file)")
-            return None  # most of the default files do not exist
+            return
         if _is_public(path):
             private = f", such as {path.removesuffix('.pub')}" if path.endswith(".pub") else ""
             reason = f"a public key: name its private key{private}"
@@ -163,7 +162,7 @@ class Keyring:
         else:
             for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
                 try:
-                    return kind.from_private_key_file(path)
+                    key = kind.from_private_key_file(path)
                 except paramiko.PasswordRequiredException:
                     reason = "has a passphrase and is not in the agent"
                     break
@@ -171,8 +170,10 @@ class Keyring:
                     reason = "permission denied"
                 except (paramiko.SSHException, OSError, ValueError, IndexError):
                     continue
+                else:
+                    yield from self._with_certificates(path, path, key)
+                    return
         self.unusable.append(f"{path} ({reason})")
-        return None
 
     def _with_certificates(
         self, name: str, path: str, key: paramiko.PKey

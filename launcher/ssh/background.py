@@ -3,18 +3,19 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-def in_background(call: Callable[[], T]) -> Future[T]:
-    """Run `call` in a thread. Unlike those of an Executor, it does not delay the exit on Ctrl-C."""
+def in_background(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Call a function in a thread. Unlike those of an Executor, it does not delay the exit on Ctrl-C."""
     future: Future[T] = Future()
 
     def work() -> None:
         try:
-            future.set_result(call())
+            future.set_result(call(*args, **kwargs))
         except BaseException as error:
             future.set_exception(error)
 

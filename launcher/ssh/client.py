@@ -10,13 +10,14 @@ from typing import Any
 
 import paramiko
 
+from ..budget import Deadline
 from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
 from ..text import duration
-from .connect import BROKEN, Connection, connect
-from .connection import ChannelStderr
+from .connect import BROKEN, connect
+from .connection import ChannelStderr, Connection
 from .shell import command_line, framed
-from .stream import CHUNK, Deadline, Stderr, Stream
+from .stream import CHUNK, Stderr, Stream
 
 UNKNOWN_CODE = 255  # the exit code if the server does not report one
 MAX_GREETING = 1 << 20  # maximum bytes that a login shell may print before a command
@@ -32,16 +33,9 @@ class SshMachine:
     def connect(self) -> None:
         with self._connecting:
             if not self._live():
-                self._connections.append(connect(self.host, timeout=self._timeout))
+                self._connections.append(connect(self.host, self._timeout))
 
-    def open(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bool = True,
-        tty: bool | None = None,
-        timeout: float | None = None,
-    ) -> SshStream:
+    def open(self, argv: Sequence[str], *, stdin: bool, tty: bool | None, timeout: float) -> Stream:
         command, frame = framed(argv, stdin=stdin)
         line = command_line(command)
         connection, channel = self._session()
@@ -56,10 +50,8 @@ class SshMachine:
             stream.close()
             if isinstance(error, TimeoutError) or not isinstance(error, BROKEN):
                 raise
-            if connection.is_ending():
-                raise connection.lost() from None
             also = "PermitTTY, " if tty else ""
-            raise HostUnreachable(
+            raise connection.loss() or HostUnreachable(
                 f"sshd refused to run a command: {str(error).rstrip('.') or type(error).__name__}",
                 f"check {also}ForceCommand and the account's shell there",
                 host=self.host.name,
@@ -81,7 +73,7 @@ class SshMachine:
             for connection in self._live():  # another thread may have just connected
                 if connection not in tried and (channel := self._session_on(connection)):
                     return connection, channel
-            connection = connect(self.host, timeout=self._timeout)
+            connection = connect(self.host, self._timeout)
             if channel := self._session_on(connection):
                 self._connections.append(connection)
                 return connection, channel
@@ -93,7 +85,7 @@ class SshMachine:
             )
 
     def _live(self) -> list[Connection]:
-        for dead in [each for each in self._connections if not each.is_active]:
+        for dead in [each for each in self._connections if not each.is_active()]:
             with contextlib.suppress(ValueError):  # another thread has already removed it
                 self._connections.remove(dead)
                 dead.close()
@@ -102,9 +94,9 @@ class SshMachine:
     def _session_on(self, connection: Connection) -> paramiko.Channel | None:
         """Open a session; None if the connection has ended or has no room (MaxSessions)."""
         try:
-            return connection.transport.open_session(timeout=self._timeout)
+            return connection.open_session(timeout=self._timeout)
         except BROKEN as error:
-            if "Timeout" not in str(error) or connection.is_ending():
+            if "Timeout" not in str(error) or connection.loss():
                 return None
             raise HostUnreachable(
                 f"sshd did not start a session within {duration(self._timeout)}",
@@ -114,16 +106,14 @@ class SshMachine:
 
 
 class SshStream(Stream):
-    def __init__(
-        self, channel: paramiko.Channel, connection: Connection, tty: bool | None = None
-    ) -> None:
+    def __init__(self, channel: paramiko.Channel, connection: Connection, tty: bool | None) -> None:
         self.stderr = Stderr(ended=True) if tty is not None else ChannelStderr(channel)
         self._channel = channel
         self._connection = connection
         self._closed = False
         self._ahead = b""  # output that arrived together with the frame
 
-    def skip_past(self, frame: bytes, timeout: float | None) -> None:
+    def skip_past(self, frame: bytes, timeout: float) -> None:
         """Skip a login shell's output up to `frame`, which the command prints first.
 
         Raises CommandFailed if the frame is missing, TimeoutError if it is late.
@@ -138,7 +128,7 @@ class SshStream(Stream):
                 raise CommandFailed(
                     f"the login shell does not run `sh`{quote}",
                     "check the account's shell, its startup files (.bashrc) and ForceCommand on that host",
-                    host=self._connection.name,
+                    host=self._connection.host,
                 )
         _, _, self._ahead = output.partition(frame)
 
@@ -147,8 +137,8 @@ class SshStream(Stream):
             ahead, self._ahead = self._ahead[:size], self._ahead[size:]
             return ahead
         data: bytes = self._retry(self._channel.recv, size, timeout)
-        if not data and not self._channel.eof_received and self._is_lost():
-            raise self._connection.lost()
+        if not data and not self._channel.eof_received and (lost := self._loss()):
+            raise lost
         return data
 
     def read_stderr(self) -> bytes:
@@ -176,13 +166,13 @@ class SshStream(Stream):
             raise TimeoutError(f"still running after {timeout:g} s")
         if self._channel.exit_status >= 0:
             return int(self._channel.exit_status)
-        if self._is_lost():
-            raise self._connection.lost()
+        if lost := self._loss():
+            raise lost
         return UNKNOWN_CODE
 
     def is_alive(self) -> bool:
         ended = self._channel.eof_received or self._channel.status_event.is_set()
-        return self._connection.is_active and not ended
+        return self._connection.is_active() and not ended
 
     def close(self) -> None:
         self._closed = True
@@ -200,12 +190,10 @@ class SshStream(Stream):
                 if deadline.left() == 0:
                     raise TimeoutError(f"no output for {timeout:g} s") from None
             except BROKEN:
-                if self._is_lost():
-                    raise self._connection.lost() from None
-                raise BrokenPipeError("closed") from None
+                raise self._loss() or BrokenPipeError("closed") from None
 
-    def _is_lost(self) -> bool:
-        """Return whether the stream ended because its connection broke."""
+    def _loss(self) -> HostUnreachable | None:
+        """Return why the connection broke, if the stream ended because of that."""
         if self._closed or self._channel.exit_status >= 0:
-            return False
-        return self._connection.is_ending()
+            return None
+        return self._connection.loss()

@@ -1,28 +1,25 @@
-"""Establish an authenticated connection to a host, and detect when the peer is gone."""
+"""Establish an authenticated connection to a host."""
 
 import contextlib
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import paramiko
 
 from ..errors import HostUnreachable
 from ..hosts import Host
 from ..text import duration
-from . import link as proxy
 from .authenticate import authenticate
 from .background import in_background
-from .connection import Transport
+from .connection import Connection, Link
 from .known_hosts import preferred_algorithms, verify
 from .limits import AT_ONCE, CONNECT_TIMEOUT
-from .link import Dropped
+from .link import Dropped, open_link
 from .route import Route, jump_route, route_to
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks
@@ -30,81 +27,13 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tr
 LOGINS = 8  # concurrent logins through one server; sshd's default MaxStartups may drop the tenth
 TRIES = 6
 PAUSE = 0.25  # seconds before the second try; doubles with each further try
-MAX_JUMPS = 8
-ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
-CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels before it marks the transport inactive
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # raised by paramiko when a connection ends
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # fast, but last in paramiko's list
-
-
-class Connection:
-    def __init__(self, transport: Transport, route: Route, close_proxy: Callable[[], None]) -> None:
-        self.transport = transport
-        self.name = route.name
-        self._close_proxy = close_proxy
-        interval = min(route.alive_interval or ALIVE_INTERVAL, ALIVE_INTERVAL)
-        self._silence_limit = interval * max(route.alive_count, 2)
-        self._silent = False
-        transport.ask_when_silent(interval)
-        _watched.append(self)
-        _start_to_watch()
-
-    @property
-    def is_active(self) -> bool:
-        return self.transport.is_active()
-
-    def is_ending(self) -> bool:
-        """Return whether the connection has ended. If it is active, wait a moment first."""
-        self.transport.join(CLOSING_TIMEOUT)
-        return not self.is_active
-
-    def lost(self) -> HostUnreachable:
-        """Return an error that says why the connection ended."""
-        why = str(self.transport.saved_exception or "") or "closed by the other side"
-        if self._silent:
-            why = f"no reply for {duration(self._silence_limit)}"
-        remedy = "check that the machine and its network are up"
-        return HostUnreachable(f"connection lost: {why}", remedy, host=self.name)
-
-    def close(self) -> None:
-        self.transport.close()
-        self._close_proxy()
-
-    def close_if_silent(self) -> None:
-        if self.transport.seconds_silent() > self._silence_limit:
-            self._silent = True
-            # closing may block on a jump host that is silent as well
-            threading.Thread(target=self.transport.close, daemon=True).start()
-
-
-# One thread watches all connections. A connection cannot watch itself: a write may block its thread.
-_watched: list[Connection] = []
-_starting = threading.Lock()
-
-
-def _start_to_watch() -> None:
-    with _starting:
-        if not _watcher.is_alive():
-            _watcher.start()
-
-
-def _watch() -> None:
-    while True:
-        time.sleep(ALIVE_INTERVAL / 4)
-        for connection in [*_watched]:
-            if connection.is_active:
-                connection.close_if_silent()
-            else:
-                _watched.remove(connection)
-
-
-_watcher = threading.Thread(target=_watch, daemon=True, name="ssh-alive")
-
 
 _early: dict[Host, Future[Connection]] = {}
 
 
-def connect(host: Host, *, timeout: float) -> Connection:
+def connect(host: Host, timeout: float) -> Connection:
     """Connect and log in. Raises HostUnreachable with the remedy."""
     early = _early.pop(host, None)
     return early.result() if early else _connect_to(host, timeout)
@@ -117,21 +46,20 @@ def connect_early(hosts: Sequence[Host]) -> None:
     than the launch benchmark allows.
     """
     for host in [host for host in dict.fromkeys(hosts) if not host.is_local][:AT_ONCE]:
-        _early[host] = in_background(partial(_connect_to, host, CONNECT_TIMEOUT))
+        _early[host] = in_background(_connect_to, host, CONNECT_TIMEOUT)
 
 
 def _connect_to(host: Host, timeout: float) -> Connection:
-    return _connect(route_to(host), timeout)
+    return _connect(route_to(host, timeout))
 
 
-def _connect(route: Route, timeout: float) -> Connection:
-    timeout = route.connect_timeout or timeout
+def _connect(route: Route) -> Connection:
     dropped = ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1) * random.uniform(0.7, 1.3))
         try:
-            return _try_to_connect(route, timeout)
+            return _try_to_connect(route)
         except Dropped as drop:
             dropped = str(drop)
         except HostUnreachable as error:
@@ -148,54 +76,47 @@ _any_login = threading.BoundedSemaphore(AT_ONCE)
 _logins: dict[str, threading.BoundedSemaphore] = {}  # by jump host, ProxyCommand or server
 
 
-def _try_to_connect(route: Route, timeout: float) -> Connection:
+def _try_to_connect(route: Route) -> Connection:
     bottleneck = route.proxy_jump or ("ProxyCommand" if route.proxy_command else route.where)
     login = _logins.setdefault(bottleneck, threading.BoundedSemaphore(LOGINS))
     with contextlib.ExitStack() as on_failure:
-        jump = _borrow_jump(route, timeout, on_failure)
+        jump = on_failure.enter_context(_shared_jump(route))
         with login, _any_login:
-            if jump:
-                below = proxy.through_jump(route, jump.transport, jump.name, timeout)
-            elif route.proxy_command:
-                below = proxy.through_command(route)
-            else:
-                below = proxy.direct(route, timeout)
-            on_failure.callback(below.close)
+            link = open_link(route, jump)
+            on_failure.callback(link.release)
             try:
-                transport = _log_in(below.sock, route, timeout)
+                connection = _log_in(link, route)
             except Dropped as drop:
-                raise below.failure() or drop from None
-        release = on_failure.pop_all()
-    return Connection(transport, route, release.close)
+                raise link.failure() or drop from None
+        connection.on_close = on_failure.pop_all()
+        return connection
 
 
-def _log_in(sock: Any, route: Route, timeout: float) -> Transport:
+def _log_in(link: Link, route: Route) -> Connection:
     """Exchange keys, check the host key, authenticate. Raises Dropped if the server hangs up."""
-    transport = Transport(sock)
-    transport.banner_timeout = timeout
-    transport.handshake_timeout = timeout
-    transport.auth_timeout = max(timeout, 20.0)  # PAM and LDAP may be slow
-    options = transport.get_security_options()
-    with contextlib.suppress(ValueError):  # paramiko before 3.5 has no GCM
-        options.ciphers = tuple(dict.fromkeys((*CIPHERS, *options.ciphers)))
+    connection = Connection(link, route.name)
+    options = connection.get_security_options()
+    options.ciphers = tuple(dict.fromkeys((*CIPHERS, *options.ciphers)))
     options.key_types = preferred_algorithms(route, options.key_types)
     try:
-        _exchange_keys(transport, route, timeout)
-        verify(transport.get_remote_server_key(), route)
-        authenticate(transport, route)
+        _exchange_keys(connection, route)
+        verify(connection.get_remote_server_key(), route)
+        authenticate(connection, route)
+        connection.keep_alive(route.alive_interval, route.alive_count)
     except BaseException as error:
-        transport.close()
+        connection.close()
         if isinstance(error, BROKEN):
             raise Dropped(str(error) or type(error).__name__) from None
         raise
-    return transport
+    return connection
 
 
-def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
+def _exchange_keys(connection: Connection, route: Route) -> None:
+    timeout = connection.banner_timeout = connection.handshake_timeout = route.connect_timeout
     start = time.monotonic()
     try:
-        transport.start_client(timeout=2 * timeout)
-        transport.get_remote_server_key()
+        connection.start_client(timeout=2 * timeout)
+        connection.get_remote_server_key()
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise HostUnreachable(
             f"its sshd and ddpctl have no algorithm in common: {error}",
@@ -214,11 +135,10 @@ def _exchange_keys(transport: Transport, route: Route, timeout: float) -> None:
         raise
 
 
-# --- one connection per jump host, shared by all hosts behind it ---------------------------------
-
-
 @dataclass(eq=False)
 class _Jump:
+    """A connection to a jump host, shared by the hosts behind it."""
+
     connection: Future[Connection]
     users: int = 0
 
@@ -226,49 +146,45 @@ class _Jump:
     def is_broken(self) -> bool:
         if not self.connection.done():
             return False
-        return bool(self.connection.exception()) or not self.connection.result().is_active
+        return bool(self.connection.exception()) or not self.connection.result().is_active()
 
 
 _jumps: dict[Route, _Jump] = {}
 _jumps_lock = threading.Lock()
 
 
-def _borrow_jump(route: Route, timeout: float, on_exit: contextlib.ExitStack) -> Connection | None:
-    """Return the connection to the last jump host; None without one. `on_exit` gives it back."""
-    jump = jump_route(route)
-    if jump is None:
-        return None
-    if jump.depth > MAX_JUMPS:
-        raise HostUnreachable(
-            f"ProxyJump goes in circles ({route.proxy_jump})",
-            "correct ~/.ssh/config",
-        )
-    try:
-        return on_exit.enter_context(_shared(jump, timeout))
-    except HostUnreachable as error:
-        what = f"jump host {error.host}: {error.what}"
-        raise HostUnreachable(what, error.remedy) from None
-
-
 @contextlib.contextmanager
-def _shared(route: Route, timeout: float) -> Iterator[Connection]:
-    """Share one connection: the first caller connects, the last one closes."""
+def _shared_jump(route: Route) -> Iterator[Connection | None]:
+    """Yield the connection to the last jump host; None without one.
+
+    The first host that needs it connects, and the last one closes it.
+    """
+    via = jump_route(route)
+    if via is None:
+        yield None
+        return
     with _jumps_lock:
-        jump = _jumps.get(route)
+        jump = _jumps.get(via)
         if jump is None or jump.is_broken:
-            connection = in_background(partial(_connect, route, timeout))
-            jump = _jumps[route] = _Jump(connection)
+            jump = _jumps[via] = _Jump(in_background(_connect, via))
         jump.users += 1
     try:
-        yield jump.connection.result()
+        yield _result_of(jump.connection)
     finally:
         with _jumps_lock:
             jump.users -= 1
             is_last = not jump.users
-            if is_last and _jumps.get(route) is jump:
-                del _jumps[route]
+            if is_last and _jumps.get(via) is jump:
+                del _jumps[via]
         if is_last:
             jump.connection.add_done_callback(_close)  # after Ctrl-C, it may still be connecting
+
+
+def _result_of(jump: Future[Connection]) -> Connection:
+    try:
+        return jump.result()
+    except HostUnreachable as error:
+        raise HostUnreachable(f"jump host {error.host}: {error.what}", error.remedy) from None
 
 
 def _close(connection: Future[Connection]) -> None:

@@ -1,34 +1,83 @@
 """paramiko's transport with other keepalives, order of closing and handling of stderr.
 
-All changes depend on paramiko's internals.
+Most changes depend on paramiko's internals.
 """
 
+import contextlib
+import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import paramiko
 from paramiko.common import MSG_CHANNEL_CLOSE
-from paramiko.packet import Packetizer
 
+from ..errors import HostUnreachable
+from ..text import duration
 from .stream import Stderr
 
+ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
+CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels before it marks the transport inactive
 
-class Transport(paramiko.Transport):
+
+class Link:
+    """A socket or a channel for paramiko. A peer that is silent for too long counts as gone."""
+
     def __init__(self, sock: Any) -> None:
-        super().__init__(sock, packetizer_class=_Packets)
+        self._sock = sock
+        self._heard = time.monotonic()
+        self.silence_limit = math.inf  # seconds
+        self.is_silent = False  # the peer has exceeded the limit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def recv(self, size: int) -> bytes:
+        data: bytes = self._unless_silent(self._sock.recv, size)
+        self._heard = time.monotonic()
+        return data
+
+    def send(self, data: bytes) -> int:
+        sent: int = self._unless_silent(self._sock.send, data)
+        return sent
+
+    def _unless_silent(self, act: Callable[[Any], Any], what: Any) -> Any:
+        try:
+            return act(what)
+        except TimeoutError:
+            if time.monotonic() - self._heard > self.silence_limit:
+                self.is_silent = True
+                raise EOFError from None
+            raise
+
+    def release(self) -> None:
+        self._sock.close()
+
+    def failure(self) -> Exception | None:
+        """Return why the link itself failed; None if it did not."""
+        return None
+
+
+class Connection(paramiko.Transport):
+    """An SSH connection to `host`. on_close: what to release after it."""
+
+    def __init__(self, link: Link, host: str) -> None:
+        super().__init__(link)  # type: ignore[arg-type]
+        self.host = host
+        self.on_close = contextlib.ExitStack()
+        self._link = link
 
     def open_channel(self, *args: Any, **kwargs: Any) -> paramiko.Channel:
         channel: paramiko.Channel = super().open_channel(*args, **kwargs)
         channel._set_transport(_Outgoing(self))  # type: ignore[attr-defined]
         return channel
 
-    def seconds_silent(self) -> float:
-        packets: Any = self.packetizer
-        return time.monotonic() - float(packets.last_packet)
+    def keep_alive(self, interval: float, count: int) -> None:
+        """Ask for a reply after each `interval` of silence; end after `count` of them.
 
-    def ask_when_silent(self, interval: float) -> None:
-        """Every `interval` seconds without traffic, ask for a reply; `set_keepalive` asks for none."""
+        paramiko's `set_keepalive` asks for no reply.
+        """
         message = paramiko.Message()
         message.add_byte(paramiko.common.cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
@@ -38,10 +87,27 @@ class Transport(paramiko.Transport):
             if self.clear_to_send.is_set():
                 self._send_user_message(message)  # type: ignore[attr-defined]
 
+        interval = min(interval or ALIVE_INTERVAL, ALIVE_INTERVAL)
         packets: Any = self.packetizer
         packets.set_keepalive(interval, ask)
+        self._link.silence_limit = interval * max(count, 2)
         # how often an idle transport wakes up; paramiko's 0.1 s need a whole core for 1,000 hosts
-        self.sock.settimeout(min(interval, 1.0))
+        self._link.settimeout(min(interval, 1.0))
+
+    def loss(self) -> HostUnreachable | None:
+        """Return why the connection has ended. If it is active, wait a moment first, then None."""
+        self.join(CLOSING_TIMEOUT)
+        if self.is_active():
+            return None
+        why = str(self.saved_exception or "") or "closed by the other side"
+        if self._link.is_silent:
+            why = f"no reply for {duration(self._link.silence_limit)}"
+        remedy = "check that the machine and its network are up"
+        return HostUnreachable(f"connection lost: {why}", remedy, host=self.host)
+
+    def close(self) -> None:
+        super().close()
+        self.on_close.close()
 
 
 class _Outgoing:
@@ -65,19 +131,6 @@ class _Outgoing:
             if not self._closed:
                 self._closed = message.asbytes()[0] == MSG_CHANNEL_CLOSE
                 self._transport._send_user_message(message)
-
-
-class _Packets(Packetizer):
-    """Records when the last packet arrived."""
-
-    def __init__(self, sock: Any) -> None:
-        super().__init__(sock)
-        self.last_packet = time.monotonic()
-
-    def read_message(self) -> Any:
-        message = super().read_message()
-        self.last_packet = time.monotonic()
-        return message
 
 
 class ChannelStderr(Stderr):

@@ -1,4 +1,4 @@
-"""The transport below an SSH connection: a TCP socket, a ProxyCommand, or a jump host's channel."""
+"""What carries an SSH connection: a TCP socket, a ProxyCommand, or a channel of a jump host."""
 
 import contextlib
 import errno
@@ -7,14 +7,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import paramiko
 
 from ..errors import HostUnreachable
 from ..text import duration
+from .connection import Connection, Link
 from .route import Route
 
 # Printed by the `ssh` of a ProxyCommand if its server drops it before the login.
@@ -27,18 +25,55 @@ class Dropped(Exception):
     """The server hung up before the login, as an overloaded sshd does. A retry may succeed."""
 
 
-@dataclass(frozen=True)
-class Proxy:
-    """sock: socket-like. failure: returns why the proxy itself failed; None if it did not."""
+class CommandLink(Link):
+    """The standard input and output of a ProxyCommand."""
 
-    sock: Any
-    close: Callable[[], None]
-    failure: Callable[[], HostUnreachable | Dropped | None] = lambda: None
+    def __init__(self, command: str) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
+        self._command = command
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the command)
+        with theirs:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+
+    def failure(self) -> Exception | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        if not self._process.poll():
+            return None  # it still runs or ended well, so sshd hung up
+        self._stderr.seek(0)
+        printed = " ".join(self._stderr.read().decode(errors="replace").split())
+        why = (
+            f"ProxyCommand `{self._command}` failed with exit code {self._process.returncode}: "
+            f"{printed[-300:] or 'it printed nothing'}"
+        )
+        if _DROPPED.search(printed):
+            return Dropped(why)
+        return HostUnreachable(why, "correct it in ~/.ssh/config")
+
+    def release(self) -> None:
+        super().release()
+        self._process.terminate()
+        self._process.wait()
+        self._stderr.close()
 
 
-def direct(route: Route, timeout: float) -> Proxy:
+def open_link(route: Route, jump: Connection | None) -> Link:
+    """Open what carries a connection along `route`. jump: the connection to its last jump host."""
+    if jump:
+        return _through_jump(route, jump)
+    return CommandLink(route.proxy_command) if route.proxy_command else _direct(route)
+
+
+def _direct(route: Route) -> Link:
     """Connect by TCP to the first address of the host that answers."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + route.connect_timeout
     try:
         addresses = socket.getaddrinfo(
             route.hostname, route.port, route.address_family, socket.SOCK_STREAM
@@ -60,18 +95,18 @@ def direct(route: Route, timeout: float) -> Proxy:
             failure = error
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return Proxy(sock, sock.close)
-    raise _explained(failure, route, timeout)
+            return Link(sock)
+    raise _explained(failure, route)
 
 
-def _explained(error: OSError, route: Route, timeout: float) -> HostUnreachable:
+def _explained(error: OSError, route: Route) -> HostUnreachable:
     what = f"cannot connect{route.at}: {error.strerror or error}"
     remedy = "check that the machine is up and this machine's network works"
     if isinstance(error, ConnectionRefusedError):
         what = f"connection refused{route.at}"
         remedy = "check that sshd runs there and the port is right"
     elif isinstance(error, TimeoutError):
-        what = f"no answer{route.at} within {duration(timeout)}"
+        what = f"no answer{route.at} within {duration(route.connect_timeout)}"
         remedy = "check that the machine is up and no firewall blocks the port"
     elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
         what = f"no route{route.at} ({error.strerror})"
@@ -79,50 +114,11 @@ def _explained(error: OSError, route: Route, timeout: float) -> HostUnreachable:
     return HostUnreachable(what, remedy)
 
 
-def through_command(route: Route) -> Proxy:
-    """Start the ProxyCommand and return its standard input and output."""
-    ours, theirs = socket.socketpair()
-    stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the proxy)
-    with theirs:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {route.proxy_command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=stderr,
-            start_new_session=True,
-        )
-
-    def close() -> None:
-        ours.close()
-        process.terminate()
-        process.wait()
-        stderr.close()
-
-    def failure() -> HostUnreachable | Dropped | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-        if not process.poll():
-            return None  # it still runs or ended well, so sshd hung up
-        stderr.seek(0)
-        printed = " ".join(stderr.read().decode(errors="replace").split()) or "it printed nothing"
-        why = (
-            f"ProxyCommand `{route.proxy_command}` failed with exit code {process.returncode}: "
-            f"{printed[-300:]}"
-        )
-        if _DROPPED.search(printed):
-            return Dropped(why)
-        return HostUnreachable(why, "correct it in ~/.ssh/config")
-
-    return Proxy(ours, close, failure)
-
-
-def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout: float) -> Proxy:
+def _through_jump(route: Route, jump: Connection) -> Link:
     """Open a channel that the jump host forwards to the host."""
+    to, timeout = (route.hostname, route.port), route.connect_timeout
     try:
-        channel = jump.open_channel(
-            "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=timeout
-        )
-        return Proxy(channel, channel.close)
+        return Link(jump.open_channel("direct-tcpip", to, ("127.0.0.1", 0), timeout=timeout))
     except (paramiko.SSHException, EOFError, OSError) as error:
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
             why = "is not allowed to forward connections to it"
@@ -136,4 +132,4 @@ def through_jump(route: Route, jump: paramiko.Transport, jump_name: str, timeout
         else:
             why = f"hung up while connecting to it{route.at}: {error or type(error).__name__}"
             remedy = "check that the jump host is up, and its sshd's log"
-        raise HostUnreachable(f"jump host {jump_name} {why}", remedy) from None
+        raise HostUnreachable(f"jump host {jump.host} {why}", remedy) from None

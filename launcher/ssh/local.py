@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from ..errors import CommandFailed
 from ..state import expanded
+from .background import in_background
 from .stream import CHUNK, Stderr, Stream
 
 CONTROL_TERMINAL = ("setsid", "--ctty")
@@ -45,20 +46,12 @@ class LocalMachine:
     def connect(self) -> None:
         self._is_closed = False
 
-    def open(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bool = True,
-        tty: bool | None = None,
-        timeout: float | None = None,
-    ) -> LocalStream:
+    def open(self, argv: Sequence[str], *, stdin: bool, tty: bool | None, timeout: float) -> Stream:
         try:
             stream = LocalStream(argv, stdin, tty)
         except FileNotFoundError:  # exit like a login shell
-            stream = LocalStream(
-                ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]], stdin, tty
-            )
+            missing = ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]]
+            stream = LocalStream(missing, stdin, tty)
         except OSError as error:
             raise CommandFailed(
                 f"cannot start {argv[0]}: {error.strerror}",
@@ -84,7 +77,7 @@ class LocalMachine:
 class LocalStream(Stream):
     """A local command. `close` leaves its output pipes open: another thread may be reading them."""
 
-    def __init__(self, argv: Sequence[str], stdin: bool, tty: bool | None = None) -> None:
+    def __init__(self, argv: Sequence[str], stdin: bool, tty: bool | None) -> None:
         home = expanded("~")
         terminal, inside = pty.openpty() if tty else (-1, subprocess.PIPE)
         self._process = subprocess.Popen(
@@ -106,9 +99,7 @@ class LocalStream(Stream):
         self._stdout = stdout
         self._stdin_lock = threading.Lock()
         if tty is None:
-            threading.Thread(
-                target=_collect, args=(self._process, self.stderr), daemon=True
-            ).start()
+            in_background(self._collect_stderr)
 
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
         if timeout is not None and not select.select([self._stdout], [], [], timeout)[0]:
@@ -123,6 +114,11 @@ class LocalStream(Stream):
     def read_stderr(self) -> bytes:
         stderr = self._process.stderr
         return os.read(stderr.fileno(), CHUNK) if stderr else b""
+
+    def _collect_stderr(self) -> None:
+        while chunk := self.read_stderr():
+            self.stderr.feed(chunk)
+        self.stderr.close()
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         left = memoryview(data)
@@ -169,10 +165,3 @@ class LocalStream(Stream):
                     self._stdin.close()
             finally:
                 self._stdin_lock.release()
-
-
-def _collect(process: subprocess.Popen[bytes], stderr: Stderr) -> None:
-    assert process.stderr
-    while chunk := os.read(process.stderr.fileno(), CHUNK):
-        stderr.feed(chunk)
-    stderr.close()

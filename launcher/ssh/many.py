@@ -1,11 +1,11 @@
 """Run one function on many nodes concurrently. All functions here wait for all nodes."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
+from .background import in_background
 from .limits import AT_ONCE
 from .node import Node
 
@@ -37,7 +37,6 @@ def try_each(
     """
     results: dict[Node, T] = {}
     failures: dict[Node, DdpctlError] = {}
-    stops: list[BaseException] = []  # of ddpctl itself, such as SystemExit
     todo = iter([*nodes])  # shared by the threads
 
     def work() -> None:
@@ -46,17 +45,9 @@ def try_each(
                 results[node] = do(node)
             except Exception as error:
                 failures[node] = node.explain(error)
-            except BaseException as stop:
-                stops.append(stop)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in nodes[:AT_ONCE]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if stops:
-        raise stops[0]
-
+    for thread in [in_background(work) for _ in nodes[:AT_ONCE]]:
+        thread.result()  # raises what ends ddpctl itself, such as SystemExit
     return (
         {node: results[node] for node in nodes if node in results},
         {node: failures[node] for node in nodes if node in failures},

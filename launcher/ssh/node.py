@@ -22,6 +22,7 @@ from ..hosts import Host
 from ..state import keep_traceback
 from ..text import duration
 from . import shell
+from .background import in_background
 from .limits import CONNECT_TIMEOUT, SHORT_OUTPUT
 from .local import LocalMachine
 from .stream import Completed, Stream
@@ -87,9 +88,9 @@ class Node:
                 stream.close_stdin()
 
         try:
-            with self._machine.open(argv, timeout=timeout) as stream:
+            with self._machine.open(argv, stdin=True, tty=None, timeout=timeout) as stream:
                 if stdin:
-                    threading.Thread(target=feed, daemon=True).start()
+                    in_background(feed)
                 else:
                     stream.close_stdin()
                 stdout = budget.read(stream)

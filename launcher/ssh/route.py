@@ -9,33 +9,26 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from ..errors import HostUnreachable
 from ..hosts import Host
-from ..hosts.addresses import split_port
+from ..hosts.addresses import split_login
 from ..state import expanded
 from ..text import duration
+from .limits import CONNECT_TIMEOUT
 from .local import account_name
 
 TIMEOUT = 20.0  # seconds; `Match exec` may run any command
+MAX_JUMPS = 8
 
 # These affect host keys, so ddpctl must not ignore them silently.
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
-HostKeys = Literal["yes", "ask", "accept-new", "no"]
-# By what `ssh -G` prints. If that is `ask`, the hosts file decides.
-_POLICIES: Mapping[str, HostKeys] = {
-    "true": "yes",
-    "yes": "yes",
-    "false": "no",
-    "no": "no",
-    "off": "no",
-    "accept-new": "accept-new",
-}
+# What `ssh -G` and `man ssh_config` call the values of StrictHostKeyChecking.
+_POLICIES = {"true": "yes", "false": "no", "off": "no"}
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 log = logging.getLogger("ddpctl.ssh")
@@ -45,7 +38,7 @@ log = logging.getLogger("ddpctl.ssh")
 class Route:
     """The route to one host. Paths are absolute, times in seconds."""
 
-    name: str  # as in the hosts file
+    host: Host  # as in the hosts file
     hostname: str
     user: str
     port: int
@@ -56,18 +49,20 @@ class Route:
     known_hosts: tuple[str, ...]  # the user's files; accept-new writes to the first
     global_known_hosts: tuple[str, ...]
     host_key_alias: str
-    host_keys: HostKeys
+    host_keys: str  # yes, ask, accept-new or no
     hash_known_hosts: bool
-    connect_timeout: float | None
+    connect_timeout: float = field(compare=False)  # of each step of a login
     alive_interval: float
     alive_count: int
     proxy_command: str | None
     proxy_jump: str | None
     address_family: socket.AddressFamily
     bind_address: str | None
-    own_identity: str | None  # from the hosts file
-    asked_host_keys: Literal["ask", "accept-new"]  # from the hosts file, for jump hosts
     depth: int = 0  # 1 for the last jump host of a host, 2 for the one before it
+
+    @property
+    def name(self) -> str:
+        return self.host.host
 
     @property
     def where(self) -> str:
@@ -96,14 +91,12 @@ class Route:
         return (name,) if self.port == 22 else (f"[{name}]:{self.port}", name)
 
 
-def route_to(host: Host) -> Route:
-    """Return the route that `ssh` would take with this host's values. Raises HostUnreachable."""
-    return parse(_ask_ssh(host), host)
+def route_to(host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
+    """Return the route that `ssh` would take with this host's values. Raises HostUnreachable.
 
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
+    timeout: of each step of a login, unless the configuration has another one.
+    """
+    return parse(_ask_ssh(host), host, timeout)
 
 
 def jump_route(route: Route) -> Route | None:
@@ -113,23 +106,22 @@ def jump_route(route: Route) -> Route | None:
     """
     if route.proxy_jump is None:
         return None
+    if route.depth == MAX_JUMPS:
+        raise HostUnreachable(
+            f"ProxyJump goes in circles ({route.proxy_jump})", "correct ~/.ssh/config"
+        )
     further, _, last = route.proxy_jump.rpartition(",")
-    host = replace(jump_host(last), proxy_jump=further or None, host_keys=route.asked_host_keys)
-    jump = route_to(host)
-    own = (route.own_identity,) if route.own_identity else ()
-    return replace(
-        jump,
-        identity_files=(*jump.identity_files, *own),
-        own_identity=route.own_identity,
-        depth=route.depth + 1,
+    login = split_login(last.removeprefix("ssh://"))
+    port = login.get("port", "")
+    jump = Host(
+        login["host"],
+        user=login.get("user") or None,
+        port=int(port) if port.isdecimal() else None,
+        identity_file=route.host.identity_file,
+        proxy_jump=further or None,
+        host_keys=route.host.host_keys,
     )
-
-
-def jump_host(text: str) -> Host:
-    """Parse `[user@]host[:port]`. PURE."""
-    user, _, rest = text.removeprefix("ssh://").rpartition("@")
-    name, port = split_port(rest)
-    return Host(name, user or None, int(port) if port and port.isdigit() else None)
+    return replace(route_to(jump, route.connect_timeout), depth=route.depth + 1)
 
 
 def _ask_ssh(host: Host) -> str:
@@ -183,7 +175,12 @@ def _quoted(path: str) -> str:
     return f'"{path}"'
 
 
-def parse(output: str, host: Host) -> Route:
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
+
+
+def parse(output: str, host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
     """Parse the output of `ssh -G`. Logs a warning about keywords that ddpctl does not support."""
     options: dict[str, list[str]] = {}
     for line in output.splitlines():
@@ -228,8 +225,9 @@ def parse(output: str, host: Host) -> Route:
         agent = os.environ.get(variable[1] or "SSH_AUTH_SOCK", "")
     for keyword in filter(unless_none, UNSUPPORTED):
         _warn_once(f"ddpctl does not support {keyword} and ignores it in your ssh config")
+    policy = one("stricthostkeychecking", "ask")
     return Route(
-        name=host.host,
+        host=host,
         hostname=hostname,
         user=one("user"),
         port=int(one("port", "22")),
@@ -241,15 +239,13 @@ def parse(output: str, host: Host) -> Route:
         global_known_hosts=files("globalknownhostsfile"),
         host_key_alias=alias,
         # the hosts file's accept-new applies only if `ssh` would ask the user
-        host_keys=_POLICIES.get(one("stricthostkeychecking"), host.host_keys),
+        host_keys=host.host_keys if policy == "ask" else _POLICIES.get(policy, policy),
         hash_known_hosts=one("hashknownhosts") == "yes",
-        connect_timeout=float(unless_none("connecttimeout") or 0) or None,
+        connect_timeout=float(unless_none("connecttimeout") or 0) or timeout,
         alive_interval=float(one("serveraliveinterval", "0")),
         alive_count=int(one("serveralivecountmax", "3")),
         proxy_command=with_tokens(unless_none("proxycommand")) or None,
         proxy_jump=unless_none("proxyjump") or None,
         address_family=_FAMILIES.get(one("addressfamily"), socket.AF_UNSPEC),
         bind_address=unless_none("bindaddress") or None,
-        own_identity=str(expanded(host.identity_file)) if host.identity_file else None,
-        asked_host_keys=host.host_keys,
     )

@@ -1,7 +1,6 @@
 """A running command, local or over SSH: its input, its output and its end."""
 
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -114,14 +113,3 @@ class Stream(AbstractContextManager["Stream"]):
         """Return the end of stderr so far. If the command has ended, wait a moment for the rest."""
         timeout = 0.0 if self.is_alive() else LAST_OUTPUT_TIMEOUT
         return self.stderr.read(timeout).decode(errors="replace").strip()
-
-
-class Deadline:
-    """A point in time; None means never."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._at = None if seconds is None else time.monotonic() + seconds
-
-    def left(self) -> float | None:
-        """Return the remaining seconds, at least 0; None means no limit."""
-        return None if self._at is None else max(self._at - time.monotonic(), 0.0)

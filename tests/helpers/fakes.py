@@ -44,8 +44,9 @@ from launcher.plan.labels import LABEL
 from launcher.plan.plan import CONTROL_DIR
 from launcher.ssh import client, connect
 from launcher.ssh import node as ssh_node
-from launcher.ssh.local import LocalMachine, LocalStream
+from launcher.ssh.local import LocalMachine
 from launcher.ssh.node import Node
+from launcher.ssh.stream import Stream
 
 IMAGE = {"Id": "sha256:" + "1" * 64, "Architecture": "amd64", "RootFS": {"Layers": ["sha256:2"]}}
 STOPPED = 143  # 128 + SIGTERM
@@ -219,7 +220,7 @@ class FakeMachine(LocalMachine):
     def connect(self) -> None:
         self.host.ask("connect")
 
-    def open(self, argv: Sequence[str], **how: Any) -> LocalStream:
+    def open(self, argv: Sequence[str], **how: Any) -> Stream:
         self.host.ask("open", *argv)
         match argv:
             case ["sh", "-c", text, *args]:

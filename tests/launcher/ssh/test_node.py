@@ -77,7 +77,7 @@ def test_a_late_end_of_input_does_not_break_the_connection(
 ) -> None:
     machine = node(sshd().host())
     watching = machine.open(["sleep", "60"])
-    transport = machine._machine._connections[0].transport  # type: ignore[attr-defined]
+    transport = machine._machine._connections[0]  # type: ignore[attr-defined]
     send, closed = transport._send_user_message, threading.Event()
 
     def late(message: Message) -> None:
@@ -247,7 +247,7 @@ def test_the_deadline_holds_for_a_command_that_never_pauses(
         def read(self, size: int = 0, timeout: float | None = None) -> bytes:
             return b"x"
 
-    endless = Endless(["sleep", "600"], stdin=True)
+    endless = Endless(["sleep", "600"], stdin=True, tty=None)
     monkeypatch.setattr(machine._machine, "open", lambda *_, **__: endless)
     with pytest.raises(CommandTimeout, match=r"did not end within 0\.1s"):
         machine.run(["sleep"], timeout=0.1, limit=10_000_000)
@@ -466,4 +466,7 @@ def _running(word: str) -> bool:
 def test_a_command_that_starts_while_this_machine_is_closed_does_not_stay() -> None:
     machine = LocalMachine()
     machine.close()
-    assert machine.open(["sleep", "60"], stdin=False).wait(5) == 128 + signal.SIGTERM
+    assert (
+        machine.open(["sleep", "60"], stdin=False, tty=None, timeout=5).wait(5)
+        == 128 + signal.SIGTERM
+    )

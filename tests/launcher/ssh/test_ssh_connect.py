@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -358,7 +357,7 @@ def test_a_command_on_this_machine_without_a_path(
 def test_a_server_that_stops_replying_is_noticed(
     sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.ssh.connect.ALIVE_INTERVAL", 0.3)
+    monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.3)
     server = sshd()
     with node(server.host()).open(["sh", "-c", "echo up; sleep 60"]) as stream:
         assert stream.read() == b"up\n"
@@ -368,21 +367,6 @@ def test_a_server_that_stops_replying_is_noticed(
         with pytest.raises(HostUnreachable, match=r"no reply for 0\.9s"):
             stream.read(timeout=20)
         assert time.monotonic() - start < 5
-
-
-def test_one_thread_watches_all_connections_although_they_begin_at_once() -> None:
-    begin = """
-import sys, threading
-from launcher.ssh.connect import _start_to_watch
-sys.setswitchinterval(1e-6)
-at_once = threading.Barrier(32)
-threads = [threading.Thread(target=lambda: (at_once.wait(), _start_to_watch())) for _ in range(32)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(sum(thread.name == "ssh-alive" for thread in threading.enumerate()))
-"""
-    watching = subprocess.check_output([sys.executable, "-c", begin], text=True)
-    assert watching.strip() == "1"
 
 
 def test_commands_on_a_server_that_stops_replying_time_out_together(
@@ -404,7 +388,7 @@ def test_commands_on_a_server_that_stops_replying_time_out_together(
 def test_an_idle_connection_stays_open(
     sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.ssh.connect.ALIVE_INTERVAL", 0.1)
+    monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.1)
     with node(sshd().host()).open(["sh", "-c", "sleep 2; echo done"]) as stream:
         assert stream.read(timeout=20) == b"done\n"
 

@@ -28,7 +28,6 @@ class Facts:
     hostname: str
     kernel: str
     cores: int
-    clock: float  # unix seconds on this host's clock, midway through the script
     ssh_server_ip: str | None  # the address by which the launching machine reached this host
     ssh_client_ip: str | None  # the launching machine (or the last jump host) as this host sees it
     addresses: tuple[Address, ...]
@@ -43,7 +42,6 @@ class Facts:
     all_cores: frozenset[int] = frozenset()  # of the machine, online; cores may be fewer
     gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
     boot_id: str = ""  # equal if two hosts are one machine; "" if unknown
-    seconds: float = 0.0  # run time of the script
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # maximum error of clock_skew: half the network time
     details: Details | None = None  # if requested
@@ -93,8 +91,11 @@ class Facts:
         return (route.gateway or None) if route else None
 
 
-def parse(text: str) -> Facts:
-    """Parse the script's output. Raises ValueError for any other text."""
+def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
+    """Parse the script's output. Raises ValueError for any other text.
+
+    asked, answered: when it was started and had ended, in unix seconds of this machine's clock.
+    """
     sections: defaultdict[str, list[str]] = defaultdict(list)
     lines: list[str] = []  # of one section
     for line in filter(str.strip, text.split("\n")):
@@ -136,7 +137,6 @@ def parse(text: str) -> Facts:
         hostname=hostname,
         kernel=" ".join([system, *release]),
         cores=int(cores) if re.fullmatch("[0-9]{1,7}", cores) else 1,
-        clock=(started + ended) / 2,
         ssh_server_ip=ssh[2] if len(ssh) == 4 else None,
         ssh_client_ip=ssh[0] if len(ssh) == 4 else None,
         addresses=network.addresses(sections["net"]),
@@ -151,7 +151,8 @@ def parse(text: str) -> Facts:
         all_cores=core_list(first("cpus")),
         gpu_groups=tuple(sorted(groups)),
         boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
-        seconds=max(0.0, ended - started),
+        clock_skew=(started + ended - asked - answered) / 2,
+        clock_error=max(0.0, answered - asked - max(0.0, ended - started)) / 2,
         details=details(sections) if "disk" in sections else None,
         resolved=folder if (folder := first("folder")).startswith("/") else "",
     )

@@ -1,6 +1,5 @@
 """Gather facts from hosts."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -41,17 +40,11 @@ def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -
     node.connect()
     asked = time.time()
     done = node.script(SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0, limit=LONGEST)
-    answered = time.time()
     try:
-        facts = parse(done.stdout.decode(errors="replace"))
+        return parse(done.stdout.decode(errors="replace"), asked, time.time())
     except ValueError as error:
         raise CommandFailed(
             f"cannot read what the host reports ({error})",
             "check that its login shell can run `sh`",
             host=node.name,
         ) from None
-    return dataclasses.replace(
-        facts,
-        clock_skew=facts.clock - (asked + answered) / 2,
-        clock_error=max(0.0, answered - asked - facts.seconds) / 2,
-    )

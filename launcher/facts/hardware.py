@@ -1,12 +1,11 @@
 """The facts that only `check` needs: disks, memory, GPUs, ports."""
 
-import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .nvidia import Nvidia, gpu_pairs, parse_nvidia
+from .nvidia import Nvidia, number, parse_nvidia
 
 
 @dataclass(frozen=True)
@@ -64,24 +63,24 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
     """Parse the sections of the script's output. Unreadable values keep their defaults."""
 
     def first(name: str) -> str:
-        return next(iter(sections[name]), "")
+        return next(iter(sections[name]), "").strip()
 
     writable = sections["writable"]
-    memory = dict(filter(None, map(_memory, sections["memory"])))
+    memory = dict(row.partition(":")[::2] for row in sections["memory"])
     driver = re.search(
         r"\s([0-9]{1,9}\.[0-9.]{1,20})", first("driver").partition("Kernel Module")[2]
     )
     return Details(
         disks=tuple(_disks(sections["disk"])),
-        memory_kib=int(memory.get("MemTotal", 0)),
-        memory_available_kib=int(memory.get("MemAvailable", 0)),
+        memory_kib=number(memory.get("MemTotal", "")),
+        memory_available_kib=number(memory.get("MemAvailable", "")),
         memlock=first("memlock") or "unlimited",
         open_files=first("nofile") or "unlimited",
-        resolved=first("resolved").partition(" ")[0].strip() or None,
+        resolved=first("resolved").partition(" ")[0] or None,
         missing=tuple(sections["missing"]),
         home_error="" if "yes" in writable else first("writable") or "permission denied",
         firewalls=tuple(sections["firewall"]),
-        holder=_holder(first("holder")),
+        holder=_holder(sections["holder"]),
         kernel_driver=driver[1] if driver else None,
         open_driver="Open Kernel Module" in first("driver"),
         peermem=bool(sections["peermem"]),
@@ -93,17 +92,8 @@ def details(sections: defaultdict[str, list[str]]) -> Details:
         cdi=bool(sections["cdi"]),
         subuids=bool(sections["subuids"]),
         lingers=not sections["logout"],
-        nvidia=dataclasses.replace(
-            parse_nvidia("\n".join(sections["nvidia"]), sections["gpuowners"], sections["xid"]),
-            links=gpu_pairs(sections["links"]),
-            p2p=gpu_pairs(sections["p2p"]),
-        ),
+        nvidia=parse_nvidia(sections),
     )
-
-
-def _memory(line: str) -> tuple[str, int] | None:
-    match = re.match(r"(\w{1,30}):\s{1,30}([0-9]{1,15})", line)
-    return (match[1], int(match[2])) if match else None
 
 
 _DF_ROW = re.compile(
@@ -124,7 +114,6 @@ def _disks(lines: Sequence[str]) -> Iterator[Disk]:
         yield Disk(path, mount, kib, free, int(inodes[2]) if inodes and counted else None)
 
 
-def _holder(line: str) -> Holder | None:
-    user, pid, command = ([*line.split("\t", 2), "", ""])[:3]
-    number = int(pid) if re.fullmatch(r"[0-9]{1,10}", pid) else 0
-    return Holder(user, number, command.strip()) if user else None
+def _holder(lines: Sequence[str]) -> Holder | None:
+    user, pid, command = [*"".join(lines[:1]).split("\t", 2), "", ""][:3]
+    return Holder(user, number(pid), command.strip()) if user else None

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-SPEED_OF_TUNNELS = 10  # Mbit/s; what the kernel reports for any tun device, such as a VPN's
 _HEX = re.compile(r"[0-9A-F]{8}")
+# A speed of 10 is unknown too: the kernel reports it for any tun device, such as a VPN's.
+_NIC = re.compile(r"(\S+) ([0-9]{1,9}) (\S*) (?:10|([0-9]{1,9})|\S*) (\w+)")
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,9 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
 
 def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
     """Parse rows of name, MTU, state, speed and `bridge`, `ethernet` or `plain`."""
-    nics = []
-    for line in lines:
-        name, mtu, state, speed, kind = (line.split() + [""] * 5)[:5]
-        if re.fullmatch("[0-9]{1,9}", mtu):
-            mbits = int(speed) if re.fullmatch("[0-9]{1,9}", speed) else 0
-            if mbits == SPEED_OF_TUNNELS:
-                mbits = 0
-            nics.append(
-                Interface(name, int(mtu), state, mbits, kind == "bridge", kind == "ethernet")
-            )
-    return tuple(nics)
+    return tuple(
+        Interface(
+            nic[1], int(nic[2]), nic[3], int(nic[4] or 0), nic[5] == "bridge", nic[5] == "ethernet"
+        )
+        for nic in filter(None, map(_NIC.fullmatch, lines))
+    )

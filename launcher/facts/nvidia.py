@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -92,23 +93,22 @@ class GpuUse:
     boot_id: str = ""  # equal if two hosts are one machine
 
 
-def parse_nvidia(text: str, owners: Sequence[str] = (), kernel: Sequence[str] = ()) -> Nvidia:
-    """Parse nvidia-smi's XML. If `text` is not XML, return only `xids`. owners: rows of gpu_owners.sh.
-
-    kernel: lines of the kernel log with the driver's errors.
-    """
-    xids = xids_in(kernel)
+def parse_nvidia(sections: defaultdict[str, list[str]]) -> Nvidia:
+    """Parse the sections of facts.sh that are about NVIDIA's GPUs. Any may be missing or broken."""
+    text = "\n".join(sections["nvidia"])
     try:
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
     except ElementTree.ParseError:
-        return Nvidia(xids=xids)
-    processes = _owners(owners)
+        log = ElementTree.Element("nvidia_smi_log")
+    processes = _owners(sections["gpuowners"])
     cuda = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", _text(log, "cuda_version"))
     return Nvidia(
         driver=_text(log, "driver_version") or None,
         cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
         gpus=tuple(_gpu(i, gpu, processes) for i, gpu in enumerate(log.findall("gpu")[:MOST])),
-        xids=xids,
+        xids=xids_in(sections["xid"]),
+        links=gpu_pairs(sections["links"]),
+        p2p=gpu_pairs(sections["p2p"]),
     )
 
 
@@ -137,7 +137,7 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
     processes: dict[str, list[Process]] = {}
     for app in filter(None, map(_APP.fullmatch, lines)):
         process = owners.get(app[2], Process(int(app[2])))
-        process = dataclasses.replace(process, mib=_number(app[3]))
+        process = dataclasses.replace(process, mib=number(app[3]))
         processes.setdefault(app[1], []).append(process)
     gpus = []
     for row in filter(None, map(_GPU.fullmatch, lines)):
@@ -168,11 +168,11 @@ def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) ->
         return any(_text(gpu, path) == word for path in paths)
 
     def lanes(name: str) -> int:
-        return _number(_text(gpu, f"pci/pci_gpu_link_info/link_widths/{name}_link_width"))
+        return number(_text(gpu, f"pci/pci_gpu_link_info/link_widths/{name}_link_width"))
 
     errors = gpu.iterfind("ecc_errors/volatile/*")
-    counts = [_number(_text(each, ".")) for each in errors if "uncorrectable" in each.tag]
-    before_ampere = _number(_text(gpu, "ecc_errors/volatile/double_bit/total"))
+    counts = [number(_text(each, ".")) for each in errors if "uncorrectable" in each.tag]
+    before_ampere = number(_text(gpu, "ecc_errors/volatile/double_bit/total"))
     return GpuState(
         index=index,
         ecc=_text(gpu, "ecc_mode/current_ecc"),
@@ -185,8 +185,8 @@ def _gpu(index: int, gpu: ElementTree.Element, owners: Mapping[str, Process]) ->
         pci=pci_address(gpu.get("id", "")),
         processes=tuple(
             dataclasses.replace(
-                owners.get(pid := _text(process, "pid"), Process(_number(pid))),
-                mib=_number(_text(process, "used_memory")),
+                owners.get(pid := _text(process, "pid"), Process(number(pid))),
+                mib=number(_text(process, "used_memory")),
                 name=_text(process, "process_name").rsplit("/", 1)[-1],
             )
             for process in gpu.findall("processes/process_info")[:MOST]
@@ -199,6 +199,7 @@ def _text(node: ElementTree.Element, path: str) -> str:
     return (node.findtext(path) or "").strip()
 
 
-def _number(text: str) -> int:
-    match = re.match(r"[0-9]{1,12}", text)
+def number(text: str) -> int:
+    """Return the number that `text` begins with; 0 without one."""
+    match = re.match(r"\s*[0-9]{1,15}", text)
     return int(match[0]) if match else 0

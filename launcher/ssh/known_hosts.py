@@ -15,15 +15,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import paramiko
 from paramiko import HostKeys
 
 from ..errors import HostUnreachable, UnknownHostKey
 from .route import Route
-
-Verdict = Literal["known", "unknown", "changed", "revoked"]
 
 log = logging.getLogger("ddpctl.ssh")
 _writing = threading.Lock()
@@ -95,11 +92,11 @@ def parse(text: str, file: str) -> list[KnownHostsLine]:
 
 def judge(
     lines: Sequence[KnownHostsLine], key: Key, names: Sequence[str]
-) -> tuple[Verdict, list[KnownHostsLine]]:
-    """Judge whether `key` belongs to the host with these names. PURE.
+) -> tuple[str, list[KnownHostsLine]]:
+    """Judge whether `key` is that of the host: known, unknown, changed or revoked. PURE.
 
-    Also return the lines that the verdict is based on. As in `ssh`, the key is unknown, not
-    changed, if all known keys are of other types.
+    names: of the host. Also return the lines that the verdict is based on. As in `ssh`, the key is
+    unknown, not changed, if all known keys are of other types.
     """
     about = [line for line in lines if line.matches(names[0])]
     plain = [line for line in about if not line.marker]
@@ -171,8 +168,8 @@ def accept(route: Route, key: Key) -> None:
         log.warning("%s: accepted host key %s; no known_hosts file to add it to", route.name, key)
         return
     name, path = route.known_names[0], Path(route.known_hosts[0])
-    blob = base64.b64encode(key.blob).decode()
-    line = f"{HostKeys.hash_host(name) if route.hash_known_hosts else name} {key.kind} {blob}\n"
+    written = HostKeys.hash_host(name) if route.hash_known_hosts else name
+    line = f"{written} {key.kind} {base64.b64encode(key.blob).decode()}\n"
     with _writing:
         if judge(_lines(route), key, route.known_names)[0] == "known":
             return
@@ -181,10 +178,8 @@ def accept(route: Route, key: Key) -> None:
             # in one write, so that concurrent processes never mix their lines
             handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(handle, "rb+", buffering=0) as file:
-                size = file.seek(0, os.SEEK_END)
-                if size and os.pread(handle, 1, size - 1) != b"\n":
-                    line = f"\n{line}"
-                file.write(line.encode())
+                ends_within_a_line = file.read()[-1:] not in (b"", b"\n")
+                file.write(("\n" * ends_within_a_line + line).encode())
         except OSError as error:
             raise HostUnreachable(
                 f"cannot write its new host key to {path}: {error.strerror}",

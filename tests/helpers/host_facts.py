@@ -18,7 +18,6 @@ def facts(**changes: object) -> Facts:
         hostname="gpu1",
         kernel="Linux",
         cores=16,
-        clock=0.0,
         ssh_server_ip="10.0.0.1",
         ssh_client_ip="10.0.0.9",
         addresses=(Address("10.0.0.1", "ib0"), Address("172.17.0.1", "docker0")),

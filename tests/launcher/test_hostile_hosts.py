@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ from launcher.engines.status import inspected, read_status
 from launcher.errors import CommandFailed, UsageError
 from launcher.facts.facts import LONGEST_LINE, parse
 from launcher.facts.hardware import details
-from launcher.facts.nvidia import parse_nvidia, parse_use
+from launcher.facts.nvidia import Nvidia, parse_nvidia, parse_use
 from launcher.follow.trainer_progress import parse_progress
 from launcher.logs.event_reader import parsed_event
 from launcher.logs.journal_reader import Reader
@@ -86,6 +86,10 @@ WORD = st.sampled_from(
     ["r1", "..", "/etc/passwd", "../../x", "0", "-1", "²", "١", "9" * 5000, "1e3", "\x1b[2J", "a b", ""]
 )  # fmt: skip
 TEXT = st.text(max_size=12) | WORD
+
+
+def nvidia(xml: str, owners: Sequence[str] = ()) -> Nvidia:
+    return parse_nvidia(defaultdict(list, nvidia=[xml], gpuowners=[*owners]))
 
 
 def some(key: str) -> Any:
@@ -222,7 +226,7 @@ def test_facts_and_hardware(sections: dict[str, str], whole: bool) -> None:
 def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) -> None:
     inner = "".join(f"<{tag}>{text}</{tag}>" for tag, text in tags)
     for body in (inner, f"<gpu>{inner}</gpu>", f"{inner}{noise}"):
-        parse_nvidia(f"<nvidia_smi_log>{body}</nvidia_smi_log>", owners)
+        nvidia(f"<nvidia_smi_log>{body}</nvidia_smi_log>", owners)
     row = ", ".join(text for _, text in tags)
     parse_gpus("\n".join([noise, row]).encode(errors="replace"))
     parse_use("\n".join([f"gpu, 0, GPU-1, {row}", f"app, GPU-1, 7, {noise}", *owners]))
@@ -330,8 +334,8 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "facts": lambda text: parse(f"@@user\nuid=1(a) gid=1\n@@disk\n{text}\n@@end\n1\n"),
     "every section": lambda text: details(defaultdict(lambda: text.split("\n"))),
     "one line of every section": lambda text: details(defaultdict(lambda: [text[:LONGEST_LINE]])),
-    "nvidia-smi": lambda text: parse_nvidia(f"<nvidia_smi_log>{text}", text.split("\n")),
-    "deep nvidia-smi": lambda text: parse_nvidia(
+    "nvidia-smi": lambda text: nvidia(f"<nvidia_smi_log>{text}", text.split("\n")),
+    "deep nvidia-smi": lambda text: nvidia(
         f"<nvidia_smi_log>{'<gpu><process_info>' * 5000}{'</process_info></gpu>' * 5000}</nvidia_smi_log>"
     ),
     "use of GPUs": parse_use,

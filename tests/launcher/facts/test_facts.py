@@ -61,8 +61,8 @@ def output(**changed: str) -> str:
 
 def test_this_machine_answers_with_everything() -> None:
     done = subprocess.run(["sh", "-c", SCRIPT, "sh", "gpus"], capture_output=True, text=True)
-    found = parse(done.stdout)
-    assert abs(found.clock - time.time()) < 5
+    found = parse(done.stdout, time.time(), time.time())
+    assert abs(found.clock_skew) < 5
     assert found.cores >= 1
     assert Address("127.0.0.1", "lo") in found.addresses
     assert found.interface("lo") and found.network_stack
@@ -300,8 +300,9 @@ def test_rows_of_rdma_ports_that_make_no_sense_are_skipped() -> None:
 
 
 def test_a_clock_without_nanoseconds() -> None:
-    found = parse(output(clock="1795236370.%N").replace("@@end\n1.5", "@@end\n1795236371.%N"))
-    assert (found.clock, found.seconds) == (1795236370.5, 1.0)
+    text = output(clock="1795236370.%N").replace("@@end\n1.5", "@@end\n1795236371.%N")
+    found = parse(text, 1795236360.0, 1795236364.0)
+    assert (found.clock_skew, found.clock_error) == (8.5, 1.5)
 
 
 def test_the_addresses_of_the_ssh_connection() -> None:

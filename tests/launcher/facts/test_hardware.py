@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+from collections import defaultdict
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -179,14 +180,18 @@ def test_a_truncated_output_is_refused() -> None:
         read(SAMPLE[: SAMPLE.index("@@holder")])
 
 
+def nvidia(xml: str, **sections: list[str]) -> Nvidia:
+    return parse_nvidia(defaultdict(list, nvidia=xml.split("\n"), **sections))
+
+
 def test_nvidia_smi() -> None:
     owners = [f"4711\teve\t{'c' * 64}\t\t1\tpython3", "12\troot\t"]
-    found = parse_nvidia(NVIDIA, owners)
+    found = nvidia(NVIDIA, gpuowners=owners)
     assert (found.driver, found.cuda) == ("550.54.15", (12, 4))
     eve = Process(4711, 30000, "python3", "eve", "c" * 64, started=1.0)
     assert found.gpus == (GpuState(0, "Enabled", "Disabled", pci="0000:18:00", processes=(eve,)),)
-    assert parse_nvidia("No devices were found").gpus == ()
-    assert parse_nvidia(NVIDIA[:300]).gpus == ()
+    assert nvidia("No devices were found").gpus == ()
+    assert nvidia(NVIDIA[:300]).gpus == ()
 
 
 def test_errors_of_the_driver_in_the_kernels_log() -> None:
@@ -198,8 +203,8 @@ def test_errors_of_the_driver_in_the_kernels_log() -> None:
         "NVRM: GPU at PCI:0000:18:00: GPU-a",
     ]
     xids = (("0000:18:00", 79), ("0000:3b:00", 48))
-    assert parse_nvidia(NVIDIA, kernel=lines).xids == xids
-    assert parse_nvidia("No devices were found", kernel=lines) == Nvidia(xids=xids)
+    assert nvidia(NVIDIA, xid=lines).xids == xids
+    assert nvidia("No devices were found", xid=lines) == Nvidia(xids=xids)
 
 
 HEALTH = """<nvidia_smi_log>
@@ -241,7 +246,7 @@ HEALTH = """<nvidia_smi_log>
 
 
 def test_the_health_of_gpus_of_new_and_old_drivers() -> None:
-    new, old, well = parse_nvidia(HEALTH).gpus
+    new, old, well = nvidia(HEALTH).gpus
     assert (new.uncorrectable, new.repair_pending, new.repair_failed) == (3, True, True)
     assert (new.slowed, new.narrow) == (True, True)
     assert (old.uncorrectable, old.repair_pending, old.slowed) == (4, True, True)

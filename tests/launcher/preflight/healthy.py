@@ -33,7 +33,6 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
             hostname=name,
             kernel="Linux 6.8.0 x86_64",
             cores=64,
-            clock=1e9,
             ssh_server_ip=f"10.0.0.{rank + 1}",
             ssh_client_ip="10.0.0.100",
             addresses=(

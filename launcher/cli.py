@@ -98,15 +98,11 @@ def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None
         except KeyboardInterrupt:
             raise typer.Abort from None
         except Exception as error:
-            Console().error(internal_error(error))
+            notes = getattr(error, "__notes__", ())
+            Console().error("; ".join([f"internal error, {keep_traceback(error)}", *notes]))
             code = Exit.INTERNAL
         finally:
             logging.getLogger("ddpctl").handlers.clear()  # of the command's console
         raise typer.Exit(code)
 
     return command
-
-
-def internal_error(error: Exception) -> str:
-    """Keep the traceback of a bug; return one line that names its file."""
-    return "; ".join([f"internal error, {keep_traceback(error)}", *getattr(error, "__notes__", ())])

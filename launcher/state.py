@@ -42,15 +42,17 @@ def current_folder() -> Path:
 
 def state_home() -> Path:
     """Return $XDG_STATE_HOME/ddpctl, by default ~/.local/state/ddpctl."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(base) if base.startswith("/") else home_folder() / ".local" / "state"
-    return home / "ddpctl"
+    return _own_folder("XDG_STATE_HOME", ".local/state")
 
 
 def cache_home() -> Path:
     """Return $XDG_CACHE_HOME/ddpctl, by default ~/.cache/ddpctl."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else home_folder() / ".cache") / "ddpctl"
+    return _own_folder("XDG_CACHE_HOME", ".cache")
+
+
+def _own_folder(variable: str, default: str) -> Path:
+    base = os.environ.get(variable, "")  # one that is not absolute does not count (XDG)
+    return (Path(base) if base.startswith("/") else home_folder() / default) / "ddpctl"
 
 
 def make_folder(path: Path) -> Path:

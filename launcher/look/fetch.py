@@ -19,9 +19,8 @@ from ..facts.shared_homes import find_shared_homes
 from ..plan.plan import Place
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
-from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import ask_each, one_per_account
-from ..ssh.node import Node
+from ..ssh.node import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen

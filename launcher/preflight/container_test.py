@@ -19,7 +19,7 @@ from ..logs.event_reader import parsed
 from ..plan.container import container_of
 from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
-from ..ssh.limits import AT_ONCE
+from ..ssh.background import AT_ONCE
 from ..ssh.node import Node
 from .check_resources import LEAST_OPEN_FILES
 from .findings import Finding, Problem, failure, failure_of, warning

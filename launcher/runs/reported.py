@@ -19,9 +19,8 @@ from ..logs.journal_reader import Reader
 from ..outcomes import RunState
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id
-from ..ssh.limits import LONG_OUTPUT
 from ..ssh.many import by_name, one_per_account, try_each
-from ..ssh.node import Node
+from ..ssh.node import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..supervisor.events import End
 from ..terminal.console import Console

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
+AT_ONCE = 32  # hosts that ddpctl contacts at once
 T = TypeVar("T")
 P = ParamSpec("P")
 

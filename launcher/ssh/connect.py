@@ -15,12 +15,11 @@ from ..errors import HostUnreachable
 from ..hosts import Host
 from ..text import duration
 from .authenticate import authenticate
-from .background import in_background
+from .background import AT_ONCE, in_background
 from .connection import Connection, Link
 from .known_hosts import preferred_algorithms, verify
-from .limits import AT_ONCE, CONNECT_TIMEOUT
 from .link import Dropped, open_link
-from .route import Route, jump_route, route_to
+from .route import CONNECT_TIMEOUT, Route, jump_route, route_to
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks
 
@@ -77,7 +76,9 @@ _logins: dict[str, threading.BoundedSemaphore] = {}  # by jump host, ProxyComman
 
 
 def _try_to_connect(route: Route) -> Connection:
-    bottleneck = route.proxy_jump or ("ProxyCommand" if route.proxy_command else route.where)
+    bottleneck = route.proxy_jump or (
+        "ProxyCommand" if route.proxy_command else f"{route.hostname}:{route.port}"
+    )
     login = _logins.setdefault(bottleneck, threading.BoundedSemaphore(LOGINS))
     with contextlib.ExitStack() as on_failure:
         jump = on_failure.enter_context(_shared_jump(route))

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import tempfile
-import time
 
 import paramiko
 
@@ -73,7 +72,6 @@ def open_link(route: Route, jump: Connection | None) -> Link:
 
 def _direct(route: Route) -> Link:
     """Connect by TCP to the first address of the host that answers."""
-    deadline = time.monotonic() + route.connect_timeout
     try:
         addresses = socket.getaddrinfo(
             route.hostname, route.port, route.address_family, socket.SOCK_STREAM
@@ -87,10 +85,10 @@ def _direct(route: Route) -> Link:
         ) from None
     failure: OSError = TimeoutError()
     source = (route.bind_address, 0) if route.bind_address else None
-    for tried, (*_, address) in enumerate(addresses):
-        share = max((deadline - time.monotonic()) / (len(addresses) - tried), 0.1)
+    timeout = route.connect_timeout / len(addresses)
+    for *_, address in addresses:
         try:
-            sock = socket.create_connection((str(address[0]), route.port), share, source)
+            sock = socket.create_connection((str(address[0]), route.port), timeout, source)
         except OSError as error:
             failure = error
         else:

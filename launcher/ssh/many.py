@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
-from .background import in_background
-from .limits import AT_ONCE
+from .background import AT_ONCE, in_background
 from .node import Node
 
 T = TypeVar("T")

@@ -23,14 +23,15 @@ from ..state import keep_traceback
 from ..text import duration
 from . import shell
 from .background import in_background
-from .limits import CONNECT_TIMEOUT, SHORT_OUTPUT
 from .local import LocalMachine
+from .route import CONNECT_TIMEOUT
 from .stream import Completed, Stream
 
 if TYPE_CHECKING:
     from .client import SshMachine
 
 R = TypeVar("R", bound="Resource")
+SHORT_OUTPUT, LONG_OUTPUT = 8_000_000, 32_000_000  # bytes that a command may print; long: a list
 START_TIMEOUT = 30.0  # seconds until a login shell must have started a command
 
 

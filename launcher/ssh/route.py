@@ -18,9 +18,9 @@ from ..hosts import Host
 from ..hosts.addresses import split_login
 from ..state import expanded
 from ..text import duration
-from .limits import CONNECT_TIMEOUT
 from .local import account_name
 
+CONNECT_TIMEOUT = 10.0  # seconds per step of a login, unless the SSH config has another value
 TIMEOUT = 20.0  # seconds; `Match exec` may run any command
 MAX_JUMPS = 8
 
@@ -65,14 +65,10 @@ class Route:
         return self.host.host
 
     @property
-    def where(self) -> str:
-        return f"{self.hostname}:{self.port}"
-
-    @property
     def at(self) -> str:
         """Where it connects, unless the host's name says so already: ` at port 2222`, or ""."""
         if self.hostname != self.name:
-            return f" at {self.where}"
+            return f" at {self.hostname}:{self.port}"
         return f" at port {self.port}" if self.port != 22 else ""
 
     @property
@@ -94,7 +90,7 @@ class Route:
 def route_to(host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
     """Return the route that `ssh` would take with this host's values. Raises HostUnreachable.
 
-    timeout: of each step of a login, unless the configuration has another one.
+    timeout: seconds per step of a login, unless the configuration has another value.
     """
     return parse(_ask_ssh(host), host, timeout)
 

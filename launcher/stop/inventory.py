@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..run_id import is_run_id
-from ..ssh.limits import LONG_OUTPUT
-from ..ssh.node import Node
+from ..ssh.node import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 
 INVENTORY = load_script(__file__, "inventory.sh")

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 
@@ -38,8 +38,8 @@ class SshMachine:
     def open(self, argv: Sequence[str], *, stdin: bool, tty: bool | None, timeout: float) -> Stream:
         command, frame = framed(argv, stdin=stdin)
         line = command_line(command)
-        connection, channel = self._session()
-        stream = SshStream(channel, connection, tty)
+        channel = self._session()
+        stream = SshStream(channel, tty)
         try:
             if tty:
                 frame = frame.replace(b"\n", b"\r\n")  # as a terminal prints it
@@ -51,7 +51,7 @@ class SshMachine:
             if isinstance(error, TimeoutError) or not isinstance(error, BROKEN):
                 raise
             also = "PermitTTY, " if tty else ""
-            raise connection.loss() or HostUnreachable(
+            raise stream.connection.loss() or HostUnreachable(
                 f"sshd refused to run a command: {str(error).rstrip('.') or type(error).__name__}",
                 f"check {also}ForceCommand and the account's shell there",
                 host=self.host.name,
@@ -63,20 +63,20 @@ class SshMachine:
         for connection in connections:
             connection.close()
 
-    def _session(self) -> tuple[Connection, paramiko.Channel]:
+    def _session(self) -> paramiko.Channel:
         """Open a session on the first connection that has room, or on a new connection."""
         tried = self._live()
         for connection in tried:
             if channel := self._session_on(connection):
-                return connection, channel
+                return channel
         with self._connecting:
             for connection in self._live():  # another thread may have just connected
                 if connection not in tried and (channel := self._session_on(connection)):
-                    return connection, channel
+                    return channel
             connection = connect(self.host, self._timeout)
             if channel := self._session_on(connection):
                 self._connections.append(connection)
-                return connection, channel
+                return channel
             connection.close()
             raise HostUnreachable(
                 "sshd allows no sessions",
@@ -106,10 +106,10 @@ class SshMachine:
 
 
 class SshStream(Stream):
-    def __init__(self, channel: paramiko.Channel, connection: Connection, tty: bool | None) -> None:
+    def __init__(self, channel: paramiko.Channel, tty: bool | None) -> None:
         self.stderr = Stderr(ended=True) if tty is not None else ChannelStderr(channel)
+        self.connection = cast(Connection, channel.get_transport())
         self._channel = channel
-        self._connection = connection
         self._closed = False
         self._ahead = b""  # output that arrived together with the frame
 
@@ -128,7 +128,7 @@ class SshStream(Stream):
                 raise CommandFailed(
                     f"the login shell does not run `sh`{quote}",
                     "check the account's shell, its startup files (.bashrc) and ForceCommand on that host",
-                    host=self._connection.host,
+                    host=self.connection.host,
                 )
         _, _, self._ahead = output.partition(frame)
 
@@ -172,7 +172,7 @@ class SshStream(Stream):
 
     def is_alive(self) -> bool:
         ended = self._channel.eof_received or self._channel.status_event.is_set()
-        return self._connection.is_active() and not ended
+        return self.connection.is_active() and not ended
 
     def close(self) -> None:
         self._closed = True
@@ -196,4 +196,4 @@ class SshStream(Stream):
         """Return why the connection broke, if the stream ended because of that."""
         if self._closed or self._channel.exit_status >= 0:
             return None
-        return self._connection.loss()
+        return self.connection.loss()

@@ -62,12 +62,12 @@ def _connect(route: Route) -> Connection:
         except Dropped as drop:
             dropped = str(drop)
         except HostUnreachable as error:
-            raise (error if error.host else error.on(route.name)) from None
+            raise (error if error.host else error.on(route.host.name)) from None
     raise HostUnreachable(
         f"sshd{route.at} closed the connection {TRIES} times before the login: {dropped}",
         "check its MaxStartups and PerSourcePenalties, and whether a firewall or fail2ban blocks this "
         "machine",
-        host=route.name,
+        host=route.host.name,
     )
 
 
@@ -95,7 +95,7 @@ def _try_to_connect(route: Route) -> Connection:
 
 def _log_in(link: Link, route: Route) -> Connection:
     """Exchange keys, check the host key, authenticate. Raises Dropped if the server hangs up."""
-    connection = Connection(link, route.name)
+    connection = Connection(link, route.host.name)
     options = connection.get_security_options()
     options.ciphers = tuple(dict.fromkeys((*CIPHERS, *options.ciphers)))
     options.key_types = preferred_algorithms(route, options.key_types)

@@ -145,7 +145,7 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
         log.warning(
             "%s: the host key %s is %s, but your ssh config turns StrictHostKeyChecking off: "
             "connecting without checking it",
-            *(route.name, key, verdict),
+            *(route.host.name, key, verdict),
         )
     elif verdict == "changed":
         place = lines[0].place
@@ -165,7 +165,9 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
 def accept(route: Route, key: Key) -> None:
     """Add a new key to known_hosts. Concurrent connections to the host add it only once."""
     if not route.known_hosts:
-        log.warning("%s: accepted host key %s; no known_hosts file to add it to", route.name, key)
+        log.warning(
+            "%s: accepted host key %s; no known_hosts file to add it to", route.host.name, key
+        )
         return
     name, path = route.known_names[0], Path(route.known_hosts[0])
     written = HostKeys.hash_host(name) if route.hash_known_hosts else name
@@ -185,7 +187,7 @@ def accept(route: Route, key: Key) -> None:
                 f"cannot write its new host key to {path}: {error.strerror}",
                 "make the file writable",
             ) from None
-    log.warning("%s: accepted host key %s and wrote it to %s", route.name, key, path)
+    log.warning("%s: accepted host key %s and wrote it to %s", route.host.name, key, path)
 
 
 def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> UnknownHostKey:
@@ -199,7 +201,7 @@ def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> Unknown
         note = f" ({lines[0].place} has another kind of key for it, {lines[0].key.kind})"
     return UnknownHostKey(
         f"its host key is unknown: {key}{note}",
-        f"connect once with `ssh {route.port_option}{route.name}`, or run `ssh-keyscan "
+        f"connect once with `ssh {route.port_option}{route.host.name}`, or run `ssh-keyscan "
         f"{route.port_option}{route.hostname} >> ~/.ssh/known_hosts` and compare the fingerprint, or "
         "set `host_keys: accept-new` under defaults in the hosts file",
     )

@@ -78,7 +78,7 @@ def _direct(route: Route) -> Link:
         )
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else error
-        name = "its name" if route.hostname == route.name else f"its name {route.hostname}"
+        name = "its name" if route.hostname == route.host.name else f"its name {route.hostname}"
         raise HostUnreachable(
             f"{name} does not resolve ({why})",
             "correct it in the hosts file, add a HostName to ~/.ssh/config, or check this machine's DNS",

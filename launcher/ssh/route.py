@@ -61,13 +61,9 @@ class Route:
     depth: int = 0  # 1 for the last jump host of a host, 2 for the one before it
 
     @property
-    def name(self) -> str:
-        return self.host.host
-
-    @property
     def at(self) -> str:
         """Where it connects, unless the host's name says so already: ` at port 2222`, or ""."""
-        if self.hostname != self.name:
+        if self.hostname != self.host.name:
             return f" at {self.hostname}:{self.port}"
         return f" at port {self.port}" if self.port != 22 else ""
 
@@ -109,15 +105,20 @@ def jump_route(route: Route) -> Route | None:
     further, _, last = route.proxy_jump.rpartition(",")
     login = split_login(last.removeprefix("ssh://"))
     port = login.get("port", "")
-    jump = Host(
+    host = Host(
         login["host"],
         user=login.get("user") or None,
         port=int(port) if port.isdecimal() else None,
-        identity_file=route.host.identity_file,
         proxy_jump=further or None,
         host_keys=route.host.host_keys,
     )
-    return replace(route_to(jump, route.connect_timeout), depth=route.depth + 1)
+    jump, own = route_to(host, route.connect_timeout), route.host.identity_file
+    return replace(
+        jump,
+        host=replace(host, identity_file=own),
+        identity_files=(*jump.identity_files, *([own] if own else [])),
+        depth=route.depth + 1,
+    )
 
 
 def _ask_ssh(host: Host) -> str:

@@ -88,7 +88,7 @@ class EvilHost(FakeHost):
 class EvilMachine(FakeMachine):
     host: EvilHost
 
-    def open(self, argv: Sequence[str], **how: Any) -> Stream:  # type: ignore[override]
+    def open(self, argv: Sequence[str], **how: Any) -> Stream:
         if not self.host.scripts:
             return super().open(argv, **how)
         dials = any("dial-stdio" in word for word in argv)

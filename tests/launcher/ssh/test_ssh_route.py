@@ -157,12 +157,13 @@ def test_user_at_host(config: Config) -> None:
     assert (found.user, found.hostname) == ("ada", "gpu1")
 
 
-def test_jump_hosts_follow_their_own_config(config: Config) -> None:
+def test_jump_hosts_follow_their_own_config(home: Path, config: Config) -> None:
     config("Host inner\n  Port 2201\n  ProxyJump ignored\nHost outer\n  User eve\n")
     inner = jump_route(route_to(Host("gpu1", proxy_jump="outer,ada@inner", identity_file="/k")))
     assert inner
     assert (inner.hostname, inner.user, inner.port) == ("inner", "ada", 2201)
-    assert "/k" in inner.identity_files
+    assert inner.identity_files[-1] == inner.host.identity_file == "/k"
+    assert f"{home}/.ssh/id_ed25519" in inner.identity_files
     outer = jump_route(inner)
     assert outer
     assert (outer.hostname, outer.user, outer.port) == ("outer", "eve", 22)

@@ -12,7 +12,6 @@ from ..outcomes import Outcome, RunState
 from ..runs.record import RunFolder
 from ..state import is_locked, locked
 from ..terminal.console import Console
-from . import hooks
 
 READY = b"ready\n"
 RECORDER = f"{__package__.rpartition('.')[0]}.start.recorder"
@@ -40,7 +39,6 @@ def start_recorder(folder: RunFolder) -> None:
     """Start a recorder outside this terminal's session; wait until it is ready. Raises CommandFailed."""
     log = folder.path / "recorder.log"
     try:
-        hooks.hand_over(folder)
         with log.open("ab") as out:
             boot = [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), RECORDER]
             argv, null, pipe = [*boot, str(folder.path)], subprocess.DEVNULL, subprocess.PIPE

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import DdpctlError
-from ..outcomes import Exit
+from ..outcomes import Exit, Outcome, RunState
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..state import current_folder, write_atomically
@@ -25,7 +25,6 @@ from ..terminal.console import Console
 from ..text import duration
 
 ON_EXIT = "on-exit"
-HANDED_OVER = "on-exit.detached"  # marks that the recorder must run the hook
 ON_EVENT = "on-event"
 EVENT_TIMEOUT = 60.0  # seconds for the hook of one event
 
@@ -49,33 +48,26 @@ def kept_for_events(folder: RunFolder) -> str | None:
         return None
 
 
-def hand_over(folder: RunFolder) -> None:
-    """Leave the --on-exit hook to the recorder."""
-    with contextlib.suppress(FileNotFoundError):
-        (folder.path / ON_EXIT).rename(folder.path / HANDED_OVER)
-
-
 class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
     """Runs the stored --on-exit command when the block has ended, if the run has ended too.
 
-    exit: the exit code that the command gets; set it before the block ends.
+    outcome: set it before the block ends. If the run goes on, its recorder will run the command.
     """
 
-    def __init__(self, folder: RunFolder, console: Console, kept: str = ON_EXIT) -> None:
-        self._folder, self._console, self._kept = folder, console, kept
-        self.exit: Exit = Exit.FAILED
+    def __init__(self, folder: RunFolder, console: Console) -> None:
+        self._folder, self._console = folder, console
+        self.outcome = Outcome(RunState.FAILED)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, DdpctlError):
-            self.exit = Exit(error.exit_code)
-        path = self._folder.path / self._kept
-        if not path.exists():
+        path = self._folder.path / ON_EXIT
+        if self.outcome.state.is_live or not path.exists():
             return
+        code = Exit(error.exit_code) if isinstance(error, DdpctlError) else self.outcome.exit
         record = self._folder.load_if_readable(self._console)
         if record is None:
             self._console.say(f"warning: the --on-exit command did not run; it is in {path}")
         elif not record.state.is_live and (command := self._take(path)):
-            run_on_exit(command, self._folder, record, self.exit, self._console)
+            run_on_exit(command, self._folder, record, code, self._console)
 
     def _take(self, path: Path) -> str | None:
         """Return the command. Only one of several processes gets it."""
@@ -101,7 +93,7 @@ def run_on_exit(
 class EventHook(contextlib.AbstractContextManager["EventHook"]):
     """Runs `command` in the background, for one event at a time. None: does nothing.
 
-    Use it in a `with` statement: at its end, all queued events have been handled.
+    At the end of a `with` block, all queued events have been handled.
     """
 
     def __init__(self, folder: RunFolder, command: str | None, console: Console) -> None:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
@@ -22,7 +21,7 @@ from ..logs.store import LogStore, Marks, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, Event, RestartInPlace, Usage
 from ..text import names
-from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Item, NodeWatcher
+from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Exited, Item, NodeWatcher
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
@@ -43,26 +42,14 @@ def notices(changes: Sequence[ContactReport]) -> list[str]:
     return [*(f"lost contact with {line}" for line in lost), *back]
 
 
-class RestartReport(NamedTuple):
-    """A node has started again in place. All nodes report each restart."""
-
-    node_rank: int
-    time: float  # unix seconds, the host's clock
-    event: RestartInPlace
-
-
-class TailLine(NamedTuple):
-    time: float  # unix seconds, the host's clock
-    rank: int | None
-    text: bytes
-
-
 @dataclass
 class NodeOutcome(NodeEvidence):
     """The evidence about one node so far, and whether the node has ended."""
 
     events: list[tuple[float, Event]] = field(default_factory=list)
-    tail: deque[TailLine] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    tail: deque[tuple[float, int | None, bytes]] = field(
+        default_factory=lambda: deque(maxlen=TAIL_LINES)
+    )
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and were skipped
     event_bytes: int = 0  # of the events that were kept
@@ -77,26 +64,17 @@ class NodeOutcome(NodeEvidence):
     lost_since: float | None = None  # None: in contact
 
     @property
-    def succeeded(self) -> bool:
-        return self.end is not None and self.end.state == "succeeded"
-
-    @property
-    def cancelled(self) -> bool:
-        return self.end is not None and self.end.state == "cancelled"
-
-    @property
-    def failed(self) -> bool:
-        return self.done and not self.succeeded
-
-    @property
     def state(self) -> NodeState:
-        """The state of a node that has ended."""
-        if self.succeeded:
-            return NodeState.SUCCEEDED
-        return NodeState.CANCELLED if self.cancelled else NodeState.FAILED
+        """The state of a node that has ended. Without an end in its journal, that is FAILED."""
+        ends = {"succeeded": NodeState.SUCCEEDED, "cancelled": NodeState.CANCELLED}
+        return ends.get(self.end.state if self.end else "", NodeState.FAILED)
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state is NodeState.SUCCEEDED
 
 
-Observation = Batch | NodeOutcome | RestartReport | list[ContactReport] | str | None
+Observation = Batch | NodeOutcome | Record | list[ContactReport] | str | None
 
 
 class Monitor:
@@ -105,11 +83,10 @@ class Monitor:
     def __init__(self, attempt: RunningAttempt, shown: Marks, store: LogStore | None) -> None:
         """shown: where the lines on screen end, by node rank. store: records the new lines."""
         self.store = store
-        outcomes = [
-            NodeOutcome(each.place.node_rank, each.node.name, unit=each.engine.traits.unit)
-            for each in attempt.members
-        ]
-        self.outcomes = {outcome.node_rank: outcome for outcome in outcomes}
+        self.outcomes = {
+            rank: NodeOutcome(rank, member.node.name, unit=member.engine.traits.unit)
+            for rank, member in enumerate(attempt.members)
+        }
         self._attempt = attempt.members[0].place.attempt
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
         self._closed = threading.Event()
@@ -124,8 +101,8 @@ class Monitor:
     def events(self) -> Iterator[Observation]:
         """Yield what the user should see.
 
-        Yields a Batch for new lines; each node once when it has ended; restarts in place; contact
-        changes (a list); notices (str).
+        Yields a Batch for new lines; each node once when it has ended; a Record for each restart in
+        place, from every node; contact changes (a list); notices (str).
         Yields None at least every POLL seconds, however much the ranks print, so that the caller
         can handle signals.
         """
@@ -165,15 +142,16 @@ class Monitor:
             wait = 0.0
             outcome = self.outcomes[item.node_rank]
             outcome.reported_at = time.monotonic()
-            if isinstance(item, Batch):
-                yield from self._take_batch(outcome, item)
-            elif isinstance(item, ContactReport):
-                yield from self._take_contact(outcome, item)
-            else:
-                outcome.exited, outcome.size = True, item.size
-                outcome.oom_killed = item.status.oom_killed
-                if outcome.end is None:
-                    outcome.exit_code = item.status.exit_code
+            match item:
+                case Batch():
+                    yield from self._take_batch(outcome, item)
+                case ContactReport():
+                    yield from self._take_contact(outcome, item)
+                case Exited():
+                    outcome.exited, outcome.size = True, item.size
+                    outcome.oom_killed = item.status.oom_killed
+                    if outcome.end is None:
+                        outcome.exit_code = item.status.exit_code
 
     def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Observation]:
         outcome.consumed = batch.consumed
@@ -182,7 +160,7 @@ class Monitor:
                 yield from self._take_event(outcome, record, record.event)
                 continue
             newest = (line[:LONGEST_TEXT] for line in record.lines[-TAIL_LINES:])
-            outcome.tail.extend(TailLine(record.time, record.rank, text) for text in newest)
+            outcome.tail.extend((record.time, record.rank, text) for text in newest)
         if self.store and batch.records:
             try:
                 log = self.store.node(batch.node_rank)
@@ -211,7 +189,7 @@ class Monitor:
             return  # no supervisor writes so many
         outcome.events.append((record.time, event))
         if isinstance(event, RestartInPlace):
-            yield RestartReport(outcome.node_rank, record.time, event)
+            yield record
         if isinstance(event, End):
             outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
 
@@ -288,7 +266,7 @@ class Monitor:
         if all(outcome.node_rank in lost_by_peers for outcome in waiting):
             return now - max(outcome.end_received for outcome in ended) > ENGINE_TIMEOUT
         silent = [now if o.lost_since is None else o.lost_since for o in waiting]
-        return any(o.failed for o in ended) and now - max(silent) > SILENCE_TIMEOUT
+        return any(not o.succeeded for o in ended) and now - max(silent) > SILENCE_TIMEOUT
 
     def _probe_remaining_nodes(self, now: float) -> None:
         """After another node's failure, probe the nodes that still seem to run.

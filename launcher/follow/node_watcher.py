@@ -4,7 +4,7 @@ Two threads per node put their observations into the queue of launcher.follow.mo
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..engines.running import RunningNode
@@ -56,92 +56,88 @@ class ContactReport:
 Item = Batch | Exited | ContactReport
 
 
-@dataclass
 class NodeWatcher:
-    """Watches one node.
+    """Watches one node: two threads pass items to `put` until `closed` is set."""
 
-    Reads its journal from byte `offset` and passes items to `put` until `closed` is set.
-    """
-
-    member: RunningNode
-    offset: int
-    put: Callable[[Item], None]
-    closed: threading.Event
-    stream: Stream | None = None
-    read_whole: bool = False  # whether the journal was read up to its end
-
-    @property
-    def rank(self) -> int:
-        return self.member.place.node_rank
+    def __init__(
+        self,
+        member: RunningNode,
+        offset: int,
+        put: Callable[[Item], None],
+        closed: threading.Event,
+    ) -> None:
+        """offset: bytes of the node's journal whose lines were shown before."""
+        self.rank = member.place.node_rank
+        self._member, self._put, self._closed = member, put, closed
+        self._offset, self._missing_events = offset, offset > 0
+        self._reader = Reader(member.node.name, self.rank)
+        self._stream: Stream | None = None
+        self._read_whole = False  # whether the journal was read up to its end
 
     def start(self) -> None:
-        for work in (self._read_journal, self._wait_for_exit):
-            threading.Thread(target=work, daemon=True).start()
+        for watch in (self._read_journal, self._wait_for_exit):
+            threading.Thread(target=self._repeat, args=(watch,), daemon=True).start()
 
     def close(self) -> None:
-        if self.stream:
-            self.stream.close()
+        if self._stream:
+            self._stream.close()
 
     def probe(self) -> None:
         """Test in a thread, with a new connection, whether the host answers. Reports only a failure."""
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
-        node = Node(self.member.node.host, connect_timeout=PROBE_TIMEOUT)
+        node = Node(self._member.node.host, connect_timeout=PROBE_TIMEOUT)
         try:
             node.connect()
         except HostUnreachable as error:
-            self.put(ContactReport(self.rank, node.name, error, gone=True))
+            self._put(ContactReport(self.rank, node.name, error, gone=True))
         finally:
             node.close()
 
-    def _read_journal(self) -> None:
-        node, journal = self.member.node, self.member.place.journal
-        reader, offset, tries = Reader(node.name, self.rank), self.offset, 0
-        known_events = offset > 0
-        while not self.closed.is_set():
-            reason: DdpctlError = HostUnreachable("its log stream ended", host=node.name)
-            try:
-                if known_events:  # lines up to here were shown, but the diagnosis needs the events
-                    done = node.script(EVENTS, journal, str(offset), "\t!\t", limit=LONG_OUTPUT)
-                    self.put(Batch(self.rank, Reader().feed(done.stdout), offset, offset))
-                    known_events = False
-                stream = self.stream = node.open_script(TAIL, str(offset + 1), journal, stdin=False)
-                self.put(ContactReport(self.rank, node.name, None))
-                while data := stream.read(CHUNK):
-                    tries = 0
-                    offset += len(data)
-                    records = reader.feed(data)
-                    self.put(Batch(self.rank, records, offset - reader.pending, offset))
-                    if records and isinstance(records[-1].event, End):
-                        self.read_whole = True
-                        return
-                stream.close()
-            except Exception as error:
-                reason = node.explain(error)
-            self._retry(tries, reason)
-            tries += 1
+    def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
+        """Call `watch` until it ends without an error, and report what it yields.
 
-    def _wait_for_exit(self) -> None:
-        tries = 0
-        while not self.closed.is_set():
+        A second failure in a row counts as lost contact.
+        """
+        node, tries = self._member.node, 0
+        while not self._closed.is_set():
             try:
-                status = self.member.engine.wait(self.member.place)
-                size = 0
-                if not self.read_whole:
-                    done = self.member.node.run(["wc", "-c", self.member.place.journal])
-                    count = done.stdout.strip().partition(b" ")[0]
-                    size = int(count[:18]) if count.isdigit() else 0
-                self.put(Exited(self.rank, status, size))
+                for item in watch():
+                    tries = 0
+                    self._put(item)
                 return
             except Exception as error:
-                self._retry(tries, self.member.node.explain(error))
+                reason = node.explain(error)
+            if tries and not self._closed.is_set():
+                self._put(ContactReport(self.rank, node.name, reason))
+            self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
             tries += 1
 
-    def _retry(self, tries: int, reason: DdpctlError) -> None:
-        """Wait before the next try. A second failure in a row counts as lost contact."""
-        if self.closed.is_set():
-            return
-        if tries:
-            self.put(ContactReport(self.rank, self.member.node.name, reason))
-        self.closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
+    def _read_journal(self) -> Iterator[Item]:
+        node, journal = self._member.node, self._member.place.journal
+        if self._missing_events:  # the lines were shown before, but the diagnosis needs the events
+            done = node.script(EVENTS, journal, str(self._offset), "\t!\t", limit=LONG_OUTPUT)
+            yield Batch(self.rank, Reader().feed(done.stdout), self._offset, self._offset)
+            self._missing_events = False
+        stream = node.open_script(TAIL, str(self._offset + 1), journal, stdin=False)
+        self._stream = stream
+        self._put(ContactReport(self.rank, node.name, None))
+        while data := stream.read(CHUNK):
+            self._offset += len(data)
+            records = self._reader.feed(data)
+            yield Batch(self.rank, records, self._offset - self._reader.pending, self._offset)
+            if records and isinstance(records[-1].event, End):
+                self._read_whole = True
+                return
+        stream.close()
+        raise HostUnreachable("its log stream ended", host=node.name)
+
+    def _wait_for_exit(self) -> Iterator[Item]:
+        status = self._member.engine.wait(self._member.place)
+        size = 0
+        if not self._read_whole:
+            done = self._member.node.run(["wc", "-c", self._member.place.journal])
+            count = done.stdout.strip().partition(b" ")[0]
+            size = int(count[:18]) if count.isdigit() else 0
+        yield Exited(self.rank, status, size)

@@ -3,6 +3,7 @@
 `launcher.terminal.live` draws them.
 """
 
+import contextlib
 import io
 import itertools
 import re
@@ -11,14 +12,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
+import rich.console
 from rich.table import Table
 from rich.text import Text
 
 from ..engines.running import RunningNode
 from ..engines.status import ContainerState
 from ..facts.nvidia import BUSY, IDLE
+from ..runs.record import RunRecord, parse_timestamp
 from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
+from ..terminal.console import Console
+from ..terminal.live import Live
 from ..text import counted, names, printable, ranges
 from .monitor import NodeOutcome
 from .slow_ranks import slow_nodes
@@ -44,6 +48,24 @@ PROGRESS = {
 Row = tuple[str, str, str]
 
 
+@contextlib.contextmanager
+def live_panel(
+    record: RunRecord, first: RunningNode, outcomes: Mapping[int, NodeOutcome], console: Console
+) -> Iterator[None]:
+    """Show nodes and progress below the log lines, if this is a terminal. first: node 0."""
+    attempt = record.attempt
+    began = parse_timestamp(attempt.started) or time.time()
+    panel = Panel(record.run_id, attempt.attempt, began, outcomes)
+    closed = threading.Event()
+    with console.live(Live(panel.lines)) as shown:
+        if shown:
+            threading.Thread(target=panel.poll_progress, args=(first, closed), daemon=True).start()
+        try:
+            yield
+        finally:
+            closed.set()
+
+
 @dataclass
 class Panel:
     """The state of an attempt that is followed. began: unix seconds. outcomes: by node rank."""
@@ -55,7 +77,7 @@ class Panel:
     progress: Progress | None = None  # None: the script writes no metrics
 
     def poll_progress(self, member: RunningNode, closed: threading.Event) -> None:
-        """Keep `progress` up to date until `closed` is set. Blocks while the host is slow."""
+        """Keep `progress` up to date until `closed` is set. member: node 0. Blocks on a slow host."""
         wait = 0.0
         while not closed.wait(wait):
             try:
@@ -68,20 +90,17 @@ class Panel:
         """Return the panel as at most `height` lines that fit the terminal's width."""
         out = io.StringIO()
         # some terminals wrap a full line, which would break the redraw
-        terminal = Console(
-            file=out, force_terminal=True, width=max(20, columns - 1), highlight=False, markup=False
-        )
+        terminal = rich.console.Console(file=out, force_terminal=True, width=max(20, columns - 1))
         now = time.time()
         which = f"  attempt {self.attempt}" if self.attempt > 1 else ""
         head = f"{self.run_id}{which}  up {clock(now - self.began)}  (Ctrl-\\ leaves it running)"
-        terminal.print(Text("─" * terminal.width, style="dim"), no_wrap=True, overflow="crop")
-        terminal.print(Text(head, style="bold"), no_wrap=True, overflow="ellipsis")
-        terminal.print(Text(self.below(now)), no_wrap=True, overflow="ellipsis")
+        for text, style in (("─" * terminal.width, "dim"), (head, "bold"), (self.below(now), "")):
+            terminal.print(Text(text, style), no_wrap=True, overflow="ellipsis")
         table = Table.grid(padding=(0, 2))
         for no_wrap in (True, True, False):  # if space is short, the last column is cut first
             table.add_column(no_wrap=no_wrap)
         room = max(0, height - 3)
-        rows = [*(self.rows() if len(self.outcomes) <= room else self.folded())]
+        rows = [*self.rows(folded=len(self.outcomes) > room)]
         shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
         for node, state, gpus in shown:
             cells = Text(node), Text(state, COLORS.get(state.split()[0], "")), Text(gpus)
@@ -98,13 +117,6 @@ class Panel:
         """Describe the progress at unix time `now`."""
         return progress_words(self.progress) if self.progress else script_words(self.outcomes, now)
 
-    def rows(self) -> Iterator[Row]:
-        """Yield one row per node: the node, its state and its GPUs."""
-        states = self.states()
-        for rank, outcome in sorted(self.outcomes.items()):
-            gpus = outcome.usage.gpus if outcome.usage else ()
-            yield f"{rank} {outcome.host}", states[rank], gpu_words(gpus)
-
     def states(self) -> dict[int, str]:
         """Return the state of each node, or why it is slow."""
         states = {rank: state_of(outcome) for rank, outcome in self.outcomes.items()}
@@ -114,22 +126,24 @@ class Panel:
                 states[rank] = words
         return states
 
-    def folded(self) -> Iterator[Row]:
-        """Yield one row per group of nodes in the same state, the smallest group first.
+    def rows(self, *, folded: bool) -> Iterator[Row]:
+        """Yield one row per node: the node, its state and its GPUs.
 
-        If GPUs elsewhere in the run are busy, nodes with idle GPUs form groups of their own.
+        folded: one row per group of nodes in the same state, the smallest group first. If GPUs
+        elsewhere in the run are busy, nodes with idle GPUs form groups of their own.
         """
         gpus = {n: o.usage.gpus for n, o in self.outcomes.items() if o.usage and o.usage.gpus}
         use = {rank: sum(gpu.use for gpu in own) / len(own) for rank, own in gpus.items()}
         busy = max(use.values(), default=0.0) >= BUSY
-        groups: dict[tuple[str, bool], list[int]] = {}
+        groups: dict[object, list[int]] = {}
         states = self.states()
         for rank, outcome in sorted(self.outcomes.items()):
             idle = busy and not outcome.done and use.get(rank, BUSY) < IDLE
-            groups.setdefault((states[rank], idle), []).append(rank)
-        for (state, _), ranks in sorted(groups.items(), key=lambda group: len(group[1])):
+            groups.setdefault((states[rank], idle) if folded else rank, []).append(rank)
+        for ranks in sorted(groups.values(), key=len):
             hosts = names(dict.fromkeys(self.outcomes[rank].host for rank in ranks))
             words = gpu_words([gpu for rank in ranks for gpu in gpus.get(rank, ())])
+            state = states[ranks[0]]
             if len(ranks) == 1:
                 yield f"{ranks[0]} {hosts}", state, words
             else:
@@ -138,10 +152,8 @@ class Panel:
 
 def state_of(outcome: NodeOutcome) -> str:
     if outcome.done:
-        if outcome.succeeded:
-            return "succeeded"
-        code = outcome.exit_code
-        return "failed" if code is None else f"failed ({code})"
+        code = "" if outcome.exit_code is None else f" ({outcome.exit_code})"
+        return "succeeded" if outcome.succeeded else f"failed{code}"
     if outcome.lost_since is not None:
         return "contact lost"
     phases = [e for _, e in outcome.events if isinstance(e, Stopping | RestartInPlace)]
@@ -168,28 +180,27 @@ def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
     The progress, such as `epoch 3/10  step 120/500`, is from the newest lines that contain it.
     """
     recent = [
-        (line, outcome.host)
+        (time, text, outcome.host if rank is None else f"{outcome.host}:{rank}")
         for outcome in outcomes.values()
-        for line in itertools.islice(reversed(outcome.tail), RECENT_LINES)
+        for time, rank, text in itertools.islice(reversed(outcome.tail), RECENT_LINES)
     ]
     if not recent:
         return "no output yet"
-    recent.sort(key=lambda row: row[0].time, reverse=True)
+    recent.sort(key=lambda line: line[0], reverse=True)
     counts: dict[str, str] = {}
-    for line, _ in recent:
+    for _, text, _ in recent:
         for name, pattern in PROGRESS.items():
-            if name not in counts and (matches := pattern.findall(line.text[-LONGEST:])):
+            if name not in counts and (matches := pattern.findall(text[-LONGEST:])):
                 done, total = (number.decode() for number in matches[-1])
                 counts[name] = f"{name} {done}/{total}"
     if len(counts) > 1:
         counts.pop("progress", None)
     words = "  ".join(counts[name] for name in PROGRESS if name in counts)
-    line, host = recent[0]
+    written, text, who = recent[0]
     if not words:
-        who = host if line.rank is None else f"{host}:{line.rank}"
-        text = line.text.rpartition(b"\r")[2] or line.text  # the newest state of a progress bar
+        text = text.rpartition(b"\r")[2] or text  # the newest state of a progress bar
         words = f"[{who}] {printable(text[:LONGEST].decode(errors='replace'))[:LAST_LINE].strip()}"
-    silent = now - line.time
+    silent = now - written
     return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 
 

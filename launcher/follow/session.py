@@ -1,43 +1,35 @@
-"""Follow one attempt to its end: show and record its output, stop the nodes, explain a failure."""
+"""Follow one attempt: show its lines, react to failures and signals, stop its nodes."""
 
-import contextlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..diagnosis.blame import blame_text
-from ..diagnosis.evidence import Evidence, before_restart
-from ..diagnosis.failure_kinds import FailureKind
-from ..diagnosis.first_failure import first_failure
 from ..engines.running import RunningAttempt
-from ..errors import DdpctlError, StateError
-from ..facts.kernel_log import read_kernel_log
-from ..failure import FirstFailure
+from ..errors import DdpctlError
+from ..logs.log_record import Record
 from ..logs.store import Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
-from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp, timestamp
-from ..ssh.many import by_name, try_each
+from ..runs.record import RunFolder, RunRecord, timestamp
+from ..ssh.many import by_name
 from ..ssh.node import Node
-from ..state import write_atomically
 from ..stop.stop_run import Stop
 from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
-from ..terminal.live import Live, may_be_shown
-from ..text import counted, duration
+from ..text import counted
 from . import detach
+from .attempt_end import explain, report_end
 from .hooks import EventHook
 from .interrupts import LEAVING, Interrupts
-from .monitor import Monitor, NodeOutcome, RestartReport, notices
+from .monitor import Monitor, NodeOutcome, notices
 from .node_watcher import Batch, ContactReport
-from .panel import Panel
+from .panel import live_panel
 from .run_lines import RunLines
 
-MOST_RESTARTS = 50  # of an attempt, whose evidence is kept
 PEER_STOP_TIMEOUT = 8.0  # seconds for supervisors to stop each other before the launcher stops them
 
 
@@ -57,8 +49,10 @@ def follow(run: StartedRun, events: EventHook, interrupts: Interrupts, console: 
     """Follow the attempt until it has ended or the user leaves."""
     with interrupts.held(), log_store(run.folder, console) as store:
         monitor = Monitor(run.attempt, run.shown, store)
+        for outcome, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
+            outcome.clock_skew = skew
         session = Session(run, monitor, events, interrupts, console)
-        with session.panel():
+        with live_panel(run.record, run.attempt.members[0], monitor.outcomes, console):
             try:
                 return session.to_the_end()
             except DdpctlError:
@@ -87,42 +81,23 @@ class Session:
     def __post_init__(self) -> None:
         self.record, self._lines = self.run.record, RunLines(self.console)
 
-    @contextlib.contextmanager
-    def panel(self) -> Iterator[None]:
-        """Show nodes and progress below the log lines, if this is a terminal."""
-        if not may_be_shown(plain=self.console.plain, quiet=self.console.quiet):
-            yield
-            return
-        attempt = self.record.attempt
-        began = parse_timestamp(attempt.started) or time.time()
-        panel = Panel(self.record.run_id, attempt.attempt, began, self.monitor.outcomes)
-        closed = threading.Event()
-        poll = (self.run.attempt.members[0], closed)
-        threading.Thread(target=panel.poll_progress, args=poll, daemon=True).start()
-        try:
-            with self.console.live(Live(panel.lines)):
-                yield
-        finally:
-            closed.set()
-
     def to_the_end(self) -> Outcome:
         for event in self.monitor.events():
             if isinstance(event, Batch):
                 self._lines.show(event.records)
                 continue
             self._lines.flush()
-            if isinstance(event, NodeOutcome):
-                self._node_ended(event)
-            elif isinstance(event, RestartReport):
-                self._restarted(event)
-            elif isinstance(event, list):
-                self._contact_changed(event)
-            elif event is None and self._unsaved:
-                # once for all nodes that ended together, because the record lists every node
-                self._unsaved = False
-                self._save()
-            elif isinstance(event, str):
-                self.console.say(event)
+            match event:
+                case NodeOutcome():
+                    self._node_ended(event)
+                case Record(event=RestartInPlace() as restart):
+                    self._restarted(event, restart)
+                case list():
+                    self._contact_changed(event)
+                case str():
+                    self.console.say(event)
+                case None if self._unsaved:
+                    self._save()  # once for all nodes that ended together
             number = self.interrupts.take()
             if number is not None and self._handle_signal(number):
                 return self._leave(number)
@@ -133,6 +108,7 @@ class Session:
         return self._conclude()
 
     def _save(self) -> None:
+        self._unsaved = False
         self.run.folder.try_save(self.record, self.console)
 
     def _contact_changed(self, changes: list[ContactReport]) -> None:
@@ -143,13 +119,12 @@ class Session:
             where = {"host": change.host, "node_rank": change.node_rank}
             self.events(event, self.record, message=notices([change])[0], **where)
 
-    def _restarted(self, report: RestartReport) -> None:
+    def _restarted(self, report: Record, restart: RestartInPlace) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""
-        skews = dict(enumerate(self.run.clock_skews))
-        time = timestamp(report.time - skews.get(report.node_rank, 0.0))
-        if self.record.attempt.add_restart(report.event, time):
+        skew = self.monitor.outcomes[report.node_rank].clock_skew
+        if self.record.attempt.add_restart(restart, timestamp(report.time - skew)):
             self._unsaved = True
-            cause = report.event.cause
+            cause = restart.cause
             where = {"host": cause.host, "node_rank": cause.node_rank}
             self.events("restarted", self.record, message=cause.headline, **where)
 
@@ -163,7 +138,7 @@ class Session:
             code = "" if outcome.exit_code is None else outcome.exit_code
             where = {"host": outcome.host, "node_rank": outcome.node_rank, "exit_code": code}
             self.events("node-ended", self.record, message=node.state, **where)
-        if outcome.failed and not outcome.cancelled and self._failed_at is None:
+        if outcome.state is NodeState.FAILED and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     # --- signals and stopping ------------------------------------------------------------------
@@ -185,11 +160,11 @@ class Session:
         return False
 
     def _stop(self, *, cancel: bool) -> None:
+        """Start to stop all nodes, unless that has begun."""
         if self._stopping is not None:
             return
         nodes, record = self.run.attempt.nodes, self.record
-        hosts = len({node.name for node in nodes})
-        self.console.say(f"stopping the run on {counted(hosts, 'host')}")
+        self.console.say(f"stopping the run on {counted(len({n.name for n in nodes}), 'host')}")
         timeout: float = record.stop_timeout
         if not cancel:
             timeout = min(timeout, PEER_STOP_TIMEOUT)
@@ -206,9 +181,10 @@ class Session:
         """Return whether the stop is complete except for nodes that are out of reach."""
         if not self._interrupted or self._stopping is None or self._stopping.is_alive():
             return False
-        waiting = [o for o in self.monitor.outcomes.values() if not o.done]
-        silent = {node.name for node in self._unconfirmed}
-        return bool(waiting) and all(o.host in silent for o in waiting)
+        waiting = {outcome.host for outcome in self.monitor.outcomes.values() if not outcome.done}
+        return bool(waiting) and waiting <= {node.name for node in self._unconfirmed}
+
+    # --- the end -------------------------------------------------------------------------------
 
     def _leave(self, number: int) -> Outcome:
         """Let the run go on, in the care of a recorder. After Ctrl-\\, that is no interruption."""
@@ -217,8 +193,7 @@ class Session:
         if self._unsaved:
             self._save()
         if self.monitor.store:
-            with contextlib.suppress(OSError):  # the disk is full, which was reported already
-                self.monitor.store.close()
+            self.monitor.store.close()  # for the recorder
             try:
                 detach.start_recorder(self.run.folder)
             except DdpctlError as error:
@@ -226,112 +201,28 @@ class Session:
         self.console.say(f"the run goes on: `ddpctl attach {self.record.run_id}`")
         return Outcome(RunState.RUNNING, interrupted=number != signal.SIGQUIT)
 
-    # --- the end -------------------------------------------------------------------------------
-
     def _conclude(self) -> Outcome:
+        """Record, explain and report the end of the attempt."""
         self.monitor.close()
         self._lines.settle()
         if self._stopping:
             self._stopping.join()
-        outcomes = list(self.monitor.outcomes.values())
-        attempt = self.record.attempt
-        attempt.state = self._final_state(outcomes)
+        outcomes, attempt = self.monitor.outcomes, self.record.attempt
+        attempt.state = self._final_state()
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
-        evidence = Evidence(attempt.world_size, outcomes)
-        for outcome, skew in zip(outcomes, self.run.clock_skews, strict=False):
-            outcome.clock_skew = skew
-        if attempt.state is not RunState.SUCCEEDED:
-            if attempt.state is RunState.FAILED:
-                self._ask_kernels()
-            failure = first_failure(evidence)
-            timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
-            if attempt.state is RunState.FAILED or timed_out:
-                attempt.first_failure = failure
-        self._keep_evidence(evidence)
+        explain(self.run.attempt, self.run.folder, self.record, outcomes, self.console)
         attempt.settle_nodes()
-        not_seen = {o.host for o in outcomes if o.end is None and not o.exited}
+        not_seen = {o.host for o in outcomes.values() if o.end is None and not o.exited}
         silent = {node.name for node in self._unconfirmed}
-        self.record.pending_stop = sorted({*silent, *not_seen})
+        self.record.pending_stop = sorted(silent | not_seen)
         self._save()
         report_unconfirmed(by_name(self.run.attempt.nodes, self._unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.events("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)
 
-    def _keep_evidence(self, evidence: Evidence) -> None:
-        """Write down what is known about the attempt's failure, and about those before restarts."""
-        events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
-        self._keep(self.record.attempt.first_failure, evidence)
-        for number in sorted({event.number for event in events})[-MOST_RESTARTS:]:
-            before = before_restart(evidence, number)
-            self._keep(first_failure(before), before, number)
-
-    def _keep(
-        self, failure: FirstFailure | None, evidence: Evidence, restart: int | None = None
-    ) -> None:
-        """Write the text about a failure. restart: the number of the restart in place after it."""
-        if failure is None:
-            return
-        try:
-            path = self.run.folder.evidence_file(self.record.attempt.attempt, restart)
-            write_atomically(path, blame_text(failure, evidence))
-        except StateError as error:
-            self.console.error(str(error))
-
-    def _ask_kernels(self) -> None:
-        """Add what the hosts' kernels and drivers know about GPUs that have failed."""
-        began = parse_timestamp(self.record.by_hand.created) or time.time()
-        members, seconds = self.run.attempt.by_node, time.time() - began
-        outcomes = self.monitor.outcomes
-
-        def ask(node: Node) -> None:
-            member = members[node]
-            rank = member.place.node_rank
-            log = read_kernel_log(node, seconds)
-            listed = member.engine.list(self.record.run_id)
-            gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
-            outcome = outcomes[rank]
-            outcome.gpus, outcome.xids = log.addresses(gpus), log.xids
-            outcome.kernel, outcome.gpus_after = log.lines, log.loads
-
-        ended = {rank for rank, outcome in outcomes.items() if outcome.end or outcome.exited}
-        with self.console.step("looking for GPU and memory errors"):
-            try_each([n for n, m in members.items() if m.place.node_rank in ended], ask)
-
-    def _final_state(self, outcomes: Sequence[NodeOutcome]) -> RunState:
-        if all(outcome.succeeded for outcome in outcomes):
-            return RunState.SUCCEEDED
-        if self._interrupted:
+    def _final_state(self) -> RunState:
+        outcomes = self.monitor.outcomes.values()
+        if self._interrupted and not all(outcome.succeeded for outcome in outcomes):
             return RunState.UNKNOWN if self._unconfirmed else RunState.CANCELLED
         return run_state([outcome.state for outcome in outcomes], len(outcomes))
-
-
-def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
-    """Print how the attempt ended, and its first failure."""
-    if attempt.state is RunState.UNKNOWN:
-        later = "ddpctl will stop it on next contact"
-        console.say(f"run {run_id} may still be alive on these hosts; {later}")
-        return
-    failure = attempt.first_failure
-    if failure is None:
-        console.say(f"run {run_id} {attempt.state.lower()}")
-        return
-    console.error(f"run {run_id} {attempt.state.lower()}: {failure.headline}")
-    for line in failure.excerpt.splitlines():
-        console.error(f"  | {line}")
-    if failure.remedy:
-        console.error(f"remedy: {failure.remedy}")
-
-
-def report_next(record: RunRecord, console: Console) -> None:
-    """Print how long the newest attempt ran, and which command a user needs next."""
-    attempt, run_id = record.attempt, record.run_id
-    began, ended = parse_timestamp(attempt.started), parse_timestamp(attempt.ended)
-    if began is None or ended is None:
-        return
-    if attempt.state is RunState.SUCCEEDED:
-        hint = f"`ddpctl fetch {run_id}` copies its checkpoints and outputs here"
-    else:
-        hint = f"`ddpctl resume {run_id}` starts another attempt"
-    which = f"attempt {attempt.attempt} " if attempt.attempt > 1 else ""
-    console.say(f"{which}ran for {duration(round(ended - began))}; {hint}")

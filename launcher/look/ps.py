@@ -166,21 +166,20 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
         return live.fitted(f"{timestamp()[:19]}Z\n{shown(columns)}", columns, rows)
 
     display = live.Live(render, share=0.9)
-    on_terminal = live.may_be_shown(plain=False, quiet=console.quiet)
     try:
         with (
             connected_to(clusters_of(selection, console)) as clusters,
-            console.live(display) if on_terminal else contextlib.nullcontext(),
+            console.live(display) as redrawn,
         ):
             while True:
                 complete_stops(clusters, console)
                 listing = list_runs(clusters, finished=selection.finished, slow=selection.per_node)
                 before, text = text, shown()
-                if on_terminal:
+                if redrawn:
                     display.draw()
                 elif text != before:
                     console.print(text + "\n")
                 time.sleep(interval)
     except KeyboardInterrupt:
-        if on_terminal:
+        if console.shows_live:
             console.print(text)  # keep the newest table on the screen

@@ -55,7 +55,7 @@ class RecordingConsole(Console):
     """Collects the records of rank 0. Shows the other output of the ranks only with -v."""
 
     def __init__(self, report: Report, *, quiet: bool, verbose: bool) -> None:
-        super().__init__(quiet=quiet, verbose=verbose)
+        super().__init__(quiet=quiet, verbose=verbose, plain=True)
         self.report = report
 
     def show(self, records: Iterable[Record]) -> None:
@@ -63,9 +63,6 @@ class RecordingConsole(Console):
             for line in record.lines:
                 if record.rank != 0 or not self.report.take(line):
                     self.detail((record.label + line).decode(errors="replace"))
-
-    def flush(self) -> None:
-        pass  # show no panel
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> Exit:

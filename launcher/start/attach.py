@@ -3,10 +3,11 @@
 import time
 
 from ..follow import detach
+from ..follow.attempt_end import report_end, report_next
 from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
 from ..follow.run_lines import RunLines
-from ..follow.session import StartedRun, follow, report_end, report_next
+from ..follow.session import StartedRun, follow
 from ..logs.query import LogFilter
 from ..look.logs import print_recorded
 from ..outcomes import Outcome, RunState

@@ -3,8 +3,8 @@
 import dataclasses
 
 from ..errors import UsageError
+from ..follow.attempt_end import report_next
 from ..follow.hooks import ExitHook
-from ..follow.session import report_next
 from ..hosts import Cluster
 from ..outcomes import Outcome
 from ..plan.plan import LaunchOptions, Plan
@@ -48,7 +48,7 @@ def run_to_the_end(request: Request, console: Console) -> Outcome:
     with ExitHook(request.folder, console) as hook:
         outcome = run_attempt(request, console)
         outcome = restart_until_done(request.folder, request.options, outcome, console)
-        hook.exit = outcome.exit
+        hook.outcome = outcome
         if outcome.state.is_final and (record := request.folder.load_if_readable(console)):
             report_next(record, console)
     return outcome

@@ -39,14 +39,14 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended for good."""
     record, on_event = folder.load(), hooks.kept_for_events(folder)
     options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
-    with hooks.ExitHook(folder, console, hooks.HANDED_OVER) as hook:
+    with hooks.ExitHook(folder, console) as hook:
         if record.state is RunState.WAITING:
             outcome = run_attempt(still_waiting(folder, record, options), console)
         else:
             with gpus_kept(folder, record, options, console):
                 outcome = attach(folder, console, on_event)
         outcome = restart_until_done(folder, options, outcome, console)
-        hook.exit = outcome.exit
+        hook.outcome = outcome
     return outcome
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -150,13 +151,24 @@ class Console:
 
     # --- the live display ----------------------------------------------------------------------
 
+    @property
+    def shows_live(self) -> bool:
+        """Whether to show a live display: if it is allowed, and this is a capable terminal."""
+        if self.plain or self.quiet or os.environ.get("CI"):
+            return False
+        capable = os.environ.get("TERM", "dumb") != "dumb"
+        return capable and self.on_terminal and sys.stderr.isatty()
+
     @contextlib.contextmanager
-    def live(self, display: Live) -> Iterator[None]:
-        """Keep `display` at the bottom of the terminal, below all other output."""
+    def live(self, display: Live) -> Iterator[bool]:
+        """Keep `display` below all other output, if `shows_live`. Yield whether it is shown."""
+        if not self.shows_live:
+            yield False
+            return
         self.flush()
         self._live = display
         try:
-            yield
+            yield True
         finally:
             with self._lock:
                 self._live = None

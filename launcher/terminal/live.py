@@ -7,7 +7,6 @@ again, and hides the cursor until it ends.)
 """
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -20,13 +19,6 @@ from rich.text import Text
 from .sanitize import colored
 
 EVERY = 0.5  # seconds between two drawings
-
-
-def may_be_shown(*, plain: bool, quiet: bool) -> bool:
-    """Return whether to show a panel: if it is allowed, and stdout and stderr are capable terminals."""
-    if plain or quiet or os.environ.get("CI") or os.environ.get("TERM", "dumb") == "dumb":
-        return False
-    return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 class Live:

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.follow.monitor import NodeOutcome, TailLine
+from launcher.follow.monitor import NodeOutcome
 from launcher.follow.panel import Panel, gpu_words
 from launcher.follow.trainer_progress import parse_progress
 from launcher.supervisor.events import GpuLoad, Usage
 from launcher.supervisor.usage import parse_gpus
-from launcher.terminal import live
+from launcher.terminal.console import Console
 
 START = {"kind": "start", "attempt": 2, "total_steps": 400, "steps_per_epoch": 100}
 TRAIN = {"kind": "train", "epoch": 1, "step": 120, "loss": 1.25, "img_s": 512.4, "eta_s": 3725}
@@ -58,7 +58,7 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
 )
 def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words: str) -> None:
     outcome = NodeOutcome(0, "a")
-    outcome.tail.extend(TailLine(100.0 + n, 0, text) for n, text in enumerate(texts))
+    outcome.tail.extend((100.0 + n, 0, text) for n, text in enumerate(texts))
     last = 99.0 + len(texts)
     panel = Panel("r", 1, 0, {0: outcome})
     assert panel.below(last + 9) == words
@@ -68,18 +68,21 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
 def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
     outcomes = {rank: NodeOutcome(rank, f"gpu{rank}") for rank in range(5)}
     for rank, outcome in outcomes.items():
-        outcome.tail.append(TailLine(1.0, rank, b"x"))
+        outcome.tail.append((1.0, rank, b"x"))
         outcome.usage = Usage(1.0, ranks=(rank,))
     text = lines_of(START, {**TRAIN, "ranks": {"slow": {"2": 1.6}}})
     panel = Panel("r", 2, 0, outcomes, parse_progress(text, attempt=2))
-    assert [state for _, state, _ in panel.rows()] == [
+    assert [state for _, state, _ in panel.rows(folded=False)] == [
         *["running"] * 2,
         "slow: rank 2 at 1.6 times the median step",
         *["running"] * 2,
     ]
-    assert next(panel.folded())[:2] == ("2 gpu2", "slow: rank 2 at 1.6 times the median step")
+    assert next(panel.rows(folded=True))[:2] == (
+        "2 gpu2",
+        "slow: rank 2 at 1.6 times the median step",
+    )
     outcomes[2].lost_since = 1.0
-    assert [state for _, state, _ in panel.rows()][2] == "contact lost"
+    assert [state for _, state, _ in panel.rows(folded=False)][2] == "contact lost"
 
 
 def test_gpus_of_a_host_share_a_line() -> None:
@@ -90,21 +93,21 @@ def test_gpus_of_a_host_share_a_line() -> None:
     spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
     assert gpu_words(spark) == "1 GPU 50 %"
     outcomes = {0: NodeOutcome(0, "a", usage=Usage(1.0, gpus))}
-    [shown] = Panel("r", 1, 0, outcomes).rows()
+    [shown] = Panel("r", 1, 0, outcomes).rows(folded=False)
     assert shown == ("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB")
 
 
 def test_a_scripts_newest_line_is_shown_without_its_cursor_movements() -> None:
     outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
-    outcomes[0].tail.append(TailLine(1.0, 0, b"older"))
-    outcomes[1].tail.append(TailLine(2.0, 3, b"10%\r20% \x1b[2Jdone"))
+    outcomes[0].tail.append((1.0, 0, b"older"))
+    outcomes[1].tail.append((2.0, 3, b"10%\r20% \x1b[2Jdone"))
     outcomes[0].lost_since = 5.0
     panel = Panel("r", 1, time.time() - 3600.1, outcomes)
     assert "r  up 1:00:00" in panel.lines(80, 9)[1]
     assert panel.below(3.0) == "[h1:3] 20% done"
-    assert [state for _, state, _ in panel.rows()] == ["contact lost", "running"]
+    assert [state for _, state, _ in panel.rows(folded=False)] == ["contact lost", "running"]
     # starts of escape sequences; to search them all for an end would take an hour
-    outcomes[1].tail.append(TailLine(3.0, 3, "\x90".encode() * 1_000_000))
+    outcomes[1].tail.append((3.0, 3, "\x90".encode() * 1_000_000))
     assert panel.below(3.0) == "[h1:3] "
 
 
@@ -128,7 +131,7 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
 ) -> None:
     outcomes = {rank: NodeOutcome(rank, f"gpu{rank + 1:02}") for rank in range(64)}
     for outcome in outcomes.values():
-        outcome.tail.append(TailLine(1.0, 0, b"x"))
+        outcome.tail.append((1.0, 0, b"x"))
         outcome.usage = Usage(1.0, (GpuLoad(97, 61000, 81920),) * 8)
     outcomes[7].lost_since = 1.0
     outcomes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)
@@ -165,9 +168,9 @@ def test_the_panel_is_for_terminals_that_can(
     with os.fdopen(leader), os.fdopen(follower, "w") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setattr(sys, "stderr", terminal)
-        assert live.may_be_shown(plain=False, quiet=False) is shown
-        assert not live.may_be_shown(plain=True, quiet=False)
-        assert not live.may_be_shown(plain=False, quiet=True)
+        assert Console().shows_live is shown
+        assert not Console(plain=True).shows_live
+        assert not Console(quiet=True).shows_live
 
 
 # --- on a pseudo terminal -------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""Why an attempt has ended: find its first failure, keep the evidence, and tell the user."""
+
+import time
+from collections.abc import Mapping
+
+from ..diagnosis.blame import blame_text
+from ..diagnosis.evidence import Evidence, before_restart
+from ..diagnosis.failure_kinds import FailureKind
+from ..diagnosis.first_failure import first_failure
+from ..engines.running import RunningAttempt
+from ..errors import StateError
+from ..facts.kernel_log import read_kernel_log
+from ..failure import FirstFailure
+from ..outcomes import RunState
+from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp
+from ..ssh.many import try_each
+from ..ssh.node import Node
+from ..state import write_atomically
+from ..supervisor.events import RestartInPlace
+from ..terminal.console import Console
+from ..text import duration
+from .monitor import NodeOutcome
+
+MOST_RESTARTS = 50  # of an attempt, whose evidence is kept
+
+
+def explain(
+    running: RunningAttempt,
+    folder: RunFolder,
+    record: RunRecord,
+    outcomes: Mapping[int, NodeOutcome],
+    console: Console,
+) -> None:
+    """Record the first failure of an attempt that has ended, and keep the evidence of all failures.
+
+    outcomes: by node rank. The attempt's state is already in the record.
+    """
+    attempt = record.attempt
+    evidence = Evidence(attempt.world_size, [*outcomes.values()])
+    if attempt.state is RunState.FAILED:
+        ask_kernels(running, record, outcomes, console)
+    if attempt.state is not RunState.SUCCEEDED:
+        failure = first_failure(evidence)
+        timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
+        if attempt.state is RunState.FAILED or timed_out:
+            attempt.first_failure = failure
+    failures: list[tuple[int | None, FirstFailure | None, Evidence]] = [
+        (None, attempt.first_failure, evidence)
+    ]
+    events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
+    for number in sorted({event.number for event in events})[-MOST_RESTARTS:]:
+        before = before_restart(evidence, number)
+        failures.append((number, first_failure(before), before))
+    for restart, failure, known in failures:
+        if failure is None:
+            continue
+        try:
+            path = folder.evidence_file(attempt.attempt, restart)
+            write_atomically(path, blame_text(failure, known))
+        except StateError as error:
+            console.error(str(error))
+
+
+def ask_kernels(
+    running: RunningAttempt,
+    record: RunRecord,
+    outcomes: Mapping[int, NodeOutcome],
+    console: Console,
+) -> None:
+    """Add to the outcomes what the hosts' kernels and drivers know about GPUs that have failed."""
+    began = parse_timestamp(record.by_hand.created) or time.time()
+    members, seconds = running.by_node, time.time() - began
+
+    def ask(node: Node) -> None:
+        member = members[node]
+        rank = member.place.node_rank
+        log = read_kernel_log(node, seconds)
+        listed = member.engine.list(record.run_id)
+        gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
+        outcome = outcomes[rank]
+        outcome.gpus, outcome.xids = log.addresses(gpus), log.xids
+        outcome.kernel, outcome.gpus_after = log.lines, log.loads
+
+    ended = {rank for rank, outcome in outcomes.items() if outcome.end or outcome.exited}
+    with console.step("looking for GPU and memory errors"):
+        try_each([n for n, m in members.items() if m.place.node_rank in ended], ask)
+
+
+def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
+    """Print how the attempt ended, and its first failure."""
+    if attempt.state is RunState.UNKNOWN:
+        later = "ddpctl will stop it on next contact"
+        console.say(f"run {run_id} may still be alive on these hosts; {later}")
+        return
+    failure = attempt.first_failure
+    if failure is None:
+        console.say(f"run {run_id} {attempt.state.lower()}")
+        return
+    console.error(f"run {run_id} {attempt.state.lower()}: {failure.headline}")
+    for line in failure.excerpt.splitlines():
+        console.error(f"  | {line}")
+    if failure.remedy:
+        console.error(f"remedy: {failure.remedy}")
+
+
+def report_next(record: RunRecord, console: Console) -> None:
+    """Print how long the newest attempt ran, and which command a user needs next."""
+    attempt, run_id = record.attempt, record.run_id
+    began, ended = parse_timestamp(attempt.started), parse_timestamp(attempt.ended)
+    if began is None or ended is None:
+        return
+    if attempt.state is RunState.SUCCEEDED:
+        hint = f"`ddpctl fetch {run_id}` copies its checkpoints and outputs here"
+    else:
+        hint = f"`ddpctl resume {run_id}` starts another attempt"
+    which = f"attempt {attempt.attempt} " if attempt.attempt > 1 else ""
+    console.say(f"{which}ran for {duration(round(ended - began))}; {hint}")

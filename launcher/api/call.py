@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from rich.filesize import decimal
-
 from ..budget import TooManyValues, parse_json
 from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
 from ..logs.event_reader import parsed
 from ..outcomes import RunState
-from ..plan.plan import Place
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
 from ..ssh.many import each_node
@@ -31,6 +28,8 @@ from .handle import JobOptions, LoggingConsole, launch
 from .parcel import CALLER, MAX_RESULTS, pack
 
 READ = load_script(__file__, "read_results.sh")
+READ_TIMEOUT = 600.0  # seconds
+ROW = re.compile(rb"(\d{1,7}) (.*)", re.DOTALL)
 MOST_VALUES = 2_000_000  # in the result of one rank; they take about 200 MB of memory
 SAVE_LARGE = "save large results to /output, and return their path"
 RUN_AGAIN = "call run() again; a script on that host may have changed the files of its results"
@@ -145,40 +144,24 @@ def unpickled(outcome: RankResult) -> Any:
 def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
     """Return the outcomes of the ranks that wrote one, by rank. Raises CommandFailed or NodesFailed."""
     folders = {(m.node.name, m.place.run_dir): m.node for m in attempt.members}
-    texts = each_node([*folders.values()], lambda node: _read(node, attempt.by_node[node].place))
-    outcomes: dict[int, RankResult] = {}
-    first: dict[int, tuple[str, bytes]] = {}
-    for node, by_rank in texts.items():
-        for rank, text in by_rank.items():
-            host, before = first.setdefault(rank, (node.name, text))
-            if before != text:  # equal results come from a home folder that hosts share
+    limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
+
+    def read(node: Node) -> bytes:
+        place = attempt.by_node[node].place
+        script = READ, place.run_dir, str(place.attempt)
+        return node.script(*script, timeout=READ_TIMEOUT, limit=limit).stdout
+
+    texts: dict[int, tuple[str, bytes]] = {}  # host and JSON by rank
+    for node, data in each_node([*folders.values()], read).items():
+        for line in data.split(b"\n")[:-1]:
+            if not (match := ROW.fullmatch(line)):
+                raise CommandFailed("cannot read its results", RUN_AGAIN, host=node.name)
+            rank = int(match[1])
+            host, before = texts.setdefault(rank, (node.name, match[2]))
+            if before != match[2]:  # equal results come from a home folder that hosts share
                 what = f"both {host} and {node.name} have a result for rank {rank}"
                 raise CommandFailed(what, RUN_AGAIN)
-            outcomes[rank] = parsed_outcome(host, text)
-    return outcomes
-
-
-def _read(node: Node, place: Place) -> Mapping[int, bytes]:
-    data = bytearray()
-    limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
-    with node.open_script(READ, place.run_dir, str(place.attempt), stdin=False) as stream:
-        while chunk := stream.read():
-            data += chunk
-            if len(data) > limit:
-                what = f"its results exceed {decimal(limit)}"
-                raise CommandFailed(what, SAVE_LARGE, host=node.name)
-    return split(bytes(data), node.name)
-
-
-def split(data: bytes, host: str) -> dict[int, bytes]:
-    """Split READ's output by rank. Raises CommandFailed if it is malformed."""
-    texts = {}
-    for line in data.split(b"\n")[:-1]:
-        rank, _, text = line.partition(b" ")
-        if not re.fullmatch(rb"\d{1,7}", rank):
-            raise CommandFailed("cannot read its results", RUN_AGAIN, host=host)
-        texts[int(rank)] = text
-    return texts
+    return {rank: parsed_outcome(host, text) for rank, (host, text) in texts.items()}
 
 
 def parsed_outcome(host: str, text: bytes) -> RankResult:

@@ -106,13 +106,12 @@ def launch(
         on_exit=on_exit,
         on_event=on_event,
     )
-    console = options.console(quiet, verbose, plain, fold)
+    console = options.console(quiet, verbose, plain, fold, results=dry_run or not as_json)
     request = launching.new_run(cluster, how)
     if not dry_run:
-        console.document_only = as_json
         outcome = launching.launch(request, console)
         if as_json:
-            console.json(document(request.folder.load()))
+            options.console(quiet, verbose).json(document(request.folder.load()))
         return outcome
     plan = launching.dry_run(request, console)
     if as_json:

@@ -1,5 +1,31 @@
+import datetime
+import re
+import time
+
+from ..errors import UsageError
+from ..text import duration_remedy, quoted, seconds_in
 from . import options
 from .options import flag, number, option
+
+
+def since_time(flag: str, text: str) -> float:
+    """Read a duration (ago) or an RFC 3339 time. Return unix seconds."""
+    try:
+        ago = seconds_in(text)
+        if ago is None:
+            return datetime.datetime.fromisoformat(text).timestamp()
+        return time.time() - ago
+    except (ValueError, OverflowError):
+        remedy = f"{duration_remedy(text)}, or a time such as 2026-11-21T15:30:00Z"
+        raise UsageError(f"{flag} {quoted(text)}: not a duration", remedy) from None
+
+
+def pattern(flag: str, text: str) -> re.Pattern[bytes]:
+    try:
+        return re.compile(text.encode(errors="surrogateescape"))
+    except re.error as error:
+        what = f"{flag} {quoted(text)}: not a regular expression: {error}"
+        raise UsageError(what, "escape special characters with `\\`") from None
 
 
 def logs(
@@ -11,10 +37,15 @@ def logs(
     host: list[str] | None = options.HOST,
     attempt: int | None = option("--attempt", "N", "Only this attempt.", reader=number(1)),
     tail: int | None = option("--tail", "N", "Only the last N lines.", "-n", reader=number(0)),
-    since: str | None = option(
-        "--since", "T", "Only lines newer than T: a duration (10m, 2h30m) or a time."
+    since: float | None = option(
+        "--since",
+        "T",
+        "Only lines newer than T: a duration (10m, 2h30m) or a time.",
+        reader=since_time,
     ),
-    grep: str | None = option("--grep", "REGEX", "Only lines that match REGEX."),
+    grep: re.Pattern[bytes] | None = option(
+        "--grep", "REGEX", "Only lines that match REGEX.", reader=pattern
+    ),
     fold: bool = options.FOLD,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
@@ -27,12 +58,10 @@ def logs(
     ddpctl logs --fold --grep loss
     """
     from ..logs.query import LogFilter
-    from ..look.logs import pattern, show_logs, since_time, with_nodes_and_ranks
+    from ..look.logs import show_logs, with_nodes_and_ranks
     from ..runs.find import find
 
-    unchecked = LogFilter(
-        hosts=host or None, attempt=attempt, tail=tail, since=since_time(since), grep=pattern(grep)
-    )
+    unchecked = LogFilter(hosts=host or None, attempt=attempt, tail=tail, since=since, grep=grep)
     console = options.console(quiet, verbose, fold=fold)
     folder = find(run, hosts, console)
     log_filter = with_nodes_and_ranks(unchecked, node, rank, folder.load_if_readable(console))

@@ -117,8 +117,10 @@ QUIET = flag("--quiet", "Print only errors on stderr.", "-q")
 VERBOSE = flag("--verbose", "Print each step on stderr.", "-v")
 
 
-def console(quiet: bool, verbose: bool, plain: bool = False, fold: bool = False) -> Console:
-    made = Console(quiet=quiet, verbose=verbose, plain=plain, fold=fold)
+def console(
+    quiet: bool, verbose: bool, plain: bool = False, fold: bool = False, results: bool = True
+) -> Console:
+    made = Console(quiet=quiet, verbose=verbose, plain=plain, fold=fold, results=results)
     logging.getLogger("ddpctl").handlers = [WarningHandler(made)]
     return made
 

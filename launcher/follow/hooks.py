@@ -76,10 +76,9 @@ class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
             path.rename(taken)
             command = taken.read_text()
             taken.unlink()
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            self._console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                self._console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
             return None
         return command
 

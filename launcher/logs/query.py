@@ -1,7 +1,6 @@
 """Query this machine's copy of a run's logs: all nodes merged by time, filtered."""
 
 import contextlib
-import datetime
 import itertools
 import re
 from collections import deque
@@ -9,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..text import seconds_in
 from .log_record import Record, parse
 from .store import Marks, known_marks, read_index
 
@@ -102,11 +100,3 @@ def _batches(
         for time, node_rank, start, end in sorted(spans):
             files[node_rank].seek(start)
             yield parse(files[node_rank].read(end - start), node_rank, time)
-
-
-def parse_since(text: str, now: float) -> float:
-    """Convert a duration (ago) or an RFC 3339 time to unix seconds. Raises ValueError."""
-    seconds = seconds_in(text)
-    if seconds is not None:
-        return now - seconds
-    return datetime.datetime.fromisoformat(text).timestamp()

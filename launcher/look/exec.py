@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..engines.base import Exec
 from ..engines.running import RunningAttempt, RunningNode
 from ..engines.status import ContainerState
-from ..errors import CommandFailed, DdpctlError, NodesFailed, UsageError
+from ..errors import DdpctlError, NodesFailed, UsageError
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
 from ..ssh.many import by_name, each_node, try_each
@@ -83,9 +83,6 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
         control_dir = attempt.by_node[node].place.control_dir
         answer = node.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
         numbers = dict(re.findall(RANKS, answer.decode(errors="replace")))
-        if len(numbers) < 2:
-            what = f"{control_dir}/spec.json does not list the node's ranks"
-            raise CommandFailed(what, "use --node instead", host=node.name)
         first = int(numbers["first_rank"])
         return range(first, first + int(numbers["nproc_per_node"]))
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..engines.status import ContainerState, NodeStatus
 from ..facts.nvidia import BUSY, BUSY_MIB, IDLE, GpuUse, Process
-from ..text import counted, names, ranges
+from ..text import counted, names, ranges, rfc3339
 
 GIB = 1024
+GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,11 @@ def summary(rows: Sequence[GpuRow]) -> str:
     return f"{gpus}: {ours}, {len(rows) - used - free} by others, {free} free"
 
 
-GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
+def folded(rows: Sequence[GpuRow]) -> Iterator[list[str]]:
+    """Yield the cells of a row per group of GPUs with the same use, below GPU_HEAD.
 
-
-def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
-    """Yield a row per group of GPUs with the same use: the cells up to OWNER, and since when.
-
-    Since: unix seconds; None if unknown. Groups that need attention come first: GPUs that others
-    use, then GPUs that are idle in a busy run. Free GPUs come last.
+    Groups that need attention come first: GPUs that others use, then GPUs that are idle in a busy
+    run. Free GPUs come last.
     """
     busy = {r.node.run_id for r in rows if r.node and (r.gpu.use or 0) >= BUSY}
     by_host: dict[tuple[str, object], list[GpuRow]] = {}
@@ -90,10 +88,8 @@ def folded(rows: Sequence[GpuRow]) -> Iterator[tuple[list[str], float | None]]:
             starts = [p.started for r in alike for p in r.others]
         hosts = names(dict.fromkeys(row.host for row in alike))
         memory = _span(used, f"/{total:.0f} GiB")
-        yield (
-            [indices, hosts, _span(use, " %"), memory, _user(alike), owner or "-"],
-            min(filter(None, starts), default=None),
-        )
+        since = short_time(min(filter(None, starts), default=None))
+        yield [indices, hosts, _span(use, " %"), memory, _user(alike), owner or "-", since]
 
 
 def _use(row: GpuRow, busy: set[str]) -> object:
@@ -129,6 +125,11 @@ def _span(numbers: Sequence[int], unit: str) -> str:
         return "-"
     low, high = min(numbers), max(numbers)
     return f"{low}{unit}" if low == high else f"{low}-{high}{unit}"
+
+
+def short_time(seconds: float | None) -> str:
+    """Format unix seconds as 11-22T10:34Z; `-` if unknown."""
+    return rfc3339(seconds)[5:16] + "Z" if seconds else "-"
 
 
 def document(rows: Iterable[GpuRow]) -> list[dict[str, Any]]:

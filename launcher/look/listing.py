@@ -13,15 +13,14 @@ from ..follow.trainer_progress import Progress, read_progress
 from ..hosts import Cluster
 from ..logs.event_reader import parsed_event
 from ..outcomes import RunState, run_state
-from ..plan.plan import STORE, Place, place_in, run_dir_in
+from ..plan.plan import STORE, place_in, run_dir_in
 from ..runs.find import list_nodes
-from ..runs.record import timestamp
 from ..runs.reported import ended_nodes
 from ..ssh.many import ask_each, one_per_account
 from ..ssh.node import Node
 from ..supervisor.events import Usage
 from ..text import names
-from .gpu_use import GpuRow, joined
+from .gpu_use import GpuRow, joined, short_time
 
 TIMEOUT = 60.0  # seconds; nvidia-smi is slow to start without persistence mode
 Connected = Sequence[tuple[Cluster, Sequence[Node]]]
@@ -31,12 +30,13 @@ Connected = Sequence[tuple[Cluster, Sequence[Node]]]
 class ListedRun:
     """The nodes of one run. waits_for: ids of the runs ahead of it in line.
 
-    slow: why a node holds up the run, by node rank.
+    slow: why a node holds up the run, by node rank. progress: of a live run that writes metrics.
     """
 
     nodes: Sequence[NodeStatus]
     waits_for: Sequence[str]
     slow: Mapping[int, str] = field(default_factory=dict)
+    progress: Progress | None = None
 
     @property
     def run_id(self) -> str:
@@ -63,7 +63,7 @@ class ListedRun:
             "waits_for": self.waits_for,
         }
 
-    def row(self, progress: Progress | None) -> list[str]:
+    def row(self) -> list[str]:
         first, state = self.nodes[0], self.state
         words = str(state)
         since = min((node.started for node in self.nodes if node.started), default=None)
@@ -82,7 +82,7 @@ class ListedRun:
             f"{alive}/{first.nnodes}" if state is RunState.RUNNING else str(first.nnodes),
             first.owner,
             short_time(since),
-            progress.brief if progress else "-",
+            self.progress.brief if self.progress else "-",
             names(dict.fromkeys(node.host for node in self.nodes)),
         ]
 
@@ -108,13 +108,12 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Listing:
-    """Answers of the hosts. failures: of silent hosts. progress: of live runs, by run id."""
+    """Answers of the hosts. failures: of silent hosts."""
 
     hosts: Sequence[str]
     runs: Sequence[ListedRun]
     failures: Mapping[str, DdpctlError]
     gpus: Sequence[GpuRow]
-    progress: Mapping[str, Progress]
 
 
 def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Listing:
@@ -136,29 +135,25 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
             rank, attempt = status.node_rank, status.attempt
             if rank == 0 and (newest := read_progress(node, run_dir, attempt, TIMEOUT)):
                 progress[run] = newest
-            place = place_in(run_dir, run, rank, attempt)
-            if slow and (usage := read_usage(node, place)):
-                usages.setdefault(run, {})[rank] = usage
+            if slow:
+                control_dir = place_in(run_dir, run, rank, attempt).control_dir
+                newest_usage = node.run(["cat", f"{control_dir}/usage.json"], timeout=TIMEOUT)
+                usage = parsed_event(newest_usage.stdout)
+                if isinstance(usage, Usage):  # else its supervisor has not written any
+                    usages.setdefault(run, {})[rank] = usage
         if node.host.gpus == 0:
             return ()
         return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
 
     gpus, odd = ask_each(answering, ask)
     hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
-
-    def with_slow_nodes(run: ListedRun) -> ListedRun:
-        ratios = progress.get(run.run_id, Progress()).slow
-        return replace(run, slow=slow_nodes(ratios, usages.get(run.run_id, {})))
-
-    runs = [with_slow_nodes(run) for run in runs_of(statuses) if finished or run.is_live]
-    return Listing(hosts, runs, failures | odd, joined(gpus, statuses), progress)
-
-
-def read_usage(node: Node, place: Place) -> Usage | None:
-    """Return the newest usage of a node of a run; None if its supervisor has not written any."""
-    done = node.run(["cat", f"{place.control_dir}/usage.json"], timeout=TIMEOUT)
-    usage = parsed_event(done.stdout)
-    return usage if isinstance(usage, Usage) else None
+    runs = []
+    for run in runs_of(statuses):
+        if finished or run.is_live:
+            own = progress.get(run.run_id)
+            slow_ones = slow_nodes(own.slow if own else {}, usages.get(run.run_id, {}))
+            runs.append(replace(run, slow=slow_ones, progress=own))
+    return Listing(hosts, runs, failures | odd, joined(gpus, statuses))
 
 
 def _nodes_of_runs(
@@ -201,8 +196,3 @@ def runs_of(statuses: Collection[NodeStatus]) -> list[ListedRun]:
         }
         runs.append(ListedRun(nodes, sorted(ahead)))
     return sorted(runs, key=lambda run: -max(n.started or n.ended or n.since for n in run.nodes))
-
-
-def short_time(seconds: float | None) -> str:
-    """Format unix seconds as 11-22T10:34Z; `-` if unknown."""
-    return timestamp(seconds)[5:16] + "Z" if seconds else "-"

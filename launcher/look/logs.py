@@ -1,22 +1,20 @@
 """Show a run's logs: fetch lines that this machine lacks, print, and follow if asked."""
 
 import dataclasses
-import re
-import time
 
 from ..errors import UsageError
 from ..follow.interrupts import Interrupts
 from ..follow.monitor import Monitor
 from ..follow.node_watcher import Batch
 from ..follow.run_lines import RunLines
-from ..logs.query import LogFilter, attempts_in, merged, parse_since
+from ..logs.query import LogFilter, attempts_in, merged
 from ..logs.store import Marks, known_marks
 from ..outcomes import Exit
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
-from ..text import duration_remedy, names, numbers_in, quoted
+from ..text import names, numbers_in, quoted
 
 UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
 
@@ -100,19 +98,3 @@ def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
     except ValueError as error:
         what = f"{flag} {quoted(text or '')}: {error}"
         raise UsageError(what, "write 0-3,5, for example") from None
-
-
-def since_time(text: str | None) -> float | None:
-    try:
-        return None if text is None else parse_since(text, time.time())
-    except (ValueError, OverflowError):
-        remedy = f"{duration_remedy(text or '')}, or a time such as 2026-11-21T15:30:00Z"
-        raise UsageError(f"--since {quoted(text or '')}: not a duration", remedy) from None
-
-
-def pattern(text: str | None) -> re.Pattern[bytes] | None:
-    try:
-        return None if text is None else re.compile(text.encode(errors="surrogateescape"))
-    except re.error as error:
-        what = f"--grep {quoted(text or '')}: not a regular expression: {error}"
-        raise UsageError(what, "escape special characters with `\\`") from None

@@ -21,7 +21,7 @@ from ..terminal.host_errors import report_errors, unseen
 from ..terminal.table import table
 from ..text import counted, names
 from .gpu_use import GPU_HEAD, document, folded, summary
-from .listing import Connected, Listing, list_runs, short_time
+from .listing import Connected, Listing, list_runs
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
@@ -44,8 +44,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
     hosts = counted(sum(len(cluster.hosts) for cluster in clusters), "host")
     slow = selection.per_node or as_json
     with connected_to(clusters) as connections, console.step(f"asking {hosts}"):
-        complete_stops(connections, console)
-        listing = list_runs(connections, finished=selection.finished, slow=slow)
+        listing = ask(connections, selection, console, slow=slow)
     report_errors(listing.failures, console)
     if as_json:
         console.json(
@@ -100,9 +99,11 @@ def connected_to(clusters: Sequence[Cluster]) -> Iterator[Connected]:
         yield [(each, stack.enter_context(connected(each.hosts))) for each in clusters]
 
 
-def complete_stops(clusters: Connected, console: Console) -> None:
+def ask(clusters: Connected, selection: Selection, console: Console, *, slow: bool) -> Listing:
+    """Finish the stops that were not confirmed, then list the runs. slow: see `list_runs`."""
     for cluster, nodes in clusters:
         finish_pending(nodes, cluster, console)
+    return list_runs(clusters, finished=selection.finished, slow=slow)
 
 
 def tables(listing: Listing, selection: Selection, columns: float = math.inf) -> list[str]:
@@ -112,11 +113,10 @@ def tables(listing: Listing, selection: Selection, columns: float = math.inf) ->
         rows = [row for run in listing.runs for row in run.node_rows()]
         texts.append(fitting(rows, NODE_HEAD, columns))
     elif listing.runs:
-        rows = [run.row(listing.progress.get(run.nodes[0].run_id)) for run in listing.runs]
-        texts.append(fitting(rows, RUN_HEAD, columns))
+        texts.append(fitting([run.row() for run in listing.runs], RUN_HEAD, columns))
     if listing.gpus:
-        rows = [[*cells, short_time(since)] for cells, since in folded(listing.gpus)]
-        texts.append(f"{summary(listing.gpus)}\n{fitting(rows, GPU_HEAD, columns)}")
+        gpus = fitting([*folded(listing.gpus)], GPU_HEAD, columns)
+        texts.append(f"{summary(listing.gpus)}\n{gpus}")
     return texts
 
 
@@ -172,8 +172,7 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
             console.live(display) as redrawn,
         ):
             while True:
-                complete_stops(clusters, console)
-                listing = list_runs(clusters, finished=selection.finished, slow=selection.per_node)
+                listing = ask(clusters, selection, console, slow=selection.per_node)
                 before, text = text, shown()
                 if redrawn:
                     display.draw()

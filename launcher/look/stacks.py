@@ -96,15 +96,9 @@ def _ask(member: RunningNode, kind: str) -> Answer:
         what = f"the run's supervisor did not answer within {duration(TIMEOUT)}: {why}"
         raise CommandTimeout(what, "see `ddpctl ps`", host=node.name)
     if done.code != 0:
-        why = done.stderr.decode(errors="replace").strip() or "gone"
-        what = f"cannot ask the run's supervisor: {why}"
+        what = f"cannot ask the run's supervisor: {done.reason}"
         raise CommandFailed(what, "see `ddpctl ps`", host=node.name)
-    try:
-        answer = parsed(StackAnswer, parse_json(done.stdout))
-    except ValueError:
-        what = "cannot read the supervisor's answer"
-        remedy = "try again; if that does not help, use py-spy with `ddpctl exec`"
-        raise CommandFailed(what, remedy, host=node.name) from None
+    answer = parsed(StackAnswer, parse_json(done.stdout))
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase != "running" else "starting"
     return Answer(node.name, place.node_rank, answer.attempt, state, ranks)

@@ -3,7 +3,7 @@
 import itertools
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -98,12 +98,12 @@ def _extremes(lines: Iterable[Curve]) -> list[Curve]:
     return [Curve(name, tuple((time, of(moments[time])) for time in times)) for name, of in kinds]
 
 
-def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
-    """Parse pairs (host name, output of EVENTS). Ignores nodes that ran on other hosts."""
+def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
+    """Parse the output of EVENTS, by host. Ignores nodes that ran on other hosts."""
     nodes = ((each.attempt, node) for each in record.attempts for node in each.nodes)
     hosts = {(attempt, node.node_rank): node.host for attempt, node in nodes}
     journals: dict[tuple[int, int], NodeJournal] = {}
-    for host, text in reports:
+    for host, text in reports.items():
         parts = iter(HEAD.split(text)[1:])
         for rank, attempt, lines in zip(parts, parts, parts, strict=True):
             place = (int(attempt), int(rank))

@@ -1,6 +1,5 @@
 """Collect what the page needs from this machine and the hosts, then write it."""
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from ..errors import DdpctlError, StateError, UsageError, lines
 from ..outcomes import Exit
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
-from ..ssh.many import try_each
+from ..ssh.many import ask_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..state import write_atomically
@@ -41,11 +40,10 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
 def _collect(folder: RunFolder, console: Console) -> RunView:
     record = folder.load()
     answers, failures = _ask(folder, record, console) if record.attempts else ({}, {})
-    report_errors({node.name: error for node, error in failures.items()}, console)
-    events = [(node.name, events) for node, (_, events) in answers.items()]
-    journals = parse_journals(record, events)
+    report_errors(failures, console)
+    journals = parse_journals(record, {host: events for host, (_, events) in answers.items()})
     names = journals.node_names()
-    drawn = together({node.name: charts(metrics, names) for node, (metrics, _) in answers.items()})
+    drawn = together({host: charts(metrics, names) for host, (metrics, _) in answers.items()})
     evidence = sorted(folder.logs.glob("failure-*.txt"))
     return RunView(
         record,
@@ -54,13 +52,13 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
         without_secrets(folder.hosts_file),
         [f"Curves may be missing: {line}" for line in lines(failures.values())],
         now=timestamp(),
-        evidence={path.stem: text_if_readable(path) for path in evidence},
+        evidence={path.stem: path.read_text(errors="replace") for path in evidence},
     )
 
 
 def _ask(
     folder: RunFolder, record: RunRecord, console: Console
-) -> tuple[dict[Node, tuple[bytes, bytes]], dict[Node, DdpctlError]]:
+) -> tuple[dict[str, tuple[bytes, bytes]], dict[str, DdpctlError]]:
     """Return each host's metrics.jsonl and its journals' events, and the errors of silent hosts.
 
     Only rank 0 writes metrics, but a resume may have moved it to another host.
@@ -78,14 +76,7 @@ def _ask(
             events = node.script(EVENTS, run_dir, newest, timeout=60.0, limit=LONGEST)
             return metrics.stdout, events.stdout
 
-        return try_each(list(machines.values()), read)
-
-
-def text_if_readable(path: Path) -> str:
-    """Return a file's text; "" if it cannot be read."""
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
+        return ask_each(list(machines.values()), read)
 
 
 def without_secrets(path: Path) -> str:

@@ -55,15 +55,11 @@ class ThisRank:
         self.per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         self.node = self.rank // self.per_node
         self.nodes = self.world // self.per_node
-        self.timeout = options["timeout"]
-        self.max_bytes = options["max_bytes"]
-        self.pairwise = options["pairwise"]
-        self.largest_only = options["largest_only"]
+        self.options, self.timeout = options, options["timeout"]
         self.cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", self.local_rank) if self.cuda else torch.device("cpu")
         self.store = self._connect()
-        self._act, self._number = "", 0
-        self._deadline = math.inf
+        self._act, self._number, self._deadline = "", 0, math.inf
         threading.Thread(target=self._watch, daemon=True).start()
 
     def report(self, kind: str, **fields: Any) -> None:
@@ -121,9 +117,8 @@ class ThisRank:
 def mesh(me: ThisRank) -> bool:
     """Connect every node to every other by TCP, on the data addresses. Return whether all succeeded."""
     if me.local_rank == 0:
-        server = socket.create_server(("", 0))
+        server = socket.create_server(("", 0), backlog=me.nodes)  # the kernel accepts for us
         me.store.set(f"mesh/{me.node}", f"{own_address()} {server.getsockname()[1]}")
-        threading.Thread(target=accept, args=(server,), daemon=True).start()
         me.store.set(f"reached/{me.node}", json.dumps(unreached(me)))
     answers = [json.loads(me.store.get(f"reached/{n}")) for n in range(me.nodes)]
     if me.local_rank == 0:
@@ -157,13 +152,6 @@ def own_address() -> str:
             return socket.inet_ntoa(answer[20:24])
         probe.connect((os.environ["MASTER_ADDR"], 9))
         return str(probe.getsockname()[0])
-
-
-def accept(server: socket.socket) -> None:
-    """Accept and close connections until the process ends."""
-    while True:
-        with contextlib.suppress(OSError):
-            server.accept()[0].close()
 
 
 def right(me: ThisRank) -> None:
@@ -220,8 +208,8 @@ def right(me: ThisRank) -> None:
 
 def sweep(me: ThisRank) -> None:
     """Measure all-reduce at growing sizes. The slowest rank's mean time per round counts."""
-    sizes = [8 * 4**n for n in range(30) if 8 * 4**n <= me.max_bytes]
-    for size in sizes[-1:] if me.largest_only else sizes:
+    sizes = [8 * 4**n for n in range(30) if 8 * 4**n <= me.options["max_bytes"]]
+    for size in sizes[-1:] if me.options["largest_only"] else sizes:
         count = size // 4
         act = functools.partial(dist.all_reduce, torch.ones(count, device=me.device))
         with me.step(f"all-reduce of {size} bytes"):
@@ -314,10 +302,10 @@ def main() -> None:
         limit = datetime.timedelta(seconds=10 * me.timeout)
         dist.init_process_group("nccl" if me.cuda else "gloo", timeout=limit)
         dist.barrier()
-    if not me.largest_only:
+    if not me.options["largest_only"]:
         right(me)
     sweep(me)
-    if me.pairwise:
+    if me.options["pairwise"]:
         pairs(me)
     me.report("done", transports=transports(me))
     dist.barrier()

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
@@ -114,14 +113,14 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
 
 def with_four_sockets(
     cluster: Cluster, options: SanityOptions, hosts: Sequence[str], console: Console
-) -> list[dict[str, Any]]:
-    """Return the result of the largest all-reduce; empty if that run fails."""
+) -> float | None:
+    """Return the bus bandwidth of the largest all-reduce in GB/s; None if that run fails."""
     report = Report(hosts)
     again = override_job(cluster, {"env": {"NCCL_NSOCKS_PERTHREAD": "4"}})
     options = dataclasses.replace(options, pairwise=False, largest_only=True)
     with contextlib.suppress(DdpctlError):
         measure(again, options, report, console)
-    return report.sizes
+    return report.busbw or None
 
 
 def size_of(text: str) -> int:

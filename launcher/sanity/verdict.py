@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, make_dataclass
 from typing import Any
 
 from ..budget import parse_json
@@ -20,13 +20,6 @@ WORSE = 0.8  # fraction of the last run's best bus bandwidth
 
 
 @dataclass
-class World:
-    nodes: int
-    ranks: int
-    device: str
-
-
-@dataclass
 class FailedDial:
     source: int
     target: int
@@ -34,56 +27,19 @@ class FailedDial:
     error: str
 
 
-@dataclass
-class Mesh:
-    failed: list[FailedDial]
+def _record(**fields: Any) -> type[Any]:
+    return make_dataclass("Record", fields.items())
 
 
-@dataclass
-class Right:
-    collective: str
-    verdict: str
-    ranks: list[int]
-
-
-@dataclass
-class Size:
-    bytes: int
-    count: int
-    type: str
-    seconds: float
-    algbw: float
-    busbw: float
-
-
-@dataclass
-class Pair:
-    source: int
-    target: int
-    gbs: float
-    rounds: list[float]
-
-    def __post_init__(self) -> None:
-        if not self.rounds or min(self.rounds) <= 0:
-            raise ValueError("a pair without rates")
-
-
-@dataclass
-class Late:
-    act: str
-    how: str
-    ranks: list[int]
-    nodes: list[int]
-
-
-@dataclass
-class Done:
-    transports: dict[str, int]
-
-
-# What collectives.py reports, by kind.
-KINDS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind for kind in (World, Mesh, Right, Size, Pair, Late, Done)
+# What collectives.py reports: the fields by kind.
+KINDS = {
+    "world": _record(nodes=int, ranks=int, device=str),
+    "mesh": _record(failed=list[FailedDial]),
+    "right": _record(collective=str, verdict=str, ranks=list[int]),
+    "size": _record(bytes=int, count=int, type=str, seconds=float, algbw=float, busbw=float),
+    "pair": _record(source=int, target=int, gbs=float, rounds=list[float]),
+    "late": _record(act=str, how=str, ranks=list[int], nodes=list[int]),
+    "done": _record(transports=dict[str, int]),
 }
 
 
@@ -93,7 +49,7 @@ class Report:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
-        self.four_sockets: list[dict[str, Any]] = []  # sizes measured with four sockets per thread
+        self.four_sockets: float | None = None  # GB/s of the largest size, four sockets per thread
 
     def take(self, text: bytes) -> bool:
         """If a line of output is a well-formed record, store it and return True."""
@@ -105,6 +61,8 @@ class Report:
             record = asdict(parsed(KINDS[kind], document))
         except (ValueError, TypeError, KeyError):
             return False
+        if kind == "pair" and min(record["rounds"], default=0.0) <= 0:
+            return False  # it has no rates
         self.records.setdefault(kind, []).append(record)
         return True
 
@@ -252,9 +210,9 @@ def _models_text(report: Report, step: float | None) -> Iterator[str]:
 
 def sockets(report: Report) -> dict[str, float]:
     """Return the bus bandwidth in GB/s with one and four sockets per thread; empty if not measured."""
-    if not report.four_sockets or not report.sizes:
+    if report.four_sockets is None or not report.sizes:
         return {}
-    return {"1": report.sizes[-1]["busbw"], "4": report.four_sockets[-1]["busbw"]}
+    return {"1": report.sizes[-1]["busbw"], "4": report.four_sockets}
 
 
 def text(report: Report, step: float | None = None) -> str:

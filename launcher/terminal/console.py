@@ -38,7 +38,7 @@ class Console:
     """Prints what the user asked for. Thread-safe.
 
     quiet: errors only. verbose: also details of each step. plain: no live display. fold: merge
-    identical lines of several ranks. results: False for a process whose stdout nobody reads.
+    identical lines of several ranks. results: whether to print on stdout at all.
 
     If writing to stdout fails, this is reported once; the command goes on and returns its own exit
     code.
@@ -54,7 +54,6 @@ class Console:
         results: bool = True,
     ) -> None:
         self.quiet, self.verbose, self.plain, self.fold = quiet, verbose, plain, fold
-        self.document_only = False  # stdout gets one JSON document and nothing else
         self.steps: list[tuple[str, float]] = []  # (name, seconds) of each step
         self._stdout, self._stderr = ResultStream(self.say), MessageStream()
         self._stdout.closed |= not results
@@ -113,7 +112,7 @@ class Console:
         self.flush()
 
     def json(self, document: dict[str, Any]) -> None:
-        self._write(json.dumps(document, indent=2).encode() + b"\n")
+        self.write(json.dumps(document, indent=2).encode() + b"\n")
         self.flush()
 
     def table(
@@ -132,10 +131,6 @@ class Console:
 
     def write(self, data: bytes) -> None:
         """Print bytes. `flush` makes sure that they are visible."""
-        if not self.document_only:
-            self._write(data)
-
-    def _write(self, data: bytes) -> None:
         with self._lock:
             if self._live and data:
                 self._live.hide()
@@ -157,7 +152,7 @@ class Console:
         if self.plain or self.quiet or os.environ.get("CI"):
             return False
         capable = os.environ.get("TERM", "dumb") != "dumb"
-        return capable and self.on_terminal and sys.stderr.isatty()
+        return capable and sys.stdout.isatty() and sys.stderr.isatty()
 
     @contextlib.contextmanager
     def live(self, display: Live) -> Iterator[bool]:

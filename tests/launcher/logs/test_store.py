@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.logs.log_record import parse, render
-from launcher.logs.query import LogFilter, merged, parse_since
+from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, Mark, known_marks, offset_in
 from launcher.plan.plan import place_in
 from launcher.text import numbers_in
@@ -117,11 +117,6 @@ def test_lines_are_chosen_by_their_labels_only() -> None:
     records = parse(lines, 0, 1.0)
     assert render(LogFilter(ranks={12}).choose(records)) == b"[gpu1.lab:12] text\n"
     assert render(LogFilter(hosts={"gpu1.lab"}).choose(records)) == lines[:-3]
-
-
-def test_times_ago_and_absolute() -> None:
-    assert parse_since("10m", 1000.0) == 400.0
-    assert parse_since("1970-01-01T00:10:00Z", 0.0) == 600.0
 
 
 GARBAGE = [

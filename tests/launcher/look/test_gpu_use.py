@@ -35,7 +35,7 @@ def node(host: str, *gpus: str, run_id: str = "r1", rank: int = 0) -> NodeStatus
 
 
 def lines(gpus: dict[str, list[GpuUse]], *statuses: NodeStatus) -> list[str]:
-    return [" ".join(cells) for cells, _ in folded(joined(gpus, statuses))]
+    return [" ".join(cells[:-1]) for cells in folded(joined(gpus, statuses))]
 
 
 def test_a_run_is_known_by_its_container_by_its_environment_and_by_its_claim() -> None:

@@ -88,7 +88,7 @@ def test_four_sockets_per_thread_are_advised_where_they_are_faster(
 ) -> None:
     found = report(size(8, 1, 0.1), size(1000, 1e-3, 2.0), DONE)
     assert document(found, [])["sockets"] == {}
-    found.four_sockets = [{"busbw": four}]
+    found.four_sockets = four
     assert document(found, [])["sockets"] == {"1": 2.0, "4": four}
     assert ("NCCL_NSOCKS_PERTHREAD=4" in text(found)) == advice
 

@@ -29,16 +29,15 @@ class LogFilter:
 
     def choose(self, records: Iterable[Record]) -> list[Record]:
         """Return the lines that match by node, rank, host and `grep`."""
-        chosen = [record for record in records if self._takes(record)]
-        if self.grep is None:
-            return chosen
-        matching = []
-        for record in chosen:
-            label = record.label
-            lines = [line for line in record.lines if self.grep.search(label + line)]
-            if lines:
-                matching.append(record._replace(lines=lines))
-        return matching
+        chosen = []
+        for record in filter(self._takes, records):
+            if self.grep:
+                label = record.label
+                lines = [line for line in record.lines if self.grep.search(label + line)]
+                record = record._replace(lines=lines)
+            if record.lines:
+                chosen.append(record)
+        return chosen
 
     def _takes(self, record: Record) -> bool:
         return (

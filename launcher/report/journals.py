@@ -3,7 +3,7 @@
 import itertools
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -14,7 +14,12 @@ from ..supervisor.events import Environment, RankPids, Usage
 from ..text import names
 from .charts import MOST_CURVES, Chart, Curve, Point
 
-TOPS = {"GPU use (%)": 100.0, "GPU memory (GiB)": 1.0, "CPU cores busy": 1.0}  # see Chart.top
+# by the chart's title: Chart.top, and the value of one sample
+USAGE: dict[str, tuple[float, Callable[[Usage], float]]] = {
+    "GPU use (%)": (100.0, lambda usage: statistics.fmean(gpu.use for gpu in usage.gpus)),
+    "GPU memory (GiB)": (1.0, lambda usage: sum(gpu.used for gpu in usage.gpus) / 1024),
+    "CPU cores busy": (1.0, lambda usage: usage.cores),
+}
 SAMPLED = 10.0  # seconds between two samples of a supervisor
 HEAD = re.compile(rb"^== (\d{1,7})/attempt-(\d{1,7})$\n?", re.MULTILINE)
 
@@ -64,28 +69,27 @@ class Journals:
 
     def usage_charts(self, began: float) -> tuple[Chart, ...]:
         """Return the charts of resource usage. began: unix seconds at which the x axis begins."""
-        curves: dict[str, list[Curve]] = {title: [] for title in TOPS}
         many = len({node.name for node in self.nodes}) > MOST_CURVES
-        for attempt in sorted({node.attempt for node in self.nodes}):
-            for title, chart in curves.items():
-                points = {node.name: tuple(_usage(node, title, began)) for node in self.of(attempt)}
-                lines = [Curve(name, own) for name, own in points.items() if own]
-                chart += _extremes(lines) if many and lines else lines
-        drawn = [(title, tuple(lines)) for title, lines in curves.items() if lines]
-        return tuple(Chart(title, lines, "minute", top=TOPS[title]) for title, lines in drawn)
+        charts = []
+        for title, (top, _) in USAGE.items():
+            curves: list[Curve] = []
+            for attempt in sorted({node.attempt for node in self.nodes}):
+                lines = [Curve(each.name, _points(each, title, began)) for each in self.of(attempt)]
+                drawn = [line for line in lines if line.points]
+                curves += _extremes(drawn) if many and drawn else drawn
+            if curves:
+                charts.append(Chart(title, tuple(curves), "minute", top=top))
+        return tuple(charts)
 
 
-def _usage(node: NodeJournal, title: str, began: float) -> Iterator[Point]:
-    """Yield (minute, value) of a chart of TOPS for one node."""
-    for time, usage in node.of(Usage):
-        value, gpus = usage.cores, usage.gpus
-        if title.startswith("GPU"):
-            if not gpus:
-                continue
-            value = sum(gpu.used for gpu in gpus) / 1024
-            if title == "GPU use (%)":
-                value = sum(gpu.use for gpu in gpus) / len(gpus)
-        yield number((time - began) / 60) or 0.0, number(value) or 0.0
+def _points(node: NodeJournal, title: str, began: float) -> tuple[Point, ...]:
+    """Return (minute, value) of a node's samples for a chart of USAGE."""
+    _, value = USAGE[title]
+    return tuple(
+        (number((time - began) / 60) or 0.0, number(value(usage)) or 0.0)
+        for time, usage in node.of(Usage)
+        if usage.gpus or not title.startswith("GPU")
+    )
 
 
 def _extremes(lines: Iterable[Curve]) -> list[Curve]:
@@ -143,6 +147,6 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
 
 
 def began(record: RunRecord) -> float:
-    """Return when the first attempt started, or else was created, in unix seconds; 0 without one."""
-    attempts = record.attempts
-    return parse_timestamp(attempts[0].started or attempts[0].created) or 0.0 if attempts else 0.0
+    """Return when the first attempt started, or else was created, in unix seconds."""
+    first = record.attempts[0]
+    return parse_timestamp(first.started or first.created) or 0.0

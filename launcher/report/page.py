@@ -47,8 +47,7 @@ class RunView:
 
 def page(run: RunView) -> str:
     record = run.record
-    last = record.attempts[-1] if record.attempts else None
-    groups = newest_groups(run.journals.of(last.attempt)) if last else []
+    groups = newest_groups(run.journals.of(record.attempt.attempt))
     stacks = [*verdict(groups), *(line for group in groups for line in block(group))]
     changed = changes(record, run.journals)
     hosts = folded("With this hosts.yaml", run.hosts_file)
@@ -62,7 +61,7 @@ def page(run: RunView) -> str:
         f"<h1>{text(record.run_id)} {state(record.state)}</h1>",
         f'<p class="soft">{text(summary(record))}, as of {text(_clock(run.now))}</p>',
         [
-            *notes(run),
+            *map(warning, run.notes),
             section("First failure", "".join(failures(run))),
             section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
             section("Attempts", _timeline(record.attempts, run.now)),
@@ -94,7 +93,7 @@ def comparison(first: RunView, second: RunView) -> str:
         "<h1>Two runs</h1>",
         "".join(heads),
         [
-            *(note for run in runs.values() for note in notes(run)),
+            *(warning(note) for run in runs.values() for note in run.notes),
             *(
                 section(f"First failure of {name}", "".join(failures(run)))
                 for name, run in runs.items()
@@ -134,6 +133,10 @@ def section(title: str, body: str) -> str:
     return f'<section id="{name}"><h2>{title}</h2>{body}</section>' if body else ""
 
 
+def warning(note: str) -> str:
+    return f'<p class="note">{text(note)}</p>'
+
+
 def preformatted(body: str) -> str:
     return f"<pre>{text(body)}</pre>"
 
@@ -152,43 +155,31 @@ def _cells(values: Iterable[object], tag: str = "td") -> str:
     return "".join(f"<{tag}>{text(value)}</{tag}>" for value in values)
 
 
-def state(word: str) -> str:
-    return f'<span class="{_kind(word)}">{text(word)}</span>'
-
-
-def _kind(word: str) -> str:
-    return word if word in (RunState.SUCCEEDED, RunState.FAILED) else "other"
-
-
-def notes(run: RunView) -> list[str]:
-    return [f'<p class="note">{text(note)}</p>' for note in run.notes]
+def state(word: RunState) -> str:
+    return f'<span class="{word}">{word}</span>'
 
 
 def summary(record: RunRecord) -> str:
     """Summarize a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
-    if not record.attempts:
-        return "nothing has started"
-    last = record.attempts[-1]
+    last = record.attempt
     words = [f"attempt {last.attempt}", f"{last.world_size} ranks on {len(last.nodes)} nodes"]
-    return ", ".join([*words, *([_took(last)] if last.ended else [])])
+    return ", ".join(filter(None, [*words, _took(last)]))
 
 
 def plan(run: RunView) -> dict[str, str]:
     """Return the run's command, settings, digests and versions by name; "" if unknown."""
-    record = run.record
-    last = record.attempts[-1] if record.attempts else None
-    versions = run.journals.versions(last.attempt) if last else {}
+    record, last = run.record, run.record.attempt
     return {
         "name": record.name,
         "owner": record.owner,
         "command": shlex.join(record.command),
-        "ranks": f"{last.world_size} on {len(last.nodes)} nodes" if last else "",
-        "master": f"{last.master_addr}:{last.master_port}" if last else "",
+        "ranks": f"{last.world_size} on {len(last.nodes)} nodes",
+        "master": f"{last.master_addr}:{last.master_port}",
         "engine": record.engine,
         "image": f"{record.image} {record.image_digest or ''}" if record.image else "",
         "dataset": record.dataset_digest or "",
         "code": record.workdir_digest or "",
-        **dict(sorted(versions.items())),
+        **dict(sorted(run.journals.versions(last.attempt).items())),
     }
 
 
@@ -211,8 +202,6 @@ def results(run: RunView) -> dict[str, str]:
 
 def _nodes(record: RunRecord) -> str:
     """Return a table with a row per attempt and outcome of its nodes, the rarest outcome first."""
-    if not record.attempts:
-        return table(enumerate(record.hosts), ("node", "host"))
     rows: list[Sequence[object]] = []
     for attempt in record.attempts:
         groups: dict[tuple[str, object], list[NodeRecord]] = {}
@@ -263,8 +252,6 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
     for attempt in attempts:
         begin = parse_timestamp(attempt.started or attempt.created) or 0.0
         spans.append((begin, max(begin, parse_timestamp(attempt.ended or now) or begin)))
-    if not spans:
-        return "<p>Nothing has started.</p>"
     first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
     scale = SPAN / ((last - first) or 1)
     rows = []
@@ -279,7 +266,7 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
         cells = _cells((attempt.attempt, attempt.by, attempt.state, started, took))
         rows.append(
             f'<tr>{cells}</tr><tr><td colspan="5" class="span">'
-            f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
+            f'<svg class="{attempt.state}" viewBox="0 0 {SPAN} 16" role="img" '
             f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
         )
     return _framed(("attempt", "by", "state", "started (UTC)", "took"), rows, "attempts")

@@ -39,7 +39,7 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
 
 def _collect(folder: RunFolder, console: Console) -> RunView:
     record = folder.load()
-    answers, failures = _ask(folder, record, console) if record.attempts else ({}, {})
+    answers, failures = _ask(folder, record, console)
     report_errors(failures, console)
     journals = parse_journals(record, {host: events for host, (_, events) in answers.items()})
     names = journals.node_names()

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ class SanityOptions:
 class RecordingConsole(Console):
     """Collects the records of rank 0. Shows the other output of the ranks only with -v."""
 
-    def __init__(self, report: Report, *, quiet: bool, verbose: bool) -> None:
-        super().__init__(quiet=quiet, verbose=verbose, plain=True)
+    def __init__(self, report: Report, console: Console) -> None:
+        super().__init__(quiet=console.quiet, verbose=console.verbose, plain=True)
         self.report = report
 
     def show(self, records: Iterable[Record]) -> None:
@@ -100,15 +101,15 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
 
 def measure(cluster: Cluster, options: SanityOptions, report: Report, console: Console) -> Exit:
     """Run the collectives on the cluster and add the results to `report`. Return its exit code."""
-    recording = RecordingConsole(report, quiet=console.quiet, verbose=console.verbose)
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
-        (Path(folder) / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
+        shutil.copy(SCRIPT, folder)
         names = ("timeout", "max_bytes", "pairwise", "largest_only")
         command = [SCRIPT.name, json.dumps({name: getattr(options, name) for name in names})]
         job = override_job(cluster, {"workdir": folder, "command": command})
         job = dataclasses.replace(job, job=dataclasses.replace(job.job, dataset=None))
         launch = LaunchOptions(name="sanity", network_only=True)
-        return run_attempt(Request(job, launch, new_run_id("sanity")), recording).exit
+        request = Request(job, launch, new_run_id("sanity"))
+        return run_attempt(request, RecordingConsole(report, console)).exit
 
 
 def with_four_sockets(

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
@@ -34,14 +34,6 @@ MOST_EVENTS = 8 << 20  # bytes of events kept per node
 TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
 
 
-def notices(changes: Sequence[ContactReport]) -> list[str]:
-    """Format contact changes. Hosts that were lost for the same reason share a line."""
-    lost = lines(change.lost for change in changes if change.lost)
-    restored = names(change.host for change in changes if not change.lost)
-    back = [f"{restored}: contact restored"] if restored else []
-    return [*(f"lost contact with {line}" for line in lost), *back]
-
-
 @dataclass
 class NodeOutcome(NodeEvidence):
     """The evidence about one node so far, and whether the node has ended."""
@@ -55,13 +47,15 @@ class NodeOutcome(NodeEvidence):
     event_bytes: int = 0  # of the events that were kept
     consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
     size: int = 0  # bytes of the journal once the node has ended
+    lost: HostUnreachable | None = None  # why contact was lost; None: in contact
+    announced: HostUnreachable | None = None  # the `lost` that the user was told about
     gone: bool = False  # a probe after another node's failure got no answer
     done: bool = False
     # by time.monotonic()
     reported_at: float = 0.0  # the last report of the node's watcher
     end_received: float = 0.0
     probed_at: float = 0.0
-    lost_since: float | None = None  # None: in contact
+    lost_since: float | None = None
 
     @property
     def state(self) -> NodeState:
@@ -74,7 +68,15 @@ class NodeOutcome(NodeEvidence):
         return self.state is NodeState.SUCCEEDED
 
 
-Observation = Batch | NodeOutcome | Record | list[ContactReport] | str | None
+Observation = Batch | NodeOutcome | Record | list[NodeOutcome] | str | None
+
+
+def notices(changed: Sequence[NodeOutcome]) -> list[str]:
+    """Format contact changes. Hosts that were lost for the same reason share a line."""
+    lost = lines(outcome.lost for outcome in changed if outcome.lost)
+    restored = names(outcome.host for outcome in changed if not outcome.lost)
+    back = [f"{restored}: contact restored"] if restored else []
+    return [*(f"lost contact with {line}" for line in lost), *back]
 
 
 class Monitor:
@@ -95,14 +97,13 @@ class Monitor:
             for rank, member in enumerate(attempt.members)
         ]
         self._caught_up = False  # the queue was empty, so what is missing has not arrived yet
-        self._changes: dict[str, ContactReport] = {}  # not yet reported, by host
-        self._changed = 0.0  # time.monotonic() of the first unreported change
+        self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
     def events(self) -> Iterator[Observation]:
         """Yield what the user should see.
 
         Yields a Batch for new lines; each node once when it has ended; a Record for each restart in
-        place, from every node; contact changes (a list); notices (str).
+        place, from every node; a list of nodes whose host was lost or is back; notices (str).
         Yields None at least every POLL seconds, however much the ranks print, so that the caller
         can handle signals.
         """
@@ -112,10 +113,9 @@ class Monitor:
             while self._waiting():
                 yield from self._take_reports()
                 yield from self._conclude()
-                if time.monotonic() - self._changed > CONTACT_TIME:
-                    yield from self._take_changes()
+                yield from self._contact_changes(CONTACT_TIME)
                 yield None
-            yield from self._take_changes()
+            yield from self._contact_changes(0.0)
         finally:
             self.close()
 
@@ -146,7 +146,7 @@ class Monitor:
                 case Batch():
                     yield from self._take_batch(outcome, item)
                 case ContactReport():
-                    yield from self._take_contact(outcome, item)
+                    self._take_contact(outcome, item)
                 case Exited():
                     outcome.exited, outcome.size = True, item.size
                     outcome.oom_killed = item.status.oom_killed
@@ -193,33 +193,29 @@ class Monitor:
         if isinstance(event, End):
             outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
 
-    def _take_contact(self, outcome: NodeOutcome, item: ContactReport) -> Iterator[Observation]:
-        was_lost = outcome.lost_since is not None
+    def _take_contact(self, outcome: NodeOutcome, item: ContactReport) -> None:
+        """Note whether the node's host can be reached."""
+        # the end of the node may arrive during the probe
+        is_news = outcome.end is None if item.gone else outcome.lost is None
         if item.lost is None:
-            outcome.lost_since = outcome.unseen = None
-            if not was_lost:
-                return
-        elif item.gone and outcome.end is not None:
-            return  # the end of the node arrived during the probe
-        elif was_lost and not item.gone:
-            return
-        else:
-            outcome.gone, outcome.unseen = item.gone, str(item.lost)
-            outcome.lost_since = outcome.lost_since or time.monotonic()
+            outcome.lost = outcome.lost_since = outcome.unseen = None
+        elif is_news:
             then = "the run goes on, still trying to reach it"
             if item.gone:
                 then = "not waiting for it: another node has failed"
-            lost = HostUnreachable(item.lost.what, then, host=outcome.host)
-            item = replace(item, lost=lost)
-        if outcome.host in self._changes:
-            yield from self._take_changes()
-        self._changed = self._changed if self._changes else time.monotonic()
-        self._changes[outcome.host] = item
+            outcome.lost = HostUnreachable(item.lost.what, then, host=outcome.host)
+            outcome.gone, outcome.unseen = item.gone, str(item.lost)
+            outcome.lost_since = outcome.lost_since or time.monotonic()
 
-    def _take_changes(self) -> Iterator[list[ContactReport]]:
-        if self._changes:
-            yield list(self._changes.values())
-            self._changes.clear()
+    def _contact_changes(self, wait: float) -> Iterator[list[NodeOutcome]]:
+        """Yield one node of each host that was lost or is back, `wait` seconds after the first."""
+        changed = [o for o in self.outcomes.values() if o.lost is not o.announced]
+        if not changed:
+            self._changed_at = time.monotonic()
+        elif time.monotonic() - self._changed_at >= wait:
+            for outcome in changed:
+                outcome.announced = outcome.lost
+            yield [*{outcome.host: outcome for outcome in changed}.values()]
 
     def _put(self, item: Item) -> None:
         while not self._closed.is_set():

@@ -48,7 +48,6 @@ class ContactReport:
     """lost: why contact with the host was lost; None: restored. gone: a probe got no answer."""
 
     node_rank: int
-    host: str
     lost: DdpctlError | None
     gone: bool = False
 
@@ -91,7 +90,7 @@ class NodeWatcher:
         try:
             node.connect()
         except HostUnreachable as error:
-            self._put(ContactReport(self.rank, node.name, error, gone=True))
+            self._put(ContactReport(self.rank, error, gone=True))
         finally:
             node.close()
 
@@ -110,7 +109,7 @@ class NodeWatcher:
             except Exception as error:
                 reason = node.explain(error)
             if tries and not self._closed.is_set():
-                self._put(ContactReport(self.rank, node.name, reason))
+                self._put(ContactReport(self.rank, reason))
             self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
             tries += 1
 
@@ -122,7 +121,7 @@ class NodeWatcher:
             self._missing_events = False
         stream = node.open_script(TAIL, str(self._offset + 1), journal, stdin=False)
         self._stream = stream
-        self._put(ContactReport(self.rank, node.name, None))
+        self._put(ContactReport(self.rank, None))
         while data := stream.read(CHUNK):
             self._offset += len(data)
             records = self._reader.feed(data)

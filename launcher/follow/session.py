@@ -26,7 +26,7 @@ from .attempt_end import explain, report_end
 from .hooks import EventHook
 from .interrupts import LEAVING, Interrupts
 from .monitor import Monitor, NodeOutcome, notices
-from .node_watcher import Batch, ContactReport
+from .node_watcher import Batch
 from .panel import live_panel
 from .run_lines import RunLines
 
@@ -111,13 +111,13 @@ class Session:
         self._unsaved = False
         self.run.folder.try_save(self.record, self.console)
 
-    def _contact_changed(self, changes: list[ContactReport]) -> None:
-        for notice in notices(changes):
+    def _contact_changed(self, changed: list[NodeOutcome]) -> None:
+        for notice in notices(changed):
             self.console.say(notice)
-        for change in changes:
-            event = "contact-lost" if change.lost else "contact-restored"
-            where = {"host": change.host, "node_rank": change.node_rank}
-            self.events(event, self.record, message=notices([change])[0], **where)
+        for outcome in changed:
+            event = "contact-lost" if outcome.lost else "contact-restored"
+            where = {"host": outcome.host, "node_rank": outcome.node_rank}
+            self.events(event, self.record, message=notices([outcome])[0], **where)
 
     def _restarted(self, report: Record, restart: RestartInPlace) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""

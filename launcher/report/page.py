@@ -155,8 +155,12 @@ def _cells(values: Iterable[object], tag: str = "td") -> str:
     return "".join(f"<{tag}>{text(value)}</{tag}>" for value in values)
 
 
-def state(word: RunState) -> str:
-    return f'<span class="{word}">{word}</span>'
+def state(word: str) -> str:
+    return f'<span class="{_kind(word)}">{text(word)}</span>'
+
+
+def _kind(word: str) -> str:
+    return word if word in (RunState.SUCCEEDED, RunState.FAILED) else "other"
 
 
 def summary(record: RunRecord) -> str:
@@ -266,7 +270,7 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
         cells = _cells((attempt.attempt, attempt.by, attempt.state, started, took))
         rows.append(
             f'<tr>{cells}</tr><tr><td colspan="5" class="span">'
-            f'<svg class="{attempt.state}" viewBox="0 0 {SPAN} 16" role="img" '
+            f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
             f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
         )
     return _framed(("attempt", "by", "state", "started (UTC)", "took"), rows, "attempts")

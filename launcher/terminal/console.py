@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..logs.log_record import Record, render
 from ..text import printable
-from .streams import MessageStream, ResultStream
+from .streams import ResultStream, reserve, write_message
 from .table import table
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ class Console:
     ) -> None:
         self.quiet, self.verbose, self.plain, self.fold = quiet, verbose, plain, fold
         self.steps: list[tuple[str, float]] = []  # (name, seconds) of each step
-        self._stdout, self._stderr = ResultStream(self.say), MessageStream()
+        self._stdout = ResultStream(self.say)
         self._stdout.closed |= not results
+        reserve("stderr")
         self._live: Live | None = None
         self._lock = threading.RLock()
 
@@ -94,7 +95,7 @@ class Console:
             if self._live:
                 self._live.hide()
                 self._stdout.flush()  # earlier output comes first
-            self._stderr.write(f"ddpctl: {text}")
+            write_message(f"ddpctl: {text}")
 
     # --- results -------------------------------------------------------------------------------
 

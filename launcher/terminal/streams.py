@@ -16,7 +16,7 @@ class ResultStream:
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
         """on_failure: is called once, with the reason, when stdout can no longer be written."""
-        self.closed = _reserve("stdout")
+        self.closed = reserve("stdout")
         self._on_failure = on_failure
         self._sanitizer = Sanitizer()
 
@@ -45,18 +45,13 @@ class ResultStream:
             self._on_failure(f"nothing more is printed to stdout: {reason}")
 
 
-class MessageStream:
-    """Lines of plain text: without escape sequences, wherever they go."""
-
-    def __init__(self) -> None:
-        _reserve("stderr")
-
-    def write(self, text: str) -> None:
-        try:
-            sys.stderr.write(printable(text) + "\n")
-            sys.stderr.flush()
-        except OSError:
-            _abandon(sys.stderr)
+def write_message(text: str) -> None:
+    """Print a line on stderr, without escape sequences, wherever it goes."""
+    try:
+        sys.stderr.write(printable(text) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        _abandon(sys.stderr)
 
 
 def _abandon(stream: TextIO) -> None:
@@ -65,7 +60,7 @@ def _abandon(stream: TextIO) -> None:
         os.dup2(null.fileno(), stream.fileno())
 
 
-def _reserve(name: str) -> bool:
+def reserve(name: str) -> bool:
     """Replace a standard stream by /dev/null if it was closed before ddpctl started (`>&-`).
 
     Otherwise the next file or connection would get its descriptor. Return whether it was closed.

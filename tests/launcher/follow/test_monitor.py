@@ -77,7 +77,7 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
     monitor._put(Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL)))
     for _ in range(40):
-        monitor._put(ContactReport(1, "local", None))
+        monitor._put(ContactReport(1, None))
     monitor._put(Batch(0, Reader().feed(JOURNAL), 0, len(JOURNAL)))
     clock = itertools.count(0.0, module.POLL / 1.5)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))

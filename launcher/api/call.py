@@ -153,15 +153,20 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
 
     texts: dict[int, tuple[str, bytes]] = {}  # host and JSON by rank
     for node, data in each_node([*folders.values()], read).items():
-        for line in data.split(b"\n")[:-1]:
-            if not (match := ROW.fullmatch(line)):
-                raise CommandFailed("cannot read its results", RUN_AGAIN, host=node.name)
-            rank = int(match[1])
-            host, before = texts.setdefault(rank, (node.name, match[2]))
-            if before != match[2]:  # equal results come from a home folder that hosts share
+        for rank, text in split(data, node.name).items():
+            host, before = texts.setdefault(rank, (node.name, text))
+            if before != text:  # equal results come from a home folder that hosts share
                 what = f"both {host} and {node.name} have a result for rank {rank}"
                 raise CommandFailed(what, RUN_AGAIN)
     return {rank: parsed_outcome(host, text) for rank, (host, text) in texts.items()}
+
+
+def split(data: bytes, host: str) -> dict[int, bytes]:
+    """Split READ's output by rank. Raises CommandFailed if it is malformed."""
+    rows = [ROW.fullmatch(line) for line in data.split(b"\n")[:-1]]
+    if not all(rows):
+        raise CommandFailed("cannot read its results", RUN_AGAIN, host=host)
+    return {int(row[1]): row[2] for row in rows if row}
 
 
 def parsed_outcome(host: str, text: bytes) -> RankResult:

@@ -17,6 +17,7 @@ from launcher.api.call import (
     parsed_outcome,
     read_outcomes,
     results,
+    split,
 )
 from launcher.engines.choose import engine_of
 from launcher.engines.running import RunningAttempt, RunningNode
@@ -143,13 +144,10 @@ def test_a_host_that_sends_without_end_is_cut_off(
         read_outcomes(attempt(place))
 
 
-@pytest.mark.parametrize("data", ["noise", "-1 {}", "0 {}\n", "99999999 {}"])
-def test_frames_that_are_wrong_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
-) -> None:
-    monkeypatch.setattr("launcher.api.call.READ", f"echo '{data}'")
-    with pytest.raises(CommandFailed, match="gpu0: cannot read its results"):
-        read_outcomes(attempt(place_in(f"{tmp_path}/runs/r1", "r1", 0, 1)))
+@pytest.mark.parametrize("data", [b"noise\n", b"-1 {}\n", b"0 {}\n\n", b"99999999 {}\n"])
+def test_frames_that_are_wrong_are_refused(data: bytes) -> None:
+    with pytest.raises(CommandFailed, match="gpu1: cannot read its results"):
+        split(data, "gpu1")
 
 
 def test_a_result_of_very_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,9 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     the errors of the hosts that did not answer, or if one host alone decides which run is newest.
     """
     statuses, failures = list_nodes(nodes, cluster)
-    listed, _ = ask_each(one_per_account(nodes), lambda node: node.script(RUN_IDS).stdout)
+    arguments = [prefix] if prefix else []
+    machines = one_per_account(nodes)
+    listed, _ = ask_each(machines, lambda node: node.script(RUN_IDS, *arguments).stdout)
     runs: dict[str, dict[str, bool]] = {}  # of each host: the ids, and whether they are alive there
     for host, text in listed.items():
         words = text.decode(errors="replace").split()

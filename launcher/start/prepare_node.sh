@@ -21,7 +21,6 @@ if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/nul
 fi
 tar -x -m -o -f - -C "$control"
 : >> "$control/journal"
-if [ -e "$control/cancelled" ]; then rm -f "$control/cancelled"; fi
 if [ "$open" = open ]; then
   chmod 0777 "$run/checkpoints" "$run/output" "$control" "$control/ranks"
   chmod 0666 "$control/journal"

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Creates a folder for attempt $2 of run $1; of several commands, only the first succeeds. Exits
-# with 17 if the folder exists.
+# Reserves attempt $2 of run $1 for the command with token $3. Exits with 17 if another command was first.
 . ../plan/attempts.sh
 umask 077
 mkdir -p "$runs/$1/reserved" && cd "$runs/$1/reserved" || exit 1
-mkdir "$2" 2>/dev/null && exit 0
-[ -d "$2" ] && exit 17
-mkdir "$2"
+ln -sT "$3" "$2" 2>/dev/null && exit 0 # a link has its content from the beginning
+[ "$(readlink "$2")" != "$3" ] || exit 0 # this command, on another host with this home
+[ -e "$2" ] || [ -L "$2" ] && exit 17
+ln -sT "$3" "$2"

@@ -24,7 +24,7 @@ from .claim_gpus import Claim, Refused, claim_gpus
 from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
-from .start_nodes import NodeInputs, start_nodes
+from .start_nodes import NodeInputs, remove_nodes, start_nodes
 from .tickets import Tickets, kept_for_restart, remove_tickets
 from .waiting_line import PlaceInLine
 
@@ -54,7 +54,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
             nodes = choose_hosts(request, hosts, line.since, console)
             if isinstance(nodes, Refused):
                 reservation.take()
-                if outcome := line.wait(nodes):
+                if outcome := line.wait(nodes, reservation):
                     return outcome
                 continue
             chosen = request.on(nodes)
@@ -70,7 +70,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
             with interrupts.held():  # a signal waits until nothing is half done
                 claim = claim_gpus(plan, survey.nodes, inputs, console)
                 if isinstance(claim, Claim):
-                    started = start(claim, survey, record, events, console)
+                    started = start(claim, reservation, survey, record, events, console)
                     line.leave(claim)
                     remove_tickets(former, plan)
                     if request.options.detach:
@@ -79,7 +79,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                     tickets = Tickets(claim.attempt, plan, ignored_port=True)
                     with kept_for_restart(tickets, request.folder, console):
                         return follow(started, events, interrupts, console)
-            if outcome := line.wait(claim, choose_again=len(nodes) < len(hosts)):
+            if outcome := line.wait(claim, reservation, choose_again=len(nodes) < len(hosts)):
                 return outcome
 
 
@@ -90,7 +90,8 @@ def failed_start_recorded(request: Request, events: EventHook, console: Console)
         yield
     except BaseException as error:
         record = request.folder.load_if_readable(console)
-        if record and record.state in (RunState.WAITING, RunState.PENDING):
+        current = record and record.attempt.attempt == request.attempt
+        if record and current and not record.attempt.started:
             cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
             record.attempt.state = RunState.CANCELLED if cancelled else RunState.FAILED
             record.attempt.ended = timestamp()
@@ -112,11 +113,25 @@ def send_checkpoint(
 
 
 def start(
-    claim: Claim, survey: HostSurvey, record: RunRecord, events: EventHook, console: Console
+    claim: Claim,
+    reservation: Reservation,
+    survey: HostSurvey,
+    record: RunRecord,
+    events: EventHook,
+    console: Console,
 ) -> StartedRun:
-    """Start the nodes; then record, print and report that the attempt has started."""
+    """Start all nodes or none; then record, print and report that the attempt has started."""
     plan, attempt, folder = claim.plan, record.attempt, survey.request.folder
-    start_nodes(plan, claim.attempt, console)
+    nodes = claim.attempt.nodes
+    try:
+        with console.step("asking whether the run was killed"):
+            reservation.confirm(nodes)
+        start_nodes(plan, claim.attempt, console)
+    except BaseException as error:
+        with console.step(f"removing {counted(plan.nnodes, 'node')}"):
+            remove_nodes(plan, claim.attempt, folders=isinstance(error, RunKilled))
+            reservation.confirm(nodes)  # `kill` may have removed a node just before its start
+        raise
     attempt.state, attempt.started = RunState.RUNNING, timestamp()
     folder.try_save(record, console)
     number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""

@@ -56,14 +56,10 @@ def create_nodes(plan: Plan, attempt: RunningAttempt, inputs: NodeInputs) -> Non
 
 
 def start_nodes(plan: Plan, attempt: RunningAttempt, console: Console) -> None:
-    """Start the nodes that `create_nodes` has created. If one does not start, remove all."""
+    """Start the nodes that `create_nodes` has created."""
     plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
     with console.step(f"starting {counted(plan.nnodes, 'node')}"):
-        try:
-            each_node(attempt.nodes, lambda node: attempt.by_node[node].engine.start(plans[node]))
-        except BaseException:
-            remove_nodes(plan, attempt)
-            raise
+        each_node(attempt.nodes, lambda node: attempt.by_node[node].engine.start(plans[node]))
 
 
 def remove_nodes(plan: Plan, attempt: RunningAttempt, *, folders: bool = False) -> None:

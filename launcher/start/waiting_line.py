@@ -14,6 +14,7 @@ from ..state import locked, make_folder
 from ..terminal.console import Console
 from .claim_gpus import Claim, Refused, refusal
 from .request import Request
+from .reservation import Reservation
 from .tickets import POLL, Tickets
 
 WAITING = "waiting.lock"  # locked by the process that waits in line for the run
@@ -44,7 +45,9 @@ class PlaceInLine:
             self._tickets.close()
         self._lock.close()
 
-    def wait(self, refused: Refused, *, choose_again: bool = False) -> Outcome | None:
+    def wait(
+        self, refused: Refused, reservation: Reservation, *, choose_again: bool = False
+    ) -> Outcome | None:
         """Wait until it is this run's turn; then return None. If this command leaves, return how.
 
         choose_again: another launch was faster on the chosen hosts, but other hosts may be free.
@@ -65,6 +68,7 @@ class PlaceInLine:
             self._tickets = Tickets(refused.attempt, refused.plan, ignored_port=any_port)
         self._record(refused)
         self._tickets.join()
+        reservation.confirm(refused.attempt.nodes)
         if request.options.detach:
             self._tickets.abandon()
             return detach.detach(request.folder, RunState.WAITING, self._console)

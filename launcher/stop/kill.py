@@ -112,7 +112,7 @@ def kill_run(
         stopped, failures = stop.on_all(machines)
     killed = Killed(run_id, machines, stopped, failures)
     killed.report(console, silent_hosts=silent_hosts)
-    if record:
+    if record := folder.load_if_readable(console):  # it may have a new attempt by now
         killed.note_in(record, nodes, everywhere=everywhere)
         folder.try_save(record, console)
     return killed

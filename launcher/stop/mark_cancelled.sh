@@ -1,7 +1,11 @@
 #!/bin/sh
-# Marks run $1 as cancelled for this host's supervisors, so that SIGTERM does not count as a failure.
-# Each host writes its own mark, because an NFS client may see another host's too late.
+# Marks run $1 as cancelled: its reserved attempts, so that none of them starts, and its nodes, so that
+# their supervisors do not take SIGTERM for a failure. Each host writes its own marks, because an NFS
+# client may see another host's too late.
 . ../plan/attempts.sh
+for reserved in "$runs/$1"/reserved/*; do
+  if [ -L "$reserved" ]; then : > "$reserved-cancelled-$(uname -n)" || exit 1; fi
+done
 for attempt in "$runs/$1"/$attempts; do
   if own "$attempt"; then : > "$attempt/cancelled" || exit 1; fi
 done

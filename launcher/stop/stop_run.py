@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 
 from ..engines.base import Engine
 from ..engines.choose import engines_on, nodes_on
@@ -102,9 +101,14 @@ class Stop:
             raise CommandFailed(what, remedy, host=node.name)
 
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
+        def end(status: NodeStatus) -> None:
+            created = status.state is ContainerState.CREATED
+            if not (created and engine.withdraw(status)):  # it has started by now
+                engine.stop(status, self.timeout)
+
         # concurrently, so that nodes on one machine do not wait for each other's timeout
         with ThreadPoolExecutor(len(own) or 1) as pool:
-            list(pool.map(engine.stop, own, repeat(self.timeout)))
+            list(pool.map(end, own))
         for status in own if self.remove else ():
             engine.remove(status)
 

@@ -1,0 +1,136 @@
+"""A run that is killed while its start is being prepared does not start."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeCluster
+
+from launcher.engines.docker import Docker
+from launcher.engines.process import Processes
+from launcher.start import claim_gpus, launch, run_attempt, start_nodes, tickets, waiting_line
+from launcher.start.request import Request
+
+Make = Callable[..., FakeCluster]
+# Claims of processes lie in /tmp, where parallel tests see them.
+RUN, PORT = f"20261125-031500-doomed{os.getpid()}", 20000 + os.getpid() % 10000
+MOMENTS = {  # where the kill comes in: just before this is called
+    "reserved": (Request, "remember"),
+    "recorded": (run_attempt, "send_checkpoint"),
+    "filled": (start_nodes, "supervisor_spec"),
+    "created": (claim_gpus, "_rivals_ahead"),
+    "starting": (None, "start"),  # of the engine
+}
+ENGINES = {"docker": Docker, "process": Processes}
+
+
+@pytest.fixture(autouse=True)
+def _one_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "new_run_id", lambda name: RUN)
+    monkeypatch.setattr(tickets, "POLL", 0.05)
+    monkeypatch.setattr(tickets, "TICK", 0.01)
+    monkeypatch.setattr(waiting_line, "POLL", 0.05)
+
+
+def just_before(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, do: Callable[[], object]
+) -> None:
+    """Do something before the first call of a function."""
+    real, todo = getattr(owner, name), [do]
+
+    def first(*args: Any, **named: Any) -> Any:
+        if todo:
+            todo.pop()()
+        return real(*args, **named)
+
+    monkeypatch.setattr(owner, name, first)
+
+
+def kill(cluster: FakeCluster, whence: str) -> None:
+    words, state = ["kill", RUN], os.environ["XDG_STATE_HOME"]
+    if whence == "elsewhere":
+        words += ["--hosts", cluster.hosts_file]
+        os.environ["XDG_STATE_HOME"] = str(cluster.folder / "elsewhere")
+    try:
+        code, _, err = cluster.ddpctl(*words)
+    finally:
+        os.environ["XDG_STATE_HOME"] = state
+    assert code == 0, err
+
+
+def left(cluster: FakeCluster) -> list[object]:
+    """Return what is left of the run on the hosts, apart from folders."""
+    claims = Path("/tmp").glob(f"ddpctl-claims-*/ddpctl-{RUN}*")
+    return [*cluster.nodes, *cluster.tickets, *claims]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("moment", "whence"),
+    [
+        ("reserved", "elsewhere"),
+        ("recorded", "here"),
+        ("recorded", "elsewhere"),
+        ("filled", "here"),
+        ("created", "elsewhere"),
+        ("starting", "here"),
+    ],
+)
+def test_a_run_that_is_killed_before_its_nodes_start_does_not_start(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, moment: str, whence: str, engine: str
+) -> None:
+    cluster = fake_cluster(engine=engine, master_port=PORT)
+    owner, name = MOMENTS[moment]
+    just_before(monkeypatch, owner or ENGINES[engine], name, lambda: kill(cluster, whence))
+    code, _, err = cluster.launch("--on-event", 'echo "$DDPCTL_EVENT $DDPCTL_MESSAGE" >> events')
+    assert code == 7, err
+    assert f"error: run {RUN} was killed before it started" in err
+    assert left(cluster) == []
+    assert cluster.record["state"] == "CANCELLED"
+    if moment != "reserved":
+        assert Path("events").read_text() == "attempt-ended CANCELLED\n"
+    if moment != "starting":  # then the other host's node may have been faster
+        journals = cluster.folder.glob(f"hosts/*/.ddpctl/runs/{RUN}/nodes/*/*/journal")
+        assert all(journal.read_text() == "" for journal in journals)
+
+
+@pytest.mark.parametrize("moment", ["reserved", "recorded", "created"])
+def test_a_resume_is_killed_too_and_the_next_one_starts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(1)
+    assert cluster.launch()[0] == 1
+    cluster.nodes_end(0)
+    with monkeypatch.context() as patch:
+        just_before(patch, *MOMENTS[moment], lambda: kill(cluster, "here"))
+        code, _, err = cluster.ddpctl("resume", RUN)
+    assert code == 7, err
+    assert left(cluster) == []
+    assert [each["state"] for each in cluster.record["attempts"]] in (
+        ["FAILED", "CANCELLED"],
+        ["FAILED"],  # killed before the attempt was recorded
+    )
+    code, _, err = cluster.ddpctl("resume", RUN)
+    assert code == 0, err
+    assert cluster.record["state"] == "SUCCEEDED"
+
+
+def test_a_run_that_is_killed_just_before_it_joins_the_line_leaves_no_ticket(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(gpus=2, master_port="auto")
+    monkeypatch.setattr(launch, "new_run_id", lambda name: "20261125-030000-first")
+    assert cluster.launch("--detach")[0] == 0
+    monkeypatch.setattr(launch, "new_run_id", lambda name: RUN)
+    just_before(monkeypatch, tickets.Tickets, "join", lambda: kill(cluster, "here"))
+    code, _, err = cluster.launch("--wait", "--detach")
+    assert code == 7, err
+    assert cluster.tickets == [] and cluster.recorders == ["20261125-030000-first"]
+    [path] = cluster.state.glob(f"ddpctl/runs/{RUN}/run.json")
+    assert json.loads(path.read_text())["state"] == "CANCELLED"

@@ -274,14 +274,18 @@ def arguments(value: RawValue) -> tuple[str, ...]:
 
 def torchrun_flags(value: RawValue) -> tuple[str, ...]:
     """Read flags for torchrun, except those that ddpctl sets: argparse accepts prefixes of them too."""
-    words = arguments(value)
+    words, mistakes = arguments(value), list[Mistake]()
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         if not flag.startswith("--"):
             flag = flag[:2]  # -r3
         for ours, remedy in _TORCHRUN_FLAGS.items():
             if any(flag == own or (own.startswith(flag) and len(flag) > 2) for own in ours.split()):
-                raise wrong(value, remedy, f"{quoted(word)}, which ddpctl sets itself")
+                found = f"{quoted(word)}, which ddpctl sets itself"
+                mistakes += wrong(value, remedy, found).mistakes
+                break
+    if mistakes:
+        raise Wrong(*mistakes)
     if words and not words[0].startswith("-"):
         raise wrong(value, "put the script into job.command", quoted(words[0]))
     return words

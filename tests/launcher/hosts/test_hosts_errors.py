@@ -242,6 +242,11 @@ def test_a_wrong_job(line: str, expected: str) -> None:
     assert any(expected in text for text in found), found
 
 
+def test_every_flag_of_torchrun_that_ddpctl_sets_is_named_at_once() -> None:
+    found = problems("hosts: [a]\njob: {torchrun_args: [--nnodes=3, --role=a, --rdzv-id, x]}\n")
+    assert ["--nnodes=3" in found[0], "--rdzv-id" in found[1], len(found)] == [True, True, 2]
+
+
 @pytest.mark.parametrize(
     "line",
     ["mounts: ['/a:/b']", "tmpfs: {/a: 1g}", "devices: [/dev/a]", "cap_add: [ALL]"]

@@ -91,7 +91,7 @@ class Config:
     cutmix: float = flag(0.0, "alpha of CutMix (0: off)", "--cutmix-alpha")
 
     batch_size: int | None = flag(None, "images per rank and optimizer step (default 128)", "-b",
-                                  "--batch-per-rank", kind=int, noted=False)
+                                  "--batch-per-rank", "--batchSize", kind=int, noted=False)
     global_batch: int | None = flag(None, "images per optimizer step across all ranks",
                                     "--global-batch-size", kind=int, noted=False)
     grad_accum_steps: int = flag(1, "micro-batches per rank and optimizer step",

@@ -52,6 +52,7 @@ def all_spellings() -> list[str]:
         # older DDP tutorials'
         (["--num_epochs", "3"], "epochs", 3),
         (["--batch_size", "32"], "batch_size", 32),
+        (["--batchSize", "32"], "batch_size", 32),
         (["--learning_rate", "0.5"], "lr", 0.5),
         (["--random_seed", "7"], "seed", 7),
         (["--model_dir", "m"], "checkpoint_dir", "m"),

@@ -70,11 +70,11 @@ class PushReport:
         ready = f"{len(self.hosts) - failed} of " if failed else ""
         sent = (
             f"{decimal(self.sent_bytes)} sent from here, {decimal(received)} received "
-            f"({layers} layers, {files} files)"
+            f"({counted(layers, 'layer')}, {counted(files, 'file')})"
         )
         return (
             f"{ready}{counted(len(self.hosts), 'host')} ready in {self.seconds:.1f} s: "
-            f"{sent if received else 'nothing to send'}"
+            f"{sent if received or layers or files else 'nothing to send'}"
         )
 
 

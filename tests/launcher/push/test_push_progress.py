@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.push import push_progress
-from launcher.push.push_progress import PushProgress
+from launcher.push.push_progress import HostReport, PushProgress, PushReport
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
 from launcher.ssh.node import Node
@@ -83,6 +83,12 @@ def test_an_image_in_many_layers_is_one_line_per_host(capsys: pytest.CaptureFixt
         "ddpctl: gpu2: image: 5.0 kB",
         "ddpctl: gpu1: dataset: 20 bytes",
     ]
+
+
+def test_the_summary_counts_what_this_machine_copied_for_itself() -> None:
+    report = PushReport([HostReport("local", files_sent=1), HostReport("gpu1")])
+    assert report.summary().startswith("2 hosts ready") and "1 file)" in report.summary()
+    assert PushReport([HostReport("local")]).summary().endswith(": nothing to send")
 
 
 def test_a_host_that_fails_gets_no_line_of_success(capsys: pytest.CaptureFixture[str]) -> None:

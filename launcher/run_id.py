@@ -22,7 +22,12 @@ def is_sanity_run(run_id: str) -> bool:
     return re.match(r"sanity-\d{8}-\d{6}-", run_id) is not None
 
 
+def time_of(run_id: str) -> str:
+    """Return the part of a run id that sorts ids by time, whatever their names."""
+    return run_id[-len("20261121-153000-abcd") :]
+
+
 def new_run_id(name: str) -> str:
-    """Return a unique run id. Ids with the same name sort by time."""
+    """Return a unique run id. It ends with the time, which `time_of` returns."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return "-".join(part for part in (name, now, secrets.token_hex(2)) if part)

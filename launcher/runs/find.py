@@ -10,12 +10,12 @@ from ..engines.status import NodeStatus
 from ..errors import DdpctlError, NodesFailed, Several, UsageError
 from ..hosts import Cluster, is_host_list, load
 from ..hosts.load import Source
-from ..run_id import is_run_id, is_sanity_run
+from ..run_id import is_run_id, is_sanity_run, time_of
 from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from ..text import names, quoted
+from ..text import counted, names, quoted
 from .record import RunFolder, run_folder, run_folders
 from .reported import adopt
 
@@ -59,7 +59,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     if hosts is None:
         return find_run(target)
     cluster = hosts_to_ask(hosts, console)
-    step = f"asking {len(cluster.hosts)} hosts for their runs"
+    step = f"asking {counted(cluster.nnodes, 'host')} for their runs"
     with connected(cluster.hosts) as nodes, console.step(step):
         folder = run_folder(find_id(nodes, cluster, target))
         if not folder.record_file.exists():
@@ -153,7 +153,7 @@ def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
     for there in runs:
         alive |= {run_id: alive.get(run_id, False) or lives for run_id, lives in there.items()}
     own = [run_id for run_id in alive if not is_sanity_run(run_id)]
-    return max(own, key=lambda run_id: (alive[run_id], run_id), default=None)  # ids show the time
+    return max(own, key=lambda run_id: (alive[run_id], time_of(run_id)), default=None)
 
 
 def list_nodes(

@@ -18,6 +18,7 @@ from ..errors import (
 )
 from ..hosts import Cluster, load
 from ..outcomes import Exit, RunState
+from ..run_id import time_of
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, names_hosts
 from ..runs.record import RunFolder, RunRecord, UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.local import account_name
@@ -240,8 +241,8 @@ def own_runs(
 ) -> dict[str, list[Node]]:
     """Return this user's runs, each with the hosts that show it, and those that may have it.
 
-    If not `everything`, return at most one run, a finished one if none is live. Raises UsageError
-    if there are several.
+    If not `everything`, return at most one run, the newest finished one if none is live. Raises
+    UsageError if several are live.
     """
     machines = one_per_account(nodes)
 
@@ -255,7 +256,9 @@ def own_runs(
     own = [status for statuses, _ in answers.values() for status in statuses]
     # the launch of a node that was created but not started may have died
     live = [s for s in own if s.alive or s.state in UNSTARTED]
-    run_ids = sorted({s.run_id for s in (live if everything else live or own)})
+    run_ids = sorted({s.run_id for s in live})
+    if not run_ids and not everything:
+        run_ids = sorted({s.run_id for s in own}, key=time_of)[-1:]
     if not run_ids:
         unknown = {
             node: StopUnconfirmed(
@@ -268,7 +271,7 @@ def own_runs(
         if failed := by_name(machines, {**failures, **unknown}):
             raise NodesFailed(failed)
     if len(run_ids) > 1 and not everything:
-        what = f"several runs on these hosts: {', '.join(run_ids)}"
+        what = f"several live runs on these hosts: {', '.join(run_ids)}"
         raise UsageError(what, "name one of them, or pass --all")
 
     def may_have(node: Node, run_id: str) -> bool:

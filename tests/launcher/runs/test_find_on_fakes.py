@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeCluster, messages
 
+from launcher.runs.find import newest_run
+
 Make = Callable[..., FakeCluster]
 
 
@@ -46,6 +48,12 @@ def test_a_sanity_run_on_the_hosts_is_not_their_newest_run(fake_cluster: Make) -
     (cluster.hosts["gpu0"].home / f".ddpctl/runs/{run_id}/nodes/0/attempt-1").mkdir(parents=True)
     code, _, err = cluster.ddpctl("logs", cluster.hosts_file)
     assert (code, "no run on gpu0" in err) == (2, True), err
+
+
+def test_the_newest_run_is_the_latest_whatever_its_name() -> None:
+    earlier, later = "zz-20261120-100000-abcd", "20261121-100000-abcd"
+    assert newest_run([{earlier: False, later: False}]) == later
+    assert newest_run([{earlier: True}, {later: False}]) == earlier
 
 
 @pytest.mark.parametrize("command", ["logs", "attach", "fetch", "stacks", "exec"])

@@ -143,6 +143,19 @@ def test_of_several_live_runs_on_the_hosts_none_is_killed_by_guess(fake_cluster:
     assert cluster.nodes == []
 
 
+def test_of_several_finished_runs_on_the_hosts_the_newest_is_removed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(master_port="auto")
+    cluster.nodes_end(exit_code=0)
+    earlier, later = "zz-20261120-100000-abcd", "aa-20261121-100000-abcd"
+    for run_id in (earlier, later):
+        monkeypatch.setattr("launcher.start.launch.new_run_id", lambda _, own=run_id: own)
+        assert cluster.launch()[0] == 0
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
+    assert (code, {node.run_id for node in cluster.nodes}) == (0, {earlier}), err
+
+
 def test_no_leftovers_are_claimed_only_for_hosts_that_answered(fake_cluster: Make) -> None:
     cluster = fake_cluster("gpu0", "gpu1")
     cluster.hosts["gpu1"].reachable = False

@@ -70,15 +70,15 @@ def read(shape: Shape, value: RawValue) -> Any:
             return _list(by_type["array"], value)
         if value.kind == MAPPING and "object" in by_type:
             return _mapping(by_type["object"], value)
-        return _one_value(options, value)
+        return _one_value(shape, value)
     except Wrong as error:
         remedy = f"write {shape['x-allowed']}" if "x-allowed" in shape else ""
         raise error.within("", remedy) from None
 
 
-def _one_value(options: Iterable[Shape], value: RawValue) -> object:
+def _one_value(shape: Shape, value: RawValue) -> object:
     """Read a word, a whole number in a range, or a text that matches a pattern."""
-    written = as_written(value)
+    written, options = as_written(value), shape.get("anyOf", [shape])
     words = [word for o in options for word in o.get("enum", [o["const"]] if "const" in o else [])]
     if written in words:
         return written
@@ -89,7 +89,7 @@ def _one_value(options: Iterable[Shape], value: RawValue) -> object:
         elif "pattern" in option and re.fullmatch(option["pattern"], written, re.DOTALL):
             return text(value) if option.get("type") == "string" else written
     near = nearest(written, words)
-    raise wrong(value, f"did you mean '{near}'?" if near else "")
+    raise wrong(value, f"write {shape['x-allowed']}; did you mean '{near}'?" if near else "")
 
 
 def _list(shape: Shape, value: RawValue) -> tuple[Any, ...]:

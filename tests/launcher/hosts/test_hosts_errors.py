@@ -140,7 +140,7 @@ def test_a_wrong_host(written: str, expected: str) -> None:
 
 JOB_PROBLEMS = [
     ("engine: podman", "found podman; write docker (for hosts with Docker or Podman)"),
-    ("engine: Docker", "did you mean 'docker'?"),
+    ("engine: Docker", "process or apptainer; did you mean 'docker'?"),
     ("image: Foo/Bar", "lower case"),
     ("image: 'a b'", "as `docker images` shows it"),
     ("image: --privileged", "as `docker images` shows it"),

@@ -11,10 +11,9 @@ from ..ssh.many import by_name, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted, names
-from .claim_gpus import Refused
 from .request import Request
-from .start_nodes import attempt_of
-from .tickets import Tickets
+from .start_nodes import PlannedAttempt, Refused
+from .waiting_line import in_the_way, list_claims
 
 
 def choose_hosts(
@@ -42,12 +41,11 @@ def choose_hosts(
         )
     since = since or request_time(facts[able[0]])
     plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able), since=since))
-    attempt = attempt_of(plan, able)
-    tickets = Tickets(attempt, plan, ignored_port=True)
-    ahead = tickets.ahead()
+    attempt = PlannedAttempt(plan, able)
+    ahead, reasons = in_the_way(attempt, *list_claims(attempt))
     free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
     if len(free) < count:
-        return Refused(plan, attempt, tickets.reasons(ahead))
+        return Refused(attempt, reasons)
     subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
     chosen = [able[free[index]] for index in same_subnet_first(subnets, count)]
     console.say(f"the run uses {names(node.name for node in chosen)}")

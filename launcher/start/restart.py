@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from ..errors import DdpctlError, HostsFileError, NodesFailed, RunKilled, UsageError, lines
 from ..facts.gather import gather_one
-from ..hosts import Cluster
 from ..outcomes import Outcome, RunState
 from ..plan.build import PlanInputs
 from ..plan.plan import LaunchOptions
@@ -33,16 +32,16 @@ from .next_hosts import (
     unusable_hosts,
 )
 from .request import Request
+from .reservation import Reservation
 from .restart_rule import past_restarts, why_not
 from .run_attempt import run_attempt
-from .start_nodes import attempt_of
-from .tickets import Tickets, kept_for_restart
+from .start_nodes import PlannedAttempt
+from .waiting_line import Tickets, kept_for_restart
 
 # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
 BACKOFF = (2.0, 10.0, 30.0)
 PATIENCE = (10.0, 30.0, 60.0)  # seconds until the next look at hosts that are missing
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
-CANCELLED = 17  # exit code of NEW_CHECKPOINT after a kill
 
 
 def restart_until_done(
@@ -51,14 +50,21 @@ def restart_until_done(
     """Restart a run that has failed as often as the job allows. Return the last outcome."""
     while outcome.state is RunState.FAILED:
         try:
-            cluster, record = folder.kept_cluster(), folder.load()
+            record = folder.load()
+            base = request_to_restart(folder, record, options)
         except (UsageError, OSError) as error:
             console.error(f"not restarting: {error}")
             break
-        if cluster.job.max_restarts == 0:
+        if base.cluster.job.max_restarts == 0:
             break
-        base = request_to_restart(folder, record, cluster, options)
-        again = restart(base, record, console)
+        try:
+            again = restart(base, record, console)
+        except RunKilled:
+            record = folder.load()
+            record.attempt.state = RunState.CANCELLED
+            folder.try_save(record, console)
+            console.say(f"run {folder.run_id} was killed while it restarted")
+            again = Outcome(RunState.CANCELLED)
         if again is None:
             break
         outcome = again
@@ -66,40 +72,30 @@ def restart_until_done(
 
 
 def restart(base: Request, record: RunRecord, console: Console) -> Outcome | None:
-    """Start the next attempt after a pause, and follow it. Return None if the run is not restarted."""
-    if why := why_not(record, base.cluster.job.max_restarts, saved=True):
+    """Start the next attempt after a pause, and follow it. Return None if the run is not restarted.
+
+    Raises RunKilled.
+    """
+    folder, most, failure = base.folder, base.cluster.job.max_restarts, record.attempt.first_failure
+    why = why_not(record, most, saved=True)
+    if why or failure is None:
         console.say(f"not restarting: {why}")
         return None
     with place_kept(base) as place:
-        try:
-            return start_again(base, record, place, console)
-        except RunKilled:
-            record = base.folder.load()
-            record.attempt.state = RunState.CANCELLED
-            base.folder.try_save(record, console)
-            console.say(f"run {base.run_id} was killed while it restarted")
-            return Outcome(RunState.CANCELLED)
-
-
-def start_again(
-    base: Request, record: RunRecord, place: Tickets | None, console: Console
-) -> Outcome | None:
-    """Start the next attempt as `restart` does, while `place` keeps the GPUs. Raises RunKilled."""
-    folder, most, failure = base.folder, base.cluster.job.max_restarts, record.attempt.first_failure
-    saved = has_saved(folder, record, console)
-    if (why := why_not(record, most, saved=saved)) or failure is None:
-        console.say(f"not restarting: {why}")
-        return None
-    wait = BACKOFF[without_progress(saved, past_restarts(record))]
-    console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
-    time.sleep(wait)
-    now = timestamp()
-    restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=now, saved=saved)
-    record.attempt.restarts.append(restart)
-    folder.try_save(record, console)
-    avoided = hosts_to_avoid(record, base.cluster)
-    remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
-    return start_somewhere(base, avoided, place, console)
+        saved = has_saved(folder, record, console)
+        if why := why_not(record, most, saved=saved):
+            console.say(f"not restarting: {why}")
+            return None
+        wait = BACKOFF[without_progress(saved, past_restarts(record))]
+        console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
+        time.sleep(wait)
+        now = timestamp()
+        restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=now, saved=saved)
+        record.attempt.restarts.append(restart)
+        folder.try_save(record, console)
+        avoided = hosts_to_avoid(record, base.cluster)
+        remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
+        return start_somewhere(base, avoided, place, console)
 
 
 def start_somewhere(
@@ -162,13 +158,14 @@ def request_for(choice: NextHosts, base: Request, unusable: Problems, console: C
     )
 
 
-def request_to_restart(
-    folder: RunFolder, record: RunRecord, cluster: Cluster, options: LaunchOptions
-) -> Request:
-    """Return the request that all hosts of the newest attempt could serve once more."""
+def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
+    """Return the request for the newest attempt once more, which all its hosts could serve.
+
+    Raises UsageError or OSError if this machine does not know its hosts anymore.
+    """
     options = dataclasses.replace(options, by="restart", detach=False, nodes=None)
-    since = record.attempt.waiting_since
-    return Request(cluster, options, folder.run_id, record, since=since)
+    number, since = record.attempt.attempt, record.attempt.waiting_since
+    return Request(folder.kept_cluster(), options, folder.run_id, record, number, since=since)
 
 
 @contextlib.contextmanager
@@ -177,18 +174,20 @@ def gpus_kept(
 ) -> Iterator[None]:
     """Keep the claim on a run's GPUs after its nodes have ended, if it may restart."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(UsageError, OSError):  # then it does not restart
-            cluster = folder.kept_cluster()
-            if cluster.job.max_restarts and not record.state.is_final:
-                base = request_to_restart(folder, record, cluster, options)
-                if place := stack.enter_context(place_kept(base)):
-                    stack.enter_context(kept_for_restart(place, folder, console))
+        with contextlib.suppress(UsageError, OSError, RunKilled):  # then it does not restart
+            base = request_to_restart(folder, record, options)
+            may_restart = base.cluster.job.max_restarts and not record.state.is_final
+            if may_restart and (place := stack.enter_context(place_kept(base))):
+                stack.enter_context(kept_for_restart(place, folder, console))
         yield
 
 
 @contextlib.contextmanager
 def place_kept(base: Request) -> Iterator[Tickets | None]:
-    """Keep the claim on the GPUs of a run that may restart. Yield None if no host answers."""
+    """Keep the claim on the GPUs of a run that may restart. Yield None if no host answers.
+
+    Raises RunKilled if the run was killed.
+    """
     silent = base.earlier.pending_stop if base.earlier else []
     with connected([host for host in base.cluster.hosts if host.name not in silent]) as nodes:
         facts, _ = try_each(nodes, lambda node: gather_one(node, ports=False))
@@ -197,7 +196,8 @@ def place_kept(base: Request) -> Iterator[Tickets | None]:
             if facts:
                 inputs = PlanInputs(tuple(facts.values()), since=base.since)
                 plan = base.on([*facts]).plan(inputs)
-                tickets = Tickets(attempt_of(plan, [*facts]), plan, ignored_port=True)
+                reservation = Reservation(base.run_id, base.attempt)
+                tickets = Tickets(PlannedAttempt(plan, [*facts]), reservation)
                 tickets.join()
         try:
             yield tickets
@@ -207,27 +207,15 @@ def place_kept(base: Request) -> Iterator[Tickets | None]:
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
-    """Return whether a checkpoint was saved since the last start, on any host that answers.
-
-    Raises RunKilled if the run was killed since then, perhaps before its place was kept.
-    """
+    """Return whether a checkpoint was saved since the last start, on any host that answers."""
     step = console.step("looking for new checkpoints")
     with newest_attempt(folder, console, record) as attempt, step:
 
         def look(node: Node) -> bool:
             place = attempt.by_node[node].place
-            done = node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir)
-            if done.code == CANCELLED:
-                raise RunKilled(f"run {folder.run_id} was killed")
-            return bool(done.stdout)
+            return bool(node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
 
         silent = [node for node in attempt.nodes if node.name in record.pending_stop]
         others = [node for node in attempt.nodes if node not in silent]
-        for nodes in (others, silent):  # a lost host costs the time-out of a connection
-            answers, failures = try_each(nodes, look)
-            for error in failures.values():
-                if isinstance(error, RunKilled):
-                    raise error
-            if any(answers.values()):
-                return True
-        return False
+        # a lost host costs the time-out of a connection
+        return any(any(try_each(nodes, look)[0].values()) for nodes in (others, silent))

@@ -20,13 +20,18 @@ from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
-from .claim_gpus import Claim, Refused, claim_gpus
 from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
-from .start_nodes import NodeInputs, remove_nodes, start_nodes
-from .tickets import Tickets, kept_for_restart, remove_tickets
-from .waiting_line import PlaceInLine
+from .start_nodes import (
+    NodeInputs,
+    PlannedAttempt,
+    Refused,
+    claim_gpus,
+    remove_nodes,
+    start_nodes,
+)
+from .waiting_line import PlaceInLine, Tickets, kept_for_restart
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
@@ -38,6 +43,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
     """
     # checked, and sent what they lack, so that a later restart can use them at once
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
+    reservation = Reservation(request.run_id, request.attempt, request.handed_over)
     with (
         connected(request.cluster.hosts) as hosts,
         connected(request.former) as former,
@@ -45,41 +51,43 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as events,
         failed_start_recorded(request, events, console),
-        PlaceInLine(request, interrupts, console, kept) as line,
+        PlaceInLine(request, reservation, interrupts, console, kept) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(hosts, request.cluster, console)
-        reservation = Reservation(request, hosts, console)
         while True:
             nodes = choose_hosts(request, hosts, line.since, console)
             if isinstance(nodes, Refused):
-                reservation.take()
-                if outcome := line.wait(nodes, reservation):
+                reservation.take(hosts, console)
+                if outcome := line.wait(nodes):
                     return outcome
                 continue
             chosen = request.on(nodes)
             survey = check(chosen, nodes, spares, console)
             pushed = push(survey, spares, console)
             plan = make_plan(survey, pushed, line.since, console)
-            reservation.take()
+            reservation.take(hosts, console)
             record = chosen.remember(plan)
             send_checkpoint(request, survey, plan, former, console)
-            line.confirm()
+            if kept:
+                with console.step("asking whether the run was killed"):
+                    kept.confirm()
+            attempt = PlannedAttempt(plan, nodes)
             environment = user_environment(request.cluster.job)
             inputs = NodeInputs(survey.uids, environment, for_hosts(record))
             with interrupts.held():  # a signal waits until nothing is half done
-                claim = claim_gpus(plan, survey.nodes, inputs, console)
-                if isinstance(claim, Claim):
-                    started = start(claim, reservation, survey, record, events, console)
-                    line.leave(claim)
-                    remove_tickets(former, plan)
+                refused = claim_gpus(attempt, inputs, console)
+                if refused is None:
+                    start(attempt, reservation, console)
+                    started = started_run(attempt, survey, record, events, console)
+                    line.leave(attempt, former)
                     if request.options.detach:
                         events.close()
                         return detach.detach(request.folder, RunState.RUNNING, console)
-                    tickets = Tickets(claim.attempt, plan, ignored_port=True)
+                    tickets = Tickets(attempt, reservation)
                     with kept_for_restart(tickets, request.folder, console):
                         return follow(started, events, interrupts, console)
-            if outcome := line.wait(claim, reservation, choose_again=len(nodes) < len(hosts)):
+            if outcome := line.wait(refused, choose_again=len(nodes) < len(hosts)):
                 return outcome
 
 
@@ -112,26 +120,30 @@ def send_checkpoint(
     distribute_checkpoint(survey.nodes, former, request.earlier, console, open_to_all=open_to_all)
 
 
-def start(
-    claim: Claim,
-    reservation: Reservation,
+def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -> None:
+    """Start all nodes or none. Raises RunKilled after a `kill`."""
+    try:
+        with console.step("asking whether the run was killed"):
+            reservation.confirm(attempt.nodes)
+        start_nodes(attempt, console)
+    except BaseException as error:
+        with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
+            remove_nodes(attempt, folders=isinstance(error, RunKilled))
+            reservation.confirm(
+                attempt.nodes
+            )  # `kill` may have removed a node just before its start
+        raise
+
+
+def started_run(
+    started: PlannedAttempt,
     survey: HostSurvey,
     record: RunRecord,
     events: EventHook,
     console: Console,
 ) -> StartedRun:
-    """Start all nodes or none; then record, print and report that the attempt has started."""
-    plan, attempt, folder = claim.plan, record.attempt, survey.request.folder
-    nodes = claim.attempt.nodes
-    try:
-        with console.step("asking whether the run was killed"):
-            reservation.confirm(nodes)
-        start_nodes(plan, claim.attempt, console)
-    except BaseException as error:
-        with console.step(f"removing {counted(plan.nnodes, 'node')}"):
-            remove_nodes(plan, claim.attempt, folders=isinstance(error, RunKilled))
-            reservation.confirm(nodes)  # `kill` may have removed a node just before its start
-        raise
+    """Record, print and report that the attempt has started."""
+    plan, attempt, folder = started.plan, record.attempt, survey.request.folder
     attempt.state, attempt.started = RunState.RUNNING, timestamp()
     folder.try_save(record, console)
     number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
@@ -142,7 +154,7 @@ def start(
         console.say(times)
     console.steps.clear()
     events("attempt-started", record, message=attempt.by)
-    return StartedRun(claim.attempt, folder, record, [facts.clock_skew for facts in survey.facts])
+    return StartedRun(started.running, folder, record, [facts.clock_skew for facts in survey.facts])
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:

@@ -1,15 +1,24 @@
-"""Create the nodes of an attempt on all hosts, start them, and remove them again."""
+"""Create the nodes of an attempt, claim their GPUs, start them, and remove them again: on all hosts.
 
+Its created nodes are the claim: they carry labels with their GPUs, which every other launch reads.
+The rules are in engines.claims.
+"""
+
+import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..diagnosis.error_texts import FAILURE_TABLE
-from ..engines.choose import engine_of
+from ..engines.choose import engine_of, engines_on
+from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.running import RunningAttempt, RunningNode
-from ..engines.status import NodeStatus
-from ..plan.plan import Plan
+from ..engines.status import LEASE, ContainerState, NodeStatus
+from ..errors import DdpctlError, PreflightError
+from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.many import each_node, try_each
 from ..ssh.node import Node
@@ -17,7 +26,33 @@ from ..terminal.console import Console
 from ..text import counted
 from .node_folders import fill_folders
 
+LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
+
+
+@dataclass(frozen=True)
+class PlannedAttempt:
+    """A plan, and the connections to its hosts in rank order."""
+
+    plan: Plan
+    nodes: Sequence[Node]
+
+    @cached_property
+    def plans(self) -> Mapping[Node, NodePlan]:
+        return dict(zip(self.nodes, self.plan.nodes, strict=True))
+
+    @cached_property
+    def running(self) -> RunningAttempt:
+        """The attempt once its nodes have started."""
+        name = self.plan.engine.name
+        members = (RunningNode(n, engine_of(n, name), own.place) for n, own in self.plans.items())
+        return RunningAttempt(tuple(members))
+
+    def nodes_on(self, node: Node) -> list[NodeStatus]:
+        """Return this node of all attempts on its host. Tickets stay: the run may go on waiting."""
+        listed = self.running.by_node[node].engine.list(self.plan.run_id)
+        rank = self.plans[node].node_rank
+        return [status for status in listed if status.node_rank == rank and not status.is_ticket]
 
 
 @dataclass(frozen=True)
@@ -29,59 +64,113 @@ class NodeInputs:
     record: Mapping[str, Any]  # run.json, for the hosts to keep
 
 
-def attempt_of(plan: Plan, nodes: Sequence[Node]) -> RunningAttempt:
-    """Return the plan's attempt on `nodes`, which are in rank order."""
-    engine, pairs = plan.engine.name, zip(nodes, plan.nodes, strict=True)
-    members = (RunningNode(node, engine_of(node, engine), own.place) for node, own in pairs)
-    return RunningAttempt(tuple(members))
+@dataclass(frozen=True)
+class Refused:
+    """An attempt whose GPUs other runs use, or asked for earlier."""
+
+    attempt: PlannedAttempt
+    reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
 
 
-def create_nodes(plan: Plan, attempt: RunningAttempt, inputs: NodeInputs) -> None:
+def claim_gpus(attempt: PlannedAttempt, inputs: NodeInputs, console: Console) -> Refused | None:
+    """Create the nodes on all hosts, then look for rivals. If one comes first, remove all nodes."""
+    with console.step(f"creating {counted(attempt.plan.nnodes, 'node')}"):
+        try:
+            create_nodes(attempt, inputs)
+            reasons = _rivals_ahead(attempt)
+        except BaseException:
+            remove_nodes(attempt)
+            raise
+        if reasons:
+            remove_nodes(attempt, folders=True)
+            return Refused(attempt, reasons)
+    return None
+
+
+def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
+    """Return what rivals that come first have. Wait while it is undecided whether one does."""
+    plan = attempt.plan
+    wanted = {node: plan.resources(own) for node, own in attempt.plans.items()}
+    sharing = [node for node in wanted if wanted[node]]
+    deadline = time.monotonic() + LEASE
+
+    def look(node: Node) -> list[NodeStatus]:
+        """List the rivals on a host. Removes leftovers of launches that have died."""
+        listed = []
+        for engine in engines_on(node, plan.engine.name):
+            for rival in rivals(plan.run_id, wanted[node], engine.claims()):
+                if not rival.expired:
+                    listed.append(rival)
+                elif not engine.withdraw(rival):
+                    # it has just started, or another launch is removing it
+                    listed.append(dataclasses.replace(rival, state=ContainerState.REMOVING))
+        return listed
+
+    while True:
+        listed = each_node(sharing, look)
+        late = time.monotonic() > deadline
+        ahead = {
+            node: [r for r in here if goes_first(r, plan.key) or (late and undecided(r))]
+            for node, here in listed.items()
+        }
+        if any(ahead.values()):
+            return taken_by_rivals(attempt, ahead, wanted)
+        if not any(undecided(rival) for here in listed.values() for rival in here):
+            return []
+        time.sleep(LOOK_AGAIN)
+
+
+def taken_by_rivals(
+    attempt: PlannedAttempt,
+    ahead: Mapping[Node, Sequence[NodeStatus]],
+    wanted: Mapping[Node, Collection[str]],
+) -> list[DdpctlError]:
+    """Return, for each host and rival, which of `wanted` the rival has or waits for there."""
+    return [
+        PreflightError(taken(wanted[node], attempt.plans[node].gpu_ids, rival), host=node.name)
+        for node, listed in ahead.items()
+        for rival in listed
+    ]
+
+
+def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
     """Fill the folders and create the nodes on all hosts, without starting them."""
-    token = secrets.token_hex(32)
-    plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
+    plan, token = attempt.plan, secrets.token_hex(32)
 
     def create(node: Node) -> None:
-        member, node_plan = attempt.by_node[node], plans[node]
+        engine, node_plan = attempt.running.by_node[node].engine, attempt.plans[node]
         if plan.attempt > 1:  # a container name can be used only once
-            for status in _nodes_of(member, plan):
-                member.engine.stop(status, plan.job.stop_timeout)
-                member.engine.remove(status)
+            for status in attempt.nodes_on(node):
+                engine.stop(status, plan.job.stop_timeout)
+                engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token, FAILURE_TABLE)
         documents = {"spec.json": spec, "run.json": inputs.record}
         fill_folders(node, plan, node_plan, documents, inputs.uids[node_plan.node_rank])
-        member.engine.create(node_plan, inputs.environment)
+        engine.create(node_plan, inputs.environment)
 
     each_node(attempt.nodes, create)
 
 
-def start_nodes(plan: Plan, attempt: RunningAttempt, console: Console) -> None:
+def start_nodes(attempt: PlannedAttempt, console: Console) -> None:
     """Start the nodes that `create_nodes` has created."""
-    plans = dict(zip(attempt.nodes, plan.nodes, strict=True))
-    with console.step(f"starting {counted(plan.nnodes, 'node')}"):
-        each_node(attempt.nodes, lambda node: attempt.by_node[node].engine.start(plans[node]))
+    engines = attempt.running.by_node
+    with console.step(f"starting {counted(attempt.plan.nnodes, 'node')}"):
+        each_node(attempt.nodes, lambda node: engines[node].engine.start(attempt.plans[node]))
 
 
-def remove_nodes(plan: Plan, attempt: RunningAttempt, *, folders: bool = False) -> None:
+def remove_nodes(attempt: PlannedAttempt, *, folders: bool = False) -> None:
     """Stop and remove the nodes of this attempt. folders: its folders too, as if it had never existed.
 
     If a node cannot be removed now, `kill` finds it by its labels.
     """
 
     def remove(node: Node) -> None:
-        member = attempt.by_node[node]
-        for status in _nodes_of(member, plan):
-            if status.attempt == plan.attempt:
-                member.engine.stop(status, UNDO_TIMEOUT)
-                member.engine.remove(status)
+        engine = attempt.running.by_node[node].engine
+        for status in attempt.nodes_on(node):
+            if status.attempt == attempt.plan.attempt:
+                engine.stop(status, UNDO_TIMEOUT)
+                engine.remove(status)
         if folders:
-            node.run(["rm", "-rf", "--", member.place.control_dir])
+            node.run(["rm", "-rf", "--", attempt.plans[node].place.control_dir])
 
     try_each(attempt.nodes, remove)
-
-
-def _nodes_of(member: RunningNode, plan: Plan) -> list[NodeStatus]:
-    """Return this node of all attempts on its host. Tickets stay: the run may go on waiting."""
-    listed = member.engine.list(plan.run_id)
-    rank = member.place.node_rank
-    return [status for status in listed if status.node_rank == rank and not status.is_ticket]

@@ -1,26 +1,126 @@
-"""A run's place in line for GPUs that other runs have: `launch --wait`."""
+"""A run's place in line for GPUs: `launch --wait`, and what a run keeps between its attempts.
 
-from __future__ import annotations
+A ticket is what a run leaves on each of its hosts while it waits in line, or may restart. It stops
+later launches, and `ps` shows it. It expires unless it is renewed, so it does not outlive its launch
+for long. A run that may restart has tickets besides its nodes, so that no GPU is free when a node ends.
+`kill` removes the tickets and cancels the run's reservation.
+"""
 
 import contextlib
+import secrets
 import signal
+import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..errors import lines
+from ..engines.choose import engines_on
+from ..engines.claims import goes_first, rivals, undecided
+from ..engines.status import LEASE, NodeStatus
+from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, lines
 from ..follow import detach
 from ..follow.interrupts import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
+from ..plan.plan import Plan
+from ..runs.record import RunFolder
+from ..ssh.many import ask_each, try_each
+from ..ssh.node import Node
 from ..state import locked, make_folder
 from ..terminal.console import Console
-from .claim_gpus import Claim, Refused, refusal
 from .request import Request
 from .reservation import Reservation
-from .tickets import POLL, Tickets
+from .restart_rule import why_not
+from .start_nodes import PlannedAttempt, Refused, taken_by_rivals
 
+RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
+KEEP = LEASE / 6  # seconds between looks at tickets that nothing waits for
+POLL = 5.0  # seconds between checks of the hosts
+TICK = 0.2  # seconds between checks for signals
 WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
-class PlaceInLine:
+class Tickets:
+    """The tickets of one run on the hosts that it may use."""
+
+    def __init__(self, attempt: PlannedAttempt, reservation: Reservation) -> None:
+        """attempt: for a start on all these hosts. reservation: `kill` cancels it with the tickets."""
+        self.attempt, self._reservation = attempt, reservation
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._keeper: threading.Thread | None = None
+
+    def join(self) -> None:
+        """Take a place in line, and keep it until `close`. Does nothing if it has one already.
+
+        Raises RunKilled if the run was killed.
+        """
+        if self._keeper:
+            return
+        put, failures = ask_each(self.attempt.nodes, self._put)
+        if not put:
+            raise NodesFailed(failures)
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
+        self._keeper.start()
+        try:
+            self.confirm()
+        except RunKilled:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the tickets, including those of an earlier waiting process, unless abandoned."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with self._lock:
+                # those of earlier attempts, too, whose node ranks may differ
+                remove_tickets(self.attempt.nodes, self.attempt.plan)
+
+    def abandon(self) -> None:
+        """Leave the tickets for another process, which must renew them before they expire."""
+        self._closed.set()
+
+    def confirm(self) -> None:
+        """Raise RunKilled if the run was killed."""
+        self._reservation.confirm(self.attempt.nodes)
+
+    def _keep(self) -> None:
+        """Renew the tickets while the launch is busy with other work."""
+        while not self._closed.wait(KEEP):
+            try:
+                self.look()
+            except RunKilled:
+                remove_tickets(self.attempt.nodes, self.attempt.plan)
+                return
+
+    def look(self) -> tuple[dict[Node, list[NodeStatus]], dict[Node, DdpctlError]]:
+        """Return what `list_claims` does, and replace this run's tickets there that are old or gone.
+
+        Raises RunKilled if one was to be replaced but the run was killed.
+        """
+        with self._lock:
+            listed, failures = list_claims(self.attempt)
+            own = {node: self._own(node, listed[node]) for node in listed}
+            due = [node for node in own if all(ticket.age > RENEW for ticket in own[node])]
+            if due and not self._closed.is_set():
+                try_each(due, lambda node: self._replace(node, own[node]))
+                self._reservation.confirm(due)
+            return listed, failures
+
+    def _own(self, node: Node, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
+        mine = (self.attempt.plan.run_id, self.attempt.plans[node].node_rank)
+        return [s for s in listed if s.is_ticket and (s.run_id, s.node_rank) == mine]
+
+    def _put(self, node: Node) -> None:
+        own = self.attempt.plans[node]
+        name = f"{own.place.container}-{secrets.token_hex(3)}"
+        self.attempt.running.by_node[node].engine.wait_in_line(name, own.container.labels)
+
+    def _replace(self, node: Node, own: Sequence[NodeStatus]) -> None:
+        self._put(node)
+        for ticket in own:
+            self.attempt.running.by_node[node].engine.withdraw(ticket)
+
+
+class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     """A run's place in line, from the first refusal until the run starts or this command ends.
 
     Use it in a `with` statement: at its end, the run leaves the line, unless another process has
@@ -28,26 +128,26 @@ class PlaceInLine:
     """
 
     def __init__(
-        self, request: Request, interrupts: Interrupts, console: Console, kept: Tickets | None
+        self,
+        request: Request,
+        reservation: Reservation,
+        interrupts: Interrupts,
+        console: Console,
+        kept: Tickets | None,
     ) -> None:
         """kept: the tickets of a run that restarts. They stay if it does not start."""
-        self._kept = kept
-        self._request, self._interrupts, self._console = request, interrupts, console
+        self._request, self._reservation, self._kept = request, reservation, kept
+        self._interrupts, self._console = interrupts, console
         self._tickets: Tickets | None = None
         self._lock = contextlib.ExitStack()
         self.since, self.until = request.since, request.until
-
-    def __enter__(self) -> PlaceInLine:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._tickets:
             self._tickets.close()
         self._lock.close()
 
-    def wait(
-        self, refused: Refused, reservation: Reservation, *, choose_again: bool = False
-    ) -> Outcome | None:
+    def wait(self, refused: Refused, *, choose_again: bool = False) -> Outcome | None:
         """Wait until it is this run's turn; then return None. If this command leaves, return how.
 
         choose_again: another launch was faster on the chosen hosts, but other hosts may be free.
@@ -57,25 +157,20 @@ class PlaceInLine:
         if limit is None:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
             raise refusal(refused.reasons, remedy)
-        self.since = refused.plan.since
+        self.since = refused.attempt.plan.since
         self.until = self.until or (time.time() + limit if limit else None)
         if choose_again:
             time.sleep(POLL)
             return None
         if self._tickets is None:
             self._lock.enter_context(locked(make_folder(request.folder.path) / WAITING))
-            any_port = request.cluster.job.master_port == "auto"
-            self._tickets = Tickets(refused.attempt, refused.plan, ignored_port=any_port)
+            self._tickets = Tickets(refused.attempt, self._reservation)
         self._record(refused)
         self._tickets.join()
-        reservation.confirm(refused.attempt.nodes)
         if request.options.detach:
             self._tickets.abandon()
             return detach.detach(request.folder, RunState.WAITING, self._console)
-        needed = request.options.nodes or request.cluster.nnodes
-        number = self._tickets.wait(
-            needed, self.until, lines(refused.reasons), self._interrupts, self._console
-        )
+        number = self._await_turn(self._tickets, lines(refused.reasons))
         if number is None:
             return None
         if number not in LEAVING:
@@ -84,24 +179,111 @@ class PlaceInLine:
         detach.start_recorder(request.folder)
         return Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
 
-    def confirm(self) -> None:
-        """Raise RunKilled if the run was killed while it waited or restarted."""
-        if tickets := self._tickets or self._kept:
-            tickets.ahead()
+    def leave(self, attempt: PlannedAttempt, former: Sequence[Node]) -> None:
+        """Remove all tickets of the run, because it has started. former: its earlier hosts."""
+        for tickets in (self._kept, self._tickets):
+            if tickets:
+                tickets.close()
+        if self.since is not None:  # an earlier process may have waited, or followed the run
+            remove_tickets([*attempt.nodes, *former], attempt.plan)
 
-    def leave(self, claim: Claim) -> None:
-        """Leave the line, because the run has started."""
-        if self._kept:
-            self._kept.close()
-        elif self._tickets is None and self.since is not None:  # an earlier process waited
-            self._tickets = Tickets(claim.attempt, claim.plan, ignored_port=True)
-        if self._tickets:
-            self._tickets.close()
+    def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
+        """Wait until enough hosts have no rival ahead. Return None, or a signal that arrived.
+
+        printed: lines already printed. Raises Several after the limit.
+        """
+        needed = self._request.options.nodes or self._request.cluster.nnodes
+        with self._interrupts.held():
+            while True:
+                ahead, reasons = in_the_way(tickets.attempt, *tickets.look())
+                if sum(not listed for listed in ahead.values()) >= needed:
+                    return None
+                if self.until is not None and time.time() >= self.until:
+                    remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
+                    raise refusal(reasons, remedy)
+                for line in lines(reasons):
+                    if line not in printed:
+                        self._console.say(f"run {self._request.run_id} waits: {line}")
+                printed = lines(reasons)
+                for _ in range(round(POLL / TICK)):
+                    time.sleep(TICK)
+                    if (number := self._interrupts.take()) is not None:
+                        return number
 
     def _record(self, refused: Refused) -> None:
-        folder, record = self._request.folder, self._request.remember(refused.plan)
+        folder, record = self._request.folder, self._request.remember(refused.attempt.plan)
         record.attempt.state = RunState.WAITING
         record.attempt.waiting_since, record.attempt.waiting_until = self.since, self.until
         folder.try_save(record, self._console)
         for line in lines(refused.reasons):
             self._console.say(f"run {folder.run_id} waits: {line}")
+
+
+def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
+    return Several(PreflightError(each.what, remedy, host=each.host) for each in reasons)
+
+
+def list_claims(
+    attempt: PlannedAttempt,
+) -> tuple[dict[Node, list[NodeStatus]], dict[Node, DdpctlError]]:
+    """Return the nodes and tickets of all runs on each host, and the errors of silent hosts."""
+    name = attempt.plan.engine.name
+    return try_each(attempt.nodes, lambda n: [s for e in engines_on(n, name) for s in e.claims()])
+
+
+def in_the_way(
+    attempt: PlannedAttempt,
+    listed: Mapping[Node, Sequence[NodeStatus]],
+    failures: Mapping[Node, DdpctlError],
+) -> tuple[dict[Node, list[NodeStatus]], list[DdpctlError]]:
+    """Return the rivals that are ahead or undecided, by host, and all that the attempt has to wait for.
+
+    A port that the plan has chosen does not count: the next plan chooses another one.
+    """
+    plan = attempt.plan
+    port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
+    wanted = {node: plan.resources(own) - port for node, own in attempt.plans.items()}
+    ahead = {
+        node: [
+            rival
+            for rival in rivals(plan.run_id, wanted[node], statuses)
+            if goes_first(rival, plan.key) or undecided(rival)
+        ]
+        for node, statuses in listed.items()
+    }
+    return ahead, [*taken_by_rivals(attempt, ahead, wanted), *failures.values()]
+
+
+def remove_tickets(nodes: Sequence[Node], plan: Plan) -> None:
+    """Remove the run's tickets on these hosts. On a host that does not answer, they expire."""
+
+    def remove(node: Node) -> None:
+        for engine in engines_on(node, plan.engine.name):
+            for status in engine.claims():
+                if status.is_ticket and status.run_id == plan.run_id:
+                    engine.withdraw(status)
+
+    try_each(nodes, remove)
+
+
+@contextlib.contextmanager
+def kept_for_restart(tickets: Tickets, folder: RunFolder, console: Console) -> Iterator[None]:
+    """Keep tickets besides the nodes of a run that somebody follows, if the launcher may restart it.
+
+    They stay if it goes on or restarts, because then others renew them.
+    """
+    most = tickets.attempt.plan.job.max_restarts
+    if most == 0:
+        yield
+        return
+    with contextlib.suppress(NodesFailed, RunKilled):
+        tickets.join()
+    try:
+        yield
+    finally:
+        record = folder.load_if_readable(console)
+        failed = record is not None and record.state is RunState.FAILED
+        if record and (record.state.is_live or (failed and not why_not(record, most, saved=True))):
+            tickets.abandon()
+        else:
+            tickets.close()

@@ -25,7 +25,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
 from ..text import counted
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
-from .kill import covers, kill_run
+from .kill import kill_run
 
 # ~/.ddpctl may be a link to another disk, and hosts may share the link but not the disk. So every
 # host empties its folder before any host removes the link.
@@ -198,8 +198,7 @@ def remove(
     for run_id in sorted(set().union(*(each.live_runs for each in to_remove.values()))):
         there = [node for node in to_remove if run_id in to_remove[node].live_runs]
         owners = {s.owner for node in there for s in to_remove[node].nodes if s.run_id == run_id}
-        everywhere = covers(answered, run_id, console)
-        kill_run(there, cluster, run_id, console, owners=owners, everywhere=everywhere)
+        kill_run(there, cluster, run_id, console, owners=owners, asked=answered)
 
     def run(node: Node, script: str) -> None:
         if (done := node.script(script, timeout=TIMEOUT)).code != 0:

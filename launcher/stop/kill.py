@@ -74,10 +74,7 @@ def kill(
                 raise
         killed = []
         for run_id, on in by_run.items():
-            everywhere = covers(nodes, run_id, console)
-            killed.append(
-                kill_run(on, cluster, run_id, console, owners=owners, everywhere=everywhere)
-            )
+            killed.append(kill_run(on, cluster, run_id, console, owners=owners, asked=nodes))
         if everything and engine_traits(cluster.job.engine).keeps_containers:
             remove_finished(nodes, cluster, console)
     if as_json:
@@ -94,14 +91,13 @@ def kill_run(
     console: Console,
     *,
     owners: Collection[str] = (),
-    everywhere: bool = True,
-    silent_hosts: bool = True,
-    cancel: bool = True,
+    asked: Collection[Node] = (),
+    finishing: bool = False,
 ) -> Killed:
     """Stop one run on these hosts at once, say what was stopped, and record it.
 
-    owners, cancel: see `Stop`. everywhere: the run has no other hosts, so its record may say that
-    it ended. silent_hosts: say which hosts did not answer.
+    owners: see `Stop`. asked: other hosts that do not have the run. finishing: complete an earlier
+    stop, and leave it to the caller to say which hosts did not answer.
     """
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
@@ -109,12 +105,13 @@ def kill_run(
     timeout = record.stop_timeout if record else STOP_TIMEOUT
     with console.step(f"stopping {run_id} on {names(node.name for node in machines)}"):
         owners = [*owners, record.owner if record else ""]
-        stop = Stop(run_id, cluster.job.engine, timeout, owners, cancel=cancel)
+        about_to_restart = finishing and record is not None and record.state is RunState.FAILED
+        stop = Stop(run_id, cluster.job.engine, timeout, owners, cancel=not about_to_restart)
         stopped, failures = stop.on_all(machines)
     killed = Killed(run_id, machines, stopped, failures)
-    killed.report(console, silent_hosts=silent_hosts)
+    killed.report(console, silent_hosts=not finishing)
     if record := folder.load_if_readable(console):  # it may have a new attempt by now
-        killed.note_in(record, nodes, everywhere=everywhere)
+        killed.note_in(record, {node.name for node in (*nodes, *asked)})
         folder.try_save(record, console)
     return killed
 
@@ -159,10 +156,11 @@ class Killed:
             parts.append(f"left alone on {names(others)}: nodes of {theirs}")
         return f"run {self.run_id}: {'; '.join(parts)}"
 
-    def note_in(self, record: RunRecord, nodes: Sequence[Node], *, everywhere: bool) -> None:
+    def note_in(self, record: RunRecord, asked: Collection[str]) -> None:
         """Record the end of the run, or the hosts on which it must still be confirmed."""
-        elsewhere = set(record.pending_stop) - {node.name for node in nodes}
+        elsewhere = {*record.pending_stop} - {*asked}
         record.pending_stop = sorted({*self.unconfirmed, *elsewhere})
+        everywhere = {*record.hosts} <= {*asked}
         settled = record.state is RunState.UNKNOWN and not record.pending_stop
         if (everywhere and not record.state.is_final) or settled:
             record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
@@ -195,15 +193,7 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
         except UnreadableRecord:
             continue  # the command that needs this record reports it
         if here := [node for node in nodes if node.name in record.pending_stop]:
-            kill_run(
-                here,
-                cluster,
-                folder.run_id,
-                console,
-                everywhere=False,  # it may have been resumed elsewhere
-                silent_hosts=False,  # the command itself names them
-                cancel=record.state is not RunState.FAILED,  # then it may be about to restart
-            )
+            kill_run(here, cluster, folder.run_id, console, finishing=True)
 
 
 def hosts_and_run(
@@ -278,12 +268,6 @@ def own_runs(
         return node in failures or run_id in {s.run_id for s in answers[node][0]}
 
     return {run_id: [n for n in machines if may_have(n, run_id)] for run_id in run_ids}
-
-
-def covers(nodes: Collection[Node], run_id: str, console: Console) -> bool:
-    """Return whether these are all hosts of the run, as far as this machine's record shows."""
-    record = run_folder(run_id).load_if_readable(console)
-    return record is None or {*record.hosts} <= {node.name for node in nodes}
 
 
 def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:

@@ -23,9 +23,14 @@ from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.many import each_node
 from launcher.ssh.node import Node, connected
-from launcher.start.claim_gpus import Refused, claim_gpus
 from launcher.start.request import Request
-from launcher.start.start_nodes import NodeInputs, attempt_of, remove_nodes, start_nodes
+from launcher.start.start_nodes import (
+    NodeInputs,
+    PlannedAttempt,
+    claim_gpus,
+    remove_nodes,
+    start_nodes,
+)
 from launcher.terminal.console import Console
 
 Party = tuple[Plan, list[Node]]
@@ -59,7 +64,7 @@ def main(hosts: str, pairs: int) -> None:
                 ]
                 print(json.dumps({"started": started, "there": alive}), flush=True)
                 for plan, nodes in both:
-                    remove_nodes(plan, attempt_of(plan, nodes))
+                    remove_nodes(PlannedAttempt(plan, nodes))
 
 
 def party(
@@ -94,10 +99,10 @@ def race(plan: Plan, nodes: Sequence[Node], barrier: threading.Barrier) -> str |
     """The run id if it started."""
     barrier.wait()
     console = Console(quiet=True)
-    claim = claim_gpus(plan, nodes, NodeInputs([0] * len(nodes), {}, {}), console)
-    if isinstance(claim, Refused):
+    attempt = PlannedAttempt(plan, nodes)
+    if claim_gpus(attempt, NodeInputs([0] * len(nodes), {}, {}), console):
         return None
-    start_nodes(plan, claim.attempt, console)
+    start_nodes(attempt, console)
     return plan.run_id
 
 

@@ -62,8 +62,7 @@ def test_a_run_waits_for_its_gpus_and_takes_any_free_hosts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.start.waiting_line.POLL", 0.05)
-    monkeypatch.setattr("launcher.start.tickets.POLL", 0.05)
-    monkeypatch.setattr("launcher.start.tickets.TICK", 0.01)
+    monkeypatch.setattr("launcher.start.waiting_line.TICK", 0.01)
     monkeypatch.setattr(recorder, "report_ready", lambda: None)
     cluster = fake_cluster("gpu0", "gpu1", "gpu2", gpus=1, master_port="auto")
     first = launched(cluster, nodes=2)

@@ -13,7 +13,7 @@ from fakes import FakeCluster
 
 from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
-from launcher.start import claim_gpus, launch, run_attempt, start_nodes, tickets, waiting_line
+from launcher.start import launch, run_attempt, start_nodes, waiting_line
 from launcher.start.request import Request
 
 Make = Callable[..., FakeCluster]
@@ -23,7 +23,7 @@ MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "remember"),
     "recorded": (run_attempt, "send_checkpoint"),
     "filled": (start_nodes, "supervisor_spec"),
-    "created": (claim_gpus, "_rivals_ahead"),
+    "created": (start_nodes, "_rivals_ahead"),
     "starting": (None, "start"),  # of the engine
 }
 ENGINES = {"docker": Docker, "process": Processes}
@@ -32,8 +32,7 @@ ENGINES = {"docker": Docker, "process": Processes}
 @pytest.fixture(autouse=True)
 def _one_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "new_run_id", lambda name: RUN)
-    monkeypatch.setattr(tickets, "POLL", 0.05)
-    monkeypatch.setattr(tickets, "TICK", 0.01)
+    monkeypatch.setattr(waiting_line, "TICK", 0.01)
     monkeypatch.setattr(waiting_line, "POLL", 0.05)
 
 
@@ -128,7 +127,7 @@ def test_a_run_that_is_killed_just_before_it_joins_the_line_leaves_no_ticket(
     monkeypatch.setattr(launch, "new_run_id", lambda name: "20261125-030000-first")
     assert cluster.launch("--detach")[0] == 0
     monkeypatch.setattr(launch, "new_run_id", lambda name: RUN)
-    just_before(monkeypatch, tickets.Tickets, "join", lambda: kill(cluster, "here"))
+    just_before(monkeypatch, waiting_line.Tickets, "join", lambda: kill(cluster, "here"))
     code, _, err = cluster.launch("--wait", "--detach")
     assert code == 7, err
     assert cluster.tickets == [] and cluster.recorders == ["20261125-030000-first"]

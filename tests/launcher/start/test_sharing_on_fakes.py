@@ -8,14 +8,13 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode
 
-from launcher.engines.running import RunningAttempt
 from launcher.engines.status import LEASE
 from launcher.errors import PreflightError, RunKilled, UsageError
 from launcher.facts.gather import gather
@@ -23,16 +22,17 @@ from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome
 from launcher.plan.build import PlanInputs
-from launcher.plan.plan import LaunchOptions, Plan
+from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
-from launcher.ssh.node import Node, connected
-from launcher.start import recorder, tickets, waiting_line
+from launcher.ssh.node import connected
+from launcher.start import recorder, waiting_line
 from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
-from launcher.start.claim_gpus import Claim, Refused, claim_gpus
 from launcher.start.request import Request
+from launcher.start.reservation import Reservation
 from launcher.start.run_attempt import run_attempt
-from launcher.start.start_nodes import NodeInputs, attempt_of, start_nodes
+from launcher.start.start_nodes import NodeInputs, PlannedAttempt, Refused, claim_gpus, start_nodes
+from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -42,8 +42,7 @@ Make = Callable[..., FakeCluster]
 def make(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Hosts with two GPUs each."""
     monkeypatch.setattr(waiting_line, "POLL", 0.05)
-    monkeypatch.setattr(tickets, "POLL", 0.05)
-    monkeypatch.setattr(tickets, "TICK", 0.01)
+    monkeypatch.setattr(waiting_line, "TICK", 0.01)
     monkeypatch.setattr(recorder, "report_ready", lambda: None)
     return lambda *names: fake_cluster(*names, gpus=2, master_port="auto")
 
@@ -70,6 +69,13 @@ def once(true: Callable[[], object], do: Callable[[], object]) -> threading.Thre
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+def kill_from_elsewhere(cluster: FakeCluster, run_id: str) -> None:
+    """Kill a run as from a machine that has only the hosts file."""
+    with connected(load(cluster.hosts_file).hosts) as nodes:
+        stopped, failures = Stop(run_id, "docker", 1.0, ()).on_all(nodes)
+    assert not failures and all(each.clean for each in stopped.values())
 
 
 def end_all(nodes: list[FakeNode]) -> None:
@@ -124,10 +130,10 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
             plan = wanted.plan(inputs)
             barrier.wait()
             inputs = NodeInputs([0] * len(hosts), {}, {})
-            claim = claim_gpus(plan, nodes, inputs, Console(quiet=True))
-            if isinstance(claim, Refused):
+            attempt = PlannedAttempt(plan, nodes)
+            if claim_gpus(attempt, inputs, Console(quiet=True)):
                 return None
-            start_nodes(plan, claim.attempt, Console(quiet=True))
+            start_nodes(attempt, Console(quiet=True))
             return plan.run_id
 
     for pair in range(12):
@@ -205,7 +211,7 @@ def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch)
     second = cluster.launch("--wait", "--detach")[1].strip()
     before = cluster.hosts["gpu0"].count("create_volume")
     renewed = lambda: cluster.hosts["gpu0"].count("create_volume") > before  # noqa: E731
-    once(renewed, lambda: [host.tickets.clear() for host in cluster])  # killed from elsewhere
+    once(renewed, lambda: kill_from_elsewhere(cluster, second))
     assert run_recorder(cluster, second, monkeypatch) == 7
     assert record(cluster, second)["state"] == "CANCELLED"
     assert {node.run_id for node in cluster.nodes} == {first}
@@ -216,30 +222,29 @@ def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch)
 
 
 @contextlib.contextmanager
-def place_in_line(cluster: FakeCluster) -> Iterator[tickets.Tickets]:
+def place_in_line(cluster: FakeCluster) -> Iterator[waiting_line.Tickets]:
     """A run's place in line, on all hosts."""
     given = load(cluster.hosts_file)
     with connected(given.hosts) as nodes:
         inputs = PlanInputs(gather(nodes), ("i",), since=9e9)
         plan = Request(given, LaunchOptions(), "later").plan(inputs)
-        place = tickets.Tickets(attempt_of(plan, nodes), plan, ignored_port=True)
+        reservation = Reservation(plan.run_id, 1)
+        reservation.take(nodes, Console(quiet=True))
+        place = waiting_line.Tickets(PlannedAttempt(plan, nodes), reservation)
         place.join()
         yield place
         place.close()
 
 
-def test_a_kill_during_a_long_push_is_not_forgotten(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_during_a_long_push_is_not_forgotten(make: Make) -> None:
     cluster = make("gpu0")
     with place_in_line(cluster) as place:
-        cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
+        kill_from_elsewhere(cluster, "later")
+        assert cluster.tickets == []
         with pytest.raises(RunKilled):
-            place.ahead()
-        monkeypatch.setattr(tickets, "now", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + 100)
+            place.confirm()
         with pytest.raises(RunKilled):
-            place.join()
-            place.ahead()
+            place.look()
     assert cluster.tickets == []
 
 
@@ -252,13 +257,12 @@ def test_a_kill_while_a_ticket_is_renewed_is_not_forgotten(
         create = FakeDocker.create_volume
 
         def killed_just_before(docker: FakeDocker, *args: Any, **kwargs: Any) -> None:
-            cluster.hosts["gpu0"].tickets.clear()  # killed from elsewhere
+            kill_from_elsewhere(cluster, "later")
             create(docker, *args, **kwargs)
 
         monkeypatch.setattr(FakeDocker, "create_volume", killed_just_before)
-        place.ahead()
         with pytest.raises(RunKilled):
-            place.ahead()
+            place.look()
     assert cluster.tickets == []
 
 
@@ -362,11 +366,10 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         plan = Request(given, LaunchOptions(), "later").plan(
             PlanInputs(gather(nodes), ("i",), since=9e9)
         )
-        attempt = attempt_of(plan, nodes)
-        [member] = attempt.members
+        attempt = PlannedAttempt(plan, nodes)
+        [member] = attempt.running.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
-        refused = claim_gpus(plan, nodes, NodeInputs([0], {}, {}), Console(quiet=True))
-        assert isinstance(refused, Refused)
+        assert claim_gpus(attempt, NodeInputs([0], {}, {}), Console(quiet=True))
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
@@ -377,15 +380,11 @@ def test_a_run_that_loses_its_turn_keeps_its_place(
     cluster.nodes_end(0)
     listed: list[list[str]] = []
 
-    def beaten_twice(plan: Plan, nodes: Sequence[Node], *more: Any) -> Claim | Refused:
+    def beaten_twice(attempt: PlannedAttempt, *more: Any) -> Refused | None:
         listed.append(list(cluster.tickets))
         if len(listed) < 3:
-            return Refused(
-                plan,
-                attempt_of(plan, nodes),
-                [PreflightError("another run was faster", host="gpu0")],
-            )
-        return claim_gpus(plan, nodes, *more)
+            return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])
+        return claim_gpus(attempt, *more)
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
     code, _, err = cluster.launch("--wait")
@@ -408,7 +407,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         chosen.append([node.name for node in nodes])
         return nodes
 
-    def lose_first(attempt: RunningAttempt, _: Plan) -> list[str]:
+    def lose_first(attempt: PlannedAttempt) -> list[PreflightError]:
         return (
             [PreflightError("another run was faster", host="gpu0")]
             if attempt.nodes[0].name == "gpu0"
@@ -416,7 +415,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         )
 
     monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
-    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_first)
+    monkeypatch.setattr("launcher.start.start_nodes._rivals_ahead", lose_first)
     code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
     assert code == 0, err
     assert chosen == [["gpu0"], ["gpu1"]]
@@ -431,12 +430,11 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
 
     cluster.nodes_end(0)
 
-    def beaten(plan: Plan, nodes: Sequence[Node], *more: Any) -> Claim | Refused:
-        if nodes[0].name == "gpu1":
-            return claim_gpus(plan, nodes, *more)
+    def beaten(attempt: PlannedAttempt, *more: Any) -> Refused | None:
+        if attempt.nodes[0].name == "gpu1":
+            return claim_gpus(attempt, *more)
         cluster.hosts["gpu0"].reachable = False
-        reasons = [PreflightError("another run was faster", host="gpu0")]
-        return Refused(plan, attempt_of(plan, nodes), reasons)
+        return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten)
     code, _, err = cluster.launch("--nodes", "1", "--wait")

@@ -10,10 +10,8 @@ import pytest
 from local_machine import Machine
 
 from launcher.errors import HostUnreachable, UsageError
-from launcher.hosts import Cluster, Host, Job
-from launcher.plan.plan import LaunchOptions
+from launcher.hosts import Host
 from launcher.ssh.node import Node
-from launcher.start.request import Request
 from launcher.start.reservation import Reservation
 from launcher.terminal.console import Console
 
@@ -33,8 +31,7 @@ def test_an_attempt_can_be_reserved_only_once(
     node = Node(host)
 
     def reserve(attempt: int) -> None:
-        request = Request(Cluster((host,), Job()), LaunchOptions(), "r1", attempt=attempt)
-        Reservation(request, [node], Console(quiet=True)).take()
+        Reservation("r1", attempt).take([node], Console(quiet=True))
 
     reserve(2)
     with pytest.raises(UsageError, match="attempt 2 was already started"):
@@ -51,13 +48,14 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
     monkeypatch.setenv("HOME", str(tmp_path))
     lost, node = Node(Host("gpu0")), Node(Host("local"))
     monkeypatch.setattr(lost, "script", no_answer)
-    cluster = Cluster((lost.host, node.host), Job())
-    request = Request(cluster, LaunchOptions(), "r1", attempt=2)
-    Reservation(request, [lost, node], Console(quiet=True)).take()
+    console = Console(quiet=True)
+    own = Reservation("r1", 2)
+    own.take([lost, node], console)
+    own.take([lost, node], console)
     with pytest.raises(UsageError, match=r"^local: attempt 2 was already started"):
-        Reservation(request, [lost, node], Console(quiet=True)).take()
+        Reservation("r1", 2).take([lost, node], console)
     with pytest.raises(HostUnreachable):
-        Reservation(request, [lost], Console(quiet=True)).take()
+        Reservation("r1", 2).take([lost], console)
 
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:

@@ -145,8 +145,9 @@ class _Sending:
 
     def _send_layers(self, nodes: Sequence[Node], first: int, by_diff_id: bool) -> Failures:
         remove_stale_tags(self.local)
-        missing = counted(len(self.here.layers) - first, "layer")
-        self.progress.say(f"compressing {missing} of {self.name}; this may take a while")
+        if missing := len(self.here.layers) - first:
+            layers = counted(missing, "layer")
+            self.progress.say(f"compressing {layers} of {self.name}; this may take a while")
         export = layer_archives(self.local, self.name, self.here, first, by_diff_id=by_diff_id)
         try:
             with export as archives:

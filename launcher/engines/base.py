@@ -4,12 +4,12 @@ Code outside this package knows engines only by this interface. An engine withou
 inherits the plain answers to the questions about containers and images.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from ..plan.plan import Container, EngineTraits, NodePlan, Place
 from ..ssh.node import Node
-from .engine_info import EngineInfo, ImageInfo
+from .engine_info import EngineInfo
 from .status import NodeStatus
 
 
@@ -34,46 +34,6 @@ class Exec(Protocol):
 
     def close(self) -> None:
         """Stop listening to the command, whether or not it has ended."""
-
-
-class ImageStore(Protocol):
-    """The images of one host's engine. Every method may raise a DdpctlError."""
-
-    def inspect(self, name: str) -> ImageInfo | None:
-        """Return the image's facts, or None if it is missing."""
-
-    def pull(self, name: str) -> ImageInfo:
-        """Make the host pull the image with the host's own credentials."""
-
-    def build(self, context: bytes, name: str) -> Iterator[str]:
-        """Build an image from a tar archive that contains a Dockerfile. Yield the builder's output."""
-
-    def save(self, name: str) -> Iterator[bytes]:
-        """Yield the image archive, as from `docker save`."""
-
-    def load_command(self) -> tuple[str, ...]:
-        """Return a command for the host that loads an image archive from stdin."""
-
-    def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
-        """Check that an image is complete, delete the `scratch` images, and return its facts.
-
-        refs: names or ids of the image; the first that works is used.
-        """
-
-    def layers(self) -> list[list[str]]:
-        """Return the layers (diff ids) of every image."""
-
-    def needs_diff_ids(self) -> bool:
-        """Return whether an image archive must refer to omitted layers by diff id."""
-
-    def push_to(self, name: str, repository: str, tag: str) -> None:
-        """Tag an image as `repository:tag` and push it. `untag` removes the tag."""
-
-    def untag(self, name: str) -> None:
-        """Remove one name of an image, which stays if it has another name. Ignores errors."""
-
-    def tags(self, pattern: str) -> list[str]:
-        """Return the image names that match a `reference` filter; [] if the engine does not answer."""
 
 
 class Engine(Protocol):
@@ -136,11 +96,6 @@ class Engine(Protocol):
         """Delete a stopped node but keep its folders."""
 
     # Containers and images
-
-    @property
-    def images(self) -> ImageStore | None:
-        """The engine's images; None if it needs none."""
-        return None
 
     def mounted(self) -> frozenset[str]:
         """Return the host's folders that containers of runs mount, whether or not they run."""

@@ -3,15 +3,20 @@
 Each engine is imported on first use: the Docker SDK takes a while to load.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ..errors import UsageError
 from ..plan.plan import EngineTraits
 from ..ssh.node import Node
 from ..text import quoted
-from .base import Engine, ImageStore
+from .base import Engine
 from .status import NodeStatus
+
+if TYPE_CHECKING:
+    from .image_store import ImageStore
 
 ENGINES = {  # module:class
     "docker": ".docker:Docker",
@@ -35,12 +40,11 @@ def engine_of(node: Node, name: str) -> Engine:
     return _engine(name)(node)
 
 
-def images_of(node: Node, name: str) -> ImageStore:
-    """Return the images of the engine. Raises UsageError if it has none."""
-    images = engine_of(node, name).images
-    if images is None:
-        raise UsageError(f"engine: {name} uses no images", "set job.engine: docker")
-    return images
+def images_of(node: Node) -> ImageStore:
+    """Return the images of the host's Docker or Podman."""
+    from .image_store import ImageStore
+
+    return ImageStore(node)
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:

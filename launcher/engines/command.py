@@ -11,11 +11,14 @@ from ..errors import DockerUnavailable
 from ..ssh import shell
 from ..ssh.script_files import load_script
 
-ENGINE_NAME = load_script(__file__, "engine_name.sh")
 RUN_ENGINE = load_script(__file__, "run_engine.sh")
 DIAL = load_script(__file__, "dial_engine.sh")
 NOT_INSTALLED = "docker: not found"
 PROBLEMS = {  # pattern in the output of the engine or its command -> the problem, the remedy
+    "ontext not found": (
+        "the current context of its docker command does not exist",
+        "see `docker context ls` there, and DOCKER_CONTEXT",
+    ),
     "no runtime directory": (
         "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none",
         "on that host, run `sudo loginctl enable-linger $USER`, then log in again",

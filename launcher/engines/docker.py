@@ -15,12 +15,12 @@ from ..run_id import MADE
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..text import duration
-from .base import Engine, Exec, ImageStore
-from .command import ENGINE_NAME, engine_command
+from .base import Engine, Exec
+from .command import engine_command
 from .docker_client import Api, docker_of
 from .docker_exec import DockerExec
-from .docker_images import DockerImages
 from .engine_info import Capabilities, EngineInfo, parse_engine
+from .image_store import ImageStore
 from .status import (
     ContainerState,
     NodeStatus,
@@ -51,10 +51,9 @@ class Docker(Engine):
     def __init__(self, node: Node) -> None:
         self.node = node
         self.host = node.name
-        self._images = DockerImages(node)
 
     def is_installed(self) -> bool:
-        return self.node.script(ENGINE_NAME).code == 0
+        return self.node.run(engine_command("--version")).code == 0
 
     @property
     def _api(self) -> Api:
@@ -177,17 +176,13 @@ class Docker(Engine):
 
     # Containers and images
 
-    @property
-    def images(self) -> ImageStore:
-        return self._images
-
     def mounted(self) -> frozenset[str]:
         return frozenset(path for row in self._labelled(RUN_LABEL) for path in _mounted(row))
 
     def engine_info(self, image: str) -> EngineInfo:
         with self._api.explained("inspect the engine"):
             about, nodes = self._api.about, tuple(self.list())
-        return parse_engine(about, self._images.inspect(image), nodes)
+        return parse_engine(about, ImageStore(self.node).inspect(image), nodes)
 
     def python_in_image(self, image: str) -> Sequence[str]:
         return engine_command(*PYTHON_IN_IMAGE, image)

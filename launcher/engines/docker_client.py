@@ -1,4 +1,4 @@
-"""The Docker SDK for one host, over ddpctl's own SSH connection."""
+"""The Docker SDK for one host, over `docker system dial-stdio` there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import email.utils
 import functools
 import io
 import json
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import docker
-import docker.context
 import docker.errors
-import docker.utils
 import requests
 import requests.adapters
 import urllib3
@@ -28,7 +25,7 @@ from ..budget import Budget, parse_json
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..ssh.node import Node
 from ..ssh.stream import CHUNK, Stream
-from .command import DIAL, ENGINE_NAME, NOT_INSTALLED, unavailable
+from .command import DIAL, NOT_INSTALLED, unavailable
 from .engine_info import WRITE_CDI_SPEC, Capabilities, parse_capabilities
 
 TIMEOUT = 60  # seconds for one answer of the engine, by default
@@ -50,6 +47,7 @@ REMEDIES = {  # text in the engine's refusal -> remedy
     "no space left on device": "free space under Docker's data root on that host",
     "executable file not found": "install python3 in the image, on its PATH",
 }
+SDK_ERRORS = (docker.errors.DockerException, RequestException, HTTPError)
 LOOK_AT_DOCKER = "look at the engine's log on that host (`journalctl -u docker`)"
 
 
@@ -59,29 +57,12 @@ def docker_of(node: Node) -> Api:
 
 
 def _connect(node: Node) -> Api:
-    name = node.name
     try:
-        if node.host.is_local and (
-            os.environ.get("DOCKER_HOST") or node.script(ENGINE_NAME).stdout == b"docker\n"
-        ):
-            return Api(name, **local_endpoint())
-        adapter = _Adapter(lambda: StreamSocket(name, node.open_script(DIAL)))
-        return Api(name, base_url="http://docker:80", adapter=adapter)
+        return Api(node)
     except docker.errors.DockerException as error:
         if isinstance(error.__cause__, DdpctlError):
             raise error.__cause__ from None
-        raise unavailable(name, str(error)) from None
-
-
-def local_endpoint() -> dict[str, Any]:
-    """Return this machine's endpoint: DOCKER_HOST, else the docker command's context or socket."""
-    if os.environ.get("DOCKER_HOST"):
-        return dict(docker.utils.kwargs_from_env())
-    name = os.environ.get("DOCKER_CONTEXT") or docker.context.ContextAPI.get_current_context().name
-    context = docker.context.ContextAPI.get_context(name)
-    if context is None:
-        raise docker.errors.DockerException(f"no docker context is named {name}")
-    return {"base_url": context.Host, "tls": context.TLSConfig or False}
+        raise unavailable(node.name, str(error)) from None
 
 
 class Api(docker.APIClient):
@@ -90,10 +71,14 @@ class Api(docker.APIClient):
     clock: float | None = None  # the host's clock in unix seconds, from its newest answer
     _about: dict[str, Any] | None = None
 
-    def __init__(self, name: str, *, adapter: _Adapter | None = None, **endpoint: Any) -> None:
-        self.name = name
-        self._adapter = adapter
-        super().__init__(version="auto", timeout=TIMEOUT, **endpoint)
+    def __init__(self, node: Node) -> None:
+        self.name = node.name
+        self._adapter = _Adapter(lambda: StreamSocket(node.name, node.open_script(DIAL)))
+        super().__init__("http://docker:80", version="auto", timeout=TIMEOUT)
+
+    def close(self) -> None:
+        self._adapter.close()
+        super().close()
 
     @property
     def about(self) -> dict[str, Any]:
@@ -117,49 +102,41 @@ class Api(docker.APIClient):
             remedies = (REMEDIES[pattern] for pattern in REMEDIES if pattern in text.lower())
             remedy = next(remedies, LOOK_AT_DOCKER)
             return CommandFailed(f"{problem}: {text}", remedy, host=self.name)
-        if isinstance(error, docker.errors.DockerException | RequestException | HTTPError):
-            return unavailable(self.name, str(error))
-        return None
+        return unavailable(self.name, str(error)) if isinstance(error, SDK_ERRORS) else None
 
     @contextlib.contextmanager
     def explained(self, action: str = "") -> Iterator[None]:
         """Replace SDK errors by what `explain` returns for them."""
         try:
             yield
-        except (docker.errors.DockerException, RequestException) as error:
+        except SDK_ERRORS as error:
             raise self.explain(error, action) or error from None
 
     def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:
-        return self._adapter or super().get_adapter(url)
+        return self._adapter
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send a request, and read an answer that is not a stream within its budget.
 
         Raises one-line errors for connection errors and for answers that no engine gives.
         """
-        if self._adapter:
-            kwargs["proxies"] = {}  # this machine's proxies do not apply to the host
         whole = not kwargs.get("stream")
         request.headers["Accept-Encoding"] = "identity"
-        kwargs |= {"stream": True, "allow_redirects": False}
+        # this machine's proxies do not apply to the host
+        kwargs |= {"stream": True, "allow_redirects": False, "proxies": {}}
         try:
             answer = super().send(request, **kwargs)
-            if whole:
+            if whole or not answer.ok:
                 self._read_whole(answer)
-        except (
-            requests.exceptions.Timeout,
-            requests.exceptions.ConnectionError,
-            HTTPError,
-            TimeoutError,
-        ) as error:
-            if not isinstance(error, TimeoutError) and "timed out" not in str(error):
-                raise unavailable(self.name, str(error)) from None
-            raise CommandTimeout(
-                f"Docker did not answer {request.method} {request.path_url} within "
-                f"{kwargs.get('timeout')} s",
-                "check whether its daemon or a disk is stuck there",
-                host=self.name,
-            ) from None
+            else:  # it may take hours
+                self._disable_socket_timeout(self._get_raw_response_socket(answer))
+        except CommandTimeout:
+            call = f"{request.method} {request.path_url}"
+            what = f"Docker did not answer {call} within {kwargs.get('timeout')} s"
+            remedy = "check whether its daemon or a disk is stuck there"
+            raise CommandTimeout(what, remedy, host=self.name) from None
+        except (RequestException, HTTPError) as error:
+            raise unavailable(self.name, str(error)) from None
         with contextlib.suppress(ValueError, OverflowError):  # without a date, or with a wrong one
             date = email.utils.parsedate_to_datetime(answer.headers.get("Date", ""))
             self.clock = date.timestamp()
@@ -167,9 +144,8 @@ class Api(docker.APIClient):
 
     def _read_whole(self, answer: requests.Response) -> None:
         """Read the body, and let the SDK parse it only with `parse_json`."""
-        body, budget = bytearray(), Budget("the engine", self.name, LARGEST, None)
+        body = bytearray()
         for chunk in answer.raw.stream(CHUNK, decode_content=False):
-            budget.take(len(chunk))
             body += chunk
         if answer.is_redirect or "Content-Encoding" in answer.headers:
             raise unavailable(self.name, "it is not a Docker Engine: it redirects or compresses")
@@ -201,9 +177,6 @@ class _Adapter(requests.adapters.HTTPAdapter):
 
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> urllib3.HTTPConnectionPool:
         return self._pool
-
-    def request_url(self, request: requests.PreparedRequest, proxies: Any) -> str:
-        return request.path_url
 
     def close(self) -> None:
         self._pool.close()
@@ -240,7 +213,10 @@ class StreamSocket:
         """Do nothing, so that closing a response keeps the connection for the next request."""
 
     def recv_into(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer), self._budget.left())
+        try:
+            data = self._stream.read(len(buffer), self._budget.left())
+        except TimeoutError:
+            raise self._budget.late() from None
         self._budget.take(len(data))
         if not data and not self._got_output:
             raise unavailable(self._name, self._error_output())
@@ -251,6 +227,8 @@ class StreamSocket:
     def sendall(self, data: Any) -> None:
         try:
             self._stream.write(data, self._budget.left())
+        except TimeoutError:
+            raise self._budget.late() from None
         except BrokenPipeError:
             # if the engine answered before it disconnected, http.client reads that answer
             if not self._got_output:
@@ -259,7 +237,7 @@ class StreamSocket:
 
     def settimeout(self, timeout: float | None) -> None:
         """Start the budget of one answer. Without a timeout, it is that of a command: unlimited."""
-        size = sys.maxsize if timeout is None else 2 * LARGEST  # with what frames the body
+        size = sys.maxsize if timeout is None else LARGEST
         self._budget = Budget("the engine", self._name, size, timeout)
 
     def shutdown(self, _how: int) -> None:

@@ -37,9 +37,7 @@ class DockerExec:
             self._id = str(mapping(created).get("Id"))
             upgraded: Any = api.exec_start(self._id, tty=tty, socket=True)
         self._reader = upgraded._response.raw._fp.fp  # may have buffered some output
-        # with a local engine, `upgraded` is the socket itself
-        self._socket = getattr(upgraded, "_sock", upgraded)
-        self._socket.settimeout(None)  # a command may print nothing for hours
+        self._socket = upgraded._sock
 
     def output(self) -> Iterator[tuple[int, bytes]]:
         for stream, data in self._chunks():

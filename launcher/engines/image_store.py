@@ -13,18 +13,19 @@ from ..errors import CommandFailed, DdpctlError
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..text import printable
-from .base import ImageStore
 from .command import engine_command, unavailable
 from .docker_client import LOOK_AT_DOCKER, Api, docker_of
 from .engine_info import ImageInfo, parse_image
 from .status import array
 
 LIST_LAYERS = load_script(__file__, "list_layers.sh")
-TRANSFER_TIMEOUT = 3600  # seconds to pull an image, or between two progress messages of a push
+PULL_TIMEOUT = 3600  # seconds
 LIST_TIMEOUT = 120.0  # seconds
 
 
-class DockerImages(ImageStore):
+class ImageStore:
+    """Every method may raise a DdpctlError."""
+
     def __init__(self, node: Node) -> None:
         self.node = node
 
@@ -33,6 +34,7 @@ class DockerImages(ImageStore):
         return docker_of(self.node)
 
     def inspect(self, name: str) -> ImageInfo | None:
+        """Return the image's facts, or None if it is missing."""
         api: Any = self._api
         with api.explained("inspect the image"):
             try:
@@ -41,8 +43,9 @@ class DockerImages(ImageStore):
                 return None
 
     def pull(self, name: str) -> ImageInfo:
+        """Make the host pull the image with the host's own credentials."""
         host = self.node.name
-        done = self.node.run(engine_command("pull", "-q", name), timeout=TRANSFER_TIMEOUT)
+        done = self.node.run(engine_command("pull", "-q", name), timeout=PULL_TIMEOUT)
         if done.code != 0:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise CommandFailed(lines[-1] if lines else f"exit {done.code}", host=host)
@@ -52,8 +55,8 @@ class DockerImages(ImageStore):
         return image
 
     def build(self, context: bytes, name: str) -> Iterator[str]:
+        """Build an image from a tar archive that contains a Dockerfile. Yield the builder's output."""
         api = self._api
-        api.timeout = TRANSFER_TIMEOUT
         how: Any = {"custom_context": True, "rm": True, "network_mode": "host"}
         with api.explained():
             for message in api.build(fileobj=io.BytesIO(context), tag=name, decode=True, **how):
@@ -63,16 +66,19 @@ class DockerImages(ImageStore):
                 yield from filter(None, map(printable, message.get("stream", "").splitlines()))
 
     def save(self, name: str) -> Iterator[bytes]:
+        """Yield the image archive, as from `docker save`."""
         with self._api.explained():
             yield from self._api.get_image(name)
 
     def load_command(self) -> tuple[str, ...]:
+        """Return a command for the host that loads an image archive from stdin."""
         return (*engine_command("load", "-q"),)
 
     def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
-        """Create a container from the image and remove it.
+        """Check that an image is complete, delete the `scratch` images, and return its facts.
 
-        An engine may load an image that lacks layers and fail only when it creates a container.
+        Creates a container and removes it: an engine may load an image that lacks layers and fail
+        only then. refs: names or ids of the image; the first that works is used.
         """
         api = self._api
         with api.explained():
@@ -95,6 +101,7 @@ class DockerImages(ImageStore):
         return image
 
     def layers(self) -> list[list[str]]:
+        """Return the layers (diff ids) of every image."""
         done = self.node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
         if done.code != 0:
             raise unavailable(self.node.name, done.stderr.decode(errors="replace"))
@@ -105,12 +112,13 @@ class DockerImages(ImageStore):
         return layers
 
     def needs_diff_ids(self) -> bool:
+        """Return whether an image archive must refer to omitted layers by diff id."""
         with self._api.explained():
             return not self._api.can.knows_compressed_layers
 
     def push_to(self, name: str, repository: str, tag: str) -> None:
+        """Tag an image as `repository:tag` and push it. `untag` removes the tag."""
         api = self._api
-        api.timeout = TRANSFER_TIMEOUT
         with api.explained():
             if not api.can.pushes_without_tls:
                 what = f"{api.can.product} pushes only to registries with TLS"
@@ -121,10 +129,12 @@ class DockerImages(ImageStore):
                     raise CommandFailed(str(message["error"]), LOOK_AT_DOCKER, host=self.node.name)
 
     def untag(self, name: str) -> None:
+        """Remove one name of an image, which stays if it has another name. Ignores errors."""
         with contextlib.suppress(DdpctlError, RequestException):
             self._api.remove_image(name, noprune=True)
 
     def tags(self, pattern: str) -> list[str]:
+        """Return the image names that match a `reference` filter; [] if the engine does not answer."""
         with contextlib.suppress(DdpctlError, RequestException):
             images = self._api.images(filters={"reference": pattern})
             return [tag for image in images for tag in image.get("RepoTags") or ()]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..engines.choose import engine_of, engine_traits
+from ..engines.choose import engine_of, engine_traits, images_of
 from ..engines.engine_info import EngineInfo, ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..facts.facts import Facts
@@ -200,7 +200,7 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
 
 def local_image(job: Job) -> ImageInfo | None:
     """Return the job's image on this machine's engine; None if it has none."""
-    with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
-        images = engine_of(node, job.engine).images
-        return images.inspect(job.image) if images else None
+    if engine_traits(job.engine).keeps_containers:
+        with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
+            return images_of(node).inspect(job.image)
     return None

@@ -87,7 +87,7 @@ def push(
         if not engine_traits(cluster.job.engine).keeps_containers or "image" not in needed:
             known = None
         elif known is None:
-            known = KnownImages(image_here(cluster.job.image, cluster.job.engine), {})
+            known = KnownImages(image_here(cluster.job.image), {})
         sender = Sender(cluster.job, trees, parts, known, progress)
         todo = [node for node in machines if node not in failures]
         there = known.there if known else {}
@@ -186,7 +186,7 @@ class Sender:
         can_relay = "python3" in names and not node.host.is_local and node not in self.relay_failed
         image = known.get(node)
         if self.images is not None and node not in known:
-            image = images_of(node, self.job.engine).inspect(self.job.image)
+            image = images_of(node).inspect(self.job.image)
         return HostContents(names, image, address if can_relay else "")
 
     def send(
@@ -203,7 +203,6 @@ class Sender:
                     self.job.image,
                     self.images.here,
                     {node: host.image for node, host in hosts.items()},
-                    partial(images_of, name=self.job.engine),
                     fanout,
                     only_verify="image" not in self.parts,
                 )

@@ -194,6 +194,7 @@ class FakeExec:
         frames = [bytes([n, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for n, data in output]
         reader = io.BufferedReader(io.BytesIO(b"".join(frames)))  # type: ignore[arg-type]
         self._response = SimpleNamespace(raw=SimpleNamespace(_fp=SimpleNamespace(fp=reader)))
+        self._sock = self
         self.sent = b""
         self.closed = threading.Event()
 
@@ -202,9 +203,6 @@ class FakeExec:
 
     def shutdown(self, _how: int) -> None:
         self.closed.set()
-
-    def settimeout(self, _timeout: float | None) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -6,18 +6,23 @@ Each is both an OCI layout and a `docker save` archive. Engines need one or the 
 depends on their version (from 20.10 on) and image store.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...engines.base import ImageStore
 from ...engines.engine_info import ImageInfo
 from ...errors import DdpctlError, PushFailed
 from ..files import tar
 from .registry import Blob, Registry, digest_of
+
+if TYPE_CHECKING:
+    from ...engines.image_store import ImageStore
 
 LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 CONFIG = "application/vnd.docker.container.image.v1+json"

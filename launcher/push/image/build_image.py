@@ -11,7 +11,7 @@ from .recipe import Recipe
 def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> str:
     """Build an image unless it exists. Return its name. rebuild: build it even then."""
     with connected([Host(host="local")]) as [local]:
-        store = images_of(local, "docker")
+        store = images_of(local)
         base = store.inspect(recipe.base)
         if base is None:
             console.say(f"pulling the base image {recipe.base}; this may take minutes")

@@ -3,11 +3,10 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
-from ...engines.base import ImageStore
 from ...engines.choose import images_of
 from ...engines.engine_info import ImageInfo
 from ...errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
@@ -24,16 +23,15 @@ ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 
 Images = dict[Node, ImageInfo]  # the image of each host that has it
 Failures = dict[Node, DdpctlError]
-StoreOf = Callable[[Node], ImageStore]  # the engine's images on a host
 
 
-def image_here(name: str, engine: str) -> ImageInfo | None:
+def image_here(name: str) -> ImageInfo | None:
     """Return this machine's image; None if it has none, or no engine."""
     with (
         contextlib.suppress(DockerUnavailable, CommandFailed),
         connected([Host(host="local")]) as [local],
     ):
-        return images_of(local, engine).inspect(name)
+        return images_of(local).inspect(name)
     return None
 
 
@@ -41,7 +39,6 @@ def push_image(
     name: str,
     here: ImageInfo | None,
     there: Mapping[Node, ImageInfo | None],
-    store_of: StoreOf,
     fanout: Fanout,
     *,
     only_verify: bool = False,
@@ -66,10 +63,10 @@ def push_image(
         missing = PushFailed(f"does not have {name}", "run `ddpctl push HOSTS --image`")
         failures: Failures = {node: missing.on(node.name) for node in without}
     elif here is None:
-        done, failures = try_each([*without], lambda node: _pull(node, store_of, name))
+        done, failures = try_each([*without], lambda node: _pull(node, name))
     else:
         with connected([Host(host="local")]) as [local]:
-            done, failures = _Sending(name, here, store_of, local, fanout).run(without)
+            done, failures = _Sending(name, here, local, fanout).run(without)
     for node in done:
         word = "pulled" if here is None else "updated" if there[node] else "sent"
         progress.hosts[node].image = word
@@ -90,10 +87,10 @@ def differing(name: str, images: Images) -> Failures:
     }
 
 
-def _pull(node: Node, store_of: StoreOf, name: str) -> ImageInfo:
+def _pull(node: Node, name: str) -> ImageInfo:
     """Let the host pull an image that this machine does not have."""
     try:
-        return store_of(node).pull(name)
+        return images_of(node).pull(name)
     except CommandFailed as error:
         raise PushFailed(
             f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
@@ -106,13 +103,10 @@ def _pull(node: Node, store_of: StoreOf, name: str) -> ImageInfo:
 class _Sending:
     """Sends the image from this machine to hosts that have a different one or none."""
 
-    def __init__(
-        self, name: str, here: ImageInfo, store_of: StoreOf, local: Node, fanout: Fanout
-    ) -> None:
-        self.name, self.here = name, here
-        self.store_of, self.local = store_of, store_of(local)
+    def __init__(self, name: str, here: ImageInfo, local: Node, fanout: Fanout) -> None:
+        self.name, self.here, self.local = name, here, images_of(local)
         self.fanout, self.progress = fanout, fanout.progress
-        self.load = lambda node: store_of(node).load_command()
+        self.load = lambda node: images_of(node).load_command()
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 
@@ -137,7 +131,7 @@ class _Sending:
         name. containerd's store does not list it if the host has some of its layers only as they
         came by `docker load`, uncompressed, because then the compressed ones are missing.
         """
-        store = self.store_of(node)
+        store = images_of(node)
         rows = [*store.layers(), different.layers if different else ()]
         pairs = [zip(self.here.layers, row, strict=False) for row in rows]
         common = [[*takewhile(lambda pair: pair[0] == pair[1], row)] for row in pairs]
@@ -179,7 +173,7 @@ class _Sending:
         return failures
 
     def _verify(self, node: Node) -> ImageInfo:
-        image = self.store_of(node).verify(self.refs, self.partial)
+        image = images_of(node).verify(self.refs, self.partial)
         if not image.layers:
             remember(image, node, self.here)
         elif not image.same_as(self.here):

@@ -48,7 +48,7 @@ def _file_of(image: str) -> Path | None:
     """Return the path of the image's file, which may not exist yet, or None if Docker lacks the image."""
     if image.endswith(".sif"):
         return Path(image)
-    info = image_here(image, "docker")
+    info = image_here(image)
     key = hashlib.sha256(info.fingerprint.encode()).hexdigest() if info else ""
     return cache_home() / "images" / f"{key[:32]}.sif" if key else None
 
@@ -64,7 +64,7 @@ def _convert(image: str, progress: PushProgress, draft: Path) -> None:
         )
     archive = draft.with_name("image.tar")
     with connected([Host(host="local")]) as [local], archive.open("wb") as tar:
-        for chunk in images_of(local, "docker").save(image):
+        for chunk in images_of(local).save(image):
             tar.write(chunk)
     done = subprocess.run(
         ["apptainer", "build", "--disable-cache", str(draft), f"docker-archive:{archive}"],

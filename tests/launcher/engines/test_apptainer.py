@@ -13,7 +13,7 @@ from host_facts import facts
 from push_machines import Machines, home, machines, push_to  # noqa: F401 # fixtures
 
 from launcher.engines.apptainer import CHECK, Apptainer, exec_arguments
-from launcher.engines.choose import engine_of, engine_traits, engines_on
+from launcher.engines.choose import engine_traits, engines_on
 from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, HostsFileError, PushFailed
 from launcher.hosts import Host, parse
@@ -94,7 +94,6 @@ def test_processes_and_apptainer_see_each_others_nodes() -> None:
     local = Node(Host("local"))
     names = [engine.traits.name for engine in engines_on(local, "apptainer")]
     assert names == ["apptainer"]
-    assert engine_of(local, "apptainer").images is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.engines import choose
 from launcher.engines.base import Engine
-from launcher.engines.choose import engine_of, engines_on, images_of, installed_engines
+from launcher.engines.choose import engine_of, engines_on, installed_engines
 from launcher.engines.docker import Docker
 from launcher.errors import UsageError
 from launcher.hosts import Host
@@ -63,10 +63,8 @@ def test_an_engine_without_containers_inherits_plain_answers_about_images(
 ) -> None:
     monkeypatch.setitem(choose.ENGINES, "plain", f"{__name__}:Plain")
     engine = engine_of(REMOTE, "plain")
-    assert engine.images is None and engine.engine_info("any:1") is None
+    assert engine.engine_info("any:1") is None
     assert (engine.python_in_image("any:1"), engine.mounted()) == ((), frozenset())
-    with pytest.raises(UsageError, match="engine: plain uses no images"):
-        images_of(REMOTE, "plain")
 
 
 def test_an_unknown_engine_is_named() -> None:

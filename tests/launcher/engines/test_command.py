@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.command import DIAL, ENGINE_NAME, RUN_ENGINE
+from launcher.engines.command import DIAL, RUN_ENGINE
 
 TOOLS = ("sh", "mkdir", "rm", "seq", "sleep", "flock", "setsid", "tail")
 USUAL = (
@@ -81,9 +81,8 @@ def run(tmp_path: Path) -> Run:
     ],
 )
 def test_docker_is_used_where_it_may_be(run: Run, commands: dict[str, str], engine: str) -> None:
-    asked = run(ENGINE_NAME, **commands)
-    assert asked.communicate()[0] == f"{engine}\n"
-    assert (asked.returncode == 0) == bool(commands)  # it fails if no engine is installed
+    script = RUN_ENGINE.replace('exec "$engine" "$@"', 'echo "$engine"')
+    assert run(script, **commands).communicate()[0] == f"{engine}\n"
 
 
 def test_a_command_for_the_engine_goes_to_the_one_that_is_used(run: Run) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import engines
 import pytest
 
-from launcher.engines.docker_images import DockerImages
+from launcher.engines.image_store import ImageStore
 from launcher.hosts import Host
 from launcher.push.image import archive, registry
 from launcher.ssh.node import Node
@@ -21,8 +21,8 @@ pytestmark = [
 ]
 
 
-def local_images() -> DockerImages:
-    return DockerImages(Node(Host(host="local")))
+def local_images() -> ImageStore:
+    return ImageStore(Node(Host(host="local")))
 
 
 def docker(*words: str, stdin: str = "") -> str:

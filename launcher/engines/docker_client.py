@@ -129,7 +129,8 @@ class Api(docker.APIClient):
             if whole or not answer.ok:
                 self._read_whole(answer)
             else:  # it may take hours
-                self._disable_socket_timeout(self._get_raw_response_socket(answer))
+                sdk: Any = self
+                sdk._disable_socket_timeout(sdk._get_raw_response_socket(answer))
         except CommandTimeout:
             call = f"{request.method} {request.path_url}"
             what = f"Docker did not answer {call} within {kwargs.get('timeout')} s"

@@ -1,7 +1,11 @@
 #!/bin/sh
-# To be sourced. A program for `python -c` that runs the command line $1 with the environment in the open
-# file 4: as arguments, all users could read it in a list of processes. On a terminal, TERM is $2.
+# To be sourced. Sets $line to the process of the node in control folder $1, which must be alive, and
+# $enter to a program for `python -c` that runs the command line $1 with the environment in the open file
+# 4: as arguments, all users could read it in a list of processes. On a terminal, TERM is $2.
 # shellcheck disable=SC2034 # the script that sources this uses it
+. ./process_files.sh
+line=$(process_in "$1/pid")
+alive "$line" || { echo "its supervisor has ended" >&2; exit 126; }
 enter='import os, sys
 line, term = sys.argv[1:]
 with open(4, "rb") as file:

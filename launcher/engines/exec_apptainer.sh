@@ -1,10 +1,7 @@
 #!/bin/sh
 # Runs the command line $2 in a container like that of the node in control folder $1, with the
 # environment and in the folder of the node. On a terminal, it also gets this TERM.
-. ./process_files.sh
 . ./enter_node.sh
-line=$(process_in "$1/pid")
-alive "$line" || { echo "its supervisor has ended" >&2; exit 126; }
 # shellcheck disable=SC2013 # words
 for child in $(cat "/proc/${line%% *}"/task/*/children); do # beside it, one serves the image
   if grep -qz '^DDPCTL_RUN_ID=' "/proc/$child/environ" 2>/dev/null; then supervisor=$child; fi

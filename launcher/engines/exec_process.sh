@@ -1,10 +1,7 @@
 #!/bin/sh
 # Runs the command line $2 with the environment and in the folder of the node in control folder $1.
 # On a terminal, it also gets this TERM.
-. ./process_files.sh
 . ./enter_node.sh
-line=$(process_in "$1/pid")
-alive "$line" || { echo "its supervisor has ended" >&2; exit 126; }
 pid=${line%% *}
 folder=$(sed -n 's/.*"cwd": "\([^"\\]*\)".*/\1/p' "$1/spec.json")
 cd "${folder:-/proc/$pid/cwd}" && exec 4< "/proc/$pid/environ" || exit 126

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Lists the claims of all users on this host. Every value is a text that ends with NUL: for each claim
-# `claim`, NAME.STATE, its time and its labels. Of each user at most the newest 256, so that nobody can
-# make this script too slow for the others.
+# Lists the claims of all users on this host. Every value is a text that ends with NUL: the host's time,
+# and for each claim its name, its time, its labels and its state. Of each user at most the newest 256,
+# so that nobody can make this script too slow for the others.
 . ./process_files.sh
+printf '%s\0' "$(date +%s)"
 LC_ALL=C; export LC_ALL # the folders of a user follow each other
 for folder in /tmp/ddpctl-claims-*; do
   user=${folder#/tmp/ddpctl-claims-} user=${user%%.*}
@@ -25,9 +26,9 @@ for folder in /tmp/ddpctl-claims-*; do
         fi
         ;;
     esac
-    printf 'claim\0%s\0%s\0' "$file" "$(stat -c %Y "$file")"
+    time=$(stat -c %Y "$file")
+    printf '%s\0%s\0' "${file%.*}" "$time"
     read_file "$file" 8192 | tail -n +2 | tr -d '\0'
-    printf '\0'
+    printf '\0%s %s\0' "${file##*.}" "$time"
   done
 done
-printf 'clock\0%s\0' "$(date +%s)"

@@ -1,14 +1,13 @@
 #!/bin/sh
-# Lists the nodes of the process engine on this host: the newest attempt of each node, of run $1 or
-# of all, and then all claims. Every value is a text that ends with NUL: for each node `node`, its
-# control folder, when it was created, its labels and its state.
-. ./process_files.sh
+# Lists all claims on this host, and then the nodes of the process engine: the newest attempt of each
+# node, of run $1 or of all. A node has its control folder in place of a claim's name.
+. ./list_claims.sh
 for folder in "$runs"/${1:-*}/nodes/*; do
   cd "$folder" 2>/dev/null || continue
   for attempt in $(ls -d attempt-* 2>/dev/null | sort -t - -k 2nr); do
     control=$folder/$attempt
     if own "$control" && [ -f "$control/labels.json" ]; then
-      printf 'node\0%s\0%s\0' "$control" "$(stat -c %Y "$control/labels.json")"
+      printf '%s\0%s\0' "$control" "$(stat -c %Y "$control/labels.json")"
       read_file "$control/labels.json" 65536 | tr -d '\0'
       printf '\0'
       print_state "$control"
@@ -17,4 +16,3 @@ for folder in "$runs"/${1:-*}/nodes/*; do
     fi
   done
 done
-. ./list_claims.sh

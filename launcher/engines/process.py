@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from ..budget import parse_json
 from ..errors import CommandFailed
@@ -23,7 +23,7 @@ from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 from ..supervisor.events import End
 from .base import Engine, Exec
-from .status import ContainerState, NodeStatus, read_status
+from .status import UNSTARTED, ContainerState, NodeStatus, read_status
 
 CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
     load_script(__file__, f"{name}.sh")
@@ -36,10 +36,7 @@ BOOT = """import json, os, sys
 os.environ.update(json.load(sys.stdin))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.execv(sys.executable, [sys.executable] + sys.argv[1:])"""  # becomes the supervisor
-REFUSED = 17  # exit code: the node has started, or its claim is gone
-Rows: TypeAlias = Mapping[str, Sequence[tuple[Sequence[str], float | None]]]
-SIZES = {"node": 4, "claim": 3, "clock": 1}  # values by kind of row; the last is the clock
-CLAIM_STATES = (ContainerState.WAITING, ContainerState.CREATED, ContainerState.RUNNING)
+STATES = (*UNSTARTED, ContainerState.RUNNING, ContainerState.EXITED)
 TAIL = 131072  # bytes kept of a state, which ends with a line of a journal
 AHEAD = 4  # chunks of output that may wait; then the command does
 SCRIPT_TIME = 30.0  # seconds
@@ -84,41 +81,45 @@ class Processes(Engine):
         return [*self.list_all(run_id)[0]]
 
     def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        rows = self._rows("list the nodes of runs", LIST, *([run_id] if run_id else []))
-        nodes = [*self._nodes(rows)]
-        tickets = (c for c in self._claims(rows) if c.is_ticket and run_id in (None, c.run_id))
-        return (
-            [*(status for _, _, status in nodes if status), *tickets],
-            [control for control, about, status in nodes if about.alive and not status],
-        )
-
-    def _nodes(self, rows: Rows) -> Iterator[tuple[str, NodeStatus, NodeStatus | None]]:
-        """Yield each node's control folder, its state, and its status; None if it cannot be read."""
-        for (control, created, labels, state), clock in rows["node"]:
-            about = replace(_state(state), created=_number(created))
-            status = self._status(control, labels, about, clock)
-            if status and attempt_in(control) != (status.run_id, status.node_rank, status.attempt):
-                status = None
-            yield control, about, status
+        statuses, unreadable = [], []
+        for about, status in self._listed("list the nodes of runs", LIST, *filter(None, [run_id])):
+            if status is None:
+                unreadable += [about.handle] if about.is_process and about.alive else []
+            elif status.is_process or (status.is_ticket and run_id in (None, status.run_id)):
+                statuses.append(status)
+        return statuses, unreadable
 
     def claims(self) -> Sequence[NodeStatus]:
-        return [*self._claims(self._rows("list the claims", LIST_CLAIMS))]
+        listed = self._listed("list the claims", LIST_CLAIMS)
+        return [status for _, status in listed if status]
 
-    def _claims(self, rows: Rows) -> Iterator[NodeStatus]:
-        for (file, created, labels), clock in rows["claim"]:
-            name, _, state = file.rpartition(".")
-            if state in CLAIM_STATES:
-                time = _number(created)
-                about = NodeStatus(state=ContainerState(state), created=time, started=time)
-                if status := self._status(name, labels, about, clock):
-                    yield status
+    def _listed(
+        self, what: str, script: str, *args: str
+    ) -> Iterator[tuple[NodeStatus, NodeStatus | None]]:
+        """Yield the state of each node and claim that the script lists, and its status with labels.
+
+        The latter is None if the labels are malformed or are not those of the folder.
+        """
+        words = (row.decode(errors="replace") for row in self._script(what, script, *args).rows())
+        clock = _number(next(words, ""))
+        for handle, created, text, state in zip(words, words, words, words, strict=False):
+            about = replace(_state(state), handle=handle, created=_number(created))
+            try:
+                labels: object = parse_json(text.encode())
+            except ValueError:
+                labels = None
+            status = read_status(self._node.name, handle, labels, about, clock)
+            if status and status.is_process:
+                place = (status.run_id, status.node_rank, status.attempt)
+                status = status if attempt_in(handle) == place else None
+            yield about, status
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         ticket = f"{name}.{ContainerState.WAITING}"
         self._script("wait in line", CLAIM, ticket, "", stdin=json.dumps(dict(labels)))
 
     def withdraw(self, status: NodeStatus) -> bool:
-        return self._script("withdraw a claim", WITHDRAW, _claim(status)).code != REFUSED
+        return not self._script("withdraw a claim", WITHDRAW, _claim(status)).stdout
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
@@ -148,30 +149,13 @@ class Processes(Engine):
         timeout: float = SCRIPT_TIME,
     ) -> Completed:
         done = self._node.script(text, *args, stdin=stdin.encode(), timeout=timeout)
-        if done.code == 0 or (text == WITHDRAW and done.code == REFUSED):
-            return done
-        why = "another command has withdrawn it" if done.code == REFUSED else done.reason
-        raise CommandFailed(
-            f"cannot {what}: {why}",
-            "look at `df -h` and the permissions of /tmp and ~/.ddpctl there",
-            host=self._node.name,
-        )
-
-    def _rows(self, what: str, text: str, *args: str) -> Rows:
-        """Return the values that a script prints, by kind, each with the host's time."""
-        words = iter(row.decode(errors="replace") for row in self._script(what, text, *args).rows())
-        values = [(kind, [next(words, "") for _ in range(SIZES.get(kind, 0))]) for kind in words]
-        clock = _number(values[-1][1][0]) if values and values[-1][0] == "clock" else None
-        return {name: [(row, clock) for kind, row in values if kind == name] for name in SIZES}
-
-    def _status(
-        self, handle: str, labels: str, about: NodeStatus, clock: float | None
-    ) -> NodeStatus | None:
-        try:
-            parsed: object = parse_json(labels.encode())
-        except ValueError:
-            parsed = None
-        return read_status(self._node.name, handle, parsed, about, clock)
+        if done.code != 0:
+            raise CommandFailed(
+                f"cannot {what}: {done.reason}",
+                "look at `df -h` and the permissions of /tmp and ~/.ddpctl there",
+                host=self._node.name,
+            )
+        return done
 
 
 class ProcessExec:
@@ -211,10 +195,10 @@ def _claim(status: NodeStatus) -> str:
 
 
 def _state(text: str) -> NodeStatus:
-    """Return the state that process_files.sh prints."""
+    """Return the state of a node or a claim, as process_files.sh and list_claims.sh print it."""
     line, _, journal = text.partition("\n")
     state, *times = line.split(" ")
-    if state not in (ContainerState.CREATED, ContainerState.RUNNING, ContainerState.EXITED):
+    if state not in STATES:
         return NodeStatus()
     since, until, code = [*map(_number, times), None, None, None][:3]
     exit_code = None if code is None else int(code)

@@ -18,7 +18,7 @@ PATH=$(dirname "$program"):$PATH
 export PATH
 environment=$(cat)
 { mv "$folder/$name.created" "$folder/$name.running" && [ -f "$control/labels.json" ]; } ||
-  exit 17 # withdrawn or removed
+  { echo "another command has withdrawn it" >&2; exit 1; }
 if [ "$entering" != 0 ]; then # its /tmp, and how to start Python in it
   scratch=$(mktemp -d /tmp/ddpctl-XXXXXX) && ln -sfn "$scratch" "$control/tmp" &&
     printf '%s\0' "$program" "$@" | head -z -n $((entering + 1)) > "$control/command" || exit 1

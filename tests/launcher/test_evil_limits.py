@@ -27,7 +27,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvilCluster:
     return made
 
 
-@pytest.mark.parametrize(("size", "code"), [(LARGEST - 1000, Exit.DONE), (LARGEST, Exit.UNREACHABLE)])
+@pytest.mark.parametrize(
+    ("size", "code"), [(LARGEST - 1000, Exit.DONE), (LARGEST, Exit.UNREACHABLE)]
+)
 def test_an_answer_of_the_engine_may_have_16_mb(
     cluster: EvilCluster, monkeypatch: pytest.MonkeyPatch, size: int, code: Exit
 ) -> None:

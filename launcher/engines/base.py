@@ -81,7 +81,7 @@ class Engine(Protocol):
         """Remove a ticket or a node that has not started. Return False if it has started by now."""
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        """Return the nodes of runs and the checks on this host that use anything below `folder`.
+        """Return the nodes on this host that use anything below `folder`.
 
         Includes the tickets of launches that have died.
         """

@@ -33,7 +33,6 @@ from .status import (
 )
 
 RUN_LABEL = f"{LABEL}.run-id"
-CHECK_LABEL = f"{LABEL}.check"
 NODE_NAME = re.compile(rf"ddpctl-({MADE.pattern})-\d{{1,6}}")  # see container_name
 PYTHON_IN_IMAGE = (
     "run --pull=never --rm -i --network host --security-opt no-new-privileges --entrypoint python3"
@@ -78,24 +77,23 @@ class Docker(Engine):
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
-        return [*self._inspected(self._labelled(label)), *self._tickets(label)]
+        return [*self._inspected(self._containers(label=label)), *self._tickets(label)]
 
     def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        handles = []
-        for row in self._containers({"name": [container_name(run_id or "", 0)[:-2]]}):
+        unreadable = []
+        for row in self._containers(name=container_name(run_id or "", 0)[:-2]):
             name = _name(row)
             match = NODE_NAME.fullmatch(name)
-            if match and CHECK_LABEL not in mapping(row.get("Labels")):
+            if match and run_id in (None, match[1]):
                 status = self._read(name, row, seen_in_list(row))
-                readable = status and container_name(status.run_id, status.node_rank) == name
-                if not readable and run_id in (None, match[1]):
-                    handles.append(name)
-        return self.list(run_id), handles
+                if not status or container_name(status.run_id, status.node_rank) != name:
+                    unreadable.append(name)
+        return self.list(run_id), unreadable
 
     def claims(self) -> Sequence[NodeStatus]:
-        rows = self._labelled(RUN_LABEL)
+        rows = self._containers(label=RUN_LABEL)
         listed = (self._read(_name(row), row, seen_in_list(row)) for row in rows)
-        return [*(status for status in listed if status), *self._tickets(RUN_LABEL)]
+        return [*filter(None, listed), *self._tickets(RUN_LABEL)]
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         with self._api.explained("wait in line"):
@@ -124,7 +122,7 @@ class Docker(Engine):
         return True
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        rows = [row for label in (RUN_LABEL, CHECK_LABEL) for row in self._labelled(label)]
+        rows = self._containers(label=RUN_LABEL)
         below = (r for r in rows if any(p.startswith(f"{folder}/") for p in _mounted(r)))
         expired = (ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired)
         return [*self._inspected(below), *expired]
@@ -154,11 +152,9 @@ class Docker(Engine):
                 if error.status_code not in (404, CONFLICT):  # gone, or being removed elsewhere
                     raise
 
-    def _labelled(self, label: str) -> Sequence[dict[str, Any]]:
-        return self._containers({"label": [label]})
-
-    def _containers(self, filters: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    def _containers(self, **filter: str) -> Sequence[dict[str, Any]]:
         """Return the containers that match. Raises ValueError if the answer is not a list of containers."""
+        filters = {key: [value] for key, value in filter.items()}
         rows = self._api.containers(all=True, filters=filters) or []
         if not all(isinstance(mapping(row).get("Id"), str) for row in rows):
             raise ValueError("the engine lists something other than containers")
@@ -177,7 +173,8 @@ class Docker(Engine):
     # Containers and images
 
     def mounted(self) -> frozenset[str]:
-        return frozenset(path for row in self._labelled(RUN_LABEL) for path in _mounted(row))
+        rows = self._containers(label=RUN_LABEL)
+        return frozenset(path for row in rows for path in _mounted(row))
 
     def engine_info(self, image: str) -> EngineInfo:
         with self._api.explained("inspect the engine"):

@@ -44,14 +44,10 @@ class ImageStore:
 
     def pull(self, name: str) -> ImageInfo:
         """Make the host pull the image with the host's own credentials."""
-        host = self.node.name
         done = self.node.run(engine_command("pull", "-q", name), timeout=PULL_TIMEOUT)
-        if done.code != 0:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise CommandFailed(lines[-1] if lines else f"exit {done.code}", host=host)
-        image = self.inspect(name)
+        image = self.inspect(name) if done.code == 0 else None
         if image is None:
-            raise CommandFailed(f"{name} is missing although the pull succeeded", host=host)
+            raise CommandFailed(done.reason, host=self.node.name)
         return image
 
     def build(self, context: bytes, name: str) -> Iterator[str]:

@@ -40,8 +40,7 @@ class ContainerState(enum.StrEnum):
 
 UNSTARTED = (ContainerState.WAITING, ContainerState.CREATED)
 ENDED = (ContainerState.EXITED, ContainerState.DEAD)
-NOT_OF_ENGINES = (ContainerState.WAITING, ContainerState.CANCELLED, ContainerState.UNKNOWN)
-REPORTED = frozenset(state for state in ContainerState if state not in NOT_OF_ENGINES)
+NOT_OF_ENGINES = (ContainerState.WAITING, ContainerState.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -205,9 +204,8 @@ def host_text(value: object) -> str:
 def _state(text: object) -> ContainerState:
     if text == "stopped":  # Podman's state before it has cleaned up
         return ContainerState.EXITED
-    if isinstance(text, str) and text in REPORTED:
-        return ContainerState(text)
-    return ContainerState.UNKNOWN
+    known = text in [*ContainerState] and text not in NOT_OF_ENGINES
+    return ContainerState(text) if known else ContainerState.UNKNOWN
 
 
 def unix(text: object) -> float | None:

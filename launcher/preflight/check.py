@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engine_of, engine_traits, images_of
 from ..engines.engine_info import EngineInfo, ImageInfo
-from ..errors import DdpctlError, HostUnreachable, PreflightError
+from ..errors import DdpctlError, HostUnreachable, Several
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Cluster, Host, Job
@@ -18,52 +18,74 @@ from ..ssh.background import in_background
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from . import (
+    check_container,
     check_docker,
     check_gpus,
     check_network,
     check_python,
     check_rdma,
     check_resources,
-    container_test,
 )
 from .blamed import blame_of
 from .check_python import versions_or_error
-from .container_test import ContainerReport
+from .container_test import with_reports
 from .findings import Finding, failure_of, in_order
 from .fleet import Fleet
-from .machine import Machine, UnreachableMachine
+from .machine import Machine
 from .probe import Probe
 
 USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
-MODULES = (check_docker, check_python, check_gpus, check_resources, check_network, check_rdma)
-CHECKS = [
-    (name, check)
-    for module in MODULES
-    for name, checks in module.CHECKS.items()
-    for check in checks
-]
+CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = {  # by column
+    "docker": [check_docker.check_engine],
+    "gpus": [
+        check_gpus.check_driver,
+        check_gpus.check_toolkit,
+        check_gpus.check_requested,
+        check_gpus.check_shared,
+        check_gpus.check_free,
+        check_gpus.check_health,
+        check_gpus.check_peers,
+        check_gpus.check_alike,
+        check_container.check_seen_gpus,
+    ],
+    "image": [
+        check_docker.check_image,
+        check_python.check_packages,
+        check_container.check_torch,
+        check_container.check_container,
+        check_container.check_versions,
+    ],
+    "disk": [check_resources.check_disk, check_container.check_writing],
+    "memory": [check_resources.check_memory],
+    "clock": [check_resources.check_clock],
+    "network": [
+        check_network.check_interfaces,
+        check_network.check_subnets,
+        check_network.check_reached,
+        check_rdma.check_rdma,
+        check_rdma.check_rails,
+        check_rdma.check_fast_ports,
+    ],
+    "ports": [check_network.check_master_port],
+    "runs": [check_docker.check_leftovers],
+}
 
 
 @dataclass(frozen=True)
 class Survey:
     """The result: what the hosts reported, and what is wrong with it.
 
-    machines: all, in rank order. reports: container tests by first node rank.
+    ranks: the node ranks of each machine by its name, also of those that did not answer.
     """
 
     findings: Sequence[Finding]
-    machines: Sequence[Machine | UnreachableMachine]
+    ranks: Mapping[str, tuple[int, ...]]
     fleet: Fleet
-    reports: Mapping[int, ContainerReport]
     spares: tuple[str, ...] = ()  # names of spares that were checked too
 
     @property
     def failures(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity == "failure"]
-
-    @property
-    def unreachable(self) -> list[UnreachableMachine]:
-        return [machine for machine in self.machines if isinstance(machine, UnreachableMachine)]
 
     @property
     def facts(self) -> tuple[Facts, ...]:
@@ -75,9 +97,8 @@ class Survey:
     @property
     def exit_code(self) -> int:
         """The exit code of `check`. An unreachable host takes precedence over other hosts' failures."""
-        if self.unreachable:
-            return HostUnreachable.exit_code
-        return PreflightError.exit_code if self.failures else 0
+        errors = [finding.error() for finding in self.failures]
+        return Several(errors).exit_code if errors else 0
 
 
 def survey_all(
@@ -112,22 +133,17 @@ def survey_hosts(
     """
     with contextlib.closing(Probe(cluster.job)) as probe:
         image_here = in_background(lambda: local_image(cluster.job))
-        machines = examine_all(nodes, cluster.job, probe)
-        answered = [machine for machine in machines if isinstance(machine, Machine)]
-        reach = probe.run(answered)
-    fleet = Fleet(cluster, answered, image_here.result(), reach, waits)
-    findings = [
-        *(m.problem.at(m.name, "ssh") for m in machines if isinstance(m, UnreachableMachine)),
-        *judge(fleet),
-    ]
-    reports: Mapping[int, ContainerReport] = {}
+        ranks, machines, errors = examine_all(nodes, cluster.job, probe)
+        reach = probe.run(machines)
+    fleet = Fleet(cluster, machines, image_here.result(), reach, waits)
+    findings = judge(fleet)
     if with_containers:  # not on machines that have failed: they would fail for the same reason
         failed = {finding.host for finding in findings if finding.severity == "failure"}
-        able = {m.rank: nodes[m.rank] for m in answered if m.name not in failed}
-        reports = container_test.run_containers(fleet, able)
-    findings += container_test.judge(fleet, reports)
-    names = [machine.name for machine in machines]
-    return Survey(in_order(findings, names), machines, fleet, reports)
+        able = {m.rank: nodes[m.rank] for m in machines if m.name not in failed}
+        fleet = with_reports(fleet, able)
+        findings = judge(fleet)
+    findings += [failure_of(error).at(name, "ssh") for name, error in errors.items()]
+    return Survey(in_order(findings, [*ranks]), ranks, fleet)
 
 
 def survey_spares(nodes: Sequence[Node], cluster: Cluster) -> list[Finding]:
@@ -139,17 +155,25 @@ def survey_spares(nodes: Sequence[Node], cluster: Cluster) -> list[Finding]:
     return [dataclasses.replace(finding, severity="warning") for finding in findings]
 
 
-def judge(fleet: Fleet) -> Iterator[Finding]:
-    for machine in fleet.machines:
-        for name, check in CHECKS:
-            for problem in check(machine, fleet):
-                yield problem.at(machine.name, name)
+def judge(fleet: Fleet) -> list[Finding]:
+    """Return what all checks find on all machines."""
+    return [
+        finding.at(machine.name, name)
+        for machine in fleet.machines
+        for name, checks in CHECKS.items()
+        for check in checks
+        for finding in check(machine, fleet)
+    ]
 
 
 def examine_all(
     nodes: Sequence[Node], job: Job, probe: Probe
-) -> list[Machine | UnreachableMachine]:
-    """Examine every machine, and start the probe's agents if there are several."""
+) -> tuple[dict[str, tuple[int, ...]], list[Machine], dict[str, DdpctlError]]:
+    """Examine every machine, and start the probe's agents if there are several.
+
+    Return the node ranks of each machine by its name, the machines that answered, and the errors of
+    the others by name.
+    """
     by_machine: dict[tuple[str, int], dict[int, Node]] = {}
     for rank, node in enumerate(nodes):
         by_machine.setdefault(node.host.machine, {})[rank] = node
@@ -157,18 +181,16 @@ def examine_all(
     names = Counter(node.name for node in first)
     peers = probe if len(first) > 1 else None
 
-    def name(host: Host) -> str:
-        return f"{host.name}:{host.port}" if names[host.name] > 1 and host.port else host.name
+    def name(node: Node) -> str:
+        port = node.host.port if names[node.name] > 1 else None
+        return f"{node.name}:{port}" if port else node.name
 
-    machines, errors = try_each(
-        [*first], lambda node: examine(name(node.host), first[node], job, peers)
+    machines, errors = try_each([*first], lambda node: examine(name(node), first[node], job, peers))
+    return (
+        {name(node): tuple(group) for node, group in first.items()},
+        [*machines.values()],
+        {name(node): error for node, error in errors.items()},
     )
-    return [
-        machines[node]
-        if node in machines
-        else UnreachableMachine(name(node.host), tuple(group), failure_of(errors[node]))
-        for node, group in first.items()
-    ]
 
 
 def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None = None) -> Machine:

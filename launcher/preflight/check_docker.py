@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..engines.status import ContainerState
 from ..hosts import Job
-from .findings import Problem, failure, failure_of, warning
+from .findings import Finding, failure, failure_of, warning
 from .fleet import Fleet, common
 from .machine import Machine
 
@@ -14,7 +14,7 @@ GPUS_BY_CDI = (29, 0)  # earlier versions of Docker add GPUs behind systemd's ba
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
-def check_engine(machine: Machine, _: Fleet) -> Iterator[Problem]:
+def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
     """Check that the engine answers and is recent, and that a rootless Podman has what it needs."""
     engine, user = machine.engine, machine.facts.user
     if machine.engine_error:
@@ -44,7 +44,7 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Problem]:
         yield failure(what, f"run `sudo loginctl enable-linger {user}` there")
 
 
-def check_image(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the image exists, is the same as elsewhere, and is built for the host's CPU.
 
     An image that only this machine has is enough, because it can be pushed.
@@ -73,7 +73,7 @@ def check_image(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         yield failure(what, remedy)
 
 
-def check_leftovers(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_leftovers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Find nodes that are paused, or that run although another node of their run has ended."""
     nodes = [node for m in fleet.machines for node in m.run_nodes]
     ended = {(n.run_id, n.attempt) for n in nodes if n.has_ended}
@@ -83,6 +83,3 @@ def check_leftovers(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
             state = "is paused" if paused else "is still running, but other nodes have ended"
             what = f"node {node.node_rank} of run {node.run_id} ({node.owner}) {state}"
             yield warning(what, f"run `ddpctl kill {node.run_id}`")
-
-
-CHECKS = {"docker": (check_engine,), "image": (check_image,), "runs": (check_leftovers,)}

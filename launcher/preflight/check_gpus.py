@@ -10,7 +10,7 @@ from ..facts.nvidia import BUSY_MIB
 from ..facts.xids import RESET, XIDS
 from ..plan.topology import gpu_ids
 from ..text import ranges
-from .findings import Problem, failure, warning
+from .findings import Finding, failure, warning
 from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
@@ -38,7 +38,7 @@ HEALTH = {
 }
 
 
-def check_driver(machine: Machine, _: Fleet) -> Iterator[Problem]:
+def check_driver(machine: Machine, _: Fleet) -> Iterator[Finding]:
     """Check the driver, its libraries and fabric manager, and that it supports the image's CUDA."""
     if not machine.wants_gpus:
         return
@@ -64,7 +64,7 @@ def check_driver(machine: Machine, _: Fleet) -> Iterator[Problem]:
         yield failure(what, "update the driver, or use an older image")
 
 
-def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Problem]:
+def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Finding]:
     """Check that the engine can give GPUs to a container."""
     details, engine, facts = machine.details, machine.engine, machine.facts
     if engine is None or not facts.gpus or not machine.wants_gpus or facts.has_amd_gpus:
@@ -81,7 +81,7 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Problem]:
         yield failure(what, f"install nvidia-container-toolkit, {configure}")
 
 
-def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the requested GPUs exist and suffice, and that `all` finds as many as elsewhere."""
     if machine.facts.gpu_error:
         return
@@ -117,7 +117,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
             yield warning(f"{count} GPUs, while other hosts have {most}", remedy)
 
 
-def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that no two entries share a GPU: one machine may be listed under two names."""
     mine = machine.gpus_by_uuid
     for other in (m for m in fleet.machines if m.rank < machine.rank):
@@ -129,7 +129,7 @@ def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
                 yield failure(what, f"{same}: remove one entry, or give each entry its own GPU ids")
 
 
-def check_free(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_free(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that no run uses the GPUs or waits for them, and no other process uses them."""
     ids = machine.gpus_by_uuid
     containers = {node.container: node.run_id for node in machine.run_nodes if node.container}
@@ -155,7 +155,7 @@ def check_free(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
             yield failure(what, f"{stop}, or choose other GPUs")
 
 
-def check_health(machine: Machine, _: Fleet) -> Iterator[Problem]:
+def check_health(machine: Machine, _: Fleet) -> Iterator[Finding]:
     """Check for MIG, hardware faults, and errors of GPUs in the kernel log.
 
     Ignores logged errors that a program can cause.
@@ -175,7 +175,7 @@ def check_health(machine: Machine, _: Fleet) -> Iterator[Problem]:
             yield warning(f"{name} has had Xid {number} since the host booted: {meaning}", remedy)
 
 
-def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that devices on PCIe reach each other directly, where the driver tells NCCL to try.
 
     GPUs with NVLink between them do not use PCIe; GeForce GPUs copy through CPU memory anyway.
@@ -210,7 +210,7 @@ def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         )
 
 
-def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that GPU model, ECC setting and driver match: the slowest GPU sets the pace."""
 
     def models(m: Machine) -> str | None:
@@ -234,19 +234,5 @@ def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         (ecc, "ECC costs memory and speed", "run `nvidia-smi -e 0` or `-e 1` on all, then reboot"),
         (driver, "NCCL and CUDA may behave differently", "install the same driver on all hosts"),
     ):
-        if odd := odd_one_out(machine, fleet.machines, value):
+        if odd := odd_one_out(machine, fleet, value):
             yield warning(f"{odd[0]}, while other hosts have {odd[1]}: {why}", remedy)
-
-
-CHECKS = {
-    "gpus": (
-        check_driver,
-        check_toolkit,
-        check_requested,
-        check_shared,
-        check_free,
-        check_health,
-        check_peers,
-        check_alike,
-    )
-}

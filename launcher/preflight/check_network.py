@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from ..text import names, one_line
-from .findings import Problem, failure, warning
+from .findings import Finding, failure, warning
 from .fleet import Fleet, common, odd_one_out
 from .machine import Machine
 from .reach import DialResult
@@ -19,7 +19,7 @@ HOW = {
 }
 
 
-def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check the interfaces in the hosts file and the host's own name."""
     details, facts = machine.details, machine.facts
     others = ", ".join(i.name for i in facts.interfaces if i.name != "lo")
@@ -37,7 +37,7 @@ def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         yield warning(what, remedy)
 
 
-def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that only one interface is in a network that the run uses, and that all MTUs are equal.
 
     Otherwise traffic may leave by another interface, and large messages may hang.
@@ -56,7 +56,7 @@ def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         nics = [m.facts.interface(address.interface) for address in fleet.used(m)]
         return tuple(sorted({nic.mtu for nic in nics if nic and nic.name != "lo"})) or None
 
-    if odd := odd_one_out(machine, fleet.machines, mtus):
+    if odd := odd_one_out(machine, fleet, mtus):
         own, usual = ("/".join(map(str, mtu)) for mtu in odd)
         nics = list(dict.fromkeys(address.interface for address in used))
         what = f"MTU {own} on {', '.join(nics)}, while other hosts have {usual}"
@@ -66,7 +66,7 @@ def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         yield warning(what, remedy)
 
 
-def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the machine reaches the others, and that they reach its address."""
     reach, ip = fleet.reach, fleet.addresses[machine.rank].ip
     if machine.rank in reach.unprobed and not machine.engine_error:
@@ -89,7 +89,7 @@ def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         yield warning(what, "check the load on the host and its network")
 
 
-def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     named = next((host.interface for host in machine.hosts if host.interface), None)
     nic = machine.facts.interface(named) if named else None
     if named and machine.facts.interfaces and (nic is None or nic.state == "down"):
@@ -100,7 +100,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         yield failure(what, "set internal_ip in the hosts file")
 
 
-def _unreached(machine: Machine, fleet: Fleet) -> Problem:
+def _unreached(machine: Machine, fleet: Fleet) -> Finding:
     """Return the problem of a machine with no address that all others reach: the best address's."""
 
     def failed(ip: str) -> dict[int, DialResult]:
@@ -154,7 +154,7 @@ def _sources(some: Mapping[int, DialResult], tried: Mapping[int, DialResult], fl
     return f"from {len(some)} of {len(tried)} hosts ({named})"
 
 
-def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the master port is free on node 0, and open to the job's user and other hosts."""
     port, user = fleet.cluster.job.master_port, fleet.cluster.job.user
     if 0 not in machine.ranks or port == "auto":
@@ -171,7 +171,8 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         what = f"port {port} is taken by {_holder(machine)}"
         yield failure(what, "set job.master_port: auto, or stop the process")
     ip = fleet.addresses[machine.rank].ip
-    tried = fleet.dialed(machine, ip, master=True)
+    cut_off, dials = fleet.reach.cut_off, fleet.reach.master.items()
+    tried = {d.source: result for d, result in dials if d.ip == ip and d.source not in cut_off}
     closed = {source: result for source, result in tried.items() if not result.ok}
     if closed and all(result.ok for result in fleet.dialed(machine, ip).values()):
         what = f"port {port} on {ip} {_how(closed)} {_sources(closed, tried, fleet)}"
@@ -186,9 +187,3 @@ def _holder(machine: Machine) -> str:
     pid = f", pid {holder.pid}" if holder.pid else ""
     command = one_line(holder.command, LONGEST_COMMAND) or "a process"
     return f"{command} (user {holder.user}{pid})"
-
-
-CHECKS = {
-    "network": (check_interfaces, check_subnets, check_reached),
-    "ports": (check_master_port,),
-}

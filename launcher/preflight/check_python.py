@@ -10,7 +10,7 @@ from ..hosts import Job
 from ..plan.supervisor_spec import python_on
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from .findings import Problem, failure, failure_of, warning
+from .findings import Finding, failure, failure_of, warning
 from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
@@ -33,7 +33,7 @@ def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
     return versions
 
 
-def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that torch is there, for the host's GPUs, in the version of the other hosts.
 
     With job.requirements, the packages of this Python do not count.
@@ -51,7 +51,7 @@ def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
     elif machine.wants_gpus and machine.has_driver and torch.endswith("+cpu"):
         yield failure(f"torch {torch} cannot use GPUs", "install a build of torch for GPUs there")
     for name in own:
-        if different := odd_one_out(machine, fleet.machines, functools.partial(version_on, name)):
+        if different := odd_one_out(machine, fleet, functools.partial(version_on, name)):
             report = warning if name == "python" else failure
             what = f"{name} {different[0]} there, {different[1]} on other hosts"
             yield report(what, "use the same versions on every host")
@@ -59,6 +59,3 @@ def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
 
 def version_on(name: str, machine: Machine) -> str | None:
     return machine.python.get(name) if isinstance(machine.python, Mapping) else None
-
-
-CHECKS = {"image": (check_packages,)}

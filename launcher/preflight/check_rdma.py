@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from ..facts.network import Interface
-from .findings import Problem, warning
+from .findings import Finding, warning
 from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
@@ -16,7 +16,7 @@ NETPLAN = "/etc/netplan/60-ddpctl.yaml"
 CHOSEN_BY_USER = {"NCCL_IB_HCA", "NCCL_IB_DISABLE"}  # then NCCL may use other ports
 
 
-def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that RDMA ports work, and have the same number, rate and GID type as elsewhere."""
 
     def up(m: Machine) -> int:
@@ -42,16 +42,16 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
         what += f" ({down})" if down else ""
         yield warning(what, "check the cables and `rdma link` there")
-    if speeds := odd_one_out(machine, fleet.machines, rates):
+    if speeds := odd_one_out(machine, fleet, rates):
         own, usual = ("/".join(map(str, speed)) for speed in speeds)
         what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
         yield warning(what, "check the cables and the switch ports; the slowest sets the pace")
-    if types := odd_one_out(machine, fleet.machines, gid_type):
+    if types := odd_one_out(machine, fleet, gid_type):
         what = f"the GID of the address in use is {types[0]}, while other hosts use {types[1]}"
         yield warning(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
 
 
-def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that RoCE ports reach those of other hosts: NCCL uses all of them, the nth with the nth."""
     env, facts = fleet.cluster.job.env, machine.facts
     if not CHOSEN_BY_USER.isdisjoint(env):
@@ -71,7 +71,7 @@ def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         pairs = {(p.name, m.facts.network_of(g.ip)) for p in m.facts.roce_ports for g in p.gids}
         return tuple(sorted(pair for pair in pairs if pair[1])) or None
 
-    if odd := odd_one_out(machine, fleet.machines, rails):
+    if odd := odd_one_out(machine, fleet, rails):
         mine, usual = map(dict, odd)
         crossed = [name for name in mine if usual.get(name, mine[name]) != mine[name]]
         if crossed and set(mine.values()) == set(usual.values()):
@@ -82,7 +82,7 @@ def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
             yield warning(f"the rails are crossed: {what}", "swap the cables or the addresses")
 
 
-def check_fast_ports(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_fast_ports(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that ports at least as fast as the one in use have addresses. Suggest a netplan file."""
     ports = _without_address(machine, fleet)
     if not ports:
@@ -149,6 +149,3 @@ def _addresses_for(ports: Sequence[Interface], machine: Machine, fleet: Fleet) -
         return f"{hosts[machine.rank % len(hosts)]}/{network.prefixlen}" if hosts else "..."
 
     return {port.name: free_in(networks[port.name]) for port in ports if port.name in networks}
-
-
-CHECKS = {"network": (check_rdma, check_rails, check_fast_ports)}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ..facts.hardware import Disk
 from ..hosts import Job
-from .findings import Problem, failure, warning
+from .findings import Finding, failure, warning
 from .fleet import Fleet
 from .machine import Machine
 
@@ -17,7 +17,7 @@ LEAST_OPEN_FILES = 4096
 SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificates
 
 
-def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check ~/.ddpctl, the job's folders, and the free space for data and for images."""
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
@@ -38,7 +38,7 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         yield from _room(store, f"images under {engine.root}", needed)
 
 
-def _room(disk: Disk, use: str, needed: int) -> Iterator[Problem]:
+def _room(disk: Disk, use: str, needed: int) -> Iterator[Finding]:
     free = f"only {_size(disk.kib_free)} free on {disk.mount} for {use}"
     remedy = f"free space on {disk.mount} there"
     if disk.kib_free < needed:
@@ -50,7 +50,7 @@ def _room(disk: Disk, use: str, needed: int) -> Iterator[Problem]:
         yield warning(free, remedy)
 
 
-def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check free RAM, shared memory, and the limit on memory that InfiniBand locks."""
     details, shm_size = machine.details, fleet.cluster.job.shm_size
     shm, chosen = details.disk("/dev/shm"), shm_size != Job().shm_size
@@ -76,7 +76,7 @@ def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
         yield warning(what, "set memlock to unlimited in /etc/security/limits.conf there")
 
 
-def check_clock(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
+def check_clock(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the clock is near the median of all clocks, including the launching machine's."""
     facts = machine.facts
     off = facts.clock_skew - statistics.median([0.0, *(m.facts.clock_skew for m in fleet.machines)])
@@ -87,6 +87,3 @@ def check_clock(machine: Machine, fleet: Fleet) -> Iterator[Problem]:
 
 def _size(kib: int) -> str:
     return f"{kib / GIB:.1f} GiB" if kib >= GIB else f"{kib / 1024:.0f} MiB"
-
-
-CHECKS = {"disk": (check_disk,), "memory": (check_memory,), "clock": (check_clock,)}

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from .. import errors
 from ..errors import DdpctlError, HostUnreachable, PreflightError
@@ -19,7 +19,10 @@ BY_ENGINE = ("image", "runs")  # not checked where the engine does not answer
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem. what, remedy: one clause each. A failure stops a launch, a warning does not."""
+    """A problem. what, remedy: one clause each. A failure stops a launch, a warning does not.
+
+    A check makes it without `host` and `check`, which `at` adds.
+    """
 
     severity: Severity
     host: str
@@ -31,24 +34,16 @@ class Finding:
         kind = HostUnreachable if self.check == "ssh" else PreflightError
         return kind(f"{self.check}: {self.what}", self.remedy, host=self.host)
 
-
-class Problem(NamedTuple):
-    """A finding without host and check, which `at` adds. Its texts may come from a host."""
-
-    severity: Severity
-    what: str
-    remedy: str
-
-    def at(self, host: str, check: str) -> Finding:
+    def at(self, host: str, check: str) -> "Finding":
         what, remedy = (one_line(text, LONGEST) for text in (self.what, self.remedy))
         return Finding(self.severity, host, check, what, remedy)
 
 
-failure = functools.partial(Problem, "failure")
-warning = functools.partial(Problem, "warning")
+failure = functools.partial(Finding, "failure", "", "")
+warning = functools.partial(Finding, "warning", "", "")
 
 
-def failure_of(error: DdpctlError) -> Problem:
+def failure_of(error: DdpctlError) -> Finding:
     return failure(error.what, error.remedy or "log in to the host and look")
 
 
@@ -73,12 +68,10 @@ def lines(findings: Iterable[Finding]) -> list[str]:
     ]
 
 
-def table(
-    hosts: Sequence[str], findings: Sequence[Finding], unseen: Iterable[str]
-) -> list[list[str]]:
+def table(hosts: Sequence[str], findings: Sequence[Finding]) -> list[list[str]]:
     """Return a row per host and a cell per check: ok, warn, FAIL, or `-` if not checked."""
     failed = [f for f in findings if f.severity == "failure"]
-    cells = {(host, check): "-" for host in unseen for check in CHECKS}
+    cells = {(f.host, check): "-" for f in findings if f.check == "ssh" for check in CHECKS}
     cells |= {(f.host, check): "-" for f in failed if f.check == "docker" for check in BY_ENGINE}
     cells |= {(f.host, f.check): "warn" for f in findings}
     cells |= {(f.host, f.check): "FAIL" for f in failed}

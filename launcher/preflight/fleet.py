@@ -59,11 +59,9 @@ class Fleet:
         why = f"reached from {len(tried)} of {len(tried)}"
         return address, why + (f", not over {', '.join(passed)}" if passed else "")
 
-    def dialed(
-        self, machine: Machine, ip: str, *, master: bool = False
-    ) -> Mapping[int, DialResult]:
-        """Return the results by source, on the probe's or the master port."""
-        return self.reach.by_address.get((machine.rank, ip, master), {})
+    def dialed(self, machine: Machine, ip: str) -> Mapping[int, DialResult]:
+        """Return the results of the dials to this address, by source."""
+        return self.reach.by_address.get((machine.rank, ip), {})
 
 
 def common(values: Sequence[T]) -> T:
@@ -72,9 +70,9 @@ def common(values: Sequence[T]) -> T:
 
 
 def odd_one_out(
-    machine: Machine, machines: Sequence[Machine], value: Callable[[Machine], T | None]
+    machine: Machine, fleet: Fleet, value: Callable[[Machine], T | None]
 ) -> tuple[T, T] | None:
     """Return this machine's value and the usual one if they differ. Ignores machines without a value."""
     own = value(machine)
-    usual = common([v for m in machines if (v := value(m)) is not None] or [own])
+    usual = common([v for m in fleet.machines if (v := value(m)) is not None] or [own])
     return (own, usual) if own is not None and usual is not None and own != usual else None

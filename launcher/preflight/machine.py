@@ -13,23 +13,33 @@ from ..facts.hardware import Details
 from ..facts.nvidia import GpuState
 from ..hosts import Host
 from ..plan.topology import gpu_ids, ids_by_uuid
-from .findings import Problem
 
 
 @dataclass(frozen=True)
-class UnreachableMachine:
-    """A machine that gave no facts."""
+class ContainerReport:
+    """The output of the container test. error: why the script did not finish."""
 
-    name: str
-    ranks: tuple[int, ...]
-    problem: Problem
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    gpus: int = 0
+    write_error: str = ""
+    torch_error: str = ""
+    cuda_error: str = ""
+    error: DdpctlError | None = None
+    architectures: tuple[str, ...] = ()  # of the GPUs: sm_90, gfx942
+    built_for: tuple[str, ...] = ()  # the architectures for which torch has code
+    verbs: bool = True  # the image has libibverbs
+    open_files: int = -1  # the hard limit; -1: unlimited
 
 
 @dataclass(frozen=True)
 class Machine:
     """A machine with its nodes. engine: None if it does not answer or the job needs none.
 
-    python: versions of the job's Python and its packages; None if an image has them.
+    python: versions of the job's Python and its packages; None if an image has them. report: None
+    if no container was tested.
     """
 
     name: str
@@ -39,6 +49,7 @@ class Machine:
     engine: EngineInfo | None = None
     engine_error: DdpctlError | None = None
     python: Mapping[str, str] | DdpctlError | None = None
+    report: ContainerReport | None = None
 
     @property
     def details(self) -> Details:

@@ -7,7 +7,6 @@ import contextlib
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +19,12 @@ from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from .machine import Machine
-from .probe_agent import DIAL_TIMEOUT
 from .reach import Dial, DialResult, Reach, addresses_to_dial, dials_to, dials_to_rails
 
 START_AGENT = load_script(__file__, "start_agent.sh")
 AGENT = Path(__file__).with_name("probe_agent.py").read_text()
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes longest
-ROUND_TIMEOUT = 12.0  # seconds; a dial fails after three, so a slower agent is overloaded
+ROUND_TIMEOUT = 20.0  # seconds; a dial takes at most twelve, so a slower agent is overloaded
 LONGEST_LINE = 4096  # bytes
 
 
@@ -38,7 +36,6 @@ class Probe:
         self._token = secrets.token_hex(8)
         self._agents: dict[int, Stream] = {}  # by the machine's first node rank
         self._ports: dict[int, int] = {}  # on which agents listen
-        self._master_port = 0  # on which node 0's agent listens too; 0 if it does not
         self._unfinished: set[int] = set()  # machines whose agent did not report in time
 
     def start(self, rank: int, node: Node) -> None:
@@ -60,49 +57,40 @@ class Probe:
         if len(machines) < 2:
             return Reach()
         probed = [machine for machine in machines if machine.rank in self._agents]
-        port = self._job.master_port
-        if port != "auto" and 0 in self._agents:  # the checks find out if it is taken
-            self._master_port = _listen(self._agents[0], port)
         addresses = addresses_to_dial(machines)
         best = {target: ips[:1] for target, ips in addresses.items()}
         results = self._dial(dials_to(best, probed))
         failed = {dial.target for dial, result in results.items() if not result.ok}
         others = {target: addresses[target][1:] for target in failed}
         results |= self._dial(dials_to(others, probed))
-        rails = self._dial(dials_to_rails(probed), with_master=False)
+        rails = self._dial(dials_to_rails(probed))
+        master, port = {}, self._job.master_port
+        # if it is taken, node 0's agent cannot listen there; the checks find out
+        if port != "auto" and 0 in self._agents and _listen(self._agents[0], port):
+            master = self._dial([dial for dial in results if dial.target == 0], port)
         unprobed = {machine.rank for machine in machines} - self._agents.keys()
-        return Reach(results, frozenset(unprobed), frozenset(self._unfinished), rails)
+        return Reach(results, frozenset(unprobed), frozenset(self._unfinished), rails, master)
 
     def close(self) -> None:
         for agent in [*self._agents.values()]:
             agent.close()
 
-    def _dial(self, dials: Sequence[Dial], *, with_master: bool = True) -> dict[Dial, DialResult]:
-        """Return the results of the dials that were reported. A timeout is tried once more."""
-        if self._master_port and with_master:
-            to_master = (replace(dial, is_master_port=True) for dial in dials if dial.target == 0)
-            dials = [*dials, *to_master]
-        results = self._round(dials)
-        late = [dial for dial, result in results.items() if result.outcome == "timeout"]
-        for dial, again in self._round(late).items():
-            results[dial] = replace(again, seconds=DIAL_TIMEOUT + again.seconds)
-        return results
-
-    def _round(self, dials: Sequence[Dial]) -> dict[Dial, DialResult]:
+    def _dial(self, dials: Sequence[Dial], port: int = 0) -> dict[Dial, DialResult]:
+        """Return the results of the dials that were reported. port: 0 for those of the agents."""
         by_source: dict[int, list[Dial]] = {}
         for dial in dials:
             if dial.source not in self._unfinished:
                 by_source.setdefault(dial.source, []).append(dial)
-        reports = [in_background(partial(self._order, *order)) for order in by_source.items()]
+        reports = [in_background(partial(self._order, *o, port)) for o in by_source.items()]
         return {dial: result for report in reports for dial, result in report.result().items()}
 
-    def _order(self, source: int, dials: Sequence[Dial]) -> dict[Dial, DialResult]:
+    def _order(self, source: int, dials: Sequence[Dial], port: int) -> dict[Dial, DialResult]:
         """Let an agent dial. Return what it reports in time."""
         results: dict[Dial, DialResult] = {}
-        orders = []
-        for key, dial in enumerate(dials):
-            port = self._master_port if dial.is_master_port else self._ports[dial.target]
-            orders.append(f"dial {key} {dial.ip} {port}")
+        orders = [
+            f"dial {key} {dial.ip} {port or self._ports[dial.target]}"
+            for key, dial in enumerate(dials)
+        ]
         try:
             for line in _answers(self._agents[source], orders, ROUND_TIMEOUT):
                 results |= parse_dialed(line, dials)

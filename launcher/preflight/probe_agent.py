@@ -5,7 +5,8 @@ ends when its standard input does, or after LIFETIME. Orders arrive there, one p
 
     listen PORT              answered by `listening PORT ACTUAL_PORT`, unless the port is taken
     dial KEY ADDRESS PORT    answered by `dialed KEY ok NAME SECONDS` (the name of the agent there)
-                             or `dialed KEY wrong|refused|timeout|unreachable`
+                             or `dialed KEY wrong|refused|timeout|unreachable`; a timeout is tried
+                             once more
     wait                     answered by `ready` once all earlier orders are answered
 
 An address counts as reached only if an agent with the same token answers there: every host with a
@@ -74,23 +75,28 @@ def listen(requested: int, greeting: bytes) -> None:
         report("listening", requested, port)
 
 
-def dial(key: str, address: str, port: int, token: str) -> None:
-    began = time.time()
+def outcome_of(address: str, port: int, token: str) -> str:
+    """Dial once. Return `ok NAME`, `wrong`, `refused`, `timeout` or `unreachable`."""
     try:
         s = socket.create_connection((address, port), timeout=DIAL_TIMEOUT)
-        s.settimeout(DIAL_TIMEOUT)
         words = s.makefile().readline(100).split()
         s.close()
-        if len(words) == 2 and words[0] == token:
-            report("dialed", key, "ok", words[1], f"{time.time() - began:.3f}")
-        else:
-            report("dialed", key, "wrong")
+        return "ok " + words[1] if len(words) == 2 and words[0] == token else "wrong"
     except socket.timeout:
-        report("dialed", key, "timeout")
+        return "timeout"
     except ConnectionRefusedError:
-        report("dialed", key, "refused")
+        return "refused"
     except OSError as error:
-        report("dialed", key, "timeout" if error.errno == errno.ETIMEDOUT else "unreachable")
+        return "timeout" if error.errno == errno.ETIMEDOUT else "unreachable"
+
+
+def dial(key: str, address: str, port: int, token: str) -> None:
+    began = time.time()
+    outcome = outcome_of(address, port, token)
+    if outcome == "timeout":
+        outcome = outcome_of(address, port, token)
+    seconds = [f"{time.time() - began:.3f}"] if outcome.startswith("ok") else []
+    report("dialed", key, outcome, *seconds)
 
 
 def main(name: str, token: str) -> None:

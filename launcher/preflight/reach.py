@@ -20,7 +20,6 @@ class Dial:
     source: int
     target: int
     ip: str
-    is_master_port: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,14 @@ class Reach:
 
     results: of the dials that were reported. unprobed: machines on which no agent could run.
     unfinished: machines whose agent did not report all of its dials. rails: of the dials to RoCE
-    ports, each from one other machine.
+    ports, each from one other machine. master: of the dials to the master port of node 0.
     """
 
     results: Mapping[Dial, DialResult] = field(default_factory=dict)
     unprobed: frozenset[int] = frozenset()
     unfinished: frozenset[int] = frozenset()
     rails: Mapping[Dial, DialResult] = field(default_factory=dict)
+    master: Mapping[Dial, DialResult] = field(default_factory=dict)
 
     @functools.cached_property
     def cut_off(self) -> frozenset[int]:
@@ -67,13 +67,12 @@ class Reach:
         )
 
     @functools.cached_property
-    def by_address(self) -> Mapping[tuple[int, str, bool], Mapping[int, DialResult]]:
-        """By (target, ip, is_master_port), then by source. Leaves out machines that are cut off."""
-        grouped: dict[tuple[int, str, bool], dict[int, DialResult]] = {}
+    def by_address(self) -> Mapping[tuple[int, str], Mapping[int, DialResult]]:
+        """By target and ip, then by source. Leaves out machines that are cut off."""
+        grouped: dict[tuple[int, str], dict[int, DialResult]] = {}
         for dial, result in self.results.items():
             if dial.source not in self.cut_off:
-                key = (dial.target, dial.ip, dial.is_master_port)
-                grouped.setdefault(key, {})[dial.source] = result
+                grouped.setdefault((dial.target, dial.ip), {})[dial.source] = result
         return grouped
 
     @functools.cached_property
@@ -83,9 +82,8 @@ class Reach:
         An address that two hosts claim counts as reached if one of them is.
         """
         ips: dict[bool, set[str]] = {True: set(), False: set()}
-        for (_, ip, is_master_port), results in self.by_address.items():
-            if not is_master_port:
-                ips[all(result.ok for result in results.values())].add(ip)
+        for (_, ip), results in self.by_address.items():
+            ips[all(result.ok for result in results.values())].add(ip)
         return frozenset(ips[False] - ips[True])
 
 

@@ -25,16 +25,14 @@ def print_survey(survey: Survey, console: Console) -> None:
     for line in lines(survey.findings):
         console.print(line)
     if not survey.findings:
-        count = counted(len(survey.machines) + len(survey.spares), "host")
+        count = counted(len(survey.ranks) + len(survey.spares), "host")
         console.print(f"{count} checked, no problems found")
 
 
 def print_table(survey: Survey, console: Console) -> None:
     """Print a row per host and a column per check."""
-    silent = {m.name for m in survey.unreachable}
-    silent |= {f.host for f in survey.findings if f.check == "ssh" and f.host in survey.spares}
-    names = [*(machine.name for machine in survey.machines), *survey.spares]
-    rows = table(list(dict.fromkeys(names)), survey.findings, silent)
+    names = dict.fromkeys([*survey.ranks, *survey.spares])
+    rows = table([*names], survey.findings)
     console.table(rows, ["HOST", *(check.upper() for check in CHECKS)], COLORS)
 
 
@@ -76,16 +74,15 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
         "ok": survey.exit_code == 0,
         "seconds": round(seconds, 2),
         "findings": [dataclasses.asdict(finding) for finding in survey.findings],
-        "hosts": [_host(survey, machine.name, machine.ranks) for machine in survey.machines],
+        "hosts": [_host(survey.fleet, name, ranks) for name, ranks in survey.ranks.items()],
     }
 
 
-def _host(survey: Survey, name: str, ranks: Sequence[int]) -> dict[str, Any]:
+def _host(fleet: Fleet, name: str, ranks: Sequence[int]) -> dict[str, Any]:
     """Return the facts of a machine; null for each unknown value."""
-    fleet = survey.fleet
     machine = next((m for m in fleet.machines if m.rank == ranks[0]), None)
     address, why = fleet.address(machine) if machine else (None, "not tried")
-    report = survey.reports.get(ranks[0])
+    report = machine.report if machine else None
     engine = machine.engine if machine else None
     return {
         "host": name,

@@ -12,23 +12,19 @@ from healthy import IMAGE, cluster, machine, with_details, with_engine, with_fac
 from launcher.errors import CommandFailed
 from launcher.hosts import Host, Job
 from launcher.plan.plan import Mount
-from launcher.preflight.container_test import (
-    SCRIPT,
-    ContainerReport,
-    container_for,
-    judge,
-    needing_torch,
-    parse_report,
-)
+from launcher.preflight.check import judge
+from launcher.preflight.container_test import SCRIPT, container_for, needing_torch, parse_report
 from launcher.preflight.findings import Finding
-from launcher.preflight.fleet import Fleet, Machine
+from launcher.preflight.fleet import Fleet
+from launcher.preflight.machine import ContainerReport, Machine
 
 GOOD = ContainerReport("3.11.9", "2.4.0+cu124", "12.4", "2.20.5", gpus=4)
 
 
 def findings(machines: list[Machine], *reports: ContainerReport | None) -> list[Finding]:
-    told = {rank: report for rank, report in enumerate(reports) if report}
-    return list(judge(Fleet(cluster(), machines), told))
+    pairs = zip(machines, reports, strict=True)
+    tested = [replace(made, report=report) for made, report in pairs]
+    return judge(Fleet(cluster(), tested, IMAGE))
 
 
 def test_a_good_report_gives_no_finding() -> None:

@@ -13,11 +13,10 @@ from healthy import IMAGE, cluster, machine
 from launcher.engines.engine_info import Capabilities
 from launcher.facts.facts import parse
 from launcher.hosts import Host
-from launcher.preflight import container_test
 from launcher.preflight.check import judge
-from launcher.preflight.container_test import ContainerReport
 from launcher.preflight.findings import Finding
 from launcher.preflight.fleet import Fleet
+from launcher.preflight.machine import ContainerReport
 from launcher.preflight.reach import Dial, DialResult, Reach
 from launcher.preflight.survey_report import gpus_text
 
@@ -161,8 +160,8 @@ def fleet(
 
 
 def findings(made: Fleet, report: ContainerReport | None = None) -> list[Finding]:
-    reports = dict.fromkeys([m.rank for m in made.machines], report) if report else {}
-    told = [*judge(made), *container_test.judge(made, reports)]  # type: ignore[arg-type]
+    made = replace(made, machines=[replace(m, report=report) for m in made.machines])
+    told = judge(made)
     return [each for each in told if each.check != "clock"]
 
 

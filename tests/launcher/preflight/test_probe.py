@@ -16,7 +16,6 @@ from launcher.hosts import Job
 from launcher.preflight import probe as probe_module
 from launcher.preflight.machine import Machine
 from launcher.preflight.probe import Probe, parse_dialed, parse_listening
-from launcher.preflight.probe_agent import DIAL_TIMEOUT
 from launcher.preflight.reach import Dial, DialResult, Reach
 from launcher.ssh.stream import Stderr, Stream
 
@@ -126,22 +125,12 @@ def test_each_roce_port_is_dialed_by_one_other_host(monkeypatch: pytest.MonkeyPa
     network = Network([with_port(machine(rank)) for rank in range(3)], Job(master_port=29500))
     network.fates[0] = lambda ip, _: "refused" if ip.startswith("192.168") else "ok"
     reach = network.run(monkeypatch)
-    assert {(d.source, d.target, d.ip, d.is_master_port): r.ok for d, r in reach.rails.items()} == {
-        (2, 0, "192.168.0.1", False): True,
-        (0, 1, "192.168.0.2", False): False,
-        (1, 2, "192.168.0.3", False): True,
+    assert {(d.source, d.target, d.ip): r.ok for d, r in reach.rails.items()} == {
+        (2, 0, "192.168.0.1"): True,
+        (0, 1, "192.168.0.2"): False,
+        (1, 2, "192.168.0.3"): True,
     }
     assert all(result.ok for result in reach.results.values())
-
-
-def test_a_timeout_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network([machine(rank) for rank in range(3)])
-    network.fates[2] = lambda ip, number: "timeout" if ip == "10.0.0.2" or number == 1 else "ok"
-    reach = network.run(monkeypatch)
-    assert network.agents[2].dialed == ["10.0.0.1", "10.0.0.2"] * 2
-    assert reach.results[Dial(2, 0, "10.0.0.1")] == DialResult("ok", DIAL_TIMEOUT + 0.01)
-    assert reach.results[Dial(2, 1, "10.0.0.2")].outcome == "timeout"
-    assert network.agents[0].dialed == ["10.0.0.2", "10.0.0.3"]
 
 
 def test_only_a_host_whose_best_address_fails_is_dialed_at_its_others(
@@ -160,8 +149,10 @@ def test_the_master_port_is_dialed_on_node_0_only(monkeypatch: pytest.MonkeyPatc
     network.fates[1] = lambda ip, _: "refused" if ip.endswith(":29500") else "ok"
     reach = network.run(monkeypatch)
     assert network.agents[1].dialed == ["10.0.0.1", "10.0.0.3", "10.0.0.1:29500"]
-    refused = [dial for dial, result in reach.results.items() if not result.ok]
-    assert refused == [Dial(1, 0, "10.0.0.1", is_master_port=True)]
+    assert {d.source: result.outcome for d, result in reach.master.items()} == {
+        1: "refused",
+        2: "ok",
+    }
     assert reach.unreached == frozenset()
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.preflight.probe import AGENT, START_AGENT, parse_listening
+from launcher.preflight import probe
+from launcher.preflight.probe import AGENT, START_AGENT, parse_dialed, parse_listening
+from launcher.preflight.reach import Dial
 
 
 class Agent:
@@ -48,7 +50,7 @@ class Agent:
 
 @contextmanager
 def agent(name: int, token: str = "tok") -> Iterator[Agent]:
-    argv = [sys.executable, "-c", AGENT, str(name), token]
+    argv = [sys.executable, "-c", probe.AGENT, str(name), token]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -99,9 +101,31 @@ def test_a_taken_port_is_not_listened_on_and_a_probed_one_is_free_at_once() -> N
         again.bind(("0.0.0.0", taken))
 
 
-def test_a_silent_port_is_a_timeout() -> None:
+def test_a_silent_port_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as mute, agent(0) as a:
         assert a.dial(("127.0.0.1", mute.getsockname()[1])) == ["dialed 0 timeout"]
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an agent wait for an answer only a moment."""
+    short = probe.AGENT.replace("DIAL_TIMEOUT = 3.0", "DIAL_TIMEOUT = 0.2")
+    monkeypatch.setattr(probe, "AGENT", short)
+
+
+def test_a_timeout_is_tried_once_more_and_the_time_of_both_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shorten(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as slow, agent(0) as a:
+        a.stdin.write(f"dial 0 127.0.0.1 {slow.getsockname()[1]}\nwait\n")
+        a.stdin.flush()
+        _silent, (second, _) = slow.accept(), slow.accept()
+        second.sendall(b"tok 7\n")
+        (line,) = a.until("ready")
+    dial = Dial(0, 7, "127.0.0.1")
+    result = parse_dialed(line, [dial])[dial]
+    assert result.ok and 0.2 <= result.seconds < 2
 
 
 def started(path: Path, *in_image: str) -> str:

@@ -43,7 +43,6 @@ def with_second_network(made: Machine, speed: int = 100000) -> Machine:
 def dialed(machines: Sequence[Machine], bad: Mapping[str, str] | None = None) -> Results:
     """The results of all possible dials: all succeed, except to the addresses in `bad`."""
     dials = dials_to(addresses_to_dial(machines), machines)
-    dials += [replace(dial, is_master_port=True) for dial in dials if dial.target == 0]
     return {dial: DialResult((bad or {}).get(dial.ip, "ok")) for dial in dials}
 
 
@@ -272,8 +271,9 @@ def test_a_host_without_python_and_image_is_not_probed_and_says_so() -> None:
 def test_a_master_port_that_a_firewall_hides() -> None:
     machines = some()
     results = dialed(machines)
-    results |= {Dial(2, 0, "10.0.0.1", is_master_port=True): DialResult("timeout")}
-    finding = one_finding(machines, results)
+    master = {dial: OK for dial in results if dial.target == 0}
+    master[Dial(2, 0, "10.0.0.1")] = DialResult("timeout")
+    (finding,) = findings(machines, Reach(results, master=master))
     assert (finding.host, finding.check) == ("gpu1", "ports")
     assert finding.what == "port 29500 on 10.0.0.1 timed out from 1 of 2 hosts (gpu3)"
     assert chosen(machines, results)[0] == ("10.0.0.1", "reached from 2 of 2")
@@ -282,7 +282,7 @@ def test_a_master_port_that_a_firewall_hides() -> None:
 def test_a_firewall_that_lets_only_the_master_port_through() -> None:
     machines = [with_second_network(made) for made in some()]
     results = dialed(machines)
-    blocked = [d for d in results if d.ip == "192.168.0.1" and not d.is_master_port]
+    blocked = [d for d in results if d.ip == "192.168.0.1"]
     results |= dict.fromkeys(blocked, DialResult("timeout"))
     assert chosen(machines, results)[0][0] == "10.0.0.1"
 

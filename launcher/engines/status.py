@@ -41,6 +41,8 @@ class ContainerState(enum.StrEnum):
 UNSTARTED = (ContainerState.WAITING, ContainerState.CREATED)
 ENDED = (ContainerState.EXITED, ContainerState.DEAD)
 NOT_OF_ENGINES = (ContainerState.WAITING, ContainerState.CANCELLED)
+REPORTED = {str(state): state for state in ContainerState if state not in NOT_OF_ENGINES}
+REPORTED["stopped"] = ContainerState.EXITED  # in Podman, before it has cleaned up
 
 
 @dataclass(frozen=True)
@@ -202,10 +204,7 @@ def host_text(value: object) -> str:
 
 
 def _state(text: object) -> ContainerState:
-    if text == "stopped":  # Podman's state before it has cleaned up
-        return ContainerState.EXITED
-    known = text in [*ContainerState] and text not in NOT_OF_ENGINES
-    return ContainerState(text) if known else ContainerState.UNKNOWN
+    return REPORTED.get(str(text), ContainerState.UNKNOWN)
 
 
 def unix(text: object) -> float | None:

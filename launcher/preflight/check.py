@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engines.choose import engine_of, engine_traits, images_of
 from ..engines.engine_info import EngineInfo, ImageInfo
@@ -81,7 +80,7 @@ class Survey:
     findings: Sequence[Finding]
     ranks: Mapping[str, tuple[int, ...]]
     fleet: Fleet
-    spares: tuple[str, ...] = ()  # names of spares that were checked too
+    spares: Sequence[str] = ()  # names of spares that were checked too
 
     @property
     def failures(self) -> list[Finding]:
@@ -102,22 +101,18 @@ class Survey:
 
 
 def survey_all(
-    nodes: Sequence[Node],
-    spares: Sequence[Node],
-    cluster: Cluster,
-    *,
-    with_containers: bool = False,
-    waits: bool = False,
+    nodes: Sequence[Node], spares: Sequence[Node], cluster: Cluster, **options: bool
 ) -> Survey:
     """Check the hosts, the spares among each other, and which of them were to blame for failures.
 
-    All problems of spares are warnings. For the other parameters see `survey_hosts`.
+    All problems of spares are warnings. options: see `survey_hosts`.
     """
-    of_spares = in_background(lambda: survey_spares(spares, cluster))
-    survey = survey_hosts(nodes, cluster, with_containers=with_containers, waits=waits)
-    findings = [*survey.findings, *of_spares.result(), *blame_of([*nodes, *spares])]
-    names = tuple(dict.fromkeys(node.name for node in spares))
-    return dataclasses.replace(survey, findings=findings, spares=names)
+    alone = replace(cluster, hosts=cluster.spares, spares=())
+    of_spares = in_background(lambda: survey_hosts(spares, alone).findings if spares else ())
+    survey = survey_hosts(nodes, cluster, **options)
+    warnings = [replace(finding, severity="warning") for finding in of_spares.result()]
+    findings = [*survey.findings, *warnings, *blame_of([*nodes, *spares])]
+    return replace(survey, findings=findings, spares=[*dict.fromkeys(node.name for node in spares)])
 
 
 def survey_hosts(
@@ -144,15 +139,6 @@ def survey_hosts(
         findings = judge(fleet)
     findings += [failure_of(error).at(name, "ssh") for name, error in errors.items()]
     return Survey(in_order(findings, [*ranks]), ranks, fleet)
-
-
-def survey_spares(nodes: Sequence[Node], cluster: Cluster) -> list[Finding]:
-    """Check the spares, among each other. All their problems are warnings."""
-    if not nodes:
-        return []
-    spares = dataclasses.replace(cluster, hosts=cluster.spares, spares=())
-    findings = survey_hosts(nodes, spares).findings
-    return [dataclasses.replace(finding, severity="warning") for finding in findings]
 
 
 def judge(fleet: Fleet) -> list[Finding]:

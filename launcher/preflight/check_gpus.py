@@ -11,7 +11,7 @@ from ..facts.xids import RESET, XIDS
 from ..plan.topology import gpu_ids
 from ..text import ranges
 from .findings import Finding, failure, warning
-from .fleet import Fleet, odd_one_out
+from .fleet import Fleet, different
 from .machine import Machine
 
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
@@ -225,14 +225,10 @@ def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         version = m.details.nvidia.driver
         return f"driver {version}" if version and m.wants_gpus else None
 
+    others = "{}, while other hosts have {}: "
     for value, why, remedy in (
-        (
-            models,
-            "the slowest GPU sets the pace",
-            "use hosts with the same GPUs, or accept the slower pace",
-        ),
+        (models, "the slowest GPU sets the pace", "use hosts with the same GPUs, or accept it"),
         (ecc, "ECC costs memory and speed", "run `nvidia-smi -e 0` or `-e 1` on all, then reboot"),
         (driver, "NCCL and CUDA may behave differently", "install the same driver on all hosts"),
     ):
-        if odd := odd_one_out(machine, fleet, value):
-            yield warning(f"{odd[0]}, while other hosts have {odd[1]}: {why}", remedy)
+        yield from different(machine, fleet, value, others + why, remedy)

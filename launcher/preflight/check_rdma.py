@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..facts.network import Interface
 from .findings import Finding, warning
-from .fleet import Fleet, odd_one_out
+from .fleet import Fleet, different, odd_one_out
 from .machine import Machine
 
 FAST = 10_000  # Mbit/s
@@ -22,8 +22,9 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     def up(m: Machine) -> int:
         return sum(port.is_up for port in m.facts.rdma_ports)
 
-    def rates(m: Machine) -> tuple[int, ...] | None:
-        return tuple(sorted({port.gbits for port in m.facts.rdma_ports if port.is_up})) or None
+    def rates(m: Machine) -> str | None:
+        speeds = {port.gbits for port in m.facts.rdma_ports if port.is_up}
+        return "/".join(map(str, sorted(speeds))) or None
 
     def gid_type(m: Machine) -> str | None:
         ip = fleet.addresses[m.rank].ip
@@ -42,13 +43,12 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
         what += f" ({down})" if down else ""
         yield warning(what, "check the cables and `rdma link` there")
-    if speeds := odd_one_out(machine, fleet, rates):
-        own, usual = ("/".join(map(str, speed)) for speed in speeds)
-        what = f"RDMA ports at {own} Gb/s, while other hosts have {usual}"
-        yield warning(what, "check the cables and the switch ports; the slowest sets the pace")
-    if types := odd_one_out(machine, fleet, gid_type):
-        what = f"the GID of the address in use is {types[0]}, while other hosts use {types[1]}"
-        yield warning(what, "set the same RoCE version on all hosts (`cma_roce_mode`)")
+    what = "RDMA ports at {} Gb/s, while other hosts have {}"
+    remedy = "check the cables and the switch ports; the slowest sets the pace"
+    yield from different(machine, fleet, rates, what, remedy)
+    what = "the GID of the address in use is {}, while other hosts use {}"
+    remedy = "set the same RoCE version on all hosts (`cma_roce_mode`)"
+    yield from different(machine, fleet, gid_type, what, remedy)
 
 
 def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:

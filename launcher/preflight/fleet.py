@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from ..engines.engine_info import ImageInfo
 from ..facts.network import Address
 from ..hosts import Cluster
 from ..plan.node_address import node_addresses
+from .findings import Finding, warning
 from .machine import Machine
 from .reach import DialResult, Reach, addresses_to_dial
 
@@ -67,6 +68,18 @@ class Fleet:
 def common(values: Sequence[T]) -> T:
     """Return the most frequent value; the first one in a tie."""
     return max(dict.fromkeys(values), key=list(values).count)
+
+
+def different(
+    machine: Machine,
+    fleet: Fleet,
+    value: Callable[[Machine], str | None],
+    what: str,
+    remedy: str,
+) -> Iterator[Finding]:
+    """Warn if this machine's value is not the usual one. what: has `{}` for both."""
+    if odd := odd_one_out(machine, fleet, value):
+        yield warning(what.format(*odd), remedy)
 
 
 def odd_one_out(

@@ -205,7 +205,11 @@ class StreamSocket:
         self._name, self._stream = name, stream
         self.settimeout(None)
         self._got_output = False
-        self.is_alive, self.close = stream.is_alive, stream.close
+        self.is_alive = stream.is_alive
+
+    def close(self) -> None:
+        self._stream.close_stdin()  # which ends `docker system dial-stdio`; SIGTERM may not
+        self._stream.close()
 
     def makefile(self, *_: Any) -> io.BufferedReader:
         return io.BufferedReader(socket.SocketIO(cast(Any, self), "rb"), CHUNK)

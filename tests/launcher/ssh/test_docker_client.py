@@ -130,6 +130,22 @@ def test_docker_answers_through_a_login_shell_that_prints(
     assert docker_of(machine)._version == "1.43"
 
 
+def test_the_connection_ends_with_its_input_even_if_it_ignores_sigterm(
+    node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(
+        "#!/bin/sh\ntrap '' TERM\nread line\nprintf 'HTTP/1.1 200 OK\\r\\nContent-Length: 21\\r\\n"
+        f'\\r\\n{{"ApiVersion":"1.43"}}\'\ncat >/dev/null; echo ended >{tmp_path}/end\n'
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    machine = node(Host("local"))
+    assert docker_of(machine)._version == "1.43"
+    machine.close()
+    assert (tmp_path / "end").exists()
+
+
 def test_a_login_shell_that_runs_no_commands_is_not_called_an_old_docker(
     sshd: Server, node: NodeMaker
 ) -> None:

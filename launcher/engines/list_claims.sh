@@ -26,9 +26,8 @@ for folder in /tmp/ddpctl-claims-*; do
         fi
         ;;
     esac
-    time=$(stat -c %Y "$file")
-    printf '%s\0%s\0' "${file%.*}" "$time"
-    read_file "$file" 8192 | tail -n +2 | tr -d '\0'
-    printf '\0%s %s\0' "${file##*.}" "$time"
+    time=$(stat -c %Y "$file") labels=$(read_file "$file" 8192 | tail -n +2 | tr -d '\0')
+    [ -z "$labels" ] || # it has just been withdrawn
+      printf '%s\0%s\0%s\0%s %s\0' "${file%.*}" "$time" "$labels" "${file##*.}" "$time"
   done
 done

@@ -23,24 +23,24 @@ def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
 
 def blame_of(nodes: Sequence[Node]) -> list[Finding]:
     """Return a warning for each host that was to blame."""
+    here = {node.name for node in nodes}
     return [
         warning(
             f"run {run} has avoided it since {at}: {why}",
             f"repair it; `ddpctl check --clear {name}` forgets this",
         ).at(name, "runs")
         for name, (run, at, why) in _load().items()
-        if any(node.name == name for node in nodes)
+        if name in here
     ]
 
 
 def clear_blame(host: str) -> bool:
     """Forget that a host was to blame. Return False if it was not."""
     hosts = _load()
-    if host not in hosts:
-        return False
-    del hosts[host]
-    _save(hosts)
-    return True
+    known = hosts.pop(host, None)
+    if known:
+        _save(hosts)
+    return known is not None
 
 
 def _load() -> dict[str, list[str]]:

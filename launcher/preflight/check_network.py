@@ -1,6 +1,6 @@
 """Check interfaces, the master port, and that hosts reach each other quickly."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from ..text import names, one_line
 from .findings import Finding, failure, warning
@@ -81,12 +81,11 @@ def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     tried = fleet.dialed(machine, ip)
     if not fleet.to_dial[machine.rank]:
         yield from _without_address(machine, fleet)
-    elif not all(result.ok for result in tried.values()):
+    elif _failed(tried):
         yield _unreached(machine, fleet)
-    elif slow := {source: result for source, result in tried.items() if result.seconds >= SLOW}:
-        worst = max(result.seconds for result in slow.values())
-        what = f"a connection to {ip} took {worst:.1f} s {_sources(slow, tried, fleet)}"
-        yield warning(what, "check the load on the host and its network")
+    elif slow := {s: result.seconds for s, result in tried.items() if result.seconds >= SLOW}:
+        took = f"took {max(slow.values()):.1f} s {_sources(slow, tried, fleet)}"
+        yield warning(f"a connection to {ip} {took}", "check the load on the host and its network")
 
 
 def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
@@ -102,20 +101,15 @@ def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 def _unreached(machine: Machine, fleet: Fleet) -> Finding:
     """Return the problem of a machine with no address that all others reach: the best address's."""
-
-    def failed(ip: str) -> dict[int, DialResult]:
-        tried = fleet.dialed(machine, ip)
-        return {source: result for source, result in tried.items() if not result.ok}
-
     dialed = [ip for ip in fleet.to_dial[machine.rank] if fleet.dialed(machine, ip)]
-    ip = min(dialed, key=lambda ip: len(failed(ip)))
-    sources = _sources(failed(ip), fleet.dialed(machine, ip), fleet)
-    what = f"a connection to {ip} {_how(failed(ip))} {sources}"
+    ip = min(dialed, key=lambda ip: len(_failed(fleet.dialed(machine, ip))))
+    tried = fleet.dialed(machine, ip)
+    what = f"a connection to {ip} {_how(tried, fleet)}"
     others = [m for m in fleet.machines if not m.shares_network_with(machine)]
     if owner := next((other for other in others if other.facts.interface_of(ip)), None):
         what = f"internal_ip {ip} is an address of {owner.name}"
         return failure(what, "correct internal_ip in the hosts file")
-    if router := _router(machine, ip, failed(ip), fleet):
+    if router := _router(machine, ip, _failed(tried), fleet):
         remedy = f"let {router.name} forward it (`sysctl net.ipv4.ip_forward=1`"
         if router.in_containers:
             remedy += "; Docker's iptables rules drop it: `iptables -I DOCKER-USER -j ACCEPT`"
@@ -126,9 +120,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
     return failure(what, remedy + ("correct internal_ip" if given else "set internal_ip"))
 
 
-def _router(
-    machine: Machine, ip: str, failed: Mapping[int, DialResult], fleet: Fleet
-) -> Machine | None:
+def _router(machine: Machine, ip: str, failed: Collection[int], fleet: Fleet) -> Machine | None:
     """Return the machine that should forward the failed dials and probably drops them, if any.
 
     Docker makes a host drop packets that it should forward. Packets to the host itself, such as all
@@ -144,12 +136,18 @@ def _router(
     return None
 
 
-def _how(failed: Mapping[int, DialResult]) -> str:
-    return HOW[common([result.outcome for result in failed.values()])]
+def _failed(tried: Mapping[int, DialResult]) -> dict[int, str]:
+    """Return the outcomes of the dials that failed, by source."""
+    return {source: result.outcome for source, result in tried.items() if not result.ok}
 
 
-def _sources(some: Mapping[int, DialResult], tried: Mapping[int, DialResult], fleet: Fleet) -> str:
-    """Describe the sources: `from 34 of 47 hosts (gpu[14-47])`."""
+def _how(tried: Mapping[int, DialResult], fleet: Fleet) -> str:
+    """Describe the dials that failed: `timed out from 34 of 47 hosts (gpu[14-47])`."""
+    failed = _failed(tried)
+    return f"{HOW[common([*failed.values()])]} {_sources(failed, tried, fleet)}"
+
+
+def _sources(some: Collection[int], tried: Collection[int], fleet: Fleet) -> str:
     named = names(machine.name for machine in fleet.machines if machine.rank in some)
     return f"from {len(some)} of {len(tried)} hosts ({named})"
 
@@ -173,16 +171,13 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     ip = fleet.addresses[machine.rank].ip
     cut_off, dials = fleet.reach.cut_off, fleet.reach.master.items()
     tried = {d.source: result for d, result in dials if d.ip == ip and d.source not in cut_off}
-    closed = {source: result for source, result in tried.items() if not result.ok}
-    if closed and all(result.ok for result in fleet.dialed(machine, ip).values()):
-        what = f"port {port} on {ip} {_how(closed)} {_sources(closed, tried, fleet)}"
+    if _failed(tried) and not _failed(fleet.dialed(machine, ip)):
         remedy = f"open TCP port {port} in its firewall, or set another job.master_port"
-        yield failure(what, remedy)
+        yield failure(f"port {port} on {ip} {_how(tried, fleet)}", remedy)
 
 
 def _holder(machine: Machine) -> str:
-    holder = machine.details.holder
-    if holder is None:
+    if (holder := machine.details.holder) is None:
         return "a process"
     pid = f", pid {holder.pid}" if holder.pid else ""
     command = one_line(holder.command, LONGEST_COMMAND) or "a process"

@@ -78,7 +78,9 @@ def test_gpus_of_other_runs_are_hidden_by_a_variable() -> None:
 
 @pytest.mark.parametrize("key", ["tmpfs: {/a: 1g}", "user: root", "cap_add: [SYS_PTRACE]"])
 def test_what_it_cannot_set_is_refused(key: str) -> None:
-    with pytest.raises(HostsFileError, match="with engine: apptainer; remove it, or set engine: docker"):
+    with pytest.raises(
+        HostsFileError, match="with engine: apptainer; remove it, or set engine: docker"
+    ):
         parse(f"hosts: [a]\njob:\n  engine: apptainer\n  {key}\n", "hosts.yaml")
 
 

@@ -25,8 +25,8 @@ def cluster(
     """Two hosts with a slow network, which SSH uses, and a fast one. Their nodes end at once."""
     cluster = fake_cluster("gpu0", "gpu1")
 
-    def facts(text: str) -> Facts:
-        own = parse(text)
+    def facts(text: str, *when: float) -> Facts:
+        own = parse(text, *when)
         rank = int(own.home.endswith("gpu1"))
         return replace(
             own,

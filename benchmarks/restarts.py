@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hand
-from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.supervisor.failure_kinds import FailureKind
 from launcher.supervisor.classify import Restart
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))

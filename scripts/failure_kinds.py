@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 sys.path.insert(0, str(ROOT))
 
-from launcher.diagnosis.error_texts import ERROR_TEXTS  # noqa: E402
-from launcher.diagnosis.failure_kinds import FailureKind  # noqa: E402
+from launcher.supervisor.error_texts import ERROR_TEXTS  # noqa: E402
+from launcher.supervisor.failure_kinds import FailureKind  # noqa: E402
 
 KINDS = "| kind | what happened | what to do | restart |\n|---|---|---|---|\n"
 TEXTS = "| kind | error text | what to do |\n|---|---|---|\n"

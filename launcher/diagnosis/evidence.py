@@ -19,7 +19,7 @@ from ..supervisor.events import (
     Stopping,
 )
 from ..text import printable
-from .failure_kinds import FailureKind
+from ..supervisor.failure_kinds import FailureKind
 
 OF_A_RANK = ("rank", "local_rank", "exit_code", "signal")  # fields of a RankExit and of a Reason
 E = TypeVar("E", bound=Event)

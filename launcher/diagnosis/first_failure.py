@@ -14,9 +14,9 @@ from ..supervisor import classify, log_patterns
 from ..supervisor.classify import Weight
 from ..supervisor.events import RankExit, Stopping
 from ..text import rfc3339
-from .error_texts import TABLE
+from ..supervisor.error_texts import TABLE
 from .evidence import Candidate, Evidence, NodeEvidence, of_last_round, on_one_clock
-from .failure_kinds import FailureKind
+from ..supervisor.failure_kinds import FailureKind
 from .missed_collective import missed_collective
 from .stop_reason import stop_reason
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ..supervisor.classify import stop_ending
 from ..supervisor.events import Reason
 from .evidence import Candidate, Evidence, NodeEvidence
-from .failure_kinds import FailureKind
+from ..supervisor.failure_kinds import FailureKind
 from .stack_groups import newest_groups, stragglers
 
 FRAMES = 8  # innermost frames of a stack to quote

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ..diagnosis.blame import blame_text
 from ..diagnosis.evidence import Evidence, before_restart
-from ..diagnosis.failure_kinds import FailureKind
+from ..supervisor.failure_kinds import FailureKind
 from ..diagnosis.first_failure import first_failure
 from ..engines.running import RunningAttempt
 from ..errors import StateError

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..diagnosis.failure_kinds import FailureKind
+from ..supervisor.failure_kinds import FailureKind
 from ..engines.choose import engine_of
 from ..errors import DdpctlError, PreflightError, Several
 from ..facts.gather import gather_one

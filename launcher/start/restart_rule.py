@@ -3,7 +3,7 @@
 The supervisors have already restarted it in place if they could.
 """
 
-from ..diagnosis.failure_kinds import FailureKind
+from ..supervisor.failure_kinds import FailureKind
 from ..runs.record import RunRecord
 from ..supervisor.classify import Restart
 from ..supervisor.restarts import PastRestart, refusal

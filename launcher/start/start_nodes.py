@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..diagnosis.error_texts import FAILURE_TABLE
+from ..supervisor.error_texts import FAILURE_TABLE
 from ..engines.choose import engine_of, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.running import RunningAttempt, RunningNode

@@ -1,7 +1,7 @@
 """Classify how a process ended: the kind of failure, and whether it may have been the first. Pure.
 
 The launcher's diagnosis and the supervisors both use this, so both name the same cause. The kinds
-and their error texts are the launcher's (launcher/diagnosis/failure_kinds.txt and error_texts.txt).
+and their error texts are the launcher's (launcher/supervisor/failure_kinds.txt and error_texts.txt).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnosis.error_texts import ERROR_TEXTS, parse_error_texts
+from launcher.supervisor.error_texts import ERROR_TEXTS, parse_error_texts
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure

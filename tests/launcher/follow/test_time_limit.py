@@ -8,7 +8,7 @@ import pytest
 from builders import run_record
 from local_attempt import local_attempt
 
-from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.supervisor.failure_kinds import FailureKind
 from launcher.follow.hooks import EventHook
 from launcher.follow.interrupts import Interrupts
 from launcher.follow.session import StartedRun, follow

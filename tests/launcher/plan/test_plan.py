@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from host_facts import facts, gpus
 
-from launcher.diagnosis.error_texts import FAILURE_TABLE
+from launcher.supervisor.error_texts import FAILURE_TABLE
 from launcher.errors import CommandFailed, UsageError
 from launcher.facts.facts import Facts
 from launcher.facts.gpus import Gpu

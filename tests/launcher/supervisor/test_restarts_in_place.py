@@ -16,7 +16,7 @@ from quick_torchrun import python_with_quick_torchrun
 from restarting_ranks import LINES
 from supervisors import NPROC, Attempt, Node, until
 
-from launcher.diagnosis.error_texts import RESTART_RULES, ROWS
+from launcher.supervisor.error_texts import RESTART_RULES, ROWS
 from launcher.supervisor.events import End, RankExit, RestartInPlace, Stopping
 
 SCRIPT = Path(__file__).parents[2] / "helpers" / "restarting_ranks.py"

@@ -12,7 +12,7 @@ import enum
 from pathlib import Path
 from typing import Any
 
-from ..supervisor.classify import Restart
+from .classify import Restart
 from .text_table import table_entries
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from failure_kinds import PAGE, tables
 
-from launcher.diagnosis.error_texts import TABLE
-from launcher.diagnosis.failure_kinds import FailureKind
+from launcher.supervisor.error_texts import TABLE
+from launcher.supervisor.failure_kinds import FailureKind
 
 
 @pytest.mark.parametrize("table", tables().values())

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..supervisor.classify import KindTable
+from .classify import KindTable
 from .failure_kinds import FailureKind
 from .text_table import table_entries
 

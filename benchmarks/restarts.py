@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hand
-from launcher.supervisor.failure_kinds import FailureKind
-from launcher.supervisor.classify import Restart
+from launcher.supervisor.failure_kinds import KINDS, Restart
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 
@@ -108,7 +107,7 @@ def next_start(cluster: Cluster, folder: Path, fault: Fault) -> Again:
         if fault.deed in SLOW_DEEDS:
             until(lambda: rank_died(cluster), 90, "the rank ends")
             run.now()
-        if FailureKind(fault.kinds[0]).restart is not Restart.NEVER:
+        if KINDS[fault.kinds[0]].restart is not Restart.NEVER:
             return finish(run, fault.kinds)
         code = run.wait()
         wrong = verdict(run, fault) or ("restarted" if starts_again(run) or code != 1 else "")

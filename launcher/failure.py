@@ -7,7 +7,7 @@ from .supervisor.events import headline
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """What failed first. kind: a FailureKind. time: RFC 3339, on the launching machine's clock."""
+    """kind: one of failure_kinds.txt. time: RFC 3339, on the launching machine's clock."""
 
     host: str
     node_rank: int

@@ -13,25 +13,25 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 sys.path.insert(0, str(ROOT))
 
-from launcher.supervisor.error_texts import ERROR_TEXTS  # noqa: E402
-from launcher.supervisor.failure_kinds import FailureKind  # noqa: E402
+from launcher.supervisor.failure_kinds import ERROR_TEXTS, KINDS  # noqa: E402
 
-KINDS = "| kind | what happened | what to do | restart |\n|---|---|---|---|\n"
-TEXTS = "| kind | error text | what to do |\n|---|---|---|\n"
+KIND_HEADER = "| kind | what happened | what to do | restart |\n|---|---|---|---|\n"
+TEXT_HEADER = "| kind | error text | what to do |\n|---|---|---|\n"
 
 
 def tables() -> dict[str, str]:
     """Return each table by its header."""
     kinds = [
-        f"| `{kind.value}` | {kind.meaning} | {_sentence(kind.remedy)} | {kind.restart.value} |\n"
-        for kind in FailureKind
+        f"| `{kind.name}` | {kind.meaning} | {_sentence(kind.remedy)} | {kind.restart.value} |\n"
+        for kind in KINDS.values()
     ]
     texts = [
-        f"| `{text.kind.value}` | {', '.join(f'`{phrase}`' for phrase in text.phrases)} "
-        f"| {_sentence(text.remedy or text.kind.remedy)} |\n"
+        f"| `{text.kind}` | {', '.join(f'`{phrase}`' for phrase in text.phrases)} "
+        f"| {_sentence(text.remedy or KINDS[text.kind].remedy)} |\n"
         for text in ERROR_TEXTS
     ]
-    return {KINDS: KINDS + "".join(kinds), TEXTS: TEXTS + "".join(texts)}
+    shown = {KIND_HEADER: kinds, TEXT_HEADER: texts}
+    return {header: header + "".join(rows) for header, rows in shown.items()}
 
 
 def _sentence(remedy: str) -> str:

@@ -19,7 +19,6 @@ from ..supervisor.events import (
     Stopping,
 )
 from ..text import printable
-from ..supervisor.failure_kinds import FailureKind
 
 OF_A_RANK = ("rank", "local_rank", "exit_code", "signal")  # fields of a RankExit and of a Reason
 E = TypeVar("E", bound=Event)
@@ -44,19 +43,19 @@ class NodeEvidence:
     kernel: Sequence[str] = ()  # its lines about GPUs and memory since the run's start
     gpus_before: Sequence[GpuLoad] = ()  # the first sample
     gpus_after: Sequence[GpuLoad] = ()  # after the end of the attempt
-    since: float | None = None  # the node's time of the last restart in place; None: none
-    until: float = math.inf  # what the node recorded from this time on does not count
 
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
-        """Return the events of a kind, since the last restart."""
-        return [(t, e) for t, e in self.events if self._counts(t) and isinstance(e, kind)]
+        return [(time, event) for time, event in self.events if isinstance(event, kind)]
 
     def lines(self, rank: int | None) -> list[str]:
-        texts = (text for time, who, text in self.tail if who == rank and self._counts(time))
+        texts = (text for _, who, text in self.tail if who == rank)
         return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
 
-    def _counts(self, time: float) -> bool:
-        return (self.since is None or time >= self.since) and time < self.until
+    def between(self, start: float, end: float) -> "NodeEvidence":
+        """Return the node with only what it recorded from `start` on and before `end`."""
+        events = [each for each in self.events if start <= each[0] < end]
+        tail = [each for each in self.tail if start <= each[0] < end]
+        return replace(self, events=events, tail=tail)
 
     @property
     def end(self) -> End | None:
@@ -104,12 +103,17 @@ def of_last_round(evidence: Evidence) -> Evidence:
 
     A node may have been lost before it could record that restart. Then nothing that it reported counts.
     """
-    times = [{e.number: time for time, e in node.of(RestartInPlace)} for node in evidence.nodes]
-    last = max((number for own in times for number in own), default=0)
-    if not last:
+    restarts = [event for node in evidence.nodes for _, event in node.of(RestartInPlace)]
+    if not restarts:
         return evidence
-    pairs = zip(evidence.nodes, times, strict=True)
-    nodes = [replace(node, since=own.get(last, math.inf)) for node, own in pairs]
+    last = max(restarts, key=lambda restart: restart.number)
+    nodes = []
+    for node in evidence.nodes:
+        times = [time for time, event in node.of(RestartInPlace) if event.number == last.number]
+        if times:
+            nodes.append(node.between(times[0], math.inf))
+        else:
+            nodes.append(replace(node, events=[(node.last_seen, last)], tail=()))
     return replace(evidence, nodes=nodes)
 
 
@@ -118,7 +122,7 @@ def before_restart(evidence: Evidence, number: int) -> Evidence:
     nodes = []
     for node in evidence.nodes:
         times = (time for time, event in node.of(RestartInPlace) if event.number >= number)
-        nodes.append(replace(node, until=min(times, default=math.inf)))
+        nodes.append(node.between(-math.inf, min(times, default=math.inf)))
     return replace(evidence, nodes=nodes)
 
 
@@ -126,7 +130,6 @@ def before_restart(evidence: Evidence, number: int) -> Evidence:
 class Candidate(Ending):
     """One observation that may be the first failure."""
 
-    kind: FailureKind
     time: float  # unix seconds on the launching machine's clock
     node: NodeEvidence
     rank: int | None = None
@@ -146,5 +149,4 @@ class Candidate(Ending):
     ) -> "Candidate":
         """Return the candidate for an ending that `origin` reports."""
         who = {name: getattr(origin, name) for name in OF_A_RANK}
-        ours = {**vars(ending), "kind": FailureKind(ending.kind)}
-        return cls(**ours, **who, time=time, node=node, lines=lines)
+        return cls(**vars(ending), **who, time=time, node=node, lines=lines)

@@ -12,17 +12,17 @@ from ..facts.xids import XIDS
 from ..failure import FirstFailure
 from ..supervisor import classify, log_patterns
 from ..supervisor.classify import Weight
-from ..supervisor.events import RankExit, Stopping
+from ..supervisor.events import RankExit, Reason, RestartInPlace, Stopping
+from ..supervisor.failure_kinds import KINDS
 from ..text import rfc3339
-from ..supervisor.error_texts import TABLE
 from .evidence import Candidate, Evidence, NodeEvidence, of_last_round, on_one_clock
-from ..supervisor.failure_kinds import FailureKind
 from .missed_collective import missed_collective
-from .stop_reason import stop_reason
+from .stack_groups import newest_groups, stragglers
 
-WAITING = (FailureKind.COLLECTIVE_TIMEOUT, FailureKind.HUNG)
+FRAMES = 8  # innermost frames of a stack to quote
+WAITING = ("collective-timeout", "hung")
 # What a broken GPU does to its rank. Each has other causes too.
-GPU_SYMPTOMS = (*WAITING, FailureKind.CUDA_ERROR, FailureKind.CUDA_MISSING, FailureKind.PEER_GONE)
+GPU_SYMPTOMS = (*WAITING, "cuda-error", "cuda-missing", "peer-gone")
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
@@ -34,8 +34,8 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
             if exit.rank in range(evidence.world_size):
                 observations.append(_rank_exit(node, exit.time or time, exit))
         for time, stop in node.of(Stopping):
-            observations.append(stop_reason(stop.reason, time, node, evidence))
-        observations += [_torchrun(node), _sudden_end(node, evidence)]
+            observations.append(_stop(stop.reason, time, node, evidence))
+        observations.append(_sudden_end(node, evidence))
     candidates = [_blame_gpu(candidate) for candidate in observations if candidate]
     if all(candidate.exit_code == 0 and candidate.weight for candidate in candidates):
         return None
@@ -53,18 +53,17 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
         time=rfc3339(first.time),
         message=first.message,
         excerpt="\n".join(log_patterns.excerpt(first.lines)),
-        remedy=first.remedy or first.kind.remedy,
+        remedy=first.remedy or KINDS[first.kind].remedy,
     )
 
 
 def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
     """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
     lines = [] if exit.exit_code == 0 else classify.exit_lines(exit) or node.lines(exit.rank)
-    oom_killed = node.oom_killed and node.since is None  # else the engine may mean an earlier round
-    ending = classify.rank_ending(exit, lines, node.resources, TABLE, oom_killed=oom_killed)
-    if ending is None:
-        return None
-    return Candidate.of(ending, time - node.clock_skew, node, exit, lines)
+    # after a restart, the engine may mean an earlier round
+    oom_killed = node.oom_killed and not node.of(RestartInPlace)
+    ending = classify.rank_ending(exit, lines, node.resources, oom_killed=oom_killed)
+    return ending and Candidate.of(ending, time - node.clock_skew, node, exit, lines)
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
@@ -76,19 +75,8 @@ def _blame_gpu(candidate: Candidate) -> Candidate:
         return candidate
     meaning, remedy = XIDS[fault]
     message = f"{candidate.message}; its GPU ({pci}) has had Xid {fault}: {meaning}"
-    kind = FailureKind.GPU_FAILED
-    return replace(candidate, weight=Weight.CAUSE, kind=kind, message=message, remedy=remedy)
-
-
-def _torchrun(node: NodeEvidence) -> Candidate | None:
-    """Detect a failure of torchrun itself: its arguments, a port, the image."""
-    reason = node.end.reason if node.end and node.end.state == "failed" else None
-    if not node.end or not reason or reason.kind != "torchrun":
-        return None
-    lines = reason.last_lines or node.lines(None)
-    ending = classify.torchrun_ending(node.end.exit_code, reason.signal, lines, TABLE)
-    time = (reason.time or node.last_seen) - node.clock_skew
-    return Candidate.of(ending, time, node, replace(reason, exit_code=node.end.exit_code), lines)
+    weight, kind = Weight.CAUSE, "gpu-failed"
+    return replace(candidate, weight=weight, kind=kind, message=message, remedy=remedy)
 
 
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
@@ -99,25 +87,88 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     reasons = [reason for other in others for reason in other.reasons]
     lost = [r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank]
     exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
-    kinds = (classify.describe(e.exit_code, e.signal, e.last_lines, TABLE)[0] for e in exits)
-    weight, kind = Weight.CAUSE, FailureKind.HOST_LOST
+    kinds = (classify.describe(e.exit_code, e.signal, e.last_lines)[0] for e in exits)
+    weight, kind = Weight.CAUSE, "host-lost"
     if node.oom_killed:
-        kind, message = FailureKind.OOM_KILLED, classify.oom_message(node.resources)
+        kind, message = "oom-killed", classify.oom_message(node.resources)
     elif node.exit_code is not None:
-        kind = FailureKind.CONTAINER_KILLED
-        message = f"its {node.unit} was killed (exit code {node.exit_code})"
+        kind, message = (
+            "container-killed",
+            f"its {node.unit} was killed (exit code {node.exit_code})",
+        )
     elif node.exited and not node.unseen:
-        kind = FailureKind.CONTAINER_KILLED
-        message = f"its {node.unit} was killed and left no exit code"
+        kind, message = "container-killed", f"its {node.unit} was killed and left no exit code"
     elif lost or not node.unseen:
         message = f"the host is lost: {lost[0].message if lost else f'its {node.unit} is gone'}"
-    elif FailureKind.PEER_GONE in kinds:
+    elif "peer-gone" in kinds:
         weight = Weight.UNREACHABLE
         why = f"connections to it broke, and it does not answer: {node.unseen}"
         message = f"the host is lost: {why}"
     else:
         return None  # only the launching machine lost contact
     time, code = node.last_seen - node.clock_skew, node.exit_code
-    return Candidate(
-        weight=weight, kind=kind, message=message, time=time, node=node, exit_code=code
-    )
+    return Candidate(weight, kind, message, time=time, node=node, exit_code=code)
+
+
+# --- why a supervisor stopped its node: a failure there or on another node ------------------------
+
+
+def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -> Candidate | None:
+    """Return the candidate for a reason, or None if the reason has its own event.
+
+    seen: when `node` recorded it, by the node's own clock.
+    """
+    about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)
+    lines = reason.last_lines
+    if reason.kind == "torchrun":
+        lines = lines or about.lines(None)
+    ending = classify.stop_ending(reason, lines)
+    if ending is None:
+        return None
+    candidate = Candidate.of(ending, seen - node.clock_skew, about, reason, lines)
+    if reason.kind == "hung":
+        return _hung(candidate, evidence)
+    if reason.kind == "peer-lost" and about is not node and about.end and about.lost_peers:
+        return _network_cut(candidate, evidence)
+    return candidate
+
+
+def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
+    """Blame the network if the lost node was still running and had lost contact too.
+
+    Both sides then report that they lost the other. The one cut off is the node that most others
+    lost.
+    """
+    lost = [rank for node in evidence.nodes for rank in node.lost_peers]
+    most = max(lost.count(node.node_rank) for node in evidence.nodes)
+    isolated = [node for node in evidence.nodes if lost.count(node.node_rank) == most]
+    if most > 1 and len(isolated) == 1 and isolated[0].end and isolated[0].lost_peers:
+        message = "lost contact with the other nodes while still running"
+        return replace(candidate, kind="network-cut", node=isolated[0], message=message)
+    remedy = "both hosts were up but could not reach each other: check the network between them"
+    return replace(candidate, kind="network-cut", remedy=remedy)
+
+
+def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
+    """Name the straggler from the stacks that the supervisors took before they stopped the run."""
+    groups = newest_groups(evidence.nodes)
+    if not groups:
+        return candidate
+    message = candidate.message  # "no progress for 30 s"
+    odd = stragglers(groups)
+    rest = [group for group in groups if group not in odd]
+    lines = [line for group in [*odd[:1], *rest[:1]] for line in group.excerpt(FRAMES)]
+    candidate = replace(candidate, lines=lines)
+    if len(odd) == 1 and len(odd[0].members) == 1:
+        rank = odd[0].first
+        return replace(
+            candidate,
+            node=next(n for n in evidence.nodes if n.node_rank == rank.node_rank),
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            message=f"is not where the other ranks are: {rank.describe()}; {message}",
+        )
+    if odd:
+        names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)
+        message += f": some ranks are not where the others are: {names}"
+    return replace(candidate, message=message)

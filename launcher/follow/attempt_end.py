@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 from ..diagnosis.blame import blame_text
 from ..diagnosis.evidence import Evidence, before_restart
-from ..supervisor.failure_kinds import FailureKind
 from ..diagnosis.first_failure import first_failure
 from ..engines.running import RunningAttempt
 from ..errors import StateError
@@ -41,7 +40,7 @@ def explain(
         ask_kernels(running, record, outcomes, console)
     if attempt.state is not RunState.SUCCEEDED:
         failure = first_failure(evidence)
-        timed_out = failure is not None and failure.kind == FailureKind.TIME_LIMIT
+        timed_out = failure is not None and failure.kind == "time-limit"
         if attempt.state is RunState.FAILED or timed_out:
             attempt.first_failure = failure
     failures: list[tuple[int | None, FirstFailure | None, Evidence]] = [

@@ -4,7 +4,6 @@ The file has mode 0600 on the host, because it contains a secret.
 """
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from ..hosts import Host, Job
@@ -51,13 +50,8 @@ def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]
     ]
 
 
-def supervisor_spec(
-    plan: Plan, node: NodePlan, token: str, failure_table: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share.
-
-    failure_table: restart_rules and error_texts, which only a run with restarts needs.
-    """
+def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
+    """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share."""
     names = [other.host.name for other in plan.nodes]
     return {
         "run_id": plan.run_id,
@@ -86,5 +80,4 @@ def supervisor_spec(
         "past_restarts": [(restart.cause, restart.saved) for restart in plan.past_restarts],
         "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # else in the command
         "notes": [] if node.node_rank else plan.notes,
-        **(failure_table if plan.job.max_restarts else {}),
     }

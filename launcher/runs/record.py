@@ -65,7 +65,7 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class RestartRecord:
-    """An automatic restart, in the attempt that had failed. cause: a FailureKind.
+    """An automatic restart, in the attempt that had failed. cause: one of failure_kinds.txt.
 
     host, node_rank, rank, message: of the failure. saved: a new checkpoint was saved since the
     previous start.

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..supervisor.failure_kinds import FailureKind
 from ..engines.choose import engine_of
 from ..errors import DdpctlError, PreflightError, Several
 from ..facts.gather import gather_one
@@ -12,16 +11,11 @@ from ..hosts import Cluster, Host
 from ..runs.record import RunRecord
 from ..ssh.many import try_each
 from ..ssh.node import Node, connected
-from ..supervisor.classify import Restart
+from ..supervisor.failure_kinds import KINDS, Restart
 from ..text import counted
 
 # A host is to blame for these. After the second in one run, it is used only if no other is left.
-BLAMING = (
-    FailureKind.GPU_FAILED,
-    FailureKind.NETWORK_CUT,
-    FailureKind.HOST_LOST,
-    FailureKind.STOPPED,
-)
+BLAMING = ("gpu-failed", "network-cut", "host-lost", "stopped")
 Problems = Mapping[Host, DdpctlError]
 
 
@@ -112,8 +106,8 @@ def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
 
 def broke_its_host(cause: str) -> bool:
     """Return whether a failure of this kind would happen again on the same host."""
-    kind = FailureKind.named(cause)
-    return kind is FailureKind.NETWORK_CUT or bool(kind and kind.restart is Restart.ELSEWHERE)
+    elsewhere = cause in KINDS and KINDS[cause].restart is Restart.ELSEWHERE
+    return cause == "network-cut" or elsewhere
 
 
 def rejected_hosts(error: DdpctlError, hosts: Sequence[Host]) -> Problems:

@@ -65,7 +65,7 @@ def supervisor_file() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
         bundle.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
-        for path in sorted(SUPERVISOR.glob("*.py")):
+        for path in sorted([*SUPERVISOR.glob("*.py"), *SUPERVISOR.glob("*.txt")]):
             entry = zipfile.ZipInfo(f"supervisor/{path.name}")
             bundle.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

@@ -3,9 +3,7 @@
 The supervisors have already restarted it in place if they could.
 """
 
-from ..supervisor.failure_kinds import FailureKind
 from ..runs.record import RunRecord
-from ..supervisor.classify import Restart
 from ..supervisor.restarts import PastRestart, refusal
 
 
@@ -20,8 +18,4 @@ def why_not(record: RunRecord, max_restarts: int, *, saved: bool) -> str:
     """
     failure = record.attempt.first_failure
     cause = failure.kind if failure else "unknown"
-    kind = FailureKind.named(cause)
-    rule = kind.restart if kind else Restart.NEVER
-    if rule is Restart.ELSEWHERE:
-        rule = Restart.ALWAYS
-    return refusal(cause, rule, saved, past_restarts(record), max_restarts)
+    return refusal(cause, saved, past_restarts(record), max_restarts, other_hosts=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..supervisor.error_texts import FAILURE_TABLE
 from ..engines.choose import engine_of, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.running import RunningAttempt, RunningNode
@@ -143,7 +142,7 @@ def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
             for status in attempt.nodes_on(node):
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
-        spec = supervisor_spec(plan, node_plan, token, FAILURE_TABLE)
+        spec = supervisor_spec(plan, node_plan, token)
         documents = {"spec.json": spec, "run.json": inputs.record}
         fill_folders(node, plan, node_plan, documents, inputs.uids[node_plan.node_rank])
         engine.create(node_plan, inputs.environment)

@@ -1,54 +1,24 @@
 """Classify how a process ended: the kind of failure, and whether it may have been the first. Pure.
 
-The launcher's diagnosis and the supervisors both use this, so both name the same cause. The kinds
-and their error texts are the launcher's (launcher/supervisor/failure_kinds.txt and error_texts.txt).
+The launcher's diagnosis and the supervisors both use this, so both name the same cause.
 """
 
 from __future__ import annotations
 
 import enum
-import re
-from dataclasses import dataclass
-from typing import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Sequence
 
 from . import log_patterns
 from .events import RankExit, Reason, ResourceUsage, signal_name
+from .failure_kinds import meaning_of
 
+LONGEST_MESSAGE = 1000  # characters
 FULL = 65536  # free bytes at or below which a disk counts as full
 SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 # Signals of a process's own native code; all others come from outside
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 LIMITS = ("shm-full", "thread-limit")  # what native code prints about them tells why it crashed
-
-
-class Restart(enum.Enum):
-    """Whether a restart can help after a failure of some kind."""
-
-    NEVER = "no"
-    ONCE = "once"
-    ALWAYS = "yes"
-    ELSEWHERE = "on another host"
-
-
-class KindTable:
-    """The kinds of failure, and the error texts that mean them."""
-
-    def __init__(self, restarts: Mapping[str, str], texts: Sequence[Sequence[str]]) -> None:
-        """restarts: values of Restart by kind. texts: (kind, pattern, remedy), the first match wins."""
-        self._restarts = {kind: Restart(restart) for kind, restart in restarts.items()}
-        flags = re.IGNORECASE | re.MULTILINE
-        self._texts = [(kind, re.compile(text, flags), remedy) for kind, text, remedy in texts]
-
-    def restart(self, kind: str) -> Restart:
-        return self._restarts.get(kind, Restart.NEVER)
-
-    def match(self, texts: Sequence[str]) -> tuple[str, str, str]:
-        """Return the first of `texts` that means a kind, as (kind, remedy, text), or three ""."""
-        for text in texts:
-            for kind, pattern, remedy in self._texts:
-                if pattern.search(text):
-                    return kind, remedy, text.strip()
-        return "", "", ""
 
 
 class Weight(enum.IntEnum):
@@ -61,8 +31,7 @@ class Weight(enum.IntEnum):
     TERMINATED = 4  # was stopped by its torchrun or its supervisor
 
 
-# Maps a supervisor's reason to stop to weight and kind. Reasons that are missing here (a failed rank,
-# torchrun, `kill`) have their own events.
+# Maps a supervisor's reason to stop to weight and kind. Missing: a failed rank, torchrun, `kill`.
 REASONS = {
     "early-exit": (Weight.CAUSE, "early-exit"),
     "stopped": (Weight.CAUSE, "stopped"),
@@ -91,7 +60,6 @@ def rank_ending(
     exit: RankExit,
     lines: Sequence[str],
     resources: Sequence[ResourceUsage],
-    table: KindTable,
     *,
     oom_killed: bool = False,
 ) -> Ending | None:
@@ -102,7 +70,7 @@ def rank_ending(
     if exit.exit_code == 0:  # a success, unless all later failures are effects of it
         message = "exited with code 0 while other ranks were still running"
         return None if exit.stopping else Ending(Weight.WITNESS, "early-exit", message)
-    kind, message, remedy = describe(exit.exit_code, exit.signal, lines, table, exit.message)
+    kind, message, remedy = describe(exit.exit_code, exit.signal, lines, exit.message)
     by_kernel = oom_killed or any(each.oom_kills for each in resources)
     if by_kernel and kind == "worker-killed":
         kind, message, remedy = "oom-killed", oom_message(resources, message), ""
@@ -125,37 +93,55 @@ def rank_ending(
     return Ending(Weight.CAUSE, kind, message, remedy)
 
 
-def torchrun_ending(
-    code: int | None, signal: str | None, lines: Sequence[str], table: KindTable
-) -> Ending:
-    """Classify a failure of torchrun itself: its arguments, a port, the image."""
-    kind, message, remedy = describe(code, signal, lines, table)
-    if kind in ("exception", "exit-code"):
-        kind = "torchrun"
-    weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
-    return Ending(weight, kind, "torchrun %s" % message, remedy)
+def stop_ending(reason: Reason, lines: Sequence[str]) -> Ending | None:
+    """Classify why a node stopped. Return None if the reason has its own event: a rank that failed.
 
-
-def stop_ending(reason: Reason) -> Ending | None:
-    """Classify why a node stopped. Return None if the reason has its own event."""
+    lines: torchrun's last ones, if torchrun itself failed: its arguments, a port, the image.
+    """
+    if reason.kind == "torchrun":
+        kind, message, remedy = describe(reason.exit_code, reason.signal, lines)
+        kind = "torchrun" if kind in ("exception", "exit-code") else kind
+        weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
+        return Ending(weight, kind, "torchrun %s" % message, remedy)
     if reason.kind not in REASONS:
         return None
     weight, kind = REASONS[reason.kind]
-    return Ending(weight, kind, reason.message)
+    other_port = reason.kind == "control-port"
+    remedy = "start again: ddpctl will choose another port" if other_port else ""
+    return Ending(weight, kind, reason.message, remedy)
+
+
+def own_cause(
+    reason: Reason,
+    exits: Sequence[tuple[RankExit, Reason]],
+    resources: Sequence[ResourceUsage],
+) -> tuple[Weight, Reason] | None:
+    """Return what may have failed first on a node; None if it only followed another one.
+
+    The kind of the result is one of failure_kinds.txt. reason: why the node stopped. exits: of its
+    ranks, each with what a Reason says about the rank.
+    """
+    endings = [(stop_ending(reason, reason.last_lines), reason)]
+    endings += [(rank_ending(exit, exit_lines(exit), resources), rank) for exit, rank in exits]
+    causes = [
+        (e.weight, replace(r, kind=e.kind, message=e.message[:LONGEST_MESSAGE], last_lines=()))
+        for e, r in endings
+        if e
+    ]
+    return min(causes, key=lambda cause: (cause[0], cause[1].time), default=None)
 
 
 def describe(
     code: int | None,
     signal: str | None,
     lines: Sequence[str],
-    table: KindTable,
     recorded: str | None = None,
 ) -> tuple[str, str, str]:
     """Return (kind, message, remedy) of a failed process. recorded: the exception from torch's @record.
 
     remedy: "" for the kind's own.
     """
-    printed, remedy, text = table.match(log_patterns.telling_texts(lines))
+    printed, remedy, text = meaning_of(log_patterns.telling_texts(lines))
     kind, error = printed, log_patterns.error_line(lines) or recorded
     ended = "was killed by %s" % signal if signal else "exited with code %s" % code
     if code is None:

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 from .channel import Decision, Status
-from .classify import KindTable
 from .events import Reason, RestartInPlace
 from .restarts import PastRestart, refusal, without_progress
 from .spec import Spec
@@ -110,9 +109,8 @@ class Coordinator:
         if away:
             names = ", ".join("node %d (%s)" % (rank, self.spec.hosts[rank]) for rank in away)
             return "no contact with %s" % names
-        cause, most = self._cause(verdict).kind, self.spec.max_restarts
-        rule = KindTable(self.spec.restart_rules, ()).restart(cause)
-        return refusal(cause, rule, self._saved, self.restarts, most)
+        cause = self._cause(verdict).kind
+        return refusal(cause, self._saved, self.restarts, self.spec.max_restarts)
 
     def _cause(self, verdict: Reason) -> Reason:
         """Return the first failure. A witness of a failure counts only if nobody saw its cause."""

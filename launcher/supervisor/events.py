@@ -189,8 +189,8 @@ class RestartInPlace(Event):
     """torchrun starts again in the same containers. What follows is about this start.
 
     number: of the restarts in place of this attempt. left: restarts of the run after this one.
-    cause: the first failure; its kind is that of launcher/supervisor/failure_kinds.txt. saved: a new
-    checkpoint was saved since the previous start.
+    cause: the first failure; its kind is one of failure_kinds.txt. saved: a new checkpoint was saved
+    since the previous start.
     """
 
     kind = "restart"

@@ -1,105 +1,111 @@
-"""All kinds of first failure: meaning, remedy, whether a restart can help.
+"""The kinds of failure, and the error texts that mean them, for the launcher and the supervisors. Pure.
 
-They are in failure_kinds.txt, the only table of kinds, for the launcher and (in spec.json) for the
-supervisors. In run.json, `first_failure.kind` is the value of a member. error_texts.txt has the error
-texts that mean a kind. docs/troubleshooting.md shows the table; scripts/failure_kinds.py writes it
-there.
+Each is one table: failure_kinds.txt and error_texts.txt. In run.json, `first_failure.kind` is the name of
+a kind. docs/troubleshooting.md shows both tables; scripts/failure_kinds.py writes them there.
+
+The first error text that occurs wins, so specific phrases come before general ones. A phrase that may have
+several causes does not belong there: no name is better than a wrong name.
 """
 
 from __future__ import annotations
 
 import enum
-from pathlib import Path
-from typing import Any
-
-from .classify import Restart
-from .text_table import table_entries
-
-
-def parse_kinds(text: str) -> dict[str, tuple[Restart, str, str]]:
-    """Return whether a restart can help, the meaning and the remedy of each kind.
-
-    The head of an entry is `KIND (RESTART)`, or `KIND` if a restart cannot help.
-    """
-    kinds = {}
-    for head, meaning, remedy in table_entries(text):
-        kind, _, restart = head.removesuffix(")").partition(" (")
-        kinds[kind] = Restart(restart or "no"), meaning, remedy
-    return kinds
+import pkgutil
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Iterator, Pattern, Sequence
 
 
-KINDS = parse_kinds(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
+class Restart(enum.Enum):
+    """Whether a restart can help after a failure of some kind."""
+
+    NEVER = "no"
+    ONCE = "once"
+    ALWAYS = "yes"
+    ELSEWHERE = "on another host"
 
 
-class FailureKind(enum.StrEnum):
-    """A kind of first failure. Each one is an entry of failure_kinds.txt."""
-
+@dataclass(frozen=True)
+class FailureKind:
+    name: str
     restart: Restart
     meaning: str
     remedy: str
 
-    def __new__(cls, value: str) -> FailureKind:
-        kind = str.__new__(cls, value)
-        kind._value_ = value
-        kind.restart, kind.meaning, kind.remedy = KINDS[value]
-        return kind
 
-    # recognized by what the process printed
-    GPU_FAILED = "gpu-failed"
-    DEVICES_LOST = "devices-lost"
-    NVML = "nvml"
-    FABRIC_MANAGER = "fabric-manager"
-    CUDA_OOM = "cuda-oom"
-    CUDA_DRIVER = "cuda-driver"
-    WRONG_ARCH = "wrong-arch"
-    CUDA_MISSING = "cuda-missing"
-    CUDA_ERROR = "cuda-error"
-    NCCL_USAGE = "nccl-usage"
-    NETWORK_RDMA = "network-rdma"
-    MEMLOCK = "memlock"
-    COLLECTIVE_TIMEOUT = "collective-timeout"
-    PORT_IN_USE = "port-in-use"
-    DDP_USAGE = "ddp-usage"
-    FILE_LIMIT = "file-limit"
-    THREAD_LIMIT = "thread-limit"
-    SHM_FULL = "shm-full"
-    WORKER_KILLED = "worker-killed"
-    DISK_FULL = "disk-full"
-    STORAGE = "storage"
-    MEMORY = "memory"
-    CREDENTIALS = "credentials"
-    DOWNLOAD = "download"
-    COMPILER_MISSING = "compiler-missing"
-    LIBRARY = "library"
-    MODULE_MISSING = "module-missing"
-    FILE_DAMAGED = "file-damaged"
-    CHECKPOINT = "checkpoint"
-    DIVERGED = "diverged"
-    USAGE = "usage"
-    FILE_MISSING = "file-missing"
-    PERMISSION = "permission"
+@dataclass(frozen=True)
+class ErrorText:
+    """kind: what the phrases mean. remedy: "" if the kind's own fits.
 
-    # recognized by how a rank, torchrun, a container or a host ended
-    EXCEPTION = "exception"
-    EXIT_CODE = "exit-code"
-    EARLY_EXIT = "early-exit"
-    SEGV = "segv"
-    KILLED = "killed"
-    OOM_KILLED = "oom-killed"
-    STOPPED = "stopped"
-    HUNG = "hung"
-    PEER_GONE = "peer-gone"
-    TORCHRUN = "torchrun"
-    START = "start"
-    CONTAINER_KILLED = "container-killed"
-    TERMINATED = "terminated"
-    HOST_LOST = "host-lost"
-    NETWORK_CUT = "network-cut"
-    NEVER_JOINED = "never-joined"
-    TIME_LIMIT = "time-limit"
-    SUPERVISOR = "supervisor"
+    phrases: any of them, as whole words, in upper or lower case; `...` stands for anything on the
+    same line, `$` for the end of a line.
+    """
 
-    @classmethod
-    def named(cls, value: Any) -> FailureKind | None:
-        """Return the kind with this value, or None if this version does not know it."""
-        return next((kind for kind in cls if kind == value), None)
+    kind: str
+    phrases: tuple[str, ...]
+    remedy: str
+
+    @property
+    def pattern(self) -> str:
+        return "|".join(map(_pattern, self.phrases))
+
+
+def parse_kinds(text: str) -> dict[str, FailureKind]:
+    """Parse entries `KIND (RESTART)`, or `KIND` if a restart cannot help, with a meaning and a remedy."""
+    kinds = {}
+    for head, meaning, remedy in _entries(text):
+        name, _, restart = head.rstrip(")").partition(" (")
+        kinds[name] = FailureKind(name, Restart(restart or "no"), meaning, remedy)
+    return kinds
+
+
+def parse_error_texts(text: str) -> list[ErrorText]:
+    """Parse entries: a kind, phrases separated by ` | `, and perhaps a remedy."""
+    entries = _entries(text)
+    return [ErrorText(kind, tuple(body.split(" | ")), remedy) for kind, body, remedy in entries]
+
+
+def meaning_of(texts: Sequence[str]) -> tuple[str, str, str]:
+    """Return the first of `texts` that means a kind, as (kind, remedy, text), or three "".
+
+    remedy: "" for the kind's own.
+    """
+    for text in texts:
+        for entry, pattern in _patterns():
+            if pattern.search(text):
+                return entry.kind, entry.remedy, text.strip()
+    return "", "", ""
+
+
+@lru_cache(maxsize=None)
+def _patterns() -> list[tuple[ErrorText, Pattern[str]]]:
+    flags = re.IGNORECASE | re.MULTILINE
+    return [(entry, re.compile(entry.pattern, flags)) for entry in ERROR_TEXTS]
+
+
+def _pattern(phrase: str) -> str:
+    start = r"(?<![A-Za-z0-9])" if phrase[0].isalnum() else ""
+    end = r"(?![A-Za-z0-9])" if phrase[-1].isalnum() else ""
+    words = ".*".join(map(re.escape, phrase.rstrip("$").split("...")))
+    return start + words + ("$" if phrase.endswith("$") else end)
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the head, the body and the remedy ("" without one) of each entry.
+
+    Entries are separated by blank lines. The body is indented, the remedy begins with `  = `.
+    """
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    for entry in re.split(r"\n\n+", text.strip()):
+        head, _, rest = entry.partition("\n")
+        body, _, remedy = rest.partition("\n  = ")
+        yield head, " ".join(body.split()), " ".join(remedy.split())
+
+
+def _table(name: str) -> str:
+    return (pkgutil.get_data(__package__, name) or b"").decode()
+
+
+KINDS = parse_kinds(_table("failure_kinds.txt"))
+ERROR_TEXTS = parse_error_texts(_table("error_texts.txt"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Sequence
 
-from .classify import Restart
+from .failure_kinds import KINDS, Restart
 
 NO_PROGRESS_LIMIT = 3  # restarts in a row without a new checkpoint
 
@@ -20,16 +20,22 @@ class PastRestart:
 
 
 def refusal(
-    cause: str, rule: Restart, saved: bool, past: Sequence[PastRestart], max_restarts: int
+    cause: str,
+    saved: bool,
+    past: Sequence[PastRestart],
+    max_restarts: int,
+    *,
+    other_hosts: bool = False,
 ) -> str:
     """Return why a run is not restarted; "" if it is.
 
-    cause, saved: of the start that has failed now. rule: that of `cause`. past: the restarts since
-    the user started the run.
+    cause, saved: of the start that has failed now. past: the restarts since the user started the run.
+    other_hosts: the next start may be on other hosts.
     """
+    rule = KINDS[cause].restart if cause in KINDS else Restart.NEVER
     if rule is Restart.NEVER:
         return "a failure of kind `%s` would happen again" % cause
-    if rule is Restart.ELSEWHERE:
+    if rule is Restart.ELSEWHERE and not other_hosts:
         return "a failure of kind `%s` would happen again on this host" % cause
     if rule is Restart.ONCE and any(each.cause == cause for each in past):
         return "a failure of kind `%s` restarts a run only once" % cause

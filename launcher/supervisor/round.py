@@ -10,12 +10,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .classify import Weight
+from .classify import Weight, own_cause
 from .coordinator import ON_REQUEST
 from .events import Collectives, RankExit, RankPids, Reason, ResourceUsage, Stopping, signal_name
 from .flight_recorder import FlightRecorder
 from .journal import Journal
-from .own_cause import own_cause
 from .peers import Peers
 from .proc import descendants, kill_descendants, send
 from .rank_logs import RankLogs
@@ -70,7 +69,7 @@ class Round:
         self.alone_since: float | None = None  # since when no rank is left, or kill_at has passed
         self.killed_torchrun = False  # if True, its exit code means nothing
         self.survivors: list[int] = []  # pids that SIGKILL did not end
-        self.exits: list[RankExit] = []
+        self.exits: list[tuple[RankExit, Reason]] = []
         self.resources: list[ResourceUsage] = []  # at the time of the failure
         self.newest_before = 0  # see newest_file; before the start
         # once stopped
@@ -208,7 +207,7 @@ class Round:
         end = (code, rank.pid, signal_name(code), rank.exited, rank.was_stopping)
         event = RankExit(rank.rank, rank.local_rank, *end, message, call_stack, lines)
         self.journal.event(event)
-        self.exits.append(event)
+        self.exits.append((event, self.why("rank-failed", "", rank)))
 
     def record_resources(self) -> None:
         self.resources.append(resource_usage(self.spec, self.kills_before))
@@ -284,9 +283,7 @@ class Round:
             self.journal.event(Collectives(tuple(newest)))
         self.ended_at = self.ended_at or time.monotonic()
         if self.reason and self.spec.max_restarts:
-            offset = self.peers.clock_offset
-            exits = [replace(exit, time=(exit.time or 0.0) + offset) for exit in self.exits]
-            self.cause = own_cause(self.spec, self.reason, exits, self.resources)
+            self.cause = own_cause(self.reason, self.exits, self.resources)
             self.saved = newest_file(self.spec.checkpoint_dir) > self.newest_before
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 
@@ -41,9 +41,6 @@ class Spec:
     max_restarts: int = 0  # of the run, with those before this attempt
     past_restarts: Sequence[Sequence[Any]] = ()  # (cause, saved): fields of PastRestart
     resume_args: Sequence[str] = ()  # appended to argv
-    # the arguments of KindTable
-    restart_rules: dict[str, str] = field(default_factory=dict)
-    error_texts: Sequence[Sequence[str]] = ()
     # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
     restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.supervisor.error_texts import ERROR_TEXTS, parse_error_texts
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.supervisor.events import End, Event, RankExit, ResourceUsage, signal_name
+from launcher.supervisor.failure_kinds import ERROR_TEXTS, parse_error_texts
 from launcher.supervisor.log_patterns import telling_end, telling_texts
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/workspace/train.py", line 1, in <module>'

@@ -261,8 +261,8 @@ def test_a_node_that_all_lost_and_that_does_not_answer_is_lost() -> None:
 
 def test_torchruns_own_failure_has_no_rank() -> None:
     reason = Reason("torchrun", "", 0, time=1.0, last_lines=tuple(output("port")))
-    end = (2.0, End("failed", 1, reason))
-    failure = first(NodeEvidence(0, "gpu1", events=[end]), node(1, stopping(2.0, "torchrun", 0)))
+    reported = [node(rank, (2.0 + rank, Stopping(reason))) for rank in range(2)]
+    failure = first(*reported)
     assert (failure.kind, failure.rank, failure.host) == ("port-in-use", None, "gpu1")
     assert "EADDRINUSE" in failure.message
 

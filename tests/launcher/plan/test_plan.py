@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from host_facts import facts, gpus
 
-from launcher.supervisor.error_texts import FAILURE_TABLE
 from launcher.errors import CommandFailed, UsageError
 from launcher.facts.facts import Facts
 from launcher.facts.gpus import Gpu
@@ -45,7 +44,7 @@ job:
 
 
 def spec_of(plan: Plan, node_rank: int) -> dict[str, Any]:
-    return supervisor_spec(plan, plan.nodes[node_rank], "token", FAILURE_TABLE)
+    return supervisor_spec(plan, plan.nodes[node_rank], "token")
 
 
 def torchrun(plan: Plan, node_rank: int) -> list[str]:

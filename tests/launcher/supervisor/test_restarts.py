@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.supervisor.classify import Restart
 from launcher.supervisor.restarts import PastRestart, refusal
 
 SAVED, IDLE = PastRestart("killed", True), PastRestart("killed", False)
@@ -13,15 +12,21 @@ SAVED, IDLE = PastRestart("killed", True), PastRestart("killed", False)
 def refused(
     *past: PastRestart,
     cause: str = "killed",
-    rule: Restart = Restart.ALWAYS,
     saved: bool = False,
     most: int = 9,
+    other_hosts: bool = False,
 ) -> str:
-    return refusal(cause, rule, saved, past, most)
+    return refusal(cause, saved, past, most, other_hosts=other_hosts)
 
 
-def test_a_failure_that_would_happen_again_is_refused() -> None:
-    assert "`usage` would happen again" in refused(cause="usage", rule=Restart.NEVER)
+@pytest.mark.parametrize("cause", ["usage", "a kind of another version"])
+def test_a_failure_that_would_happen_again_is_refused(cause: str) -> None:
+    assert refused(cause=cause) == f"a failure of kind `{cause}` would happen again"
+
+
+def test_a_failure_that_would_happen_again_on_its_host_is_restarted_on_another() -> None:
+    assert "would happen again on this host" in refused(cause="gpu-failed")
+    assert refused(cause="gpu-failed", other_hosts=True) == ""
 
 
 def test_restarts_are_counted() -> None:
@@ -30,9 +35,8 @@ def test_restarts_are_counted() -> None:
 
 
 def test_some_failures_are_restarted_once() -> None:
-    past = PastRestart("memory", True)
-    assert refused(past, SAVED, cause="memory", rule=Restart.ONCE, saved=True)
-    assert refused(past, cause="cuda-oom", rule=Restart.ONCE, saved=True) == ""
+    assert refused(PastRestart("memory", True), SAVED, cause="memory", saved=True)
+    assert refused(PastRestart("memory", True), cause="cuda-oom", saved=True) == ""
 
 
 @pytest.mark.parametrize("first", [SAVED, IDLE])

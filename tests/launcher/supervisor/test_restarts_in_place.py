@@ -16,14 +16,11 @@ from quick_torchrun import python_with_quick_torchrun
 from restarting_ranks import LINES
 from supervisors import NPROC, Attempt, Node, until
 
-from launcher.supervisor.error_texts import RESTART_RULES, ROWS
 from launcher.supervisor.events import End, RankExit, RestartInPlace, Stopping
 
 SCRIPT = Path(__file__).parents[2] / "helpers" / "restarting_ranks.py"
 RESTARTS = {
     "max_restarts": 3,
-    "restart_rules": RESTART_RULES,
-    "error_texts": ROWS,
     "restart_pauses": [0.0],
     "resume_args": ["--resume"],
 }

@@ -63,7 +63,9 @@ def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | N
     # after a restart, the engine may mean an earlier round
     oom_killed = node.oom_killed and not node.of(RestartInPlace)
     ending = classify.rank_ending(exit, lines, node.resources, oom_killed=oom_killed)
-    return ending and Candidate.of(ending, time - node.clock_skew, node, exit, lines)
+    if ending is None:
+        return None
+    return Candidate.of(ending, time - node.clock_skew, node, exit, lines)
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
@@ -119,9 +121,7 @@ def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -
     seen: when `node` recorded it, by the node's own clock.
     """
     about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)
-    lines = reason.last_lines
-    if reason.kind == "torchrun":
-        lines = lines or about.lines(None)
+    lines = reason.last_lines or (about.lines(None) if reason.kind == "torchrun" else ())
     ending = classify.stop_ending(reason, lines)
     if ending is None:
         return None

@@ -143,9 +143,7 @@ def describe(
     """
     printed, remedy, text = meaning_of(log_patterns.telling_texts(lines))
     kind, error = printed, log_patterns.error_line(lines) or recorded
-    ended = "was killed by %s" % signal if signal else "exited with code %s" % code
-    if code is None:
-        ended = "exited with an unknown code"
+    message = ended(code, signal)
     signal = signal or shell_signal(code)
     if signal == "SIGABRT":
         kind = kind or ("exception" if error and not log_patterns.is_thrown(lines) else "segv")
@@ -154,12 +152,18 @@ def describe(
         if kind not in LIMITS:
             kind, remedy = ("shm-full" if signal == "SIGBUS" else "segv"), ""
     elif signal:
-        return "killed", ended, ""
+        return "killed", message, ""
     if error:
         return kind or "exception", "raised %s" % error, remedy
     if kind and kind == printed:
-        ended = "%s: %s" % (ended, text)
-    return kind or "exit-code", ended, remedy
+        message = "%s: %s" % (message, text)
+    return kind or "exit-code", message, remedy
+
+
+def ended(code: int | None, signal: str | None) -> str:
+    if code is None:
+        return "exited with an unknown code"
+    return "was killed by %s" % signal if signal else "exited with code %s" % code
 
 
 def shell_signal(code: int | None) -> str | None:

@@ -16,8 +16,6 @@ import time
 from .events import Event, document
 
 BALLAST = 1 << 20  # bytes of disk reserved for the last events on a full disk
-LONGEST_LINE = 16 << 20  # bytes; longer lines are split, so that memory stays bounded
-LAST_BYTES = 32768  # bytes kept from the end of a stream, to explain a failure
 STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
 
 
@@ -82,38 +80,6 @@ class Journal:
     def _drop_ballast(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._ballast)
-
-
-class LineSplitter:
-    """Splits one stream of bytes into whole lines for the journal."""
-
-    def __init__(self, who: bytes, journal: Journal) -> None:
-        self._who, self._journal = who, journal
-        self._partial = bytearray()
-        self.last = b""  # the end of the copied data
-
-    def feed(self, data: bytes) -> None:
-        head, newline, rest = data.rpartition(b"\n")
-        if newline:
-            self._partial += head
-            self._copy()
-        self._partial += rest
-        if len(self._partial) > LONGEST_LINE:
-            self._copy()
-
-    def finish(self) -> None:
-        """Write a last line that has no newline."""
-        if self._partial:
-            self._copy()
-
-    def last_lines(self) -> list[str]:
-        return self.last.decode(errors="replace").rstrip("\n").split("\n")
-
-    def _copy(self) -> None:
-        whole = bytes(self._partial) + b"\n"
-        self._partial.clear()
-        self._journal.lines(self._who, whole)
-        self.last = (self.last + whole[-LAST_BYTES:])[-LAST_BYTES:]
 
 
 def _prefixed(head: bytes, lines: bytes) -> bytes:

@@ -24,6 +24,7 @@ from .proc import PR_SET_CHILD_SUBREAPER, kill_descendants, prctl
 from .rank_stacks import StackTaker
 from .round import Round
 from .spec import Spec
+from .torchrun import with_caches
 from .usage import Sampler, environment
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -50,8 +51,10 @@ class Supervisor:
         try:
             for note in self.spec.notes:
                 self.journal.say(note)
-            self.round.start(self.environment)
-            self.journal.event(environment())
+            software = environment()
+            self.prepare_environment(software.versions.get("torch", ""))
+            self.round.start()
+            self.journal.event(software)
             while not self.finished():
                 self.turn()
             return self.conclude()
@@ -81,10 +84,11 @@ class Supervisor:
             self.round.stop(decision.verdict)
         self.round.escalate()
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """torchrun's environment, but for what the round adds."""
-        return self.stacks.environment(dict(os.environ))
+    def prepare_environment(self, torch: str) -> None:
+        """Change this process's environment, which torchrun inherits. torch: its version."""
+        env = self.round.flight_recorder.environment(with_caches(os.environ), torch)
+        os.environ.update(self.stacks.environment(env))
+        os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash prints where
 
     def restart(self, restart: RestartInPlace) -> None:
         """Start torchrun again, because node 0 has decided so."""
@@ -99,7 +103,7 @@ class Supervisor:
         if self.stop_request:  # after our last status
             self.round.refuse(self.stop_request)
         else:
-            self.round.start(self.environment)
+            self.round.start()
 
     def check_signals(self) -> None:
         while self.signals:

@@ -1,6 +1,6 @@
-"""Copy the ranks' output, which torchrun redirects to files, to the journal in whole lines.
+"""Copy the output of torchrun and its ranks, which goes to files, to the journal in whole lines.
 
-The files are polled, because inotify may not work on network file systems. Only ranks of this host
+The files are polled, because inotify may not work on network file systems. Only processes of this host
 write them.
 """
 
@@ -14,22 +14,27 @@ import os
 import shutil
 
 from . import log_patterns
-from .journal import Journal, LineSplitter
+from .journal import Journal
 from .proc import read_text
 from .spec import Spec
 
+TORCHRUN_LOG = "torchrun.log"  # torchrun's own output
 READ_SIZE = 1 << 20  # maximum bytes read from one log at a time
 FREE_SIZE = 16 << 20  # bytes of disk freed at a time
 PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
+LONGEST_LINE = 16 << 20  # bytes; longer lines are split, so that memory stays bounded
+LAST_BYTES = 32768  # bytes kept from the end of a log, to explain a failure
 
 
 class Tail:
     """One growing file, copied in whole lines."""
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
-        self._file = os.open(path, os.O_RDWR)  # freeing disk blocks requires write access
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)  # freeing disk blocks requires writing
+        self._who, self._journal = who, journal
         self._taken = self._freed = 0  # offsets in bytes: copied, and freed on disk, up to here
-        self.lines = LineSplitter(who, journal)
+        self._partial = bytearray()  # of a line
+        self._last = b""  # the end of the copied data
 
     def read(self) -> int:
         """Copy at most READ_SIZE new bytes. Return their number."""
@@ -40,24 +45,48 @@ class Tail:
             start, length = ctypes.c_longlong(self._freed), ctypes.c_longlong(size)
             ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, start, length)
             self._freed = self._taken
-        self.lines.feed(data)
+        head, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._partial += head
+            self._copy()
+        self._partial += rest
+        if len(self._partial) > LONGEST_LINE:
+            self._copy()
         return len(data)
+
+    def finish(self) -> None:
+        """Copy the rest, also a last line that has no newline."""
+        while self.read():
+            pass
+        if self._partial:
+            self._copy()
 
     def close(self) -> None:
         os.close(self._file)
 
+    def last_lines(self) -> list[str]:
+        return self._last.decode(errors="replace").rstrip("\n").split("\n") if self._last else []
+
+    def _copy(self) -> None:
+        lines = bytes(self._partial) + b"\n"
+        self._partial.clear()
+        self._journal.lines(self._who, lines)
+        self._last = (self._last + lines[-LAST_BYTES:])[-LAST_BYTES:]
+
 
 class RankLogs:
-    """The files to which torchrun redirects its ranks: <folder>/*/attempt_*/<local_rank>/std*.log."""
+    """The folder with torchrun.log and the ranks' */attempt_*/<local_rank>/std*.log."""
 
     def __init__(self, spec: Spec, journal: Journal, folder: str) -> None:
         self.folder = folder
         self._spec, self._journal = spec, journal
-        self._tails: dict[tuple[int, str], Tail] = {}
-        os.makedirs(self.folder, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
+        self.torchrun = Tail(os.path.join(folder, TORCHRUN_LOG), b"-", journal)
+        self._tails: dict[tuple[int, str], Tail] = {}  # by local rank and stream
 
     def poll(self) -> int:
-        """Copy new data. Return the number of bytes."""
+        """Copy new data. Return the number of bytes from ranks."""
+        self.torchrun.read()
         if len(self._tails) < 2 * self._spec.nproc_per_node:
             self._find()
         return sum(tail.read() for tail in self._tails.values())
@@ -69,24 +98,21 @@ class RankLogs:
                 pass
 
     def finish(self) -> None:
-        while self.poll():
-            pass
-        for tail in self._tails.values():
-            tail.lines.finish()
+        self._find()
+        for tail in (self.torchrun, *self._tails.values()):
+            tail.finish()
 
     def close(self) -> None:
         """Remove the files. The journal has a copy of them."""
-        for tail in self._tails.values():
+        for tail in (self.torchrun, *self._tails.values()):
             tail.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_lines(self, local_rank: int) -> list[str]:
         """Return the end of the rank's stderr, or of its stdout if stderr is empty."""
-        for stream in ("stderr", "stdout"):
-            tail = self._tails.get((local_rank, stream))
-            if tail and tail.lines.last:
-                return log_patterns.telling_end(tail.lines.last_lines())
-        return []
+        streams = (self._tails.get((local_rank, name)) for name in ("stderr", "stdout"))
+        lines = (tail.last_lines() for tail in streams if tail)
+        return log_patterns.telling_end(next(filter(None, lines), []))
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
         """Return (message, traceback) of the rank's exception, from torch's @record, or Nones."""

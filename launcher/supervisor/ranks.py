@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from .proc import children, pidfd, proc_environ, proc_stat, usage
+from .proc import children, proc_environ, proc_stat, usage
 
 LOOK = 1.0  # seconds between checks of the ranks' I/O
 IDLE_IO = 65536  # bytes read and written per second; up to this counts as no activity
@@ -18,9 +18,8 @@ BUSY_FACTOR = 6.0
 class Rank:
     """A process that torchrun started."""
 
-    def __init__(self, pid: int, rank: int, local_rank: int, fd: int | None = None) -> None:
+    def __init__(self, pid: int, rank: int, local_rank: int) -> None:
         self.pid, self.rank, self.local_rank = pid, rank, local_rank
-        self.fd = fd  # readable after the process has exited
         self.exited: float | None = None  # unix seconds
         self.exit_code: int | None = None  # negative: a signal; None: torchrun reaped it first
         self.was_stopping = False  # this node was already stopping when the rank exited
@@ -62,7 +61,7 @@ class Ranks:
         for pid in [] if self.complete else children(torchrun_pid):
             env = proc_environ(pid) if pid not in known else {}
             if "RANK" in env and "LOCAL_RANK" in env:
-                rank = Rank(pid, int(env["RANK"]), int(env["LOCAL_RANK"]), pidfd(pid))
+                rank = Rank(pid, int(env["RANK"]), int(env["LOCAL_RANK"]))
                 self.by_local_rank[rank.local_rank] = rank
                 new_ranks.append(rank)
         return new_ranks

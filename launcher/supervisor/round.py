@@ -10,18 +10,18 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .classify import Weight, own_cause
+from .classify import Weight, ended, own_cause
 from .coordinator import ON_REQUEST
 from .events import Collectives, RankExit, RankPids, Reason, ResourceUsage, Stopping, signal_name
 from .flight_recorder import FlightRecorder
 from .journal import Journal
 from .peers import Peers
-from .proc import descendants, kill_descendants, send
+from .proc import descendants, kill_descendants, pidfd, send
 from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
 from .spec import Spec
-from .torchrun import Torchrun
-from .usage import environment, oom_kills, resource_usage
+from .torchrun import Torchrun, failures
+from .usage import oom_kills, resource_usage
 
 # Seconds between polls, each of which takes half a millisecond. The exit of a rank or a message
 # from a peer ends the wait early.
@@ -51,10 +51,9 @@ class Round:
     ) -> None:
         self.number = number
         self.spec, self.journal, self.selector, self.peers = spec, journal, selector, peers
-        self.torchrun = torchrun or Torchrun(spec, journal, number)
-        self.standby = Torchrun(spec, journal, number + 1)  # for a restart
+        self.torchrun = torchrun or Torchrun(spec, number)
+        self.standby = Torchrun(spec, number + 1)  # for a restart
         self.logs = RankLogs(spec, journal, self.torchrun.log_folder)
-        self.environment: dict[str, str] = {}
         self.started_at = 0.0  # time.monotonic()
         self.ranks = Ranks(spec.nproc_per_node)
         self.liveness = Liveness(spec.output_dir)
@@ -76,14 +75,13 @@ class Round:
         self.cause: tuple[Weight, Reason] | None = None  # our candidate for the first failure
         self.saved = False  # there is a new checkpoint
 
-    def start(self, env: dict[str, str]) -> None:
-        env = self.flight_recorder.environment(env, environment().versions.get("torch", ""))
-        self.environment, self.started_at = env, time.monotonic()
+    def start(self) -> None:
+        self.started_at = time.monotonic()
         if self.spec.max_restarts:
             self.newest_before = newest_file(self.spec.checkpoint_dir)
         try:
-            pipe = self.torchrun.start(env)
-            self.selector.register(pipe, selectors.EVENT_READ, self.on_output)
+            self.torchrun.start()
+            self.wake_up_at_exit(self.torchrun.pid)
         except OSError as error:
             self.refuse(self.why("start", "could not start torchrun: %s" % error))
 
@@ -115,15 +113,20 @@ class Round:
 
     # --- observations ---
 
-    def on_output(self, pipe: int) -> None:
-        if not self.torchrun.read():
-            self.selector.unregister(pipe)
+    def wake_up_at_exit(self, pid: int) -> None:
+        """Let the loop look again as soon as the process exits: a rank before torchrun reaps it."""
+        fd = pidfd(pid)
+        if fd is not None:
+            self.selector.register(fd, selectors.EVENT_READ, self.forget)
+
+    def forget(self, fd: int) -> None:
+        self.selector.unregister(fd)
+        os.close(fd)
 
     def find_ranks(self) -> None:
         new_ranks = self.ranks.find(self.torchrun.pid)
         for rank in new_ranks:
-            if rank.fd is not None:  # wakes the loop up before torchrun reaps the rank
-                self.selector.register(rank.fd, selectors.EVENT_READ, lambda _: self.check_ranks())
+            self.wake_up_at_exit(rank.pid)
         if new_ranks:
             self.liveness.reset(output=False)
             known = self.ranks.by_local_rank.values()
@@ -151,16 +154,10 @@ class Round:
                 continue
             exited.append(rank)
             rank.was_stopping = self.reason is not None
-            self.unwatch(rank)
             self.logs.drain(rank.local_rank)
             if rank.exit_code is not None:
                 self.record_exit(rank)
         return exited
-
-    def unwatch(self, rank: Rank) -> None:
-        if rank.fd is not None:
-            self.selector.unregister(rank.fd)
-            os.close(rank.fd)
 
     def stop_if_a_rank_failed(self) -> None:
         if self.reason is None and (first := self.ranks.first_failed()):
@@ -173,12 +170,11 @@ class Round:
             return
         self.survivors = kill_descendants(self.torchrun.pid, self.standby.pid)
         self.logs.finish()
-        self.torchrun.finish()
         self.complete_exits(code)
         self.stop_if_a_rank_failed()
         if code and self.reason is None:
             reason = self.why("torchrun", "torchrun %s" % describe_exit(code))
-            lines = tuple(self.torchrun.last_lines()[-60:])
+            lines = tuple(self.logs.torchrun.last_lines()[-60:])
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
         if self.reason and oom_kills() > self.kills_before:
             self.record_resources()
@@ -190,7 +186,7 @@ class Round:
         """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
         self.exited_ranks()
         ranks, codes = self.ranks.by_local_rank, {}
-        for number, local_rank, exit_code, pid in self.torchrun.failures():
+        for number, local_rank, exit_code, pid in failures(self.logs.torchrun.last_lines()):
             codes[local_rank] = exit_code
             if local_rank not in ranks:
                 rank = ranks[local_rank] = Rank(pid, number, local_rank)
@@ -234,12 +230,13 @@ class Round:
         if self.phase == "done":
             self.has_stopped()
             return
-        self.kill_at = time.monotonic() + time_to_save(self.spec, reason.kind)
+        failed = reason.kind not in ON_REQUEST
+        self.kill_at = time.monotonic() + self.spec.time_to_save(failed=failed)
         self.unsent = number
-        if reason.kind not in ON_REQUEST and self.flight_recorder.ask():
+        if failed and self.flight_recorder.ask():
             send(self.torchrun.pid, signal.SIGSTOP)  # it would end the other ranks at once
         self.escalate()
-        if reason.kind not in ON_REQUEST:
+        if failed:
             self.prepare_restart()
 
     def escalate(self) -> None:
@@ -275,7 +272,7 @@ class Round:
     def prepare_restart(self) -> None:
         restarts = self.number + len(self.spec.past_restarts)
         if restarts < self.spec.max_restarts:
-            self.standby.prepare(self.environment)
+            self.standby.prepare()
 
     def has_stopped(self) -> None:
         self.phase = "stopped"
@@ -288,10 +285,6 @@ class Round:
 
     def close(self) -> None:
         """Free what this round used. All its processes have ended."""
-        for rank in self.ranks.alive():  # as far as we know
-            self.unwatch(rank)
-        with contextlib.suppress(KeyError, ValueError):  # at the end of the output
-            self.selector.unregister(self.torchrun.pipe)
         self.torchrun.close()
         self.logs.close()
 
@@ -308,13 +301,6 @@ def newest_file(folder: str | None) -> int:
     return newest
 
 
-def time_to_save(spec: Spec, kind: str) -> float:
-    """Return the seconds between SIGTERM and SIGKILL. Short if something has failed."""
-    return spec.stop_grace if kind in ON_REQUEST else min(spec.stop_grace, spec.failure_grace)
-
-
 def describe_exit(code: int | None) -> str:
-    if code is None:
-        return "exited with an unknown code, and torchrun is stopping the other ranks"
-    name = signal_name(code)
-    return "was killed by %s" % name if name else "exited with code %s" % code
+    message = ended(code, signal_name(code))
+    return message + ", and torchrun is stopping the other ranks" * (code is None)

@@ -44,7 +44,10 @@ class Spec:
     # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
     restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)
 
-    @property
-    def stop_grace(self) -> float:
-        """From SIGTERM to our SIGKILL. It comes before the engine's, which kills us at stop_timeout."""
-        return max(0.5 * self.stop_timeout, self.stop_timeout - 3.0)
+    def time_to_save(self, *, failed: bool = False) -> float:
+        """Return the seconds from SIGTERM to our SIGKILL. failed: something has, so they are few.
+
+        Ours comes before the engine's, which kills us at stop_timeout.
+        """
+        grace = max(0.5 * self.stop_timeout, self.stop_timeout - 3.0)
+        return min(grace, self.failure_grace) if failed else grace

@@ -10,11 +10,10 @@ import subprocess
 import sys
 from typing import Mapping
 
-from .journal import Journal, LineSplitter
 from .proc import end_with
+from .rank_logs import TORCHRUN_LOG
 from .spec import Spec
 
-READ_SIZE = 1 << 20  # bytes, as much as a pipe holds
 # torchrun that waits for a byte once it has imported torch; the folder of the job is not on its path
 WAITING = (
     "import sys; sys.path[:] = filter(None, sys.path); sys.argv[0] = 'torchrun'; "
@@ -32,20 +31,18 @@ FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+)
 
 
 class Torchrun:
-    """The torchrun process. Its own output goes to the journal as lines without a rank.
+    """The torchrun process. Its own output goes to a file in `log_folder`, as that of its ranks.
 
-    number: of restarts in place before this start.
+    It inherits the supervisor's environment. number: of restarts in place before this start.
     """
 
-    def __init__(self, spec: Spec, journal: Journal, number: int = 0) -> None:
+    def __init__(self, spec: Spec, number: int = 0) -> None:
         self._spec, self._number = spec, number
         self._process: subprocess.Popen[bytes] | None = None
         self._prepared = False
-        self.pipe = -1  # its output
         self.log_folder = os.path.join(spec.dir, "ranks", str(number))
-        self._lines = LineSplitter(b"-", journal)
 
-    def prepare(self, env: dict[str, str]) -> None:
+    def prepare(self) -> None:
         """Start the process early, because it takes seconds to import torch; `start` lets it go on.
 
         Do nothing the second time, or if torchrun is not the usual script.
@@ -55,48 +52,40 @@ class Torchrun:
         self._prepared = True
         with contextlib.suppress(OSError):
             if python := interpreter(executable(self._spec.argv)[0]):
-                self._open([python, "-c", WAITING, *self._command()[1:]], env, subprocess.PIPE)
+                self._open([python, "-c", WAITING, *self._command()[1:]], subprocess.PIPE)
 
-    def start(self, env: dict[str, str]) -> int:
-        """Start torchrun. Return the pipe with its output. Raises OSError if it cannot start."""
-        if not self._go_on():
-            self._open(executable(self._command()), env, subprocess.DEVNULL)
-        return self.pipe
-
-    def _command(self) -> list[str]:
-        return [*self._spec.argv, *(self._spec.resume_args if self._number else ())]
-
-    def _go_on(self) -> bool:
-        """Let the prepared process go on. Return False if there is none."""
+    def start(self) -> None:
+        """Start torchrun. Raises OSError if it cannot start."""
         with contextlib.suppress(OSError):
             if self._process and self._process.stdin and self._process.poll() is None:
                 self._process.stdin.write(b"\n")
                 self._process.stdin.close()
-                return True
-        return False
+                return
+        self._open(executable(self._command()), subprocess.DEVNULL)
 
-    def _open(self, argv: list[str], env: dict[str, str], stdin: int) -> None:
-        shutdown = max(1, int(self._spec.stop_grace) - 1)
+    def _command(self) -> list[str]:
+        return [*self._spec.argv, *(self._spec.resume_args if self._number else ())]
+
+    def _open(self, argv: list[str], stdin: int) -> None:
+        shutdown = max(1, int(self._spec.time_to_save()) - 1)
         ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": self.log_folder}
         ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
         if self._number:
             ours.update(DDPCTL_RESUME="1", DDPCTL_RESTART_COUNT=str(self._number))
         supervisor = os.getpid()
-        self._process = subprocess.Popen(
-            argv,
-            bufsize=0,
-            cwd=self._spec.cwd,
-            # PYTHONFAULTHANDLER: a crash prints where
-            env={"PYTHONFAULTHANDLER": "1", **with_caches(env), **ours},
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: end_with(supervisor),
-        )
-        assert self._process.stdout
-        self.pipe = self._process.stdout.fileno()
-        os.set_blocking(self.pipe, False)
+        os.makedirs(self.log_folder, exist_ok=True)
+        with open(os.path.join(self.log_folder, TORCHRUN_LOG), "ab") as output:
+            self._process = subprocess.Popen(
+                argv,
+                bufsize=0,
+                cwd=self._spec.cwd,
+                env={**os.environ, **ours},
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=lambda: end_with(supervisor),
+            )
 
     @property
     def pid(self) -> int:
@@ -106,32 +95,19 @@ class Torchrun:
         """Return the exit code; None while it runs; 127, as in a shell, if it could not start."""
         return self._process.poll() if self._process else 127
 
-    def read(self) -> bool:
-        """Copy the output that is available. Return False at its end."""
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self.pipe, READ_SIZE)
-            self._lines.feed(data)
-            return bool(data)
-        return True
-
-    def finish(self) -> None:
-        """Copy the rest of the output, after torchrun and all its processes have ended."""
-        self.read()
-        self._lines.finish()
-
     def close(self) -> None:
-        if self._process and self._process.stdout:
-            self._process.stdout.close()
+        if self._process:
             self._process.kill()  # if it was only prepared
             self._process.wait()
 
-    def last_lines(self) -> list[str]:
-        return self._lines.last_lines()
 
-    def failures(self) -> list[list[int]]:
-        """Return [rank, local rank, exit code, pid] of failed ranks, in the order of their failures."""
-        failures = FAILURE.findall("\n".join(self.last_lines()))  # the first failure comes last
-        return [[int(number) for number in numbers] for numbers in reversed(failures)]
+def failures(lines: list[str]) -> list[list[int]]:
+    """Return [rank, local rank, exit code, pid] of the failed ranks in torchrun's last lines.
+
+    They are in the order of their failures.
+    """
+    found = FAILURE.findall("\n".join(lines))  # the first failure comes last
+    return [[int(number) for number in numbers] for numbers in reversed(found)]
 
 
 def with_caches(env: Mapping[str, str]) -> dict[str, str]:
@@ -155,6 +131,6 @@ def interpreter(torchrun: str) -> str:
     if torchrun == sys.executable:
         return torchrun
     with open(torchrun, errors="replace") as file:
-        first, *rest = file.read(READ_SIZE).splitlines() or [""]
+        first, *rest = file.read(65536).splitlines() or [""]
     usual = re.match(r"#!\s*(/\S*python[\d.]*)$", first)
     return usual[1] if usual and "torch.distributed.run" in "".join(rest) else ""

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 from pathlib import Path
 from subprocess import Popen
 
@@ -15,11 +14,11 @@ from supervisors import spec, until
 
 from launcher.logs.journal_reader import Reader
 from launcher.supervisor import rank_logs
-from launcher.supervisor.journal import Journal, LineSplitter
+from launcher.supervisor.journal import Journal
 from launcher.supervisor.proc import end_with, proc_stat
 from launcher.supervisor.rank_logs import RankLogs, Tail
 from launcher.supervisor.ranks import Rank, Ranks
-from launcher.supervisor.torchrun import Torchrun
+from launcher.supervisor.torchrun import failures
 
 LINE = b"x" * 999 + b"\n"
 OUTPUTS = Path(__file__).parents[1] / "diagnosis" / "outputs"
@@ -103,27 +102,15 @@ def test_of_ranks_that_exited_together_one_that_torchrun_did_not_terminate_is_fi
     assert (found and found.rank) == first
 
 
-def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first(journal: Journal) -> None:
-    torchrun = Torchrun(spec(dir=""), journal)
-    torchrun._lines.feed((OUTPUTS / "torchrun-killed.txt").read_bytes())
-    [[rank, local_rank, exit_code, _], *_] = torchrun.failures()
+def test_torchruns_summary_names_the_failed_ranks_the_first_failure_first() -> None:
+    lines = (OUTPUTS / "torchrun-killed.txt").read_text().splitlines()
+    [[rank, local_rank, exit_code, _], *_] = failures(lines)
     assert (rank, local_rank, exit_code) == (3, 1, -9)
-
-
-def test_output_without_end_does_not_keep_the_supervisor(tmp_path: Path, journal: Journal) -> None:
-    own = spec(argv=["yes"], cwd=None, stop_timeout=10, dir=str(tmp_path), resume_args=[])
-    torchrun = Torchrun(own, journal)
-    torchrun.start(dict(os.environ))
-    reading = threading.Thread(target=torchrun.read, daemon=True)
-    reading.start()
-    reading.join(5)
-    os.kill(torchrun.pid, signal.SIGKILL)
-    assert not reading.is_alive()
 
 
 def test_ranks_are_killed_before_the_engine_kills_their_supervisor() -> None:
     for stop_timeout in (0.5, 2, 4, 10, 60):
-        assert 0 < spec(stop_timeout=stop_timeout).stop_grace < stop_timeout
+        assert 0 < spec(stop_timeout=stop_timeout).time_to_save() < stop_timeout
 
 
 def test_a_recorded_exception_is_read_and_a_garbled_one_is_skipped(
@@ -164,12 +151,15 @@ def test_output_that_is_in_the_journal_is_freed_on_the_disk(
 def test_a_line_without_end_is_cut_so_that_memory_stays_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Journal
 ) -> None:
-    monkeypatch.setattr("launcher.supervisor.journal.LONGEST_LINE", 100)
-    lines = LineSplitter(b"3", journal)
-    for _ in range(50):
-        lines.feed(b"x" * 30)
-    lines.feed(b"end\nnext")
-    lines.finish()
+    monkeypatch.setattr(rank_logs, "LONGEST_LINE", 100)
+    path = tmp_path / "stdout.log"
+    tail = Tail(str(path), b"3", journal)
+    with path.open("wb", buffering=0) as rank:
+        for _ in range(50):
+            rank.write(b"x" * 30)
+            tail.read()
+        rank.write(b"end\nnext")
+    tail.finish()
     journal.close()
     found = [line for r in Reader().feed((tmp_path / "journal").read_bytes()) for line in r.lines]
     assert b"".join(found) == b"x" * 1500 + b"endnext"

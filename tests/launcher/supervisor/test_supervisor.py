@@ -22,7 +22,6 @@ from launcher.start.node_folders import SUPERVISOR, supervisor_file
 from launcher.supervisor.events import End, Environment
 from launcher.supervisor.journal import BALLAST, Journal
 from launcher.supervisor.proc import children
-from launcher.supervisor.round import time_to_save
 
 WIDTH = 200
 
@@ -227,8 +226,7 @@ def test_the_bundle_is_compressed_as_every_host_is_sent_one() -> None:
     assert len(supervisor_file()) < sum(path.stat().st_size for path in SUPERVISOR.glob("*.py")) / 2
 
 
-@pytest.mark.parametrize("kind", ["cancelled", "signal", "time-limit"])
-def test_a_run_that_is_stopped_has_its_stop_timeout_to_save(kind: str) -> None:
+def test_a_run_that_is_stopped_has_its_stop_timeout_to_save() -> None:
     given = spec(stop_timeout=60.0, failure_grace=3.0)
-    assert time_to_save(given, kind) == 57.0
-    assert time_to_save(given, "rank-failed") == 3.0
+    assert given.time_to_save() == 57.0
+    assert given.time_to_save(failed=True) == 3.0

@@ -1,4 +1,4 @@
-"""Evidence about an attempt that has ended, and the candidates for its first failure. Pure."""
+"""Evidence about an attempt that has ended. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
-from ..supervisor.classify import Ending
 from ..supervisor.events import (
     Clock,
     End,
     Event,
     GpuLoad,
-    RankExit,
     Reason,
     ResourceUsage,
     RestartInPlace,
@@ -20,7 +18,6 @@ from ..supervisor.events import (
 )
 from ..text import printable
 
-OF_A_RANK = ("rank", "local_rank", "exit_code", "signal")  # fields of a RankExit and of a Reason
 E = TypeVar("E", bound=Event)
 
 
@@ -124,29 +121,3 @@ def before_restart(evidence: Evidence, number: int) -> Evidence:
         times = (time for time, event in node.of(RestartInPlace) if event.number >= number)
         nodes.append(node.between(-math.inf, min(times, default=math.inf)))
     return replace(evidence, nodes=nodes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate(Ending):
-    """One observation that may be the first failure."""
-
-    time: float  # unix seconds on the launching machine's clock
-    node: NodeEvidence
-    rank: int | None = None
-    local_rank: int | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    lines: Sequence[str] = ()
-
-    @classmethod
-    def of(
-        cls,
-        ending: Ending,
-        time: float,
-        node: NodeEvidence,
-        origin: RankExit | Reason,
-        lines: Sequence[str],
-    ) -> "Candidate":
-        """Return the candidate for an ending that `origin` reports."""
-        who = {name: getattr(origin, name) for name in OF_A_RANK}
-        return cls(**vars(ending), **who, time=time, node=node, lines=lines)

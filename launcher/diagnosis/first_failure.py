@@ -6,16 +6,18 @@ fails because its peer is gone may well be reported first. Among equals, the ear
 clock wins.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ..facts.xids import XIDS
 from ..failure import FirstFailure
 from ..supervisor import classify, log_patterns
-from ..supervisor.classify import Weight
+from ..supervisor.classify import Ending, Weight
 from ..supervisor.events import RankExit, Reason, RestartInPlace, Stopping
 from ..supervisor.failure_kinds import KINDS
 from ..text import rfc3339
-from .evidence import Candidate, Evidence, NodeEvidence, of_last_round, on_one_clock
+from .evidence import Evidence, NodeEvidence, of_last_round, on_one_clock
 from .missed_collective import missed_collective
 from .stack_groups import newest_groups, stragglers
 
@@ -23,6 +25,21 @@ FRAMES = 8  # innermost frames of a stack to quote
 WAITING = ("collective-timeout", "hung")
 # What a broken GPU does to its rank. Each has other causes too.
 GPU_SYMPTOMS = (*WAITING, "cuda-error", "cuda-missing", "peer-gone")
+
+
+class Candidate(NamedTuple):
+    """One observation that may be the first failure."""
+
+    weight: Weight
+    time: float  # unix seconds on the launching machine's clock
+    node: NodeEvidence
+    failure: FirstFailure
+
+    def but(self, node: NodeEvidence | None = None, **changes: Any) -> "Candidate":
+        """Return the candidate with other fields of its failure, perhaps on another node."""
+        node = node or self.node
+        failure = replace(self.failure, host=node.host, node_rank=node.node_rank, **changes)
+        return self._replace(node=node, failure=failure)
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
@@ -37,24 +54,36 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
             observations.append(_stop(stop.reason, time, node, evidence))
         observations.append(_sudden_end(node, evidence))
     candidates = [_blame_gpu(candidate) for candidate in observations if candidate]
-    if all(candidate.exit_code == 0 and candidate.weight for candidate in candidates):
+    if all(candidate.failure.exit_code == 0 and candidate.weight for candidate in candidates):
         return None
-    first = min(candidates, key=lambda candidate: (candidate.weight, candidate.time))
+    first = min(candidates, key=lambda candidate: (candidate.weight, candidate.time)).failure
     if first.kind in WAITING and (missed := missed_collective(evidence)):
         first = replace(first, message=f"{first.message}; {missed}")
-    return FirstFailure(
-        host=first.node.host,
-        node_rank=first.node.node_rank,
-        rank=first.rank,
-        local_rank=first.local_rank,
-        exit_code=first.exit_code,
-        signal=first.signal,
-        kind=first.kind,
-        time=rfc3339(first.time),
-        message=first.message,
-        excerpt="\n".join(log_patterns.excerpt(first.lines)),
-        remedy=first.remedy or KINDS[first.kind].remedy,
+    return first
+
+
+def _candidate(
+    ending: Ending, time: float, node: NodeEvidence, who: RankExit | Reason, lines: Sequence[str]
+) -> Candidate:
+    """who: the rank that ended, if any. lines: to quote."""
+    failure = FirstFailure(
+        host=node.host,
+        node_rank=node.node_rank,
+        rank=who.rank,
+        local_rank=who.local_rank,
+        exit_code=who.exit_code,
+        signal=who.signal,
+        kind=ending.kind,
+        time=rfc3339(time),
+        message=ending.message,
+        excerpt=_excerpt(lines),
+        remedy=ending.remedy or KINDS[ending.kind].remedy,
     )
+    return Candidate(ending.weight, time, node, failure)
+
+
+def _excerpt(lines: Sequence[str]) -> str:
+    return "\n".join(log_patterns.excerpt(lines))
 
 
 def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
@@ -63,22 +92,21 @@ def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | N
     # after a restart, the engine may mean an earlier round
     oom_killed = node.oom_killed and not node.of(RestartInPlace)
     ending = classify.rank_ending(exit, lines, node.resources, oom_killed=oom_killed)
-    if ending is None:
-        return None
-    return Candidate.of(ending, time - node.clock_skew, node, exit, lines)
+    return _candidate(ending, time - node.clock_skew, node, exit, lines) if ending else None
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
     """Blame the rank's GPU for its failure if the driver has logged a fault of that GPU."""
-    gpus: dict[int | None, str] = dict(enumerate(candidate.node.gpus))
-    pci = gpus.get(candidate.local_rank)
-    fault = next((n for gpu, n in reversed(candidate.node.xids) if gpu == pci and n in XIDS), None)
-    if fault is None or candidate.kind not in GPU_SYMPTOMS:
+    node, failure = candidate.node, candidate.failure
+    gpus: dict[int | None, str] = dict(enumerate(node.gpus))
+    pci = gpus.get(failure.local_rank)
+    fault = next((n for gpu, n in reversed(node.xids) if gpu == pci and n in XIDS), None)
+    if fault is None or failure.kind not in GPU_SYMPTOMS:
         return candidate
     meaning, remedy = XIDS[fault]
-    message = f"{candidate.message}; its GPU ({pci}) has had Xid {fault}: {meaning}"
-    weight, kind = Weight.CAUSE, "gpu-failed"
-    return replace(candidate, weight=weight, kind=kind, message=message, remedy=remedy)
+    message = f"{failure.message}; its GPU ({pci}) has had Xid {fault}: {meaning}"
+    blamed = candidate.but(kind="gpu-failed", message=message, remedy=remedy)
+    return blamed._replace(weight=Weight.CAUSE)
 
 
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
@@ -89,7 +117,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     reasons = [reason for other in others for reason in other.reasons]
     lost = [r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank]
     exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
-    kinds = (classify.describe(e.exit_code, e.signal, e.last_lines)[0] for e in exits)
+    kinds = (classify.describe(e.exit_code, e.last_lines)[0] for e in exits)
     weight, kind = Weight.CAUSE, "host-lost"
     if node.oom_killed:
         kind, message = "oom-killed", classify.oom_message(node.resources)
@@ -108,8 +136,9 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         message = f"the host is lost: {why}"
     else:
         return None  # only the launching machine lost contact
-    time, code = node.last_seen - node.clock_skew, node.exit_code
-    return Candidate(weight, kind, message, time=time, node=node, exit_code=code)
+    who = Reason(kind, message, node.node_rank, exit_code=node.exit_code)
+    time = node.last_seen - node.clock_skew
+    return _candidate(Ending(weight, kind, message), time, node, who, ())
 
 
 # --- why a supervisor stopped its node: a failure there or on another node ------------------------
@@ -125,7 +154,7 @@ def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -
     ending = classify.stop_ending(reason, lines)
     if ending is None:
         return None
-    candidate = Candidate.of(ending, seen - node.clock_skew, about, reason, lines)
+    candidate = _candidate(ending, seen - node.clock_skew, about, reason, lines)
     if reason.kind == "hung":
         return _hung(candidate, evidence)
     if reason.kind == "peer-lost" and about is not node and about.end and about.lost_peers:
@@ -144,9 +173,10 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
     isolated = [node for node in evidence.nodes if lost.count(node.node_rank) == most]
     if most > 1 and len(isolated) == 1 and isolated[0].end and isolated[0].lost_peers:
         message = "lost contact with the other nodes while still running"
-        return replace(candidate, kind="network-cut", node=isolated[0], message=message)
+        remedy = KINDS["network-cut"].remedy
+        return candidate.but(isolated[0], kind="network-cut", message=message, remedy=remedy)
     remedy = "both hosts were up but could not reach each other: check the network between them"
-    return replace(candidate, kind="network-cut", remedy=remedy)
+    return candidate.but(kind="network-cut", remedy=remedy)
 
 
 def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
@@ -154,16 +184,15 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
     groups = newest_groups(evidence.nodes)
     if not groups:
         return candidate
-    message = candidate.message  # "no progress for 30 s"
+    message = candidate.failure.message  # "no progress for 30 s"
     odd = stragglers(groups)
     rest = [group for group in groups if group not in odd]
     lines = [line for group in [*odd[:1], *rest[:1]] for line in group.excerpt(FRAMES)]
-    candidate = replace(candidate, lines=lines)
+    candidate = candidate.but(excerpt=_excerpt(lines))
     if len(odd) == 1 and len(odd[0].members) == 1:
         rank = odd[0].first
-        return replace(
-            candidate,
-            node=next(n for n in evidence.nodes if n.node_rank == rank.node_rank),
+        return candidate.but(
+            next(node for node in evidence.nodes if node.node_rank == rank.node_rank),
             rank=rank.rank,
             local_rank=rank.local_rank,
             message=f"is not where the other ranks are: {rank.describe()}; {message}",
@@ -171,4 +200,4 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
     if odd:
         names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)
         message += f": some ranks are not where the others are: {names}"
-    return replace(candidate, message=message)
+    return candidate.but(message=message)

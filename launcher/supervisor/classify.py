@@ -70,7 +70,7 @@ def rank_ending(
     if exit.exit_code == 0:  # a success, unless all later failures are effects of it
         message = "exited with code 0 while other ranks were still running"
         return None if exit.stopping else Ending(Weight.WITNESS, "early-exit", message)
-    kind, message, remedy = describe(exit.exit_code, exit.signal, lines, exit.message)
+    kind, message, remedy = describe(exit.exit_code, lines, exit.message)
     by_kernel = oom_killed or any(each.oom_kills for each in resources)
     if by_kernel and kind == "worker-killed":
         kind, message, remedy = "oom-killed", oom_message(resources, message), ""
@@ -99,7 +99,7 @@ def stop_ending(reason: Reason, lines: Sequence[str]) -> Ending | None:
     lines: torchrun's last ones, if torchrun itself failed: its arguments, a port, the image.
     """
     if reason.kind == "torchrun":
-        kind, message, remedy = describe(reason.exit_code, reason.signal, lines)
+        kind, message, remedy = describe(reason.exit_code, lines)
         kind = "torchrun" if kind in ("exception", "exit-code") else kind
         weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
         return Ending(weight, kind, "torchrun %s" % message, remedy)
@@ -132,10 +132,7 @@ def own_cause(
 
 
 def describe(
-    code: int | None,
-    signal: str | None,
-    lines: Sequence[str],
-    recorded: str | None = None,
+    code: int | None, lines: Sequence[str], recorded: str | None = None
 ) -> tuple[str, str, str]:
     """Return (kind, message, remedy) of a failed process. recorded: the exception from torch's @record.
 
@@ -143,8 +140,8 @@ def describe(
     """
     printed, remedy, text = meaning_of(log_patterns.telling_texts(lines))
     kind, error = printed, log_patterns.error_line(lines) or recorded
-    message = ended(code, signal)
-    signal = signal or shell_signal(code)
+    message = ended(code)
+    signal = signal_name(code) or shell_signal(code)
     if signal == "SIGABRT":
         kind = kind or ("exception" if error and not log_patterns.is_thrown(lines) else "segv")
     elif signal in CRASHES:
@@ -160,10 +157,11 @@ def describe(
     return kind or "exit-code", message, remedy
 
 
-def ended(code: int | None, signal: str | None) -> str:
+def ended(code: int | None) -> str:
     if code is None:
         return "exited with an unknown code"
-    return "was killed by %s" % signal if signal else "exited with code %s" % code
+    signal = signal_name(code)
+    return "was killed by %s" % signal if signal else "exited with code %d" % code
 
 
 def shell_signal(code: int | None) -> str | None:

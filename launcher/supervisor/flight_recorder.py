@@ -23,8 +23,6 @@ SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second un
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 LARGEST_DUMP = 64 << 20  # bytes
 ANSWER_TIMEOUT = 0.5  # seconds for the ranks to write their dumps
-MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
-MALFORMED += (pickle.UnpicklingError, EOFError, OSError, MemoryError)  # type: ignore[assignment]
 
 
 class FlightRecorder:
@@ -32,7 +30,8 @@ class FlightRecorder:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.join(folder, "flight-recorder")
-        self._asked_at: float | None = None
+        self._asked: list[str] = []  # pipes of ranks
+        self._late_at = 0.0  # time.monotonic()
 
     def environment(self, env: dict[str, str], torch: str) -> dict[str, str]:
         """Return `env` with the recorder switched on, unless the user has set it up. torch: its version."""
@@ -48,30 +47,15 @@ class FlightRecorder:
 
     def ask(self) -> bool:
         """Ask all ranks that are alive for a dump. Return whether there are any."""
-        self._asked_at, asked = time.monotonic(), False
-        for path in self._waiting():
-            try:
-                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # its process is gone
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                continue
-            with contextlib.suppress(OSError):
-                os.write(pipe, b"\n")
-                asked = True
-            os.close(pipe)
-        return asked
+        self._late_at = time.monotonic() + ANSWER_TIMEOUT
+        pipes = glob.glob(os.path.join(glob.escape(self._folder), "ask-*"))
+        self._asked = list(filter(ask, pipes))
+        return bool(self._asked)
 
     @property
     def is_ready(self) -> bool:
-        """Whether no rank is still writing a dump."""
-        if self._asked_at is None or time.monotonic() > self._asked_at + ANSWER_TIMEOUT:
-            return True
-        return not self._waiting()
-
-    def _waiting(self) -> list[str]:
-        """Return the pipes on which ranks wait to be asked. A rank that has answered removes its pipe."""
-        return glob.glob(os.path.join(glob.escape(self._folder), "ask-*"))
+        """Whether no rank is still writing a dump. A rank that has answered removes its pipe."""
+        return time.monotonic() > self._late_at or not any(map(os.path.exists, self._asked))
 
     def read(self, round: int) -> list[Collective]:
         """Return what each rank of this node called last in each group. Keep the dumps under other names.
@@ -82,11 +66,21 @@ class FlightRecorder:
         for path in sorted(glob.glob(os.path.join(glob.escape(self._folder), "*-rank-*"))):
             name = re.fullmatch(r"(gloo|nccl)-rank-(\d{1,6})", os.path.basename(path))
             if name:
-                with contextlib.suppress(*MALFORMED):
+                with contextlib.suppress(Exception):  # a damaged dump
                     kept = os.path.join(self._folder, "%d-%s" % (round, name[0]))
                     os.rename(path, kept)
                     newest += collectives(int(name[2]), name[1], load(kept))
         return newest
+
+
+def ask(pipe: str) -> bool:
+    """Ask the rank that waits on this pipe for a dump. Return False if its process is gone."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(descriptor, b"\n")
+        os.close(descriptor)
+        return True
+    return False
 
 
 class Plain(pickle.Unpickler):
@@ -99,7 +93,6 @@ class Plain(pickle.Unpickler):
 
 
 def load(path: str) -> Any:
-    """Read a dump. Raises one of MALFORMED."""
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size > LARGEST_DUMP:
             raise ValueError("too large")
@@ -107,7 +100,7 @@ def load(path: str) -> Any:
 
 
 def collectives(rank: int, backend: str, dump: Any) -> Iterator[Collective]:
-    """Yield the newest collective of each group in a rank's dump. Raises one of MALFORMED."""
+    """Yield the newest collective of each group in a rank's dump."""
     by_group: dict[str, dict[int, str]] = {}
     for entry in dump["entries"]:
         if not entry["is_p2p"]:

@@ -112,8 +112,6 @@ class Supervisor:
             message = "its supervisor received %s" % signal.Signals(number).name
             self.stop_request = self.stop_request or self.round.why(kind, message)
             self.round.stop(self.stop_request, number)
-        if self.may_restart() and self.cancelled():  # no signal needed while nothing runs
-            self.stop_request = self.round.why("cancelled", "the user cancelled the run")
 
     def cancelled(self) -> bool:
         """Return whether the launcher has created the cancel file.
@@ -206,11 +204,9 @@ class Supervisor:
         return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, failed)
 
     def end_state(self, code: int | None, reason: Reason | None) -> str:
-        if self.stop_request and self.cancelled():
-            return "cancelled"
         if reason is None:
             return "succeeded" if code == 0 else "failed"
-        if reason.kind in ("cancelled", "time-limit"):
+        if self.cancelled() or reason.kind in ("cancelled", "time-limit"):
             return "cancelled"
         if reason.kind == "hung":
             return "hung"

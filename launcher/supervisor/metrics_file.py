@@ -15,8 +15,6 @@ from .spec import Spec
 STALE = 600.0  # seconds; an older file is from a killed supervisor: a live one writes every 10 s
 TAIL = 65536  # bytes read from the end of metrics.jsonl
 TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr", "img_s": "images_per_second"}
-# raised for an incomplete line of metrics.jsonl, or one from another script
-MALFORMED = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
 class MetricsFile:
@@ -72,7 +70,7 @@ class MetricsFile:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             lines = file.read().split(b"\n")
         for line in reversed(lines):
-            with contextlib.suppress(*MALFORMED):
+            with contextlib.suppress(Exception):  # incomplete, or of another script
                 entry = json.loads(line)
                 if entry["kind"] == "train":
                     return {TRAIN[key]: float(entry[key]) for key in TRAIN if key in entry}

@@ -10,11 +10,12 @@ import glob
 import json
 import linecache
 import os
+import pkgutil
 import re
 import threading
 import time
 from dataclasses import asdict, replace
-from typing import Any, Iterable
+from typing import Iterable
 
 from .events import Frame, Stack, StackAnswer, Thread
 from .journal import publish
@@ -83,9 +84,8 @@ class StackTaker:
         """Return `env` changed so that the ranks can answer, or unchanged if that is impossible."""
         if os.pathsep in self._folder:
             return env
-        loader: Any = __spec__.loader  # of the zip or the folder with this code
+        source = pkgutil.get_data(__package__, "sitecustomize.py") or b""
         try:
-            source = loader.get_data(os.path.join(os.path.dirname(__file__), "sitecustomize.py"))
             os.makedirs(self._folder, exist_ok=True)
             with open(os.path.join(self._folder, "sitecustomize.py"), "wb") as file:
                 file.write(source)

@@ -161,7 +161,7 @@ class Round:
 
     def stop_if_a_rank_failed(self) -> None:
         if self.reason is None and (first := self.ranks.first_failed()):
-            self.stop(self.why("rank-failed", describe_exit(first.exit_code), first))
+            self.stop(self.why("rank-failed", ended(first.exit_code), first))
 
     def check_torchrun(self) -> None:
         """Once torchrun has ended, end everything that it started."""
@@ -173,7 +173,7 @@ class Round:
         self.complete_exits(code)
         self.stop_if_a_rank_failed()
         if code and self.reason is None:
-            reason = self.why("torchrun", "torchrun %s" % describe_exit(code))
+            reason = self.why("torchrun", "torchrun %s" % ended(code))
             lines = tuple(self.logs.torchrun.last_lines()[-60:])
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
         if self.reason and oom_kills() > self.kills_before:
@@ -212,13 +212,13 @@ class Round:
     # --- stopping ---
 
     def why(self, kind: str, message: str, rank: Rank | None = None) -> Reason:
-        when = (rank.exited if rank else None) or time.time()
-        when += self.peers.clock_offset
+        when = ((rank and rank.exited) or time.time()) + self.peers.clock_offset
         reason = Reason(kind, message, self.spec.node_rank, self.spec.host, when)
         if rank is None:
             return reason
+        code = rank.exit_code
         reason = replace(reason, rank=rank.rank, local_rank=rank.local_rank)
-        return replace(reason, exit_code=rank.exit_code, signal=signal_name(rank.exit_code))
+        return replace(reason, exit_code=code, signal=signal_name(code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
         """Stop for this reason; see `escalate`."""
@@ -299,8 +299,3 @@ def newest_file(folder: str | None) -> int:
                 if not name.startswith("."):
                     newest = max(newest, os.stat(os.path.join(path, name)).st_mtime_ns)
     return newest
-
-
-def describe_exit(code: int | None) -> str:
-    message = ended(code, signal_name(code))
-    return message + ", and torchrun is stopping the other ranks" * (code is None)

@@ -48,9 +48,10 @@ class DumpOnRequest:
     the script imports torch.distributed: in a script that ends at once, Python could exit under it.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder, self._rank, self._pid = folder, os.environ["RANK"], os.getpid()
-        self._pipe = os.path.join(folder, "ask-%d" % self._pid)
+    def __init__(self) -> None:
+        self._folder = os.environ.pop("DDPCTL_FLIGHT_RECORDER")
+        self._rank, self._pid = os.environ["RANK"], os.getpid()
+        self._pipe = os.path.join(self._folder, "ask-%d" % self._pid)
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -106,10 +107,6 @@ class DumpOnRequest:
                 os.rename(path + ".part", path)
 
 
-def record() -> None:
-    DumpOnRequest(os.environ.pop("DDPCTL_FLIGHT_RECORDER"))
-
-
 def leave(is_rank: bool) -> None:
     """Remove the folder from sys.path and, in a rank, from PYTHONPATH: torchrun passes it on."""
     sys.path[:] = [path for path in sys.path if path != FOLDER]
@@ -147,7 +144,7 @@ def begin() -> None:
     leave(is_rank)
     if is_rank and "DDPCTL_RESTART_COUNT" in os.environ:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["DDPCTL_RESTART_COUNT"]
-    for act in (listen, pin, allow_open_files, record) if is_rank else ():
+    for act in (listen, pin, allow_open_files, DumpOnRequest) if is_rank else ():
         try:
             act()
         except Exception:  # the run matters more

@@ -65,7 +65,7 @@ class NodeEvidence:
 
     @property
     def lost_peers(self) -> set[int]:
-        lost = {reason.node_rank for reason in self.reasons if reason.kind == "peer-lost"}
+        lost = {reason.node_rank for reason in self.reasons if reason.kind == "host-lost"}
         return lost - {self.node_rank}
 
     @property

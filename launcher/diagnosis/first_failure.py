@@ -115,7 +115,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         return None
     others = [other for other in evidence.nodes if other is not node]
     reasons = [reason for other in others for reason in other.reasons]
-    lost = [r for r in reasons if r.kind == "peer-lost" and r.node_rank == node.node_rank]
+    lost = [r for r in reasons if r.kind == "host-lost" and r.node_rank == node.node_rank]
     exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
     kinds = (classify.describe(e.exit_code, e.last_lines)[0] for e in exits)
     weight, kind = Weight.CAUSE, "host-lost"
@@ -157,7 +157,7 @@ def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -
     candidate = _candidate(ending, seen - node.clock_skew, about, reason, lines)
     if reason.kind == "hung":
         return _hung(candidate, evidence)
-    if reason.kind == "peer-lost" and about is not node and about.end and about.lost_peers:
+    if reason.kind == "host-lost" and about is not node and about.end and about.lost_peers:
         return _network_cut(candidate, evidence)
     return candidate
 

@@ -258,7 +258,7 @@ class Monitor:
         if not waiting or not ended:
             return False
         reasons = [outcome.end.reason for outcome in ended if outcome.end]
-        lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "peer-lost"}
+        lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "host-lost"}
         if all(outcome.node_rank in lost_by_peers for outcome in waiting):
             return now - max(outcome.end_received for outcome in ended) > ENGINE_TIMEOUT
         silent = [now if o.lost_since is None else o.lost_since for o in waiting]

@@ -8,7 +8,6 @@ import hmac
 import json
 import os
 import socket
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,7 +64,6 @@ class Channel:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self.heard = time.monotonic()
         self.node_rank: int | None = None  # of the peer, once authenticated
         self._token = token.encode()
         self._listening = listening
@@ -108,7 +106,6 @@ class Channel:
         if not hmac.compare_digest(signature, expected):
             raise ValueError("the sender does not know this run's token")
         self._received += 1
-        self.heard = time.monotonic()
         fields = dict(json.loads(text.decode()))
         for name in ("reason", "early", "cause", "verdict"):
             if fields.get(name):

@@ -31,18 +31,12 @@ class Weight(enum.IntEnum):
     TERMINATED = 4  # was stopped by its torchrun or its supervisor
 
 
-# Maps a supervisor's reason to stop to weight and kind. Missing: a failed rank, torchrun, `kill`.
-REASONS = {
-    "early-exit": (Weight.CAUSE, "early-exit"),
-    "stopped": (Weight.CAUSE, "stopped"),
-    "start": (Weight.CAUSE, "start"),
-    "supervisor": (Weight.CAUSE, "supervisor"),
-    "control-port": (Weight.CAUSE, "port-in-use"),
-    "time-limit": (Weight.CAUSE, "time-limit"),
-    "hung": (Weight.WITNESS, "hung"),
-    "never-joined": (Weight.WITNESS, "never-joined"),
-    "signal": (Weight.WITNESS, "terminated"),
-    "peer-lost": (Weight.WITNESS, "host-lost"),
+# Of the reasons to stop that are kinds of failure. The others have their own events: a rank that failed,
+# torchrun, `kill`.
+WEIGHTS = {
+    **dict.fromkeys(("early-exit", "stopped", "start", "supervisor"), Weight.CAUSE),
+    **dict.fromkeys(("port-in-use", "time-limit"), Weight.CAUSE),
+    **dict.fromkeys(("hung", "never-joined", "terminated", "host-lost"), Weight.WITNESS),
 }
 
 
@@ -103,12 +97,11 @@ def stop_ending(reason: Reason, lines: Sequence[str]) -> Ending | None:
         kind = "torchrun" if kind in ("exception", "exit-code") else kind
         weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
         return Ending(weight, kind, "torchrun %s" % message, remedy)
-    if reason.kind not in REASONS:
+    if reason.kind not in WEIGHTS:
         return None
-    weight, kind = REASONS[reason.kind]
-    other_port = reason.kind == "control-port"
-    remedy = "start again: ddpctl will choose another port" if other_port else ""
-    return Ending(weight, kind, reason.message, remedy)
+    supervisors_port = reason.kind == "port-in-use"
+    remedy = "start again: ddpctl will choose another port" if supervisors_port else ""
+    return Ending(WEIGHTS[reason.kind], reason.kind, reason.message, remedy)
 
 
 def own_cause(

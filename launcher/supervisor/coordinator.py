@@ -15,7 +15,7 @@ STACKS_TIMEOUT = 5.0  # seconds for all nodes to write their ranks' stacks
 JOIN_GRACE = 10.0  # seconds after the start during which node 0 stays to inform late nodes
 RECONNECT = 1.0  # seconds for a broken connection to be restored
 SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
-ON_REQUEST = ("cancelled", "signal", "time-limit")  # reasons that are no failure
+ON_REQUEST = ("cancelled", "terminated", "time-limit")  # reasons that are no failure
 
 
 class PeerContact:
@@ -107,8 +107,7 @@ class Coordinator:
         """Return why a run whose nodes have all ended is not restarted; "" if it is."""
         away = set(range(self.spec.nnodes)) - self.statuses.keys() | self._lost_nodes(now).keys()
         if away:
-            names = ", ".join("node %d (%s)" % (rank, self.spec.hosts[rank]) for rank in away)
-            return "no contact with %s" % names
+            return "no contact with %s" % self.spec.names(away)
         cause = self._cause(verdict).kind
         return refusal(cause, self._saved, self.restarts, self.spec.max_restarts)
 
@@ -154,19 +153,19 @@ class Coordinator:
         if self.port_error and waited > SETTLE:
             what = (self.spec.control_port, self.port_error)
             message = "could not listen on the supervisors' port %d: %s" % what
-            return self._reason("control-port", message, self.spec.node_rank)
+            return self._reason("port-in-use", message, self.spec.node_rank)
         late = sorted(set(range(self.spec.nnodes)) - self.statuses.keys())
         if not late or waited < self.spec.start_timeout:
             return None
-        names = ", ".join("node %d (%s)" % (rank, self.spec.hosts[rank]) for rank in late)
-        message = "%s did not join within %d s" % (names, self.spec.start_timeout)
+        what = (self.spec.names(late), self.spec.start_timeout)
+        message = "%s did not join within %d s" % what
         return self._reason("never-joined", message, late[0])
 
     def _lost(self, now: float) -> Reason | None:
         """Return the reason if a node is lost. Only a stopped node may disconnect."""
         for rank, why in self._lost_nodes(now).items():
             if self.statuses[rank].phase != "stopped":
-                return self._reason("peer-lost", why, rank)
+                return self._reason("host-lost", why, rank)
         return None
 
     def _early_exit(self, now: float) -> Reason | None:

@@ -108,7 +108,7 @@ class Supervisor:
     def check_signals(self) -> None:
         while self.signals:
             number = self.signals.pop(0)
-            kind = "cancelled" if self.cancelled() else "signal"
+            kind = "cancelled" if self.cancelled() else "terminated"
             message = "its supervisor received %s" % signal.Signals(number).name
             self.stop_request = self.stop_request or self.round.why(kind, message)
             self.round.stop(self.stop_request, number)
@@ -212,7 +212,7 @@ class Supervisor:
             return "hung"
         own = self.round.reason
         if own and own.node_rank == self.spec.node_rank:
-            return "stopped" if own.kind in ("signal", "peer-lost") else "failed"
+            return "stopped" if own.kind in ("terminated", "host-lost") else "failed"
         return "stopped"
 
 

@@ -101,12 +101,12 @@ class NodePeer(Peers):
             message = "could not join node 0 (%s) within %d s" % (host, self.spec.start_timeout)
             return Reason("never-joined", message, self.spec.node_rank, self.spec.host, time.time())
         why = self.contacts[0].lost(now, self.spec.peer_timeout)
-        return Reason("peer-lost", why, 0, host, time.time() + self.clock_offset) if why else None
+        return Reason("host-lost", why, 0, host, time.time() + self.clock_offset) if why else None
 
     def receive(self, channel: Channel) -> None:
         try:
             for decision in channel.receive():
-                self.contacts[0] = PeerContact(channel.heard)
+                self.contacts[0] = PeerContact(time.monotonic())
                 self._set_clock(decision)
                 self.decision = decision
         except BROKEN:
@@ -234,7 +234,7 @@ class Server(Peers):
             if rank in self._channels:
                 self.drop(self._channels[rank].sock)
             self._channels[rank] = channel
-        self.coordinator.report(status, channel.heard)
+        self.coordinator.report(status, time.monotonic())
 
     def _answer(self, channel: Channel, rank: int) -> None:
         echo = self.coordinator.statuses[rank].sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Spec:
     resume_args: Sequence[str] = ()  # appended to argv
     # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
     restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)
+
+    def names(self, ranks: Iterable[int]) -> str:
+        """Return `node 1 (gpu2), node 3 (gpu4)`."""
+        return ", ".join("node %d (%s)" % (rank, self.hosts[rank]) for rank in ranks)
 
     def time_to_save(self, *, failed: bool = False) -> float:
         """Return the seconds from SIGTERM to our SIGKILL. failed: something has, so they are few.

@@ -11,7 +11,7 @@ import pytest
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
-from launcher.supervisor.classify import REASONS
+from launcher.supervisor.classify import WEIGHTS
 from launcher.supervisor.events import (
     Clock,
     End,
@@ -204,7 +204,7 @@ def test_a_container_that_died_without_an_end_event_is_the_cause_of_its_peers_ef
 
 def test_a_removed_container_does_not_make_a_host_that_answers_lost() -> None:
     removed = NodeEvidence(1, "gpu2", events=[START], exited=True, unit="supervisor")
-    failure = first(node(0, stopping(9.0, "peer-lost", 1)), removed)
+    failure = first(node(0, stopping(9.0, "host-lost", 1)), removed)
     assert (failure.kind, failure.host) == ("container-killed", "gpu2")
     assert failure.message == "its supervisor was killed and left no exit code"
 
@@ -212,7 +212,7 @@ def test_a_removed_container_does_not_make_a_host_that_answers_lost() -> None:
 def test_a_host_out_of_sight_is_lost_only_when_its_peers_lost_it_too() -> None:
     unseen = NodeEvidence(1, "gpu2", events=[START], unseen="no route to host")
     assert first_failure(Evidence(8, [unseen])) is None
-    failure = first(node(0, stopping(9.0, "peer-lost", 1)), unseen)
+    failure = first(node(0, stopping(9.0, "host-lost", 1)), unseen)
     assert (failure.kind, failure.host) == ("host-lost", "gpu2")
 
 
@@ -235,7 +235,7 @@ def test_a_long_c_stack_does_not_hide_that_the_connection_broke() -> None:
 
 
 def test_two_nodes_that_lost_each_other_were_cut_off() -> None:
-    failure = first(node(0, stopping(9.0, "peer-lost", 1)), node(1, stopping(9.1, "peer-lost", 0)))
+    failure = first(node(0, stopping(9.0, "host-lost", 1)), node(1, stopping(9.1, "host-lost", 0)))
     assert failure.kind == "network-cut"
 
 
@@ -243,8 +243,8 @@ def test_two_nodes_that_lost_each_other_were_cut_off() -> None:
 def test_the_node_that_most_others_lost_was_the_one_cut_off(out: int) -> None:
     """No matter which node reports it first: the isolated one thinks that the others are gone."""
     others = [rank for rank in range(3) if rank != out]
-    reports = [node(rank, stopping(9.1, "peer-lost", out)) for rank in others]
-    reports.insert(out, node(out, stopping(9.0, "peer-lost", others[0])))
+    reports = [node(rank, stopping(9.1, "host-lost", out)) for rank in others]
+    reports.insert(out, node(out, stopping(9.0, "host-lost", others[0])))
     failure = first(*reports)
     assert (failure.kind, failure.node_rank) == ("network-cut", out)
     assert failure.message == "lost contact with the other nodes while still running"
@@ -254,7 +254,7 @@ def test_the_node_that_most_others_lost_was_the_one_cut_off(out: int) -> None:
 def test_a_node_that_all_lost_and_that_does_not_answer_is_lost() -> None:
     dead = NodeEvidence(1, "gpu2", events=[START], unseen="no route to host")
     failure = first(
-        node(0, stopping(9.0, "peer-lost", 1)), dead, node(2, stopping(9.0, "peer-lost", 1))
+        node(0, stopping(9.0, "host-lost", 1)), dead, node(2, stopping(9.0, "host-lost", 1))
     )
     assert (failure.kind, failure.host) == ("host-lost", "gpu2")
 
@@ -283,10 +283,10 @@ def test_times_beyond_the_calendar_are_clamped() -> None:
         assert first(node(0, rank_exit(time, 0, 1))).time.startswith(year)
 
 
-@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize("kind", WEIGHTS)
 def test_every_reason_of_a_supervisor_has_its_kind_and_a_remedy(kind: str) -> None:
     failure = first(node(0, stopping(1.0, kind, 0)))
-    assert failure.kind == REASONS[kind][1] and failure.remedy
+    assert failure.kind == kind and failure.remedy
 
 
 CUDA_ERROR = [

@@ -182,7 +182,7 @@ def host_is_lost(cluster: FakeCluster, name: str) -> Callable[[FakeNode], None]:
         elif node.host == name:
             cluster.hosts[name].reachable = False
         else:
-            reason = {"kind": "peer-lost", "message": "no heartbeat", "node_rank": 1, "host": name}
+            reason = {"kind": "host-lost", "message": "no heartbeat", "node_rank": 1, "host": name}
             node.event("stopping", reason=reason)
             node.end(1, "failed", reason)
 

@@ -94,7 +94,7 @@ def test_a_killed_supervisor_is_missed(tmp_path: Path, victim: int) -> None:
         made.wait()
         until(lambda: made.survivors() == [], 10)
     survivor = made.nodes[1 - victim]
-    assert (survivor.reason.kind, survivor.reason.node_rank) == ("peer-lost", victim)
+    assert (survivor.reason.kind, survivor.reason.node_rank) == ("host-lost", victim)
     assert made.nodes[victim].events(End) == []
     cause = made.cause(**{f"node_{victim}": {"exit_code": 137}})
     assert cause is not None

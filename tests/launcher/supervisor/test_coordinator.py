@@ -64,7 +64,7 @@ def test_a_silent_node_is_lost_after_the_peer_timeout() -> None:
     made.report(status(0), START + 8)
     assert decided(made, START + 8) is None, "a short silence is nothing"
     verdict = decided(made, START + 8.1)
-    assert verdict and (verdict.kind, verdict.node_rank) == ("peer-lost", 1)
+    assert verdict and (verdict.kind, verdict.node_rank) == ("host-lost", 1)
     assert "no heartbeat from its supervisor for 8 s" in verdict.message
     made.report(status(0, phase="stopped"), START + 9)
     made.decide(START + 9)
@@ -80,7 +80,7 @@ def test_a_closed_connection_may_come_back_for_a_moment() -> None:
     made.contacts[1].closed = START + 6
     assert decided(made, START + 6 + RECONNECT) is None
     verdict = decided(made, START + 6.1 + RECONNECT)
-    assert verdict and (verdict.kind, verdict.node_rank) == ("peer-lost", 1)
+    assert verdict and (verdict.kind, verdict.node_rank) == ("host-lost", 1)
 
 
 def test_a_node_that_has_stopped_may_go() -> None:
@@ -122,7 +122,7 @@ def test_a_taken_control_port_is_reported() -> None:
     made.port_error = OSError(98, "Address already in use")
     assert decided(made, START + SETTLE) is None
     verdict = decided(made, START + SETTLE + 0.1)
-    assert verdict and verdict.kind == "control-port" and "port 29400" in verdict.message
+    assert verdict and verdict.kind == "port-in-use" and "port 29400" in verdict.message
 
 
 @pytest.mark.parametrize(("stuck", "ends"), [(9.9, False), (10.0, True)])

@@ -13,7 +13,7 @@ import pytest
 from supervisors import free_port, spec, status, until, why
 
 from launcher.logs.journal_reader import Reader
-from launcher.supervisor import channel, coordinator, peers
+from launcher.supervisor import coordinator, peers
 from launcher.supervisor.channel import Channel, Decision
 from launcher.supervisor.coordinator import RECONNECT
 from launcher.supervisor.events import Clock, Event
@@ -89,7 +89,7 @@ class Network:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
-    for module in (channel, coordinator, peers):
+    for module in (coordinator, peers):
         monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr("os.set_blocking", lambda *_: None)  # this process's own stdout
     return made
@@ -134,7 +134,7 @@ def test_a_node_whose_peer_goes_silent_ends(pair: Network, silent: int) -> None:
     other = pair.nodes[1 - silent]
     pair.until(lambda: other.decision.verdict is not None, other, step=0.5)
     assert other.decision.verdict is not None
-    assert (other.decision.verdict.kind, other.decision.verdict.node_rank) == ("peer-lost", silent)
+    assert (other.decision.verdict.kind, other.decision.verdict.node_rank) == ("host-lost", silent)
 
 
 def test_a_short_silence_is_nothing(pair: Network) -> None:
@@ -177,7 +177,7 @@ def test_a_dead_supervisor_is_noticed_at_once(pair: Network) -> None:
     assert second.decision.verdict and (
         second.decision.verdict.kind,
         second.decision.verdict.node_rank,
-    ) == ("peer-lost", 0)
+    ) == ("host-lost", 0)
     assert pair.clock.now - gone < RECONNECT + 1.0
     pair.nodes.remove(first)
 
@@ -239,7 +239,7 @@ def test_a_taken_control_port_is_reported(network: Network) -> None:
     [first] = network.nodes
     with socket.create_server(("127.0.0.1", network.given["control_port"])):
         network.until(lambda: first.decision.verdict is not None, step=0.5)
-    assert first.decision.verdict and first.decision.verdict.kind == "control-port"
+    assert first.decision.verdict and first.decision.verdict.kind == "port-in-use"
 
 
 # --- strangers ------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ def test_a_node_that_is_lost_after_the_restart_is_the_first_failure_of_what_foll
     os.kill(made.nodes[lost].pid, signal.SIGKILL)
     made.wait()
     until(lambda: made.survivors() == [], 10)
-    assert (survivor.reason.kind, survivor.reason.node_rank) == ("peer-lost", lost)
+    assert (survivor.reason.kind, survivor.reason.node_rank) == ("host-lost", lost)
     cause = made.cause(**{f"node_{lost}": {"exit_code": 137}})
     assert cause is not None and (cause.kind, cause.node_rank) == ("container-killed", lost)
 

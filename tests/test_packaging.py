@@ -100,7 +100,7 @@ def test_the_supervisor_is_packed_from_the_installed_files(
     done = subprocess.run(
         [str(scripts / "python"), "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True
     )
-    ours = {f"supervisor/{path.name}" for path in (ROOT / "launcher/supervisor").glob("*.py")}
+    ours = {f"supervisor/{path.name}" for path in (ROOT / "launcher/supervisor").glob("*.*")}
     assert set(done.stdout.split()) == {"__main__.py", *ours}, done.stderr
 
 

@@ -157,8 +157,8 @@ class Coordinator:
         late = sorted(set(range(self.spec.nnodes)) - self.statuses.keys())
         if not late or waited < self.spec.start_timeout:
             return None
-        what = (self.spec.names(late), self.spec.start_timeout)
-        message = "%s did not join within %d s" % what
+        names = self.spec.names(late)
+        message = "%s did not join within %d s" % (names, self.spec.start_timeout)
         return self._reason("never-joined", message, late[0])
 
     def _lost(self, now: float) -> Reason | None:

@@ -9,11 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 from ...budget import parse_json
 from ...errors import DdpctlError, PushFailed
 from ...ssh.node import Node
@@ -129,6 +124,11 @@ def one_time_pair() -> tuple[str, str]:
 
     Every machine with the key can take part in that push. Neither is written to a disk here.
     """
+    from cryptography import x509  # slow to import
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ddpctl push")])
     now = datetime.datetime.now(datetime.UTC)

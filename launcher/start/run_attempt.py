@@ -129,9 +129,8 @@ def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -
     except BaseException as error:
         with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
             remove_nodes(attempt, folders=isinstance(error, RunKilled))
-            reservation.confirm(
-                attempt.nodes
-            )  # `kill` may have removed a node just before its start
+            # `kill` may have removed a node just before its start
+            reservation.confirm(attempt.nodes)
         raise
 
 

@@ -25,7 +25,7 @@ class Reservation:
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this command
 
     def take(self, hosts: Sequence[Node], console: Console) -> None:
-        """Reserve the attempt; again has no effect. Raises UsageError if it is too late.
+        """Reserve the attempt. A second call has no effect. Raises UsageError if it is too late.
 
         The first host that answers decides: all commands for a run have its hosts in one order.
         """

@@ -43,7 +43,8 @@ def test_the_page_on_exit_codes_has_every_code() -> None:
 def test_explained_messages_exist() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     messages = re.findall(r"(?m)^\| `([^`]+)` \|", page)
-    source = "\n".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
+    files = [*(ROOT / "launcher").rglob("*.py"), *(ROOT / "launcher").rglob("*.txt")]
+    source = "\n".join(path.read_text() for path in files)
     said = re.sub(r'"\s*\n\s*f?"', "", source)  # join a message that spans several lines
     assert len(messages) > 10
     assert [message for message in messages if message not in said] == []

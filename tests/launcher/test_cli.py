@@ -243,11 +243,3 @@ def test_errors_put_no_escape_on_the_terminal(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().err
     assert printed.startswith("ddpctl: error: gpu1: ") and printed.endswith("gone; look there\n")
     assert "\x1b" not in printed and "\x07" not in printed
-
-
-def test_paramiko_comes_without_invoke_which_others_may_still_import() -> None:
-    line = "import sys, launcher.ssh; assert 'paramiko' in sys.modules; assert 'asyncio' not in sys.modules"
-    line += "; import invoke; print(invoke.run.__name__)"
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", line], cwd=root, capture_output=True, text=True)
-    assert done.stdout == "run\n", done.stderr

@@ -6,16 +6,18 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import DdpctlError, StateError, UsageError
 
 PROBE_SIZE = 1 << 20  # bytes
+LONGEST_RECORD = 32 << 20  # bytes
 
 
 def home_folder() -> Path:
@@ -70,6 +72,22 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise _state_error(error, "created", path) from None
     return path
+
+
+def open_record(path: Path) -> BinaryIO:
+    """Open a file of the state folder for reading. Raises OSError, and never waits, if it is none."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= LONGEST_RECORD:
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, f"not a file of at most {LONGEST_RECORD} bytes", str(path))
+
+
+def read_record(path: Path) -> str:
+    """Read a file of the state folder. Raises OSError or, if it is not UTF-8, ValueError."""
+    with open_record(path) as file:
+        return file.read(LONGEST_RECORD).decode()
 
 
 def require_writable(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ..errors import DdpctlError, UsageError
-from ..state import expanded, state_home
+from ..state import expanded, read_record, state_home
 
 HOSTS_FILES = (".yaml", ".yml")
 
@@ -22,7 +22,7 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
         return []
     for path in root.glob(f"{prefix}*/run.json"):
         try:
-            state = str(json.loads(path.read_text()).get("state", ""))
+            state = str(json.loads(read_record(path)).get("state", ""))
             age = (path.parent / "hosts.yaml").stat().st_mtime
         except (OSError, ValueError, AttributeError):
             continue  # damaged, or being removed right now

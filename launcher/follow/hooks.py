@@ -20,7 +20,7 @@ from ..errors import DdpctlError
 from ..outcomes import Exit, Outcome, RunState
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
-from ..state import current_folder, write_atomically
+from ..state import current_folder, read_record, write_atomically
 from ..terminal.console import Console
 from ..text import duration
 
@@ -43,7 +43,7 @@ def keep(folder: RunFolder, options: LaunchOptions) -> None:
 
 def kept_for_events(folder: RunFolder) -> str | None:
     try:
-        return (folder.path / ON_EVENT).read_text()
+        return read_record(folder.path / ON_EVENT)
     except (OSError, ValueError):
         return None
 
@@ -74,7 +74,7 @@ class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
         taken = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             path.rename(taken)
-            command = taken.read_text()
+            command = read_record(taken)
             taken.unlink()
         except OSError as error:
             if not isinstance(error, FileNotFoundError):

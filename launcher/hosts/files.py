@@ -1,5 +1,6 @@
 """Read and check local files: the hosts file, and the files and folders that it names."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -15,7 +16,8 @@ def text_of(path: Path) -> str:
     """Read a hosts file. Raises Wrong."""
     line, remedy = 0, "give a hosts file (`ddpctl init` writes one)"
     try:
-        with path.open("rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            os.set_blocking(file.fileno(), True)  # a pipe without a writer is empty
             data = file.read(MAX_BYTES + 1)
         if len(data) <= MAX_BYTES:
             return data.decode("utf-8-sig")

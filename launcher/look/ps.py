@@ -14,6 +14,7 @@ from ..outcomes import Exit
 from ..runs.find import hosts_to_ask
 from ..runs.record import run_folders, timestamp
 from ..ssh.node import connected
+from ..state import read_record
 from ..stop.kill import finish_pending
 from ..terminal import live
 from ..terminal.console import Console
@@ -72,14 +73,17 @@ def clusters_of(selection: Selection, console: Console) -> list[Cluster]:
     """
     if selection.hosts is not None:
         return [hosts_to_ask(selection.hosts, console)]
-    kept: dict[bytes, Path] = {}  # by text: thousands of runs may have the same hosts file
+    kept: dict[str, Path] = {}  # by text: thousands of runs may have the same hosts file
     for folder in run_folders():
         has_ended = folder.is_settled()
         if not has_ended and (record := folder.load_if_readable(console)):
             has_ended = record.state.is_final
         if selection.finished or not has_ended:
             file = folder.hosts_file
-            kept[file.read_bytes() if file.exists() else bytes(file)] = file  # `load` reports it
+            try:
+                kept[read_record(file)] = file
+            except (OSError, ValueError):
+                kept[str(file)] = file  # `load` reports it
     files = [*([DEFAULT_HOSTS] if DEFAULT_HOSTS.exists() else []), *kept.values()]
     clusters: dict[object, Cluster] = {}
     for file in files:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ssh.node import Node
-from ..state import make_folder, state_home, write_atomically
+from ..state import make_folder, read_record, state_home, write_atomically
 from ..text import one_line, rfc3339
 from .findings import Finding, warning
 
@@ -45,7 +45,7 @@ def clear_blame(host: str) -> bool:
 
 def _load() -> dict[str, list[str]]:
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        saved: Any = json.loads((state_home() / FILE).read_text())
+        saved: Any = json.loads(read_record(state_home() / FILE))
         return {
             str(name): [one_line(str(word)) for word in words]
             for name, words in saved.items()

@@ -12,7 +12,7 @@ from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.many import ask_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from ..state import write_atomically
+from ..state import read_record, write_atomically
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from .charts import charts, together
@@ -82,8 +82,8 @@ def _ask(
 def without_secrets(path: Path) -> str:
     """Return the hosts file's text without the values of `env`, because users share reports."""
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError):
+        document = yaml.safe_load(read_record(path))
+    except (OSError, ValueError, yaml.YAMLError):
         return "(no longer on this machine)"
     job = document.get("job") if isinstance(document, dict) else None
     if isinstance(job, dict) and isinstance(job.get("env"), dict):

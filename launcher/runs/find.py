@@ -62,7 +62,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     step = f"asking {counted(cluster.nnodes, 'host')} for their runs"
     with connected(cluster.hosts) as nodes, console.step(step):
         folder = run_folder(find_id(nodes, cluster, target))
-        if not folder.record_file.exists():
+        if not folder.is_recorded:
             for status in list_nodes(nodes, cluster, folder.run_id)[0]:
                 if status.waits:
                     what = f"{folder.run_id} of {status.owner} is waiting in line for GPUs"
@@ -74,7 +74,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
 
 def find_run(text: str | None) -> RunFolder:
     """Return this machine's run with this id or unique prefix. None: its newest, sanity runs aside."""
-    if text is not None and is_run_id(text) and run_folder(text).record_file.exists():
+    if text is not None and is_run_id(text) and run_folder(text).is_recorded:
         return run_folder(text)
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
@@ -130,7 +130,7 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
         run_id = newest_run(runs.values())
         where = [host for host in runs if run_id in runs[host]]
         others = newest_run(there for host, there in runs.items() if host not in where)
-        if run_id and others and len(where) == 1 and not run_folder(run_id).record_file.exists():
+        if run_id and others and len(where) == 1 and not run_folder(run_id).is_recorded:
             what = f"the newest run is {run_id}, but only {where[0]} shows it"
             elsewhere = f"and {others} is the newest on other hosts"
             remedy = "name the run that you mean"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import os
 import re
 import time
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
 from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
-from ..state import make_folder, state_home, write_atomically
+from ..state import make_folder, open_record, read_record, state_home, write_atomically
 from ..supervisor.events import Reason, RestartInPlace
 from ..terminal.console import Console
 from ..text import rfc3339
@@ -199,6 +200,11 @@ class RunFolder:
         self.record_file = path / "run.json"
         self.logs = path / "logs"
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is a record, which may be unreadable."""
+        return os.path.lexists(self.record_file)
+
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
         """Return the path of the text about an attempt's failure, or about the one before a restart."""
         name = f"attempt-{attempt}" if restart is None else f"attempt-{attempt}-restart-{restart}"
@@ -214,7 +220,7 @@ class RunFolder:
         """Return the hosts and the job with which this machine last started the run."""
         cluster = load(self.hosts_file, job_files=job_files)
         try:
-            env = json.loads(self.env_file.read_text())
+            env = json.loads(read_record(self.env_file))
             given = {str(name): str(value) for name, value in env.items()}
         except FileNotFoundError:
             return cluster
@@ -242,7 +248,7 @@ class RunFolder:
     def is_settled(self) -> bool:
         """Return whether the run has ended and all its stops are confirmed, without reading it all."""
         try:
-            with self.record_file.open("rb") as file:
+            with open_record(self.record_file) as file:
                 return self.path not in _unsaved and SETTLED.match(file.read(200)) is not None
         except OSError:
             return False
@@ -252,7 +258,7 @@ class RunFolder:
         if self.path in _unsaved:
             return _unsaved[self.path]
         try:
-            saved = json.loads(self.record_file.read_text())
+            saved = json.loads(read_record(self.record_file))
             if isinstance(saved, dict) and saved.get("version") != VERSION:
                 raise ValueError(f"its version is {saved.get('version')}, not {VERSION}")
             record = parsed(RunRecord, saved)
@@ -274,7 +280,7 @@ class RunFolder:
     def load_if_readable(self, console: Console) -> RunRecord | None:
         """Return the record, or None if it is missing or (after one warning) unreadable."""
         try:
-            return self.load() if self.record_file.exists() else None
+            return self.load() if self.is_recorded else None
         except UnreadableRecord as error:
             if self.path not in _warned:
                 console.say(f"warning: {error}")
@@ -334,5 +340,5 @@ def run_folders() -> list[RunFolder]:
             return 0.0
 
     folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
-    recorded = (f for f in folders if is_run_id(f.run_id) and f.record_file.exists())
+    recorded = (f for f in folders if is_run_id(f.run_id) and f.is_recorded)
     return sorted(recorded, key=started, reverse=True)

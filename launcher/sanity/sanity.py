@@ -21,7 +21,7 @@ from ..run_id import new_run_id
 from ..ssh.node import connected
 from ..start.request import Request
 from ..start.run_attempt import run_attempt
-from ..state import make_folder, state_home, write_atomically
+from ..state import make_folder, read_record, state_home, write_atomically
 from ..terminal.console import Console
 from ..text import bytes_in, names, quoted
 from .verdict import Report, document, problems, text
@@ -82,7 +82,7 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     record = state_home() / "sanity" / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     last = None
     with contextlib.suppress(OSError, ValueError, KeyError):
-        last = float(json.loads(record.read_text())["busbw"])
+        last = float(json.loads(read_record(record))["busbw"])
     lines = problems(report, options.min_busbw, last, code)
     if report.sizes:
         make_folder(record.parent)

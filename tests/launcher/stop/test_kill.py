@@ -261,6 +261,44 @@ def test_a_kill_on_some_hosts_of_a_run_does_not_record_that_it_ended(fake_cluste
     assert cluster.record["state"] == "CANCELLED"
 
 
+def damage(path: Path, how: str) -> None:
+    path.unlink()
+    {"pipe": os.mkfifo, "loop": lambda path: path.symlink_to(path), "folder": Path.mkdir}[how](path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["pipe", "loop", "folder"])
+def test_what_takes_the_place_of_a_record_stops_neither_ps_nor_kill(
+    fake_cluster: Make, how: str
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    [path] = cluster.state.glob("ddpctl/runs/*/run.json")
+    damage(path, how)
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert (code, run_id in out) == (0, True), err
+    code, _, err = cluster.ddpctl("kill")
+    assert (code, cluster.nodes) == (0, []), err
+    assert f"{path}: cannot be read" in err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["pipe", "loop", "folder"])
+def test_what_takes_the_place_of_the_kept_hosts_file_makes_no_command_wait(
+    fake_cluster: Make, how: str
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    [path] = cluster.state.glob("ddpctl/runs/*/hosts.yaml")
+    damage(path, how)
+    code, out, err = cluster.ddpctl("ps")
+    assert (code, run_id in out) == (0, True), err
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert (code, f"ddpctl kill {run_id} --hosts HOSTS" in err) == (2, True), err
+    code, _, err = cluster.ddpctl("kill", run_id, "--hosts", cluster.hosts_file)
+    assert (code, cluster.nodes) == (0, []), err
+
+
 def test_a_damaged_record_is_one_warning_and_stops_no_kill(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = running(cluster)

@@ -138,15 +138,20 @@ class PushProgress:
         else:
             self._bars.console.print(f"ddpctl: {printable(text)}", markup=False, highlight=False)
 
-    def begin(self, part: str, nodes: Sequence[Node], total: int | None) -> None:
-        """Start the rows of a part, or start them again. total: bytes for each host; None if unknown."""
+    def begin(
+        self, part: str, nodes: Sequence[Node], total: int | None, *, doing: str = ""
+    ) -> None:
+        """Start the rows of a part, or start them again.
+
+        total: bytes for each host; None if unknown. doing: shown beside each row.
+        """
         with self._lock:
             self._bars.start()
             for node in nodes:
                 if earlier := self._rows.get((node, part)):
                     self._bars.remove_task(earlier.id)
                 title, now = f"{node.name} {part}", self._seconds()
-                self._bars.add_task(title, total=total, doing="", line_at=now)
+                self._bars.add_task(title, total=total, doing=doing, line_at=now)
                 self._rows[node, part] = self._bars.tasks[-1]
 
     def received(self, node: Node, part: str, count: int) -> None:

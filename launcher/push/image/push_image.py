@@ -142,6 +142,7 @@ class _Sending:
         if missing := len(self.here.layers) - first:
             layers = counted(missing, "layer")
             self.progress.say(f"compressing {layers} of {self.name}; this may take a while")
+            self.progress.begin("image", nodes, None, doing="compressing here")
         export = layer_archives(self.local, self.name, self.here, first, by_diff_id=by_diff_id)
         try:
             with export as archives:

@@ -70,7 +70,8 @@ class ListedRun:
         if state is RunState.WAITING:
             since = first.since
             ahead = ", ".join(self.waits_for)
-            again = "restart" if first.attempt > 1 or first.has_ended else "start"
+            has_run = first.attempt > 1 or any(node.has_ended for node in self.nodes)
+            again = "restart" if has_run else "start"
             words = f"{state} for {ahead}" if ahead else f"{state} to {again}"
         if state is not RunState.RUNNING:
             since = max((node.ended for node in self.nodes if node.ended), default=since)

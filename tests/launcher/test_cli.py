@@ -234,12 +234,16 @@ def test_a_broken_pipe_that_is_not_stdouts_is_an_internal_error(
     assert "internal error" in capsys.readouterr().err
 
 
-def test_errors_put_no_escape_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_put_no_escape_on_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def command() -> int:
         raise UsageError("gpu1: \x1b]0;owned\x07\x1b[2Jgone; look there")
 
-    with pytest.raises(typer.Exit):
-        cli.exiting(command)()
+    monkeypatch.setattr("launcher.commands.ps.ps", command)
+    with pytest.raises(SystemExit) as ended:
+        cli.application()(["ps"])
+    assert ended.value.code == Exit.USAGE
     printed = capsys.readouterr().err
     assert printed.startswith("ddpctl: error: gpu1: ") and printed.endswith("gone; look there\n")
     assert "\x1b" not in printed and "\x07" not in printed

@@ -62,9 +62,10 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def push(different: ImageInfo | None, listed: Sequence[Sequence[str]]) -> int:
         node = Node(Host("gpu1"))
         store: Any = Store(listed)
+        monkeypatch.setattr(pushing, "images_of", lambda *_: store)
         progress = PushProgress([node], Console(quiet=True))
         hosts, fanout = {node: different}, Fanout({}, progress)
-        images, failures = pushing.push_image("i", HERE, hosts, lambda _: store, fanout)
+        images, failures = pushing.push_image("i", HERE, hosts, fanout)
         assert (images, failures) == ({node: HERE}, {})
         return firsts.pop()
 

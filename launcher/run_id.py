@@ -27,6 +27,11 @@ def time_of(run_id: str) -> str:
     return run_id[-len("20261121-153000-abcd") :]
 
 
+def name_of(run_id: str) -> str:
+    """Return the name that the user gave the run; empty without one."""
+    return run_id.removesuffix(time_of(run_id)).removesuffix("-") if MADE.fullmatch(run_id) else ""
+
+
 def new_run_id(name: str) -> str:
     """Return a unique run id. It ends with the time, which `time_of` returns."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -117,7 +117,6 @@ class Run:
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
         unchecked = LogFilter(tail=tail, grep=re.compile(grep.encode()) if grep else None)
-        log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, self._folder.load())
         failures: Mapping[str, DdpctlError] = {}
         if not has_recorder(self._folder):
             with (
@@ -125,6 +124,7 @@ class Run:
                 log_store(self._folder, self._console) as store,
             ):
                 failures = sync_logs(attempt, store, self._console)
+        log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, self._folder.load())
         return self._lines(log_filter, follow, failures)
 
     def _lines(

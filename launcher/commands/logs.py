@@ -58,11 +58,10 @@ def logs(
     ddpctl logs --fold --grep loss
     """
     from ..logs.query import LogFilter
-    from ..look.logs import show_logs, with_nodes_and_ranks
+    from ..look.logs import show_logs
     from ..runs.find import find
 
     unchecked = LogFilter(hosts=host or None, attempt=attempt, tail=tail, since=since, grep=grep)
     console = options.console(quiet, verbose, fold=fold)
     folder = find(run, hosts, console)
-    log_filter = with_nodes_and_ranks(unchecked, node, rank, folder.load_if_readable(console))
-    return show_logs(folder, log_filter, console, follow=follow)
+    return show_logs(folder, unchecked, console, nodes=node, ranks=rank, follow=follow)

@@ -45,13 +45,24 @@ def with_nodes_and_ranks(
     return dataclasses.replace(log_filter, nodes=node_ranks, ranks=global_ranks)
 
 
-def show_logs(folder: RunFolder, log_filter: LogFilter, console: Console, *, follow: bool) -> Exit:
+def show_logs(
+    folder: RunFolder,
+    unchecked: LogFilter,
+    console: Console,
+    *,
+    nodes: str | None,
+    ranks: str | None,
+    follow: bool,
+) -> Exit:
     """Print the logs. Return UNREACHABLE if lines are missing because a host did not answer.
 
-    follow: until the run ends or a signal arrives.
+    unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: until the run ends or a signal
+    arrives.
     """
     lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
+        record = folder.load_if_readable(console)
+        log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, record)
         failures = sync_logs(attempt, store, console)
         shown = print_recorded(folder, log_filter, lines, console)
         report_errors(failures, console)

@@ -17,7 +17,7 @@ from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names, quoted
 from .record import RunFolder, run_folder, run_folders
-from .reported import adopt
+from .reported import adopt, caught_up
 
 RUN_IDS = load_script(__file__, "run_ids.sh")
 
@@ -69,6 +69,8 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
                     remedy = f"`ddpctl ps {hosts}` shows what it is waiting for"
                     raise UsageError(f"{what} and has nothing to show yet", remedy)
             adopt(folder, nodes, cluster, console)
+        elif record := folder.load_if_readable(console):
+            caught_up(folder, record, nodes, cluster, console)
     return folder
 
 

@@ -16,8 +16,9 @@ from ..plan.plan import place_in
 from ..ssh.many import ask_each
 from ..ssh.node import Node, connected
 from ..terminal.console import Console
+from ..text import counted
 from .record import RunFolder, RunRecord
-from .reported import ask_for_record
+from .reported import ask_for_record, caught_up
 
 LONGEST_SYNC = 10**9  # bytes that one command copies of a journal; the next goes on from there
 SYNC_TIMEOUT = 300.0  # seconds
@@ -29,12 +30,15 @@ def newest_attempt(
 ) -> Iterator[RunningAttempt]:
     """Yield the newest attempt, as this machine's record describes it.
 
-    Asks the hosts if the record is missing or, after a warning, if it cannot be read. record: the
-    one in `folder`, if already read.
+    Adds the attempts that another machine has started to the record. Asks the hosts for all of it
+    if the record is missing or, after a warning, if it cannot be read. record: the one to use as it
+    is.
     """
     cluster = load(folder.hosts_file, job_files=False)
-    record = record or folder.load_if_readable(console)
     with connected(cluster.hosts) as nodes:
+        if record is None and (own := folder.load_if_readable(console)):
+            with console.step(f"asking {counted(len(nodes), 'host')} for newer attempts"):
+                record = caught_up(folder, own, nodes, cluster, console)
         if record:
             ranks = in_rank_order(nodes, record, folder)
         else:

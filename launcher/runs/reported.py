@@ -18,7 +18,7 @@ from ..logs.event_reader import parsed
 from ..logs.journal_reader import Reader
 from ..outcomes import RunState
 from ..plan.plan import STORE, place_in, run_dir_in
-from ..run_id import is_run_id
+from ..run_id import is_run_id, name_of
 from ..ssh.many import by_name, one_per_account, try_each
 from ..ssh.node import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
@@ -30,6 +30,7 @@ LIST = load_script(__file__, "reported_nodes.sh")
 HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
 STATE = re.compile("|".join(state for state in RunState if state is not RunState.WAITING))
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
+MOST_AHEAD = 100  # attempts that a host may be ahead of this machine's record
 DIGEST = re.compile(r"([a-z0-9]{1,16}:)?[a-z0-9]{1,100}")
 
 
@@ -133,17 +134,59 @@ def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
 # --- a record of a run that another machine started -----------------------------------------------
 
 
-def adopt(folder: RunFolder, nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
+def adopt(
+    folder: RunFolder,
+    nodes: Sequence[Node],
+    cluster: Cluster,
+    console: Console,
+    own: RunRecord | None = None,
+) -> None:
     """Write run.json and hosts.yaml from the hosts' reports.
 
-    Raises UsageError if the user's hosts do not match the run.
+    own: this machine's record, to which only newer attempts are added. Raises UsageError if the
+    user's hosts do not match the run.
     """
     record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
     # values of env may be secret; a resume reads them from the user's file again
     job = dataclasses.replace(cluster.job, env={})
+    if own:
+        newer = record.attempts[own.attempt.attempt :]
+        record = dataclasses.replace(own, hosts=record.hosts, attempts=[*own.attempts, *newer])
+        job = folder.kept_cluster().job
     hosts = tuple(node.host for node in ranks)
     folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
     folder.save(record)
+
+
+def caught_up(
+    folder: RunFolder,
+    own: RunRecord,
+    nodes: Sequence[Node],
+    cluster: Cluster,
+    console: Console,
+) -> RunRecord:
+    """Return this machine's record with the attempts that another machine has started meanwhile.
+
+    One of several hosts alone cannot make this machine believe in an attempt.
+    """
+    by_host, _ = reported_nodes(nodes, own.run_id)
+    newest = {n: max(s.attempt for s, _ in reports) for n, reports in by_host.items() if reports}
+    known = own.attempt.attempt
+    numbers = [number for number in newest.values() if number <= known + MOST_AHEAD]
+    if len(one_per_account(nodes)) > 1:
+        numbers.append(known)
+    agreed = agreed_attempt(numbers) if numbers else known
+    if agreed > known:
+        try:
+            adopt(folder, nodes, cluster, console, own)
+            return folder.load()
+        except DdpctlError as error:
+            console.say(f"warning: attempt {agreed} was started elsewhere, but {error}")
+            return own
+    for node, number in newest.items():
+        if number > known:
+            console.say(f"{node.name} reports attempt {number}, which no other host confirms")
+    return own
 
 
 def ask_for_record(
@@ -222,7 +265,7 @@ def record_of(run_id: str, cluster: Cluster, run: ReportedRun, newest: int) -> R
         attempts.append(attempt)
     return RunRecord(
         run_id=run_id,
-        name="",
+        name=name_of(run_id),
         owner="",
         engine=cluster.job.engine,
         hosts=[],

@@ -30,10 +30,11 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
             report_end(folder.run_id, record.attempt, console)
             return Outcome(record.state)
     with (
-        newest_attempt(folder, console, record) as attempt,
+        newest_attempt(folder, console) as attempt,
         Interrupts() as interrupts,
         EventHook(folder, on_event, console) as events,
     ):
+        record = folder.load()  # another machine may have started a newer attempt
         with log_store(folder, console) as store:
             report_errors(sync_logs(attempt, store, console), console)
         shown = print_recorded(folder, LogFilter(), RunLines(console), console)

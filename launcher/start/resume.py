@@ -7,18 +7,16 @@ from shlex import join
 
 from ..errors import UsageError
 from ..hosts import Cluster, Host, Job, load, select, user_environment
-from ..outcomes import Outcome, RunState
+from ..outcomes import Outcome, RunState, run_state
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.record import RunFolder, RunRecord
-from ..runs.reported import reported_nodes
+from ..runs.reported import MOST_AHEAD, caught_up, reported_nodes
 from ..ssh.node import connected
 from ..terminal.console import Console
 from ..text import counted, names
 from .launch import run_to_the_end
 from .request import Request
-
-MOST_AHEAD = 100  # attempts that a host may be ahead of this machine's record
 
 
 def resume(
@@ -36,9 +34,7 @@ def resume(
     folder = the_run(target, hosts, console)
     record, before = folder.load(), folder.kept_cluster(job_files=hosts is None)
     if record.state is RunState.SUCCEEDED and not force:
-        what = f"{record.run_id} has already succeeded"
-        remedy = f"`ddpctl resume {record.run_id} --force` starts another attempt anyway"
-        raise UsageError(what, remedy)
+        raise has_succeeded(record.run_id)
     if record.adopted:
         cluster = own_hosts_file(record, target if names_hosts(target) else hosts, console)
     else:
@@ -46,7 +42,7 @@ def resume(
     cluster = select(cluster, None, exclude)
     require_environment(record, cluster)
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
-    number = next_attempt_number(record, cluster, former, console)
+    record, number = next_attempt(folder, record, cluster, former, console, force=force)
     if (hosts or exclude) and not record.adopted:
         console.say(f"attempt {number} {changes(before, cluster)}")
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
@@ -85,25 +81,43 @@ def require_environment(record: RunRecord, cluster: Cluster) -> None:
         raise UsageError(f"{record.run_id}: {what}", remedy)
 
 
-def next_attempt_number(
-    record: RunRecord, cluster: Cluster, former: Sequence[Host], console: Console
-) -> int:
-    """Return the number of the next attempt. Raises UsageError if the run is live.
+def has_succeeded(run_id: str) -> UsageError:
+    remedy = f"`ddpctl resume {run_id} --force` starts another attempt anyway"
+    return UsageError(f"{run_id} has already succeeded", remedy)
 
-    Another machine may have resumed the run meanwhile, so the hosts are asked too.
+
+def next_attempt(
+    folder: RunFolder,
+    own: RunRecord,
+    cluster: Cluster,
+    former: Sequence[Host],
+    console: Console,
+    *,
+    force: bool,
+) -> tuple[RunRecord, int]:
+    """Return the record of the attempts so far, and the number of the next one.
+
+    Another machine may have resumed the run meanwhile, so the hosts are asked too. Raises UsageError
+    if the run is live or, without force, if its newest attempt succeeded.
     """
-    hosts, run_id = (*cluster.hosts, *former), record.run_id
+    hosts, run_id = (*cluster.hosts, *former), own.run_id
     step = f"asking {counted(len(hosts), 'host')} for the run"
     with connected(hosts) as nodes, console.step(step):
         statuses, _ = list_nodes(nodes, cluster, run_id)
         reports, _ = reported_nodes(nodes, run_id)
+        record = caught_up(folder, own, nodes, cluster, console)
     if live := sorted({status.host for status in statuses if status.alive or status.waits}):
         what = f"{run_id} is still running or waiting on {names(live)}"
         raise UsageError(what, "`ddpctl attach` follows it, `ddpctl kill` ends it")
-    own = record.attempt.attempt
     reported = [status for rows in reports.values() for status, _ in rows]
-    others = (status.attempt for status in (*statuses, *reported))
-    return max(own, *(number for number in others if number <= own + MOST_AHEAD), 0) + 1
+    others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.attempt + MOST_AHEAD]
+    newest = max(record.attempt.attempt, *(status.attempt for status in others), 0)
+    ends = {(s.host, s.node_rank): s for s in others if s.attempt == newest}.values()
+    nnodes = max((status.nnodes for status in ends), default=0)
+    succeeded = run_state([s.node_state for s in ends], nnodes) is RunState.SUCCEEDED
+    if newest > own.attempt.attempt and succeeded and not force:
+        raise has_succeeded(run_id)
+    return record, newest + 1
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:

@@ -1,0 +1,69 @@
+"""A run that another machine has resumed: the hosts are right, and this machine's record is older."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+from fakes import FakeCluster, FakeNode
+
+Make = Callable[..., FakeCluster]
+
+
+def start(node: FakeNode) -> None:
+    node.say(f"attempt {node.attempt} on {node.host}", node.node_rank)
+    node.end(1 if node.attempt == 1 else 0)
+
+
+@pytest.fixture
+def cluster(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """A run whose attempt 1 failed, and whose attempt 2 succeeded on another machine's command."""
+    made = fake_cluster("gpu0", "gpu1")
+    for host in made:
+        host.on_start = start
+    assert made.launch("--name", "mine", "--env", "KEY=value")[0] == 1
+    other = shutil.copytree(made.state, made.folder / "other")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("XDG_STATE_HOME", str(other))
+        code, _, err = made.ddpctl("resume")
+        assert code == 0, err
+    return made
+
+
+def test_attach_shows_the_newest_attempt_and_exits_as_it_did(cluster: FakeCluster) -> None:
+    code, out, err = cluster.ddpctl("attach")
+    assert code == 0, err
+    assert {f"[gpu{n}:{n}] attempt 2 on gpu{n}" for n in (0, 1)} <= {*out.splitlines()}
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "SUCCEEDED"]
+    assert (cluster.record["name"], cluster.record["adopted"]) == ("mine", False)
+
+
+def test_logs_has_the_newest_attempt(cluster: FakeCluster) -> None:
+    code, out, err = cluster.ddpctl("logs", "--attempt", "2")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[gpu{n}:{n}] attempt 2 on gpu{n}" for n in (0, 1)]
+
+
+def test_resume_is_refused_if_the_newest_attempt_succeeded(cluster: FakeCluster) -> None:
+    code, _, err = cluster.ddpctl("resume")
+    assert (code, "has already succeeded" in err) == (2, True), err
+    code, _, err = cluster.ddpctl("resume", "--force")
+    assert code == 0, err
+    assert [each["attempt"] for each in cluster.record["attempts"]] == [1, 2, 3]
+    assert [node.attempt for node in cluster.nodes] == [3, 3]
+    assert "KEY" in cluster.nodes[0].arguments["environment"]
+
+
+def test_one_of_two_hosts_alone_is_not_believed(cluster: FakeCluster) -> None:
+    cluster.hosts["gpu1"].reachable = False
+    code, out, err = cluster.ddpctl("logs")
+    assert (code, "attempt 2" in out) == (4, False), out
+    assert "gpu0 reports attempt 2, which no other host confirms" in err
+
+
+def test_a_record_from_the_hosts_has_the_name_of_the_run(cluster: FakeCluster) -> None:
+    run_id = cluster.record["run_id"]
+    cluster.forget()
+    code, _, err = cluster.ddpctl("attach", run_id, "--hosts", cluster.hosts_file)
+    assert (code, cluster.record["name"]) == (0, "mine"), err

@@ -9,7 +9,7 @@ from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
 from ..follow.session import StartedRun, follow
 from ..hosts import user_environment
-from ..outcomes import Outcome, RunState
+from ..outcomes import NodeState, Outcome, RunState
 from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
@@ -144,6 +144,8 @@ def started_run(
     """Record, print and report that the attempt has started."""
     plan, attempt, folder = started.plan, record.attempt, survey.request.folder
     attempt.state, attempt.started = RunState.RUNNING, timestamp()
+    for node in attempt.nodes:
+        node.state = NodeState.RUNNING
     folder.try_save(record, console)
     number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
     size = f"{counted(plan.nnodes, 'node')}, {counted(attempt.world_size, 'rank')}"

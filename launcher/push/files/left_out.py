@@ -54,6 +54,8 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 LARGEST = 1 << 20  # characters read of an ignore file
+LARGEST_KEY = 1 << 16  # bytes
+PRIVATE_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-")
 _NAME, _FILE = _any_of(NAMES), _any_of(FILES)
 _NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
 
@@ -131,7 +133,8 @@ def is_left_out(
         return True
     if children is None:
         is_data = bool(_FILE.match(name)) and not _NO_KEY.match(name)
-        return is_data or _is_ddpctls(os.path.join(root, os.fsencode(path)))
+        full = os.path.join(root, os.fsencode(path))
+        return is_data or _is_private_key(full) or _is_ddpctls(full)
     is_output = bool(_OUTPUT.match(name)) and "__init__.py" not in children
     return is_output or any(mark <= children for mark in MARKS)
 
@@ -140,6 +143,16 @@ def _names(pattern: str, name: str) -> bool:
     """Return whether a pattern matches this name itself, not just any name or a folder above it."""
     last = pattern.rstrip("/").rpartition("/")[2].removeprefix("!")
     return bool(last.strip("*?.")) and fnmatchcase(name, last)
+
+
+def _is_private_key(path: bytes) -> bool:
+    """Return whether a file begins as private keys do, whatever its name is."""
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_KEY:
+            with open(path, "rb") as file:
+                return bool(PRIVATE_KEY.match(file.read(64)))
+    return False
 
 
 def _is_ddpctls(path: bytes) -> bool:

@@ -48,6 +48,21 @@ def test_what_is_no_file_is_named_in_one_line(
     assert f"{said} file, folder or link" in line
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("-----BEGIN OPENSSH PRIVATE KEY-----", "-----BEGIN RSA PRIVATE KEY-----"),
+        *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----"),
+        *("-----BEGIN PGP PRIVATE KEY BLOCK-----", "PuTTY-User-Key-File-3: ssh-ed25519"),
+    ],
+)
+def test_a_private_key_stays_here_whatever_its_name_is(tmp_path: Path, line: str) -> None:
+    write(tmp_path, ["mykey", "notes/other.txt", "kept.txt"], f"{line}\nb3Blbn\n")
+    write(tmp_path, ["train.py"], f'KEY = "{line}"\n')
+    write(tmp_path, [".ddpctlignore"], "!kept.txt\n")
+    assert code(tmp_path) == {".ddpctlignore", "kept.txt", "train.py"}
+
+
 def test_a_workdir_leaves_out_git_and_what_the_ignore_files_say(tmp_path: Path) -> None:
     files = {
         ".gitignore": "*.log\n/build/\n!keep.log\nvenv\n",

@@ -449,3 +449,13 @@ def test_any_host_will_do_though_the_first_is_silent(make: Make) -> None:
     code, _, err = cluster.launch("--nodes", "1")
     assert code == 0, err
     assert [node.host for node in cluster.nodes] == ["gpu1"]
+
+
+def test_the_json_of_a_detached_launch_shows_running_nodes(
+    fake_cluster: Callable[..., FakeCluster],
+) -> None:
+    code, out, err = fake_cluster().launch("--detach", "--json")
+    assert code == 0, err
+    [attempt] = json.loads(out)["attempts"]
+    states = {attempt["state"], *(node["state"] for node in attempt["nodes"])}
+    assert states == {"RUNNING"}

@@ -17,7 +17,7 @@ from ..budget import parse_json
 from ..errors import CommandFailed
 from ..logs.journal_reader import Reader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
-from ..plan.supervisor_spec import ISOLATED
+from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
@@ -150,11 +150,10 @@ class Processes(Engine):
     ) -> Completed:
         done = self._node.script(text, *args, stdin=stdin.encode(), timeout=timeout)
         if done.code != 0:
-            raise CommandFailed(
-                f"cannot {what}: {done.reason}",
-                "look at `df -h` and the permissions of /tmp and ~/.ddpctl there",
-                host=self._node.name,
-            )
+            remedy = "look at `df -h` and the permissions of /tmp and ~/.ddpctl there"
+            if "there is no " in done.reason:  # find_python.sh
+                remedy = NO_PYTHON
+            raise CommandFailed(f"cannot {what}: {done.reason}", remedy, host=self._node.name)
         return done
 
 

@@ -10,6 +10,7 @@ from ..hosts import Host, Job
 from .plan import CONTROL_DIR, NodePlan, Place, Plan
 
 BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
+NO_PYTHON = "set job.python or job.conda to an environment that is on every host"  # remedy
 ISOLATED = ("-I", "-S")  # python3 flags: only the ranks use PYTHONPATH and site packages
 
 

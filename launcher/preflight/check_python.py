@@ -7,7 +7,7 @@ from ..budget import parse_json
 from ..engines.status import host_text, mapping
 from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
-from ..plan.supervisor_spec import python_on
+from ..plan.supervisor_spec import NO_PYTHON, python_on
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from .findings import Finding, failure, failure_of, warning
@@ -15,7 +15,6 @@ from .fleet import Fleet, odd_one_out
 from .machine import Machine
 
 SCRIPT = load_script(__file__, "python.sh")
-REMEDY = "set job.python or job.conda to an environment that is on every host"
 
 
 def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
@@ -29,7 +28,7 @@ def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
     versions = {name: host_text(version) for name, version in list(answer.items())[:9]}
     if not versions.get("python"):
         what = done.reason if done.code else f"{python} is not Python 3.8 or newer"
-        return CommandFailed(what, REMEDY, host=node.name)
+        return CommandFailed(what, NO_PYTHON, host=node.name)
     return versions
 
 
@@ -47,7 +46,7 @@ def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if fleet.cluster.job.requirements:
         own = {"python": own["python"]}
     elif not torch:
-        yield failure("its Python has no torch", f"install torch there, or {REMEDY}")
+        yield failure("its Python has no torch", f"install torch there, or {NO_PYTHON}")
     elif machine.wants_gpus and machine.has_driver and torch.endswith("+cpu"):
         yield failure(f"torch {torch} cannot use GPUs", "install a build of torch for GPUs there")
     for name in own:

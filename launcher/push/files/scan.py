@@ -1,4 +1,4 @@
-"""Scan a local folder into a manifest. Unchanged files are not read again.
+"""Scan a local folder into a manifest. Unchanged files are not hashed again.
 
 A file is unchanged if its size, inode, mtime and ctime (both in ns) match the last scan, and it was
 more than two seconds old then. Otherwise, a write in the clock tick of that scan could go unnoticed.

@@ -48,3 +48,18 @@ def test_a_name_that_is_too_long_for_a_file_is_no_internal_error(
     given = [cluster.hosts_file if word == "hosts.yaml" else word for word in words]
     code, _, err = cluster.ddpctl("launch", *given, "--dry-run", "--", "9" * 5000)
     assert code in (0, 2) and "internal error" not in err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [("python", "no-such-python", "no Python"), ("conda", "nowhere", "no conda environment")],
+)
+def test_a_python_that_is_not_there_is_named_with_its_remedy(
+    machine: Machine, key: str, value: str, what: str
+) -> None:
+    file = machine.folder / "hosts.yaml"
+    content = json.loads(file.read_text())
+    content["job"][key] = value
+    file.write_text(json.dumps(content))
+    said = machine.ddpctl("launch", "hosts.yaml", "--no-check", code=1).stderr
+    assert f"there is {what} {value}; set job.python or job.conda to" in said

@@ -138,21 +138,27 @@ class PushProgress:
         else:
             self._bars.console.print(f"ddpctl: {printable(text)}", markup=False, highlight=False)
 
-    def begin(
-        self, part: str, nodes: Sequence[Node], total: int | None, *, doing: str = ""
-    ) -> None:
-        """Start the rows of a part, or start them again.
-
-        total: bytes for each host; None if unknown. doing: shown beside each row.
-        """
+    def begin(self, part: str, nodes: Sequence[Node], total: int | None) -> None:
+        """Start the rows of a part, or start them again. total: bytes for each host; None if unknown."""
         with self._lock:
             self._bars.start()
             for node in nodes:
                 if earlier := self._rows.get((node, part)):
                     self._bars.remove_task(earlier.id)
                 title, now = f"{node.name} {part}", self._seconds()
-                self._bars.add_task(title, total=total, doing=doing, line_at=now)
+                self._bars.add_task(title, total=total, doing="", line_at=now)
                 self._rows[node, part] = self._bars.tasks[-1]
+
+    def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
+        """Show the size of a part once it is known, or what its next bytes wait for."""
+        with self._lock:
+            rows = [r for (_, name), r in self._rows.items() if name == part and not r.finished]
+            for row in rows:
+                self._bars.update(row.id, total=total)
+                row.fields["doing"] = row.fields["doing"] if doing is None else doing
+            due = bool(doing) and self._is_due(rows)
+        if due:
+            self._console.say(f"{part}: {doing}")
 
     def received(self, node: Node, part: str, count: int) -> None:
         """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
@@ -163,10 +169,8 @@ class PushProgress:
                 row.fields["doing"] = "unpacking"
             if not node.host.is_local:
                 self.hosts[node].received_bytes += count
-            due = self._seconds() - row.fields["line_at"] > INTERVAL
-            if due:
-                row.fields["line_at"] = self._seconds()
-        if due and self._bars.disable:
+            due = self._is_due([row])
+        if due:
             size, speed, left = (str(column.render(row)) for column in self._counts)
             known = [size.replace("/?", ""), speed if speed != "?" else ""]
             known.append(f"{left} left" if row.total and "-" not in left else "")
@@ -195,6 +199,14 @@ class PushProgress:
             if self._bars.disable and done:
                 what = f"{decimal(done)} in {seconds:.1f} s ({decimal(int(done / seconds))}/s)"
                 self._console.say(f"{node.name}: {part}: {what}")
+
+    def _is_due(self, rows: Sequence[rich.progress.Task]) -> bool:
+        """Return whether it is time for a plain line about these rows. Its time counts from now then."""
+        now = self._seconds()
+        due = self._bars.disable and all(now - row.fields["line_at"] > INTERVAL for row in rows)
+        for row in rows if due else ():
+            row.fields["line_at"] = now
+        return due
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

@@ -152,7 +152,7 @@ class TreePush:
             chunks=lambda: tar.stream(self.tree, start.write, extra),
             finish=partial(self._publish, start),
         )
-        failures = self.fanout.send([payload], nodes)
+        failures = self.fanout.send(self.part, [payload], nodes, payload.size)
         for node, error in failures.items():
             if not isinstance(error, HostUnreachable):
                 with contextlib.suppress(DdpctlError):  # the draft may be what fills the disk

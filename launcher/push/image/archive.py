@@ -12,13 +12,18 @@ import json
 import re
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from rich.filesize import decimal
 
 from ...engines.engine_info import ImageInfo
 from ...errors import DdpctlError, PushFailed
+from ...ssh.background import in_background
 from ..files import tar
+from ..push_progress import PushProgress
 from .registry import Blob, Registry, digest_of
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ CONFIG = "application/vnd.docker.container.image.v1+json"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 TAG = "push"  # tag of the image in our local registry
+TICK = 0.2  # seconds
 
 
 class NoLayers(PushFailed):
@@ -37,11 +43,15 @@ class NoLayers(PushFailed):
 
 @dataclass(frozen=True)
 class Archive:
-    """Small files, then at most one layer. image_ids: ids that an engine may give the loaded image."""
+    """Small files, then at most one layer.
+
+    image_ids: ids that an engine may give the loaded image. partial: it has only lower layers.
+    """
 
     files: dict[str, bytes]
     layer: Blob | None
     image_ids: tuple[str, ...]
+    partial: bool = False
 
     @property
     def size(self) -> int:
@@ -62,31 +72,56 @@ def layer_archives(
     name: str,
     image: ImageInfo,
     first: int,
+    progress: PushProgress,
     *,
     by_diff_id: bool,
-) -> Iterator[list[Archive]]:
+) -> Iterator[Iterator[Archive]]:
     """Have the local engine push the layers from number `first` on to our registry.
 
-    Yields an archive per layer, to be read before this ends. The last one is the named image.
-    by_diff_id: see `whole_archive`. Raises NoLayers.
+    Yields an iterator of archives, one per layer, that waits until the engine has pushed the next one
+    or raises NoLayers. The last archive is the named image. All can be read until this ends.
+    by_diff_id: see `whole_archive`.
     """
-    with closing(Registry(image, image.layers[first:])) as registry:
+    missing = image.layers[first:]
+
+    def push() -> tuple[bytes, bytes]:
         try:
             local.push_to(name, registry.repository, TAG)
         except DdpctlError as error:
             raise NoLayers(str(error)) from None
-        finally:
-            local.untag(f"{registry.repository}:{TAG}")
         pushed = registry.pushed_image()
         if pushed is None:
             raise NoLayers("the local engine did not push all of it")
-        manifest, config, layers = pushed
-        lower = [
-            partial_archive(image, number, layer)
-            for number, layer in enumerate(layers[:-1], first + 1)
-        ]
-        top = layers[-1] if layers else None
-        yield [*lower, whole_archive(name, manifest, config, top, by_diff_id=by_diff_id)]
+        progress.update("image", total=sum(blob.size for blob in registry.blobs.values()))
+        return pushed
+
+    def archives() -> Iterator[Archive]:
+        pushing = in_background(push)
+
+        def wait_for(number: int) -> None:
+            size = decimal(sum([*registry.received.values()]))
+            doing = f"compressing layer {number} of {len(missing)} ({size} compressed so far)"
+            progress.update("image", doing=doing if missing else "waiting for the engine here")
+            if wait([pushing], TICK).done:
+                pushing.result()  # raises NoLayers
+
+        for number, diff_id in enumerate(missing[:-1], 1):
+            while diff_id not in registry.layers:
+                wait_for(number)
+            progress.update("image", doing="")
+            yield partial_archive(image, first + number, registry.layers[diff_id])
+        while not pushing.done():  # the manifest comes last
+            wait_for(len(missing))
+        manifest, config = pushing.result()
+        progress.update("image", doing="")
+        top = registry.layers[missing[-1]] if missing else None
+        yield whole_archive(name, manifest, config, top, by_diff_id=by_diff_id)
+
+    with closing(Registry(image, missing)) as registry:
+        try:
+            yield archives()
+        finally:
+            local.untag(f"{registry.repository}:{TAG}")
 
 
 def remove_stale_tags(local: ImageStore) -> None:
@@ -108,7 +143,7 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
     rows = [*_lower(image.layers[: count - 1]), _descriptor(LAYER, layer.digest, layer.size)]
     described = _descriptor(CONFIG, digest_of(config), len(config))
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described, "layers": rows}
-    return _archive(None, _json(manifest), config, layer)
+    return replace(_archive(None, _json(manifest), config, layer), partial=True)
 
 
 def whole_archive(

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
@@ -14,10 +14,9 @@ from ...hosts import Host
 from ...ssh.many import try_each
 from ...ssh.node import Node, connected
 from ...state import cache_home, read_cache, write_cache
-from ...text import counted
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
-from .archive import NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag
+from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag
 
 ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 
@@ -139,34 +138,31 @@ class _Sending:
 
     def _send_layers(self, nodes: Sequence[Node], first: int, by_diff_id: bool) -> Failures:
         remove_stale_tags(self.local)
-        if missing := len(self.here.layers) - first:
-            layers = counted(missing, "layer")
-            self.progress.say(f"compressing {layers} of {self.name}; this may take a while")
-            self.progress.begin("image", nodes, None, doing="compressing here")
-        export = layer_archives(self.local, self.name, self.here, first, by_diff_id=by_diff_id)
+        export = layer_archives(
+            self.local, self.name, self.here, first, self.progress, by_diff_id=by_diff_id
+        )
         try:
             with export as archives:
-                for archive in archives[:-1]:
-                    self.partial.update(archive.image_ids)
-                if not with_tag(self.name):
-                    self.refs += archives[-1].image_ids
-                payloads = [
-                    Payload("image", self.load, archive.size, archive.chunks)
-                    for archive in archives
-                ]
-                return self._fan_out(payloads, nodes, first)
+                return self._fan_out(map(self._payload, archives), nodes, first)
         except NoLayers as error:
             self.progress.say(f"{self.name}: sending it whole, not by layers: {error}")
         return self._send_whole(nodes)
+
+    def _payload(self, archive: Archive) -> Payload:
+        if archive.partial:
+            self.partial.update(archive.image_ids)
+        elif not with_tag(self.name):
+            self.refs += archive.image_ids
+        return Payload("image", self.load, archive.size, archive.chunks)
 
     def _send_whole(self, nodes: Sequence[Node]) -> Failures:
         """Send all layers in one stream, as the engine saves them."""
         whole = Payload("image", self.load, None, partial(self.local.save, self.name))
         return self._fan_out([whole], nodes, 0) if nodes else {}
 
-    def _fan_out(self, payloads: Sequence[Payload], nodes: Sequence[Node], first: int) -> Failures:
+    def _fan_out(self, payloads: Iterable[Payload], nodes: Sequence[Node], first: int) -> Failures:
         """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
-        failures = self.fanout.send(payloads, nodes)
+        failures = self.fanout.send("image", payloads, nodes, None)
         for node in nodes:
             if node not in failures:
                 self.progress.hosts[node].layers_sent = len(self.here.layers) - first

@@ -8,6 +8,7 @@ Other users of this machine can connect to it. So the repository's name is a sec
 """
 
 import contextlib
+import gzip
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import zlib
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -51,7 +53,9 @@ class Registry:
         self.image, self.wanted = image, wanted
         cache = cache_home()
         self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
-        self.blobs: dict[str, Blob] = {}  # layers and the configuration
+        self.blobs: dict[str, Blob] = {}  # layers and the configuration, by digest
+        self.layers: dict[str, Blob] = {}  # those that are known to be layers, by diff id
+        self.received: dict[str, int] = {}  # bytes of each upload so far
         self.manifests: list[bytes] = []
         self.name = f"ddpctl/{secrets.token_hex(16)}"
         self._index_file = cache / "layers.json"
@@ -78,13 +82,15 @@ class Registry:
     def add_blob(self, digest: str, file: Path) -> bool:
         """Store a blob. Return False if its digest is wrong."""
         with file.open("rb") as stream:
-            if f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}" != digest:
+            if _sha256(stream) != digest:
                 return False
-        self.blobs[digest] = Blob(digest, file, file.stat().st_size)
+        self.blobs[digest] = blob = Blob(digest, file, file.stat().st_size)
+        with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(file) as stream:
+            self.layers[_sha256(stream)] = blob  # a diff id is the digest of the uncompressed layer
         return True
 
-    def pushed_image(self) -> tuple[bytes, bytes, list[Blob]] | None:
-        """Return the image's manifest, its configuration and the wanted layers.
+    def pushed_image(self) -> tuple[bytes, bytes] | None:
+        """Return the image's manifest and its configuration; `layers` then has all wanted layers.
 
         Returns None if the engine has not pushed them.
         """
@@ -95,11 +101,11 @@ class Registry:
                 if tuple(json.loads(config)["rootfs"]["diff_ids"]) != self.image.layers:
                     continue
                 rows = dict(zip(self.image.layers, manifest["layers"], strict=True))
-                layers = [self.blobs[rows[diff_id]["digest"]] for diff_id in self.wanted]
+                self.layers |= {each: self.blobs[rows[each]["digest"]] for each in self.wanted}
                 for diff_id, row in rows.items():
                     self._index[row["digest"]] = {"diff_id": diff_id, "size": row["size"]}
                 write_cache(self._index_file, json.dumps(self._index))
-                return text, config, layers
+                return text, config
         return None
 
 
@@ -219,6 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self._file().open("ab") as file:
             for block in self._body():
                 file.write(block)
+                self.server.registry.received[file.name] = file.tell()
             return file.tell()
 
     def _body(self) -> Iterator[bytes]:
@@ -246,6 +253,10 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
             raise ConnectionError("the engine stopped in the middle")
         size -= len(block)
         yield block
+
+
+def _sha256(stream: Any) -> str:
+    return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
 
 def digest_of(text: bytes) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable
@@ -29,27 +29,45 @@ class Fanout:
         for relay in (self._relays or {}).values():
             relay.close()
 
-    def send(self, payloads: Sequence[Payload], nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    def send(
+        self, part: str, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
+    ) -> dict[Node, DdpctlError]:
         """Send the payloads of a part. Return the failed hosts with their errors.
 
-        Each host receives the payloads in order, and none after it has failed.
+        Each host receives the payloads in order, and none after it has failed. A payload is sent
+        before the next one is ready. size: of all together; None if unknown.
         """
-        part, sizes = payloads[0].part, [payload.size for payload in payloads]
-        size = None if None in sizes else sum(filter(None, sizes))
         self.progress.begin(part, nodes, size)
-        row = self._row(nodes, size)
         failures: dict[Node, DdpctlError] = {}
-        for transfer in [self._start(payload, row) for payload in payloads if row]:
+        row: list[Relay] = []
+        transfers: list[Transfer] = []
+        begun = 0  # bytes
+        try:
+            for payload in payloads:
+                begun += MIN_SAVING if payload.size is None else payload.size
+                row = row or self._row([node for node in nodes if node not in failures], begun)
+                if row:
+                    transfers.append(self._start(payload, row))
+                else:
+                    failures |= self._send_directly(payload, nodes, failures)
+                if len(failures) == len(nodes):
+                    break
+        except DdpctlError:  # of the payload that comes next; no host may still read these
+            for transfer in transfers:
+                transfer.finish()
+            raise
+        for transfer in transfers:
             failures = transfer.finish() | failures  # the first error of each host
         others = [node for node in nodes if node not in {relay.node for relay in row}]
-        failures |= self._send_directly(payloads, others)
+        for transfer in transfers:
+            failures |= self._send_directly(transfer.payload, others, failures)
         self.progress.end(part, [node for node in nodes if node not in failures])
         return failures
 
-    def _row(self, nodes: Sequence[Node], size: int | None) -> list[Relay]:
+    def _row(self, nodes: Sequence[Node], size: int) -> list[Relay]:
         """Return the hosts to send to through a chain; [] if that saves too little."""
         saved = sum(node in self._addresses for node in nodes) - 1  # copies on the uplink
-        if saved < 1 or (size is not None and size * saved < MIN_SAVING):
+        if saved < 1 or size * saved < MIN_SAVING:
             return []
         if self._relays is None:
             pair = one_time_pair()
@@ -87,13 +105,10 @@ class Fanout:
                 transfer.end(transfer.hosts[relay], why)
 
     def _send_directly(
-        self, payloads: Sequence[Payload], nodes: Sequence[Node]
+        self, payload: Payload, nodes: Sequence[Node], failed: Collection[Node]
     ) -> dict[Node, DdpctlError]:
-        failures: dict[Node, DdpctlError] = {}
-        for payload in payloads:
-            ready = [node for node in nodes if node not in failures]
-            failures |= try_each(ready, partial(self._send_to, payload))[1]
-        return failures
+        ready = [node for node in nodes if node not in failed]
+        return try_each(ready, partial(self._send_to, payload))[1]
 
     def _send_to(self, payload: Payload, node: Node) -> None:
         stream = node.open(payload.command(node))

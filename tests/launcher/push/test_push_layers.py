@@ -1,14 +1,19 @@
-"""Which layers of an image a push sends."""
+"""Which layers of an image a push sends, and when."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from registry_client import digest_of, push_manifest, upload
 
 from launcher.engines.engine_info import ImageInfo
+from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.push.image import push_image as pushing
 from launcher.push.image.archive import Archive
@@ -52,9 +57,9 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """first_sent(image, [layers]): the number of the first layer that the host gets."""
     firsts: list[int] = []
 
-    def archives(*words: Any, **_: Any) -> contextlib.AbstractContextManager[list[Archive]]:
+    def archives(*words: Any, **_: Any) -> contextlib.AbstractContextManager[Iterator[Archive]]:
         firsts.append(words[3])
-        return contextlib.nullcontext([Archive({}, None, ())])
+        return contextlib.nullcontext(iter([Archive({}, None, ())]))
 
     monkeypatch.setattr(pushing, "layer_archives", archives)
     monkeypatch.setattr(Fanout, "send", lambda *_: {})
@@ -90,3 +95,113 @@ def test_a_host_gets_the_layers_above_the_lowest_ones_that_it_has(
     first: int,
 ) -> None:
     assert first_sent(different, listed) == first
+
+
+LAYERS = [b"lowest", b"middle", b"highest"]
+COMPRESSED = [gzip.compress(layer) for layer in LAYERS]
+PUSHED = ImageInfo("sha256:pushed", tuple(map(digest_of, LAYERS)), fingerprint="pushed")
+CONFIG = json.dumps({"rootfs": {"diff_ids": PUSHED.layers}}).encode()
+
+
+class PushingStore(Store):
+    """An engine that pushes LAYERS, each after `before` was called with its number."""
+
+    def __init__(self, before: Callable[[int], None]) -> None:
+        super().__init__([])
+        self.before = before
+        self.removed: list[str] = []
+
+    def push_to(self, name: str, repository: str, tag: str) -> None:
+        for number, layer in enumerate(COMPRESSED):
+            self.before(number)
+            assert upload(repository, layer) == 201
+        assert upload(repository, CONFIG) == 201
+        push_manifest(repository, CONFIG, *COMPRESSED)
+
+    def untag(self, name: str) -> None:
+        self.removed.append(name)
+
+    def save(self, name: str) -> Iterator[bytes]:
+        yield b"the whole image"
+
+    def verify(self, refs: object, scratch: object) -> ImageInfo:
+        return PUSHED
+
+
+class LoadingHost(Node):
+    """A host that loads image archives. first_arrived: it has read the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__(Host("gpu1"))
+        self.archives: list[bytes] = []
+        self.first_arrived = threading.Event()
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        self.archives.append(b"")
+        return self
+
+    def write(self, data: bytes) -> None:
+        self.archives[-1] += data
+        if COMPRESSED[0] in data:
+            self.first_arrived.set()
+
+    def close_stdin(self) -> None: ...
+    def close(self) -> None: ...
+
+    def read(self) -> bytes:
+        return b""
+
+    def wait(self, timeout: float) -> int:
+        return 0
+
+
+@pytest.fixture
+def send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[LoadingHost, PushingStore], PushProgress]:
+    """send(host, store): push the image of this machine's engine to the host."""
+
+    def push(host: LoadingHost, store: PushingStore) -> PushProgress:
+        monkeypatch.setattr(pushing, "images_of", lambda *_: store)
+        progress = PushProgress([host], Console(quiet=True))
+        fanout = Fanout({}, progress)
+        images, failures = pushing.push_image("i", PUSHED, {host: None}, fanout)
+        assert (images, failures) == ({host: PUSHED}, {})
+        assert store.removed and all("/ddpctl/" in name for name in store.removed)
+        return progress
+
+    return push
+
+
+def test_a_layer_is_sent_while_the_engine_compresses_the_next_one(
+    send: Callable[[LoadingHost, PushingStore], PushProgress],
+) -> None:
+    host, overlapped = LoadingHost(), []
+
+    def before(number: int) -> None:
+        if number == len(LAYERS) - 1:
+            overlapped.append(host.first_arrived.wait(30))
+
+    report = send(host, PushingStore(before)).hosts[host]
+    assert overlapped == [True]
+    assert (report.layers_sent, report.layers_skipped) == (3, 0)
+    for layer, archive in zip(COMPRESSED, host.archives, strict=True):
+        assert [each for each in COMPRESSED if each in archive] == [layer]
+
+
+@pytest.mark.parametrize("sent", [0, 1, 2])
+def test_an_engine_that_fails_half_way_makes_the_push_send_the_whole_image(
+    send: Callable[[LoadingHost, PushingStore], PushProgress], sent: int
+) -> None:
+    host = LoadingHost()
+
+    def before(number: int) -> None:
+        if number == sent:
+            assert not sent or host.first_arrived.wait(30)
+            raise CommandFailed("Docker refused: no space left", "make room")
+
+    progress = send(host, PushingStore(before))
+    [notice] = progress.report.notices
+    assert "sending it whole, not by layers: Docker refused: no space left" in notice
+    assert host.archives[-1] == b"the whole image"
+    assert sum(layer in b"".join(host.archives) for layer in COMPRESSED) == sent

@@ -13,7 +13,9 @@ import pytest
 from launcher.engines.image_store import ImageStore
 from launcher.hosts import Host
 from launcher.push.image import archive, registry
+from launcher.push.push_progress import PushProgress
 from launcher.ssh.node import Node
+from launcher.terminal.console import Console
 
 pytestmark = [
     pytest.mark.skipif(bool(engines.missing()), reason=engines.missing()),
@@ -67,7 +69,8 @@ def test_a_push_that_the_engine_refuses_leaves_no_tag(
     monkeypatch.setattr(registry.Registry, "repository", "localhost:1/ddpctl/abc")
     here = local_images().inspect(image)
     assert here is not None
-    export = archive.layer_archives(local_images(), image, here, 0, by_diff_id=False)
-    with pytest.raises(archive.NoLayers), export:
-        pass
+    progress = PushProgress([], Console(quiet=True))
+    export = archive.layer_archives(local_images(), image, here, 0, progress, by_diff_id=False)
+    with pytest.raises(archive.NoLayers), export as archives:
+        list(archives)
     assert names(image) == {f"{image}:latest"}

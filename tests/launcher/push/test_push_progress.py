@@ -75,8 +75,8 @@ def test_an_image_in_many_layers_is_one_line_per_host(capsys: pytest.CaptureFixt
     nodes = [SinkNode("gpu1"), SinkNode("gpu2")]
     progress = PushProgress(nodes, Console())
     layers = [payload("image", 1000) for _ in range(5)]
-    assert Fanout({}, progress).send(layers, nodes) == {}
-    Fanout({}, progress).send([payload("dataset", 20)], nodes[:1])
+    assert Fanout({}, progress).send("image", layers, nodes, None) == {}
+    Fanout({}, progress).send("dataset", [payload("dataset", 20)], nodes[:1], 20)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" in ")[0] for line in lines] == [
         "ddpctl: gpu1: image: 5.0 kB",
@@ -95,9 +95,20 @@ def test_a_host_that_fails_gets_no_line_of_success(capsys: pytest.CaptureFixture
     nodes = [SinkNode("gpu1", code=1), SinkNode("gpu2")]
     progress = PushProgress(nodes, Console())
     failures: dict[Node, DdpctlError]
-    failures = Fanout({}, progress).send([payload("image", 10)] * 2, nodes)
+    failures = Fanout({}, progress).send("image", [payload("image", 10)] * 2, nodes, 20)
     assert list(failures) == nodes[:1]
     assert "gpu1" not in capsys.readouterr().err
+
+
+def test_nobody_waits_for_the_next_layer_once_all_hosts_have_failed() -> None:
+    nodes = [SinkNode("gpu1", code=1), SinkNode("gpu2", code=1)]
+
+    def layers() -> Iterator[Payload]:
+        yield payload("image", 10)
+        raise AssertionError("the next layer is not needed")
+
+    progress = PushProgress(nodes, Console(quiet=True))
+    assert list(Fanout({}, progress).send("image", layers(), nodes, None)) == nodes
 
 
 def test_a_terminal_has_one_bar_per_host_over_the_whole_image(
@@ -108,17 +119,21 @@ def test_a_terminal_has_one_bar_per_host_over_the_whole_image(
     progress = PushProgress(nodes, Console())
     drawn: list[list[str]] = []
 
-    def layer() -> Iterator[bytes]:
-        drawn.append(rows(progress))
-        yield b"x" * 1_000_000
+    def layers() -> Iterator[Payload]:
+        for number in range(1, 4):
+            progress.update("image", doing=f"compressing layer {number} of 3")
+            drawn.append(rows(progress))
+            if number == 3:
+                progress.update("image", total=3_000_000, doing="")
+            yield payload("image", 1_000_000)
 
-    layers = [Payload("image", lambda node: ("load",), 1_000_000, layer) for _ in range(3)]
-    Fanout({}, progress).send(layers, nodes)
+    Fanout({}, progress).send("image", layers(), nodes, None)
     drawn.append(rows(progress))
     progress.close()
     assert {len(each) for each in drawn} == {2}
     assert all("gpu2 image" in each[1] for each in drawn)
-    assert "0.0/3.0 MB" in drawn[0][0]
+    assert "0/? bytes" in drawn[0][0] and drawn[0][0].endswith("compressing layer 1 of 3")
+    assert "2.0/? MB" in drawn[2][0] and drawn[2][0].endswith("compressing layer 3 of 3")
     assert "3.0/3.0 MB" in drawn[-1][0]
 
 
@@ -145,7 +160,7 @@ def test_an_image_that_is_sent_again_begins_at_nothing(
     nodes = [SinkNode("gpu1")]
     progress = PushProgress(nodes, Console())
     for _ in range(2):
-        Fanout({}, progress).send([payload("image", 1_000_000)], nodes)
+        Fanout({}, progress).send("image", [payload("image", 1_000_000)], nodes, 1_000_000)
         assert "1.0/1.0 MB" in rows(progress)[0]
     progress.close()
 
@@ -160,6 +175,32 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         now[0] += seconds
 
     return passes
+
+
+def test_a_log_shows_every_ten_seconds_what_a_push_waits_for(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [SinkNode("gpu1"), SinkNode("gpu2")]
+    progress = PushProgress(nodes, Console())
+    progress.begin("image", nodes, None)
+    for number in range(1, 5):
+        progress.update("image", doing=f"compressing layer {number} of 4")
+        clock(6.0)
+    assert capsys.readouterr().err == "ddpctl: image: compressing layer 3 of 4\n"
+
+
+def test_hosts_that_have_the_whole_image_do_not_wait_for_the_next_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stderr_is_a_terminal(monkeypatch)
+    done, waiting = SinkNode("gpu1"), SinkNode("gpu2")
+    progress = PushProgress([done, waiting], Console())
+    for node in (done, waiting):
+        progress.begin("image", [node], None)
+    progress.end("image", [done])
+    progress.update("image", doing="compressing layer 1 of 4")
+    assert ["compressing" in row for row in rows(progress)] == [False, True]
+    progress.close()
 
 
 def test_a_log_leaves_out_what_is_not_known_yet(

@@ -10,16 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from push_machines import Machine, Machines
 
-from launcher.errors import HostUnreachable
+from launcher.errors import HostUnreachable, PushFailed
 from launcher.push.push import PushResult
-from launcher.push.push_progress import HostsNotReady
+from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer import relay_client
+from launcher.push.transfer.fanout import MIN_SAVING, Fanout
+from launcher.push.transfer.payload import Payload
+from launcher.ssh.node import Node
+from launcher.terminal.console import Console
 
 SIZE = 24 << 20  # bytes
 
@@ -111,6 +116,35 @@ def test_hosts_without_space_to_relay_are_sent_the_bytes_directly(
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     assert any("No space left on device; the push goes on" in each for each in report.notices)
+
+
+def test_hosts_relay_a_layer_before_the_next_is_ready_and_keep_it_if_that_fails(
+    machines: Machines,
+) -> None:
+    hosts = machines(3)
+    nodes = [machine.node for machine in hosts]
+    layer, has_it = os.urandom(MIN_SAVING), threading.Barrier(len(hosts) + 1)
+
+    def arrived(node: Node) -> None:
+        has_it.wait(30)
+
+    def layers() -> Iterator[Payload]:
+        yield Payload(
+            "image",
+            lambda node: ("sh", "-c", "cat >$HOME/layer"),
+            len(layer),
+            lambda: iter([layer]),
+            finish=arrived,
+        )
+        has_it.wait(30)
+        raise PushFailed("the engine failed")
+
+    progress = PushProgress(nodes, Console(quiet=True))
+    with closing(Fanout({node: node.host.host for node in nodes}, progress)) as fanout:
+        with pytest.raises(PushFailed, match="the engine failed"):
+            fanout.send("image", layers(), nodes, None)
+        assert all((machine.home / "layer").read_bytes() == layer for machine in hosts)
+    assert len(layer) <= progress.report.sent_bytes < 1.1 * len(layer)
 
 
 @pytest.mark.slow

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import paramiko
-import paramiko.agent
-
 from ..errors import HostUnreachable
 from ..text import counted, duration
+from .lean_paramiko import paramiko
 from .route import Route
 
 AGENT_TIMEOUT = 5.0  # seconds to connect to the agent

@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import paramiko
-
 from ..budget import Deadline
 from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
 from ..text import duration
 from .connect import BROKEN, connect
 from .connection import ChannelStderr, Connection
+from .lean_paramiko import paramiko
 from .shell import command_line, framed
 from .stream import CHUNK, Stderr, Stream
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import paramiko
-
 from ..errors import HostUnreachable
 from ..hosts import Host
 from ..text import duration
@@ -18,6 +16,7 @@ from .authenticate import authenticate
 from .background import AT_ONCE, in_background
 from .connection import Connection, Link
 from .known_hosts import preferred_algorithms, verify
+from .lean_paramiko import paramiko
 from .link import Dropped, open_link
 from .route import CONNECT_TIMEOUT, Route, jump_route, route_to
 

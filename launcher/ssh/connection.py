@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import paramiko
-from paramiko.common import MSG_CHANNEL_CLOSE
-
 from ..errors import HostUnreachable
 from ..text import duration
+from .lean_paramiko import paramiko
 from .stream import Stderr
 
 ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
@@ -129,7 +127,7 @@ class _Outgoing:
     def _send_user_message(self, message: Any) -> None:
         with self._lock:
             if not self._closed:
-                self._closed = message.asbytes()[0] == MSG_CHANNEL_CLOSE
+                self._closed = message.asbytes()[0] == paramiko.common.MSG_CHANNEL_CLOSE
                 self._transport._send_user_message(message)
 
 

@@ -16,10 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
-from paramiko import HostKeys
-
 from ..errors import HostUnreachable, UnknownHostKey
+from .lean_paramiko import paramiko
 from .route import Route
 
 log = logging.getLogger("ddpctl.ssh")
@@ -53,7 +51,7 @@ class KnownHostsLine:
     def matches(self, name: str) -> bool:
         if self.names.startswith("|1|"):
             try:
-                return HostKeys.hash_host(name, self.names) == self.names
+                return paramiko.HostKeys.hash_host(name, self.names) == self.names
             except (ValueError, AssertionError):  # not base64, or a salt of the wrong length
                 return False
         matches = False
@@ -170,7 +168,7 @@ def accept(route: Route, key: Key) -> None:
         )
         return
     name, path = route.known_names[0], Path(route.known_hosts[0])
-    written = HostKeys.hash_host(name) if route.hash_known_hosts else name
+    written = paramiko.HostKeys.hash_host(name) if route.hash_known_hosts else name
     line = f"{written} {key.kind} {base64.b64encode(key.blob).decode()}\n"
     with _writing:
         if judge(_lines(route), key, route.known_names)[0] == "known":

@@ -7,11 +7,10 @@ import socket
 import subprocess
 import tempfile
 
-import paramiko
-
 from ..errors import HostUnreachable
 from ..text import duration
 from .connection import Connection, Link
+from .lean_paramiko import paramiko
 from .route import Route
 
 # Printed by the `ssh` of a ProxyCommand if its server drops it before the login.

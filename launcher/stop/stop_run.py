@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..engines.base import Engine
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
-from ..engines.status import ContainerState, NodeStatus
+from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import CommandFailed, DdpctlError
 from ..ssh.local import account_name
 from ..ssh.many import try_each
@@ -102,8 +102,7 @@ class Stop:
 
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
         def end(status: NodeStatus) -> None:
-            created = status.state is ContainerState.CREATED
-            if not (created and engine.withdraw(status)):  # it has started by now
+            if not (status.state in UNSTARTED and engine.withdraw(status)):
                 engine.stop(status, self.timeout)
 
         # concurrently, so that nodes on one machine do not wait for each other's timeout
@@ -115,9 +114,10 @@ class Stop:
     def _remaining(self, engine: Engine) -> list[str]:
         """Return what the engine still lists of the run, after it was stopped."""
         statuses, unreadable = engine.list_all(self.run_id)
-        for ticket in self._own(statuses):  # one that its launch has renewed meanwhile
-            if ticket.state is ContainerState.WAITING and engine.withdraw(ticket):
-                statuses = engine.list(self.run_id)
+        late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
+        if late:  # its launch, which has not seen the mark yet, has created them meanwhile
+            self._end(engine, late)
+            statuses = engine.list(self.run_id)
         return [
             *(each.handle for each in self._own(statuses) if each.alive or self.remove),
             *(f"{name} (its labels are unreadable)" for name in unreadable),

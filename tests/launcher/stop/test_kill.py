@@ -11,6 +11,8 @@ import pytest
 from fakes import FakeCluster, FakeNode, messages
 
 from launcher.commands import options
+from launcher.engines.docker import Docker
+from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
 from launcher.ssh.node import Node
 from launcher.stop.kill import Killed
@@ -175,6 +177,29 @@ def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -
     assert code == 0 and cluster.nodes == []
     assert err == f"ddpctl: run {run_id}: had ended; removed, nothing left on gpu[0-1]\n"
     assert cluster.record["state"] == "SUCCEEDED"
+
+
+def test_a_node_that_its_launch_creates_during_the_kill_is_removed_too(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    cluster.nodes[0].state = "created"
+    not_yet = [cluster.nodes[0].host]
+    list_nodes, list_all = Docker.list, Docker.list_all
+
+    def before(docker: Docker, run_id: str | None = None) -> list[NodeStatus]:
+        return [node for node in list_nodes(docker, run_id) if node.host not in not_yet]
+
+    def after(docker: Docker, run_id: str | None = None) -> object:  # the second look of a stop
+        not_yet.clear()
+        return list_all(docker, run_id)
+
+    monkeypatch.setattr(Docker, "list", before)
+    monkeypatch.setattr(Docker, "list_all", after)
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert code == 0, err
+    assert cluster.nodes == []
 
 
 def test_kill_all_removes_what_a_launcher_created_and_never_started(fake_cluster: Make) -> None:

@@ -129,6 +129,7 @@ wanted = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), wanted), min_size=2, max_size=4),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeCluster, FakeNode
 
+pytestmark = pytest.mark.slow  # most start several runs
 Make = Callable[..., FakeCluster]
 
 

@@ -1,4 +1,4 @@
-"""Whole runs on this machine with `engine: process`: real supervisors, real torchrun, no Docker."""
+"""Whole runs on this machine with `engine: process`: real supervisors, no Docker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from local_machine import Machine
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path, real_torchrun=True)
+    return Machine(tmp_path)
 
 
-def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) -> None:
+def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, real_torchrun=True)
     done = machine.ddpctl("launch", "hosts.yaml", "--name", "t", "--env", "WRITE=1")
     lines = [line for line in done.stdout.splitlines() if "up" in line]
     assert sorted(lines) == [
@@ -42,7 +43,8 @@ def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) 
     assert machine.left() == []
 
 
-def test_the_first_failure_is_named_and_the_others_are_stopped(machine: Machine) -> None:
+def test_the_first_failure_is_named_and_the_others_are_stopped(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, real_torchrun=True)
     done = machine.ddpctl("launch", "hosts.yaml", "--env", "BAD=3", code=1)
     assert "ValueError: boom on purpose" in done.stderr
     failure = machine.record()["attempts"][0]["first_failure"]
@@ -121,7 +123,8 @@ def test_logs_of_a_live_and_of_a_failed_run_are_chosen(machine: Machine) -> None
     assert last == "[local:2] ValueError: boom on purpose\n"
 
 
-def test_nodes_with_different_numbers_of_processes(machine: Machine) -> None:
+def test_nodes_with_different_numbers_of_processes(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, real_torchrun=True)  # which waits for the ranks of all nodes
     path = machine.folder / "hosts.yaml"
     document = json.loads(path.read_text())
     document["hosts"] = [

@@ -35,6 +35,7 @@ from launcher.start.start_nodes import NodeInputs, PlannedAttempt, Refused, clai
 from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
+pytestmark = pytest.mark.slow  # most start several runs
 Make = Callable[..., FakeCluster]
 
 

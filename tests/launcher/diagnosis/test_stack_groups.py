@@ -86,6 +86,10 @@ def test_a_stopped_rank_is_a_straggler_and_one_without_a_stack_is_not() -> None:
     assert unprepared.startswith("rank 3 of node1 shows no stack: ")
 
 
+def test_a_rank_without_a_python_frame_is_named() -> None:
+    assert rank(0).describe() == "shows no Python frame"
+
+
 def test_the_frames_of_an_installed_program_are_its_user_s_own() -> None:
     site = "/opt/conda/lib/python3.10/site-packages"
     runpy = Frame("<frozen runpy>", 198, "_run_module_as_main")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +26,16 @@ def launch_detached(machine: Machine) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, cwd=machine.folder, env=machine.env, capture_output=True, text=True, timeout=120
     )
+
+
+@pytest.mark.parametrize("below", ["", "launcher"])
+def test_it_finds_ddpctl_where_only_the_current_directory_did(
+    monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    checkout = Path(__file__).parents[3]
+    monkeypatch.chdir(checkout / below)
+    monkeypatch.setattr(sys, "path", ["", str(checkout), "/usr/lib/python3"])
+    assert detach.import_path() == [str(checkout), "/usr/lib/python3"]
 
 
 def test_it_imports_nothing_from_the_current_directory(machine: Machine) -> None:

@@ -137,6 +137,14 @@ def test_resuming_a_run_that_succeeded_needs_force(fake_cluster: Make) -> None:
     assert "--force" in err
 
 
+def test_a_run_that_is_alive_is_not_resumed(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 2 and "is still running or waiting on gpu[0-1]; `ddpctl attach`" in err, err
+    assert {node.attempt for node in cluster.nodes} == {1}
+
+
 def test_a_host_that_never_had_the_run_is_sent_its_checkpoint(
     fake_cluster: Make, tmp_path: Path
 ) -> None:

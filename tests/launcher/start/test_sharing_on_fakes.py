@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
 from launcher.ssh.node import connected
-from launcher.start import recorder, waiting_line
+from launcher.start import attach, recorder, waiting_line
 from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
 from launcher.start.request import Request
@@ -220,6 +221,24 @@ def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch)
     code, _, err = cluster.ddpctl("kill", third)
     assert code == 0 and "stopped, nothing left" in err
     assert cluster.tickets == [] and record(cluster, third)["state"] == "CANCELLED"
+
+
+def test_attach_says_how_a_run_that_waits_has_ended(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make()
+    cluster.launch("--detach")
+    second = cluster.launch("--wait", "--detach")[1].strip()
+    waited: list[float] = []
+
+    def kill_instead(seconds: float) -> None:
+        if not waited:
+            waited.append(seconds)
+            assert cluster.ddpctl("kill", second)[0] == 0
+
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill_instead))
+    code, _, err = cluster.ddpctl("attach", second)
+    assert code == 7 and f"ddpctl: run {second} cancelled" in err, err
 
 
 @contextlib.contextmanager

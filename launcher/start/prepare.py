@@ -48,16 +48,16 @@ def check(
         with console.step(f"asking {counted(len(nodes), 'host')}"):
             return HostSurvey(request, nodes, gather(nodes))
     with console.step(f"checking {counted(len(nodes), 'host')}"):
-        survey = survey_all(nodes, spares, cluster, waits=options.wait is not None)
-    warnings = [finding for finding in survey.findings if finding.severity != "failure"]
+        checked = survey_all(nodes, spares, cluster, waits=options.wait is not None)
+    warnings = [finding for finding in checked.findings if finding.severity != "failure"]
     for line in lines(warnings):
         console.detail(line)
-    if warnings and not survey.failures:
+    if warnings and not checked.failures:
         count = counted(len(warnings), "warning")
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
-    if survey.failures:
-        raise Several(finding.error() for finding in survey.failures)
-    fleet, images = survey.fleet, None
+    if checked.failures:
+        raise Several(finding.error() for finding in checked.failures)
+    fleet, images = checked.fleet, None
     if engine_traits(cluster.job.engine).in_container:
         there = {
             nodes[rank]: machine.engine.image if machine.engine else None
@@ -66,7 +66,7 @@ def check(
         }
         images = KnownImages(fleet.image_here, there)
     unreached = fleet.reach.unreached
-    return HostSurvey(request, nodes, survey.facts, images, unreached)
+    return HostSurvey(request, nodes, checked.facts, images, unreached)
 
 
 def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushResult:
@@ -94,7 +94,7 @@ def make_plan(
     request, first = survey.request, survey.nodes[0]
     with console.step(f"asking {first.name} which ports are taken"):
         engine = request.cluster.job.engine
-        [claims] = each_node([first], lambda node: engine_of(node, engine).claims()).values()
+        claims = each_node([first], lambda node: engine_of(node, engine).claims())[first]
     inputs = PlanInputs(
         facts=survey.facts,
         images=pushed.images,

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ..errors import RunKilled
 from ..follow import detach
@@ -56,39 +57,66 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
         require_writable(request.folder.path.parent)
         finish_pending(hosts, request.cluster, console)
         while True:
-            nodes = choose_hosts(request, hosts, line.since, console)
-            if isinstance(nodes, Refused):
-                reservation.take(hosts, console)
-                if outcome := line.wait(nodes):
+            ready = make_ready(request, hosts, spares, former, reservation, line.since, console)
+            if isinstance(ready, Refused):
+                if outcome := line.wait(ready):
                     return outcome
                 continue
-            chosen = request.on(nodes)
-            survey = check(chosen, nodes, spares, console)
-            pushed = push(survey, spares, console)
-            plan = make_plan(survey, pushed, line.since, console)
-            reservation.take(hosts, console)
-            record = chosen.remember(plan)
-            send_checkpoint(request, survey, plan, former, console)
+            attempt = ready.attempt
             if kept:
                 with console.step("asking whether the run was killed"):
                     kept.confirm()
-            attempt = PlannedAttempt(plan, nodes)
-            environment = user_environment(request.cluster.job)
-            inputs = NodeInputs(survey.uids, environment, for_hosts(record))
             with interrupts.held():  # a signal waits until nothing is half done
-                refused = claim_gpus(attempt, inputs, console)
+                refused = claim_gpus(attempt, ready.inputs, console)
                 if refused is None:
                     start(attempt, reservation, console)
-                    started = started_run(attempt, survey, record, events, console)
+                    started = record_start(ready, events, console)
                     line.leave(attempt, former)
                     if request.options.detach:
                         events.close()
                         return detach.detach(request.folder, RunState.RUNNING, console)
-                    tickets = Tickets(attempt, reservation)
-                    with kept_for_restart(tickets, request.folder, console):
+                    with kept_for_restart(Tickets(attempt, reservation), request.folder, console):
                         return follow(started, events, interrupts, console)
-            if outcome := line.wait(refused, choose_again=len(nodes) < len(hosts)):
+            if outcome := line.wait(refused, choose_again=len(attempt.nodes) < len(hosts)):
                 return outcome
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An attempt whose hosts have all that it needs, except free GPUs."""
+
+    attempt: PlannedAttempt
+    survey: HostSurvey
+    record: RunRecord
+
+    @property
+    def inputs(self) -> NodeInputs:
+        environment = user_environment(self.survey.request.cluster.job)
+        return NodeInputs(self.survey.uids, environment, for_hosts(self.record))
+
+
+def make_ready(
+    request: Request,
+    hosts: Sequence[Node],
+    spares: Sequence[Node],
+    former: Sequence[Node],
+    reservation: Reservation,
+    since: float | None,
+    console: Console,
+) -> Ready | Refused:
+    """Choose hosts, check them, push what they lack, plan the attempt, and reserve its number."""
+    nodes = choose_hosts(request, hosts, since, console)
+    if isinstance(nodes, Refused):
+        reservation.take(hosts, console)
+        return nodes
+    chosen = request.on(nodes)
+    survey = check(chosen, nodes, spares, console)
+    pushed = push(survey, spares, console)
+    plan = make_plan(survey, pushed, since, console)
+    reservation.take(hosts, console)
+    record = chosen.remember(plan)
+    send_checkpoint(request, survey, plan, former, console)
+    return Ready(PlannedAttempt(plan, nodes), survey, record)
 
 
 @contextlib.contextmanager
@@ -126,36 +154,38 @@ def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -
         with console.step("asking whether the run was killed"):
             reservation.confirm(attempt.nodes)
         start_nodes(attempt, console)
-    except BaseException as error:
-        with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
-            remove_nodes(attempt, folders=isinstance(error, RunKilled))
-            # `kill` may have removed a node just before its start
-            reservation.confirm(attempt.nodes)
+    except RunKilled:
+        undo(attempt, console, folders=True)
+        raise
+    except BaseException:
+        undo(attempt, console)
+        reservation.confirm(attempt.nodes)  # `kill` may have removed a node just before its start
         raise
 
 
-def started_run(
-    started: PlannedAttempt,
-    survey: HostSurvey,
-    record: RunRecord,
-    events: EventHook,
-    console: Console,
-) -> StartedRun:
+def undo(attempt: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
+    with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
+        remove_nodes(attempt, folders=folders)
+
+
+def record_start(ready: Ready, events: EventHook, console: Console) -> StartedRun:
     """Record, print and report that the attempt has started."""
-    plan, attempt, folder = started.plan, record.attempt, survey.request.folder
-    attempt.state, attempt.started = RunState.RUNNING, timestamp()
-    for node in attempt.nodes:
+    plan, survey, record = ready.attempt.plan, ready.survey, ready.record
+    entry, folder = record.attempt, survey.request.folder
+    entry.state, entry.started = RunState.RUNNING, timestamp()
+    for node in entry.nodes:
         node.state = NodeState.RUNNING
     folder.try_save(record, console)
     number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
-    size = f"{counted(plan.nnodes, 'node')}, {counted(attempt.world_size, 'rank')}"
+    size = f"{counted(plan.nnodes, 'node')}, {counted(entry.world_size, 'rank')}"
     master = f"{plan.master_addr}:{plan.master_port}"
     console.say(f"run {plan.run_id}{number} started: {size}, master {master}")
     if times := where_time_went(console.steps):
         console.say(times)
     console.steps.clear()
-    events("attempt-started", record, message=attempt.by)
-    return StartedRun(started.running, folder, record, [facts.clock_skew for facts in survey.facts])
+    events("attempt-started", record, message=entry.by)
+    skews = [facts.clock_skew for facts in survey.facts]
+    return StartedRun(ready.attempt.running, folder, record, skews)
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:

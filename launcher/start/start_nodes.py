@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..engines.base import Engine
 from ..engines.choose import engine_of, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.running import RunningAttempt, RunningNode
@@ -42,14 +43,17 @@ class PlannedAttempt:
 
     @cached_property
     def running(self) -> RunningAttempt:
-        """The attempt once its nodes have started."""
+        """The attempt as its followers see it: each node with its engine and its place."""
         name = self.plan.engine.name
         members = (RunningNode(n, engine_of(n, name), own.place) for n, own in self.plans.items())
         return RunningAttempt(tuple(members))
 
+    def engine(self, node: Node) -> Engine:
+        return self.running.by_node[node].engine
+
     def nodes_on(self, node: Node) -> list[NodeStatus]:
         """Return this node of all attempts on its host. Tickets stay: the run may go on waiting."""
-        listed = self.running.by_node[node].engine.list(self.plan.run_id)
+        listed = self.engine(node).list(self.plan.run_id)
         rank = self.plans[node].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
 
@@ -137,7 +141,7 @@ def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
     plan, token = attempt.plan, secrets.token_hex(32)
 
     def create(node: Node) -> None:
-        engine, node_plan = attempt.running.by_node[node].engine, attempt.plans[node]
+        engine, node_plan = attempt.engine(node), attempt.plans[node]
         if plan.attempt > 1:  # a container name can be used only once
             for status in attempt.nodes_on(node):
                 engine.stop(status, plan.job.stop_timeout)
@@ -152,9 +156,8 @@ def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
 
 def start_nodes(attempt: PlannedAttempt, console: Console) -> None:
     """Start the nodes that `create_nodes` has created."""
-    engines = attempt.running.by_node
     with console.step(f"starting {counted(attempt.plan.nnodes, 'node')}"):
-        each_node(attempt.nodes, lambda node: engines[node].engine.start(attempt.plans[node]))
+        each_node(attempt.nodes, lambda node: attempt.engine(node).start(attempt.plans[node]))
 
 
 def remove_nodes(attempt: PlannedAttempt, *, folders: bool = False) -> None:
@@ -164,7 +167,7 @@ def remove_nodes(attempt: PlannedAttempt, *, folders: bool = False) -> None:
     """
 
     def remove(node: Node) -> None:
-        engine = attempt.running.by_node[node].engine
+        engine = attempt.engine(node)
         for status in attempt.nodes_on(node):
             if status.attempt == attempt.plan.attempt:
                 engine.stop(status, UNDO_TIMEOUT)

@@ -112,12 +112,12 @@ class Tickets:
     def _put(self, node: Node) -> None:
         own = self.attempt.plans[node]
         name = f"{own.place.container}-{secrets.token_hex(3)}"
-        self.attempt.running.by_node[node].engine.wait_in_line(name, own.container.labels)
+        self.attempt.engine(node).wait_in_line(name, own.container.labels)
 
     def _replace(self, node: Node, own: Sequence[NodeStatus]) -> None:
         self._put(node)
         for ticket in own:
-            self.attempt.running.by_node[node].engine.withdraw(ticket)
+            self.attempt.engine(node).withdraw(ticket)
 
 
 class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):

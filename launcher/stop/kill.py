@@ -47,34 +47,24 @@ def kill(
     confirm: asked if the user names no run.
     """
     cluster, folder = hosts_and_run(target, hosts, console)
-    question = ""
-    if everything:
-        question = "Stop all your runs on these hosts?"
-    elif folder and target is None:
-        question = f"Stop run {folder.run_id}?"
-    if question and not confirm(question):
+    if everything and not confirm("Stop all your runs on these hosts?"):
+        return Exit.INTERRUPTED
+    if not everything and folder and target is None and not confirm(f"Stop run {folder.run_id}?"):
         return Exit.INTERRUPTED
     named = None if everything or names_hosts(target) else target  # a run id or its prefix
     with connected(cluster.hosts) as nodes:
-        owners: list[str] = []
-        by_run: Mapping[str, Sequence[Node]]
-        if folder and not everything and (not named or launched_here(folder, console)):
-            by_run = {folder.run_id: nodes}
-        elif named:
-            run_id, owners = run_from_elsewhere(nodes, cluster, named, folder, console)
-            if owners and not confirm(f"Stop run {run_id} of {', '.join(owners)}?"):
-                return Exit.INTERRUPTED
-            by_run = {run_id: nodes}
-        else:  # hosts without a run, or --all
-            try:
-                by_run = own_runs(nodes, cluster, console, everything=everything)
-            except NodesFailed as error:
-                if as_json:
-                    console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
-                raise
-        killed = []
-        for run_id, on in by_run.items():
-            killed.append(kill_run(on, cluster, run_id, console, owners=owners, asked=nodes))
+        try:
+            chosen = choose_runs(nodes, cluster, folder, named, console, everything=everything)
+        except NodesFailed as error:
+            if as_json:
+                console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
+            raise
+        if chosen.owners and not confirm(chosen.question):
+            return Exit.INTERRUPTED
+        killed = [
+            kill_run(on, cluster, run_id, console, owners=chosen.owners, asked=nodes)
+            for run_id, on in chosen.hosts.items()
+        ]
         if everything and engine_traits(cluster.job.engine).keeps_containers:
             remove_finished(nodes, cluster, console)
     if as_json:
@@ -97,7 +87,7 @@ def kill_run(
     """Stop one run on these hosts at once, say what was stopped, and record it.
 
     owners: see `Stop`. asked: other hosts that do not have the run. finishing: complete an earlier
-    stop, and leave it to the caller to say which hosts did not answer.
+    stop: a failed run may still restart, and the caller says which hosts did not answer.
     """
     folder = run_folder(run_id)
     record = folder.load_if_readable(console)
@@ -114,6 +104,35 @@ def kill_run(
         killed.note_in(record, {node.name for node in (*nodes, *asked)})
         folder.try_save(record, console)
     return killed
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The runs to stop, each with the hosts that may have it. owners: other users, who own the one run."""
+
+    hosts: Mapping[str, Sequence[Node]]
+    owners: Sequence[str] = ()
+
+    @property
+    def question(self) -> str:
+        return f"Stop run {', '.join(self.hosts)} of {', '.join(self.owners)}?"
+
+
+def choose_runs(
+    nodes: Sequence[Node],
+    cluster: Cluster,
+    folder: RunFolder | None,
+    named: str | None,
+    console: Console,
+    *,
+    everything: bool,
+) -> Chosen:
+    """Return the run of this machine, the one that is `named`, or this user's runs on the hosts."""
+    if folder and not everything and (not named or launched_here(folder, console)):
+        return Chosen({folder.run_id: nodes})
+    if named:
+        return run_from_elsewhere(nodes, cluster, named, folder, console)
+    return Chosen(own_runs(nodes, cluster, console, everything=everything))
 
 
 @dataclass(frozen=True)
@@ -217,13 +236,13 @@ def launched_here(folder: RunFolder, console: Console) -> bool:
 
 def run_from_elsewhere(
     nodes: Sequence[Node], cluster: Cluster, name: str, folder: RunFolder | None, console: Console
-) -> tuple[str, list[str]]:
-    """Return the id of a run that this machine did not launch, and the other users who own it."""
+) -> Chosen:
+    """Return a run that this machine did not launch, and the other users who own it."""
     with console.step(f"asking {counted(len(nodes), 'host')} for the run"):
         run_id = folder.run_id if folder else find_id(nodes, cluster, name)
         statuses, _ = list_nodes(nodes, cluster, run_id)
     theirs = {s.owner for s in statuses if s.run_id == run_id and s.user != account_name()}
-    return run_id, sorted(theirs)
+    return Chosen({run_id: nodes}, sorted(theirs))
 
 
 def own_runs(

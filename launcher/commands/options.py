@@ -80,8 +80,10 @@ def some_seconds(flag: str, text: str) -> int:
 
 def hosts_file_or_list(_: str, text: str) -> str:
     """Read --hosts. A single name that is not a file becomes a list of one: `gpu1,`."""
+    from ..hosts.hostfile import is_host_list
+
     is_file = text.endswith((".yaml", ".yml")) or "/" in text or os.path.exists(text)  # noqa: PTH110
-    return text if is_file or "," in text or not text else f"{text},"
+    return text if is_file or is_host_list(text) or not text else f"{text},"
 
 
 def hosts_option(help: str, completed_by: Any = complete.hosts_files) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -157,3 +158,14 @@ def test_push_sends_only_the_named_parts(
     monkeypatch.setattr(push, "push", note)
     assert fake_cluster().ddpctl("push", *flags, "hosts.yaml")[0] == 5
     assert pushed == [parts]
+
+
+def test_a_scheduler_is_named_like_a_list_of_hosts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[1-2]")
+    cluster = fake_cluster()
+    for given in (["-H", "slurm"], ["slurm"]):
+        words = ["launch", *given, "--dry-run", "--json", "--", "-m", "trainer"]
+        plan = json.loads(cluster.ddpctl(*words)[1])
+        assert [node["host"] for node in plan["nodes"]] == ["gpu1", "gpu2"]

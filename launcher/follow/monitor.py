@@ -68,15 +68,29 @@ class NodeOutcome(NodeEvidence):
         return self.state is NodeState.SUCCEEDED
 
 
-Observation = Batch | NodeOutcome | Record | list[NodeOutcome] | str | None
+@dataclass(frozen=True)
+class ContactChange:
+    """Hosts that were lost or are back, each by one of its nodes."""
+
+    nodes: Sequence[NodeOutcome]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that say so. Hosts that were lost for the same reason share one."""
+        lost = lines(outcome.lost for outcome in self.nodes if outcome.lost)
+        restored = names(outcome.host for outcome in self.nodes if not outcome.lost)
+        back = [f"{restored}: contact restored"] if restored else []
+        return [*(f"lost contact with {line}" for line in lost), *back]
 
 
-def notices(changed: Sequence[NodeOutcome]) -> list[str]:
-    """Format contact changes. Hosts that were lost for the same reason share a line."""
-    lost = lines(outcome.lost for outcome in changed if outcome.lost)
-    restored = names(outcome.host for outcome in changed if not outcome.lost)
-    back = [f"{restored}: contact restored"] if restored else []
-    return [*(f"lost contact with {line}" for line in lost), *back]
+@dataclass(frozen=True)
+class Notice:
+    """What the user should know about the logs themselves."""
+
+    text: str
+
+
+Observation = Batch | NodeOutcome | Record | ContactChange | Notice | None
 
 
 class Monitor:
@@ -103,7 +117,7 @@ class Monitor:
         """Yield what the user should see.
 
         Yields a Batch for new lines; each node once when it has ended; a Record for each restart in
-        place, from every node; a list of nodes whose host was lost or is back; notices (str).
+        place, from every node; a ContactChange for hosts that were lost or are back; a Notice.
         Yields None at least every POLL seconds, however much the ranks print, so that the caller
         can handle signals.
         """
@@ -158,18 +172,21 @@ class Monitor:
         for record in batch.records:
             if record.event is not None:
                 yield from self._take_event(outcome, record, record.event)
-                continue
-            newest = (line[:LONGEST_TEXT] for line in record.lines[-TAIL_LINES:])
-            outcome.tail.extend((record.time, record.rank, text) for text in newest)
+            else:
+                newest = (line[:LONGEST_TEXT] for line in record.lines[-TAIL_LINES:])
+                outcome.tail.extend((record.time, record.rank, text) for text in newest)
+        yield from self._store(batch)
+        if any(record.lines for record in batch.records):
+            yield batch
+
+    def _store(self, batch: Batch) -> Iterator[Notice]:
         if self.store and batch.records:
             try:
                 log = self.store.node(batch.node_rank)
                 log.record(batch.records, attempt=self._attempt, offset=batch.offset)
             except OSError as error:
                 self.store = None
-                yield f"not recorded: {error.filename or 'the logs'}: {error.strerror}"
-        if any(record.lines for record in batch.records):
-            yield batch
+                yield Notice(f"not recorded: {error.filename or 'the logs'}: {error.strerror}")
 
     def _take_event(
         self, outcome: NodeOutcome, record: Record, event: Event
@@ -177,7 +194,7 @@ class Monitor:
         if isinstance(event, Unreadable):
             if event.known and not outcome.unreadable:
                 outcome.unreadable = True
-                yield f"{outcome.host}: skipping unreadable events in its journal"
+                yield Notice(f"{outcome.host}: skipping unreadable events in its journal")
             return
         if isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
             outcome.usage = event
@@ -207,15 +224,15 @@ class Monitor:
             outcome.gone, outcome.unseen = item.gone, str(item.lost)
             outcome.lost_since = outcome.lost_since or time.monotonic()
 
-    def _contact_changes(self, wait: float) -> Iterator[list[NodeOutcome]]:
-        """Yield one node of each host that was lost or is back, `wait` seconds after the first."""
+    def _contact_changes(self, wait: float) -> Iterator[ContactChange]:
+        """Yield the hosts that were lost or are back, `wait` seconds after the first."""
         changed = [o for o in self.outcomes.values() if o.lost is not o.announced]
         if not changed:
             self._changed_at = time.monotonic()
         elif time.monotonic() - self._changed_at >= wait:
             for outcome in changed:
                 outcome.announced = outcome.lost
-            yield [*{outcome.host: outcome for outcome in changed}.values()]
+            yield ContactChange([*{outcome.host: outcome for outcome in changed}.values()])
 
     def _put(self, item: Item) -> None:
         while not self._closed.is_set():

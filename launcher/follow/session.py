@@ -25,7 +25,7 @@ from . import detach
 from .attempt_end import explain, report_end
 from .hooks import EventHook
 from .interrupts import LEAVING, Interrupts
-from .monitor import Monitor, NodeOutcome, notices
+from .monitor import ContactChange, Monitor, NodeOutcome, Notice
 from .node_watcher import Batch
 from .panel import live_panel
 from .run_lines import RunLines
@@ -92,10 +92,10 @@ class Session:
                     self._node_ended(event)
                 case Record(event=RestartInPlace() as restart):
                     self._restarted(event, restart)
-                case list():
+                case ContactChange():
                     self._contact_changed(event)
-                case str():
-                    self.console.say(event)
+                case Notice(text):
+                    self.console.say(text)
                 case None if self._unsaved:
                     self._save()  # once for all nodes that ended together
             number = self.interrupts.take()
@@ -111,13 +111,13 @@ class Session:
         self._unsaved = False
         self.run.folder.try_save(self.record, self.console)
 
-    def _contact_changed(self, changed: list[NodeOutcome]) -> None:
-        for notice in notices(changed):
-            self.console.say(notice)
-        for outcome in changed:
+    def _contact_changed(self, change: ContactChange) -> None:
+        for line in change.lines:
+            self.console.say(line)
+        for outcome in change.nodes:
             event = "contact-lost" if outcome.lost else "contact-restored"
             where = {"host": outcome.host, "node_rank": outcome.node_rank}
-            self.events(event, self.record, message=notices([outcome])[0], **where)
+            self.events(event, self.record, message=ContactChange([outcome]).lines[0], **where)
 
     def _restarted(self, report: Record, restart: RestartInPlace) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""

@@ -4,7 +4,7 @@ import dataclasses
 
 from ..errors import UsageError
 from ..follow.interrupts import Interrupts
-from ..follow.monitor import Monitor
+from ..follow.monitor import Monitor, Notice
 from ..follow.node_watcher import Batch
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged
@@ -74,8 +74,8 @@ def show_logs(
                         lines.show(log_filter.choose(event.records))
                         continue
                     lines.flush()
-                    if isinstance(event, str):
-                        console.say(event)
+                    if isinstance(event, Notice):
+                        console.say(event.text)
                     if interrupts.take() is not None:
                         result = Exit.INTERRUPTED
                         break  # closes the monitor

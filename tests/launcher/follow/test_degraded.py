@@ -9,7 +9,7 @@ import pytest
 from local_attempt import local_attempt
 from local_machine import Machine
 
-from launcher.follow.monitor import Monitor
+from launcher.follow.monitor import Monitor, Notice
 from launcher.follow.node_watcher import Batch
 from launcher.logs.log_record import render
 from launcher.logs.store import LogStore
@@ -65,5 +65,5 @@ def test_lines_are_shown_when_they_cannot_be_recorded(tmp_path: Path) -> None:
     events = list(Monitor(attempt, {}, store).events())
     shown = b"".join(render(event.records) for event in events if isinstance(event, Batch))
     assert shown == b"[local:0] hello\n"
-    [notice] = [event for event in events if isinstance(event, str)]
+    [notice] = [event.text for event in events if isinstance(event, Notice)]
     assert notice.startswith("not recorded: ") and notice.endswith(": Is a directory")

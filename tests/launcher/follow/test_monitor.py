@@ -14,7 +14,7 @@ from local_attempt import local_attempt
 
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.follow import monitor as module
-from launcher.follow.monitor import Monitor, NodeOutcome
+from launcher.follow.monitor import Monitor, NodeOutcome, Notice
 from launcher.follow.node_watcher import EVENTS, Batch, ContactReport, Exited
 from launcher.hosts import Host
 from launcher.logs.journal_reader import Reader
@@ -62,7 +62,7 @@ def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_pat
 def test_events_that_cannot_be_read_are_skipped_with_one_warning(tmp_path: Path) -> None:
     garbage = b'1.0\t!\t{"kind": "end"}\n1.1\t!\t\xff\n1.2\t!\t{"kind": "of a newer version"}\n'
     *notices, outcome = followed(tmp_path, garbage + JOURNAL, 0)
-    assert [event for event in notices if isinstance(event, str)] == [
+    assert [event.text for event in notices if isinstance(event, Notice)] == [
         "local: skipping unreadable events in its journal"
     ]
     assert [event.kind for _, event in outcome.events] == ["stopping", "end"]

@@ -5,17 +5,20 @@ Each engine is imported on first use: the Docker SDK takes a while to load.
 
 from __future__ import annotations
 
+import contextlib
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from ..errors import UsageError
+from ..errors import CommandFailed, DockerUnavailable, UsageError
+from ..hosts import Host
 from ..plan.plan import EngineTraits
-from ..ssh.node import Node
+from ..ssh.node import Node, connected
 from ..text import quoted
 from .base import Engine
 from .status import NodeStatus
 
 if TYPE_CHECKING:
+    from .engine_info import ImageInfo
     from .image_store import ImageStore
 
 ENGINES = {  # module:class
@@ -45,6 +48,16 @@ def images_of(node: Node) -> ImageStore:
     from .image_store import ImageStore
 
     return ImageStore(node)
+
+
+def image_here(name: str) -> ImageInfo | None:
+    """Return this machine's image; None if it has none, or no engine."""
+    with (
+        contextlib.suppress(DockerUnavailable, CommandFailed),
+        connected([Host("local")]) as [local],
+    ):
+        return images_of(local).inspect(name)
+    return None
 
 
 def engines_on(node: Node, name: str) -> list[Engine]:

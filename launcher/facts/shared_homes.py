@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 
-from ..ssh.many import try_each
+from ..ssh.many import one_per_account, try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 
@@ -42,3 +42,8 @@ def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
     first = [group[0] for group in groups if group[0] in written]
     try_each(first, lambda node: node.script(STEP, "remove", folder))
     return groups
+
+
+def one_per_home(nodes: Sequence[Node]) -> list[Node]:
+    """Return one node of each home folder."""
+    return [home[0] for home in find_shared_homes(one_per_account(nodes))]

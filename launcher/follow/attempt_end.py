@@ -43,21 +43,20 @@ def explain(
         timed_out = failure is not None and failure.kind == "time-limit"
         if attempt.state is RunState.FAILED or timed_out:
             attempt.first_failure = failure
-    failures: list[tuple[int | None, FirstFailure | None, Evidence]] = [
-        (None, attempt.first_failure, evidence)
-    ]
+
+    def keep(failure: FirstFailure | None, known: Evidence, restart: int | None = None) -> None:
+        try:
+            if failure:
+                path = folder.evidence_file(attempt.attempt, restart)
+                write_atomically(path, blame_text(failure, known))
+        except StateError as error:
+            console.error(str(error))
+
+    keep(attempt.first_failure, evidence)
     events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
     for number in sorted({event.number for event in events})[-MOST_RESTARTS:]:
         before = before_restart(evidence, number)
-        failures.append((number, first_failure(before), before))
-    for restart, failure, known in failures:
-        if failure is None:
-            continue
-        try:
-            path = folder.evidence_file(attempt.attempt, restart)
-            write_atomically(path, blame_text(failure, known))
-        except StateError as error:
-            console.error(str(error))
+        keep(first_failure(before), before, number)
 
 
 def ask_kernels(

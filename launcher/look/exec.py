@@ -45,8 +45,8 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
             return _on_all(attempt, folder.run_id, wanted, console)
         with console.step(f"starting {wanted.command[0]} in the run"):
             member = _chosen(attempt, folder.run_id, wanted)
-            started = each_node([member.node], lambda _: _start(member, folder.run_id, wanted))
-        [running] = started.values()
+            asked = each_node([member.node], lambda _: _start(member, folder.run_id, wanted))
+        running = asked[member.node]
         with contextlib.closing(running):
             if wanted.stdin:
                 threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()

@@ -15,11 +15,11 @@ from typing import Any
 from ..budget import SLOWEST, Budget, TooMuch
 from ..engines.running import RunningAttempt
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
-from ..facts.shared_homes import find_shared_homes
+from ..facts.shared_homes import one_per_home
 from ..plan.plan import Place
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
-from ..ssh.many import ask_each, one_per_account
+from ..ssh.many import ask_each
 from ..ssh.node import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
@@ -103,7 +103,7 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
 
     Lists a shared home only once.
     """
-    nodes = [group[0] for group in find_shared_homes(one_per_account(attempt.nodes))]
+    nodes = one_per_home(attempt.nodes)
 
     def ask(node: Node) -> list[RemoteFile]:
         place = attempt.by_node[node].place

@@ -20,7 +20,7 @@ from ..diagnosis.stack_groups import (
     verdict,
 )
 from ..engines.running import RunningNode
-from ..errors import CommandFailed, CommandTimeout
+from ..errors import CommandTimeout
 from ..logs.event_reader import parsed
 from ..outcomes import Exit
 from ..runs.newest_attempt import newest_attempt
@@ -95,9 +95,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
         why = f"its {member.engine.traits.unit} may be gone or paused"
         what = f"the run's supervisor did not answer within {duration(TIMEOUT)}: {why}"
         raise CommandTimeout(what, "see `ddpctl ps`", host=node.name)
-    if done.code != 0:
-        what = f"cannot ask the run's supervisor: {done.reason}"
-        raise CommandFailed(what, "see `ddpctl ps`", host=node.name)
+    done.expect("cannot ask the run's supervisor", "see `ddpctl ps`", node.name)
     answer = parsed(StackAnswer, parse_json(done.stdout))
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase != "running" else "starting"

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..engines.choose import engine_of, engine_traits, images_of
+from ..engines.choose import engine_of, engine_traits, image_here
 from ..engines.engine_info import EngineInfo, ImageInfo
 from ..errors import DdpctlError, HostUnreachable, Several
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
-from ..hosts import Cluster, Host, Job
+from ..hosts import Cluster, Job
 from ..ssh.background import in_background
 from ..ssh.many import try_each
 from ..ssh.node import Node
@@ -209,6 +209,6 @@ def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None 
 def local_image(job: Job) -> ImageInfo | None:
     """Return the job's image on this machine's engine; None if it has none."""
     if engine_traits(job.engine).keeps_containers:
-        with contextlib.suppress(DdpctlError), contextlib.closing(Node(Host("local"))) as node:
-            return images_of(node).inspect(job.image)
+        with contextlib.suppress(DdpctlError):
+            return image_here(job.image)
     return None

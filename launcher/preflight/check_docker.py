@@ -1,11 +1,12 @@
 """Check the container engine, the job's image, and what is left of earlier runs."""
 
 from collections.abc import Iterator
+from statistics import mode
 
 from ..engines.status import ContainerState
 from ..hosts import Job
 from .findings import Finding, failure, failure_of, warning
-from .fleet import Fleet, common
+from .fleet import Fleet
 from .machine import Machine
 
 SLOW_STORAGE = ("vfs", "devicemapper")
@@ -61,7 +62,7 @@ def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if built and built.architecture and kind and built.architecture != kind:
         what = f"the image is built for {built.architecture}, but the host is {kind}"
         yield failure(what, f"build the image for linux/{kind}")
-    if image is None or image.layers == common(
+    if image is None or image.layers == mode(
         [(fleet.image_here or other).layers for other in images]
     ):
         return

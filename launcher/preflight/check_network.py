@@ -1,10 +1,11 @@
 """Check interfaces, the master port, and that hosts reach each other quickly."""
 
 from collections.abc import Collection, Iterator, Mapping
+from statistics import mode
 
 from ..text import names, one_line
 from .findings import Finding, failure, warning
-from .fleet import Fleet, common, odd_one_out
+from .fleet import Fleet, odd_one_out
 from .machine import Machine
 from .reach import DialResult
 
@@ -144,7 +145,7 @@ def _failed(tried: Mapping[int, DialResult]) -> dict[int, str]:
 def _how(tried: Mapping[int, DialResult], fleet: Fleet) -> str:
     """Describe the dials that failed: `timed out from 34 of 47 hosts (gpu[14-47])`."""
     failed = _failed(tried)
-    return f"{HOW[common([*failed.values()])]} {_sources(failed, tried, fleet)}"
+    return f"{HOW[mode([*failed.values()])]} {_sources(failed, tried, fleet)}"
 
 
 def _sources(some: Collection[int], tried: Collection[int], fleet: Fleet) -> str:

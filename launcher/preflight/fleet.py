@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mode
 from typing import TypeVar
 
 from ..engines.engine_info import ImageInfo
@@ -65,11 +66,6 @@ class Fleet:
         return self.reach.by_address.get((machine.rank, ip), {})
 
 
-def common(values: Sequence[T]) -> T:
-    """Return the most frequent value; the first one in a tie."""
-    return max(dict.fromkeys(values), key=list(values).count)
-
-
 def different(
     machine: Machine,
     fleet: Fleet,
@@ -87,5 +83,5 @@ def odd_one_out(
 ) -> tuple[T, T] | None:
     """Return this machine's value and the usual one if they differ. Ignores machines without a value."""
     own = value(machine)
-    usual = common([v for m in fleet.machines if (v := value(m)) is not None] or [own])
+    usual = mode([v for m in fleet.machines if (v := value(m)) is not None] or [own])
     return (own, usual) if own is not None and usual is not None and own != usual else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from ..engines.choose import engine_traits, images_of
+from ..engines.choose import engine_traits, image_here, images_of
 from ..engines.engine_info import ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PushFailed, lines
 from ..hosts import Cluster, Job
@@ -22,7 +22,7 @@ from ..text import duration
 from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
-from .image.push_image import differing, image_here, push_image
+from .image.push_image import differing, push_image
 from .image.sif import image_file
 from .packages.wheels import make_venv, wheels_of
 from .push_progress import HostsNotReady, PushProgress, PushReport

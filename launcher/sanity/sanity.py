@@ -42,12 +42,12 @@ class SanityOptions:
     a training step computes on one node. largest_only: measure only the largest all-reduce.
     """
 
-    timeout: float = 30.0
-    max_bytes: int = 64 << 20
-    pairwise: bool = False
-    min_busbw: float | None = None
-    plot: str | None = None
-    step_seconds: float | None = None
+    timeout: float
+    max_bytes: int
+    pairwise: bool
+    min_busbw: float | None
+    plot: str | None
+    step_seconds: float | None
     largest_only: bool = False
 
 

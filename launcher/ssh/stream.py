@@ -5,6 +5,9 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Self
+
+from ..errors import CommandFailed
 
 CHUNK = 256 * 1024  # bytes per read or write; the fastest size measured over SSH
 LAST_OUTPUT_TIMEOUT = 1.0  # seconds for output in transit after a command has ended
@@ -24,6 +27,12 @@ class Completed:
         """Why it failed: the last line of stderr or, without one, the exit code."""
         lines = self.stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit {self.code}"
+
+    def expect(self, what: str, remedy: str, host: str) -> Self:
+        """Return self if the command succeeded. Otherwise, raise CommandFailed: `what: reason`."""
+        if self.code != 0:
+            raise CommandFailed(f"{what}: {self.reason}", remedy, host=host)
+        return self
 
     def rows(self) -> Iterator[bytes]:
         """Yield the NUL-terminated parts of stdout, without the NULs, one at a time."""

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..facts.shared_homes import find_shared_homes
+from ..facts.shared_homes import one_per_home
 from ..plan.plan import STORE, run_dir_in
 from ..runs.record import RunRecord
-from ..ssh.many import ask_each, one_per_account
+from ..ssh.many import ask_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
@@ -108,7 +108,7 @@ def checkpoint_folders(
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {node: rank for rank, node in enumerate(nodes)}
     folders = []
-    for node, *_ in find_shared_homes(one_per_account((*nodes, *former))):
+    for node in one_per_home((*nodes, *former)):
         entry, rank = before.get(node.name), ranks.get(node)
         run_dir = entry.run_dir if entry else run_dir_in(STORE, record.run_id)
         same = entry is not None and entry.node_rank == rank

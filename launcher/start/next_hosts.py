@@ -91,11 +91,10 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
 def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
     """Return the hosts to avoid, because they are to blame for earlier failures."""
     problems = {}
+    newest = record.restarts[-1] if record.restarts else None
     for host in (*cluster.hosts, *cluster.spares):
-        own = [each for each in record.restarts if each.host == host.name]
-        blamed = [each for each in own if each.cause in BLAMING]
-        newest = record.restarts[-1] if record.restarts else None
-        if newest in own and newest and broke_its_host(newest.cause):
+        blamed = [r for r in record.restarts if r.host == host.name and r.cause in BLAMING]
+        if newest and newest.host == host.name and broke_its_host(newest.cause):
             problems[host] = PreflightError(newest.message, host=host.name)
         elif len(blamed) > 1:
             what = f"{len(blamed)} failures of this run were its own"

@@ -50,10 +50,8 @@ def fill_folders(
     if done.code == GONE:
         what = "another command has removed the pushed code or dataset meanwhile"
         raise CommandFailed(what, "start the run again", host=node.name)
-    if done.code != 0:
-        what = f"could not create {place.run_dir}: {done.reason}"
-        remedy = f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there"
-        raise CommandFailed(what, remedy, host=node.name)
+    remedy = f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there"
+    done.expect(f"could not create {place.run_dir}", remedy, node.name)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import CommandFailed, RunKilled, UsageError
+from ..errors import RunKilled, UsageError
 from ..ssh.many import try_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
@@ -43,10 +43,8 @@ class Reservation:
                 "`ddpctl ps HOSTS` shows it",
                 host=node.name,
             )
-        if done.code != 0:
-            what = f"could not create ~/.ddpctl/runs/{self.run_id}: {done.reason}"
-            remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
-            raise CommandFailed(what, remedy, host=node.name)
+        what = f"could not create ~/.ddpctl/runs/{self.run_id}"
+        done.expect(what, "look at `df -h` and the permissions of ~/.ddpctl there", node.name)
 
     def confirm(self, nodes: Sequence[Node]) -> None:
         """Raise RunKilled if `kill` has cancelled the attempt on one of these hosts.

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from ..engines.choose import installed_engines
 from ..engines.status import NodeStatus
 from ..errors import CommandFailed, DockerUnavailable
-from ..facts.shared_homes import find_shared_homes
+from ..facts.shared_homes import one_per_home
 from ..hosts import Cluster
 from ..outcomes import Exit
 from ..run_id import is_run_id
@@ -79,7 +79,7 @@ def clean(
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
         with console.step(f"looking for traces on {counted(len(machines), 'host')}"):
-            leaders = [home[0] for home in find_shared_homes(machines)]
+            leaders = one_per_home(machines)
             traces, failures = try_each(machines, lambda node: look(node, leaders, cluster))
         kept = {} if kill else may_be_live(traces.values())
         to_remove = {n: t for n, t in traces.items() if not t.none and not t.runs & kept.keys()}

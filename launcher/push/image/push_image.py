@@ -1,6 +1,5 @@
 """Send the image to every host that lacks it or has a different one; verify each copy."""
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +8,7 @@ from itertools import takewhile
 
 from ...engines.choose import images_of
 from ...engines.engine_info import ImageInfo
-from ...errors import CommandFailed, DdpctlError, DockerUnavailable, PushFailed
+from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...hosts import Host
 from ...ssh.many import try_each
 from ...ssh.node import Node, connected
@@ -22,16 +21,6 @@ ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 
 Images = dict[Node, ImageInfo]  # the image of each host that has it
 Failures = dict[Node, DdpctlError]
-
-
-def image_here(name: str) -> ImageInfo | None:
-    """Return this machine's image; None if it has none, or no engine."""
-    with (
-        contextlib.suppress(DockerUnavailable, CommandFailed),
-        connected([Host(host="local")]) as [local],
-    ):
-        return images_of(local).inspect(name)
-    return None
 
 
 def push_image(

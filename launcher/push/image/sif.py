@@ -8,7 +8,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from ...engines.choose import images_of
+from ...engines.choose import image_here, images_of
 from ...errors import DdpctlError, PushFailed
 from ...hosts import Host
 from ...plan.plan import IMAGE_FILE
@@ -18,7 +18,6 @@ from ..files.scan import Tree, scan_file
 from ..make_once import make_once
 from ..push_progress import PushProgress
 from ..transfer.payload import failed
-from .push_image import image_here
 
 
 def image_file(image: str, progress: PushProgress) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,15 @@ import pytest
 from host_facts import facts
 from push_machines import Machines, home, machines, push_to  # noqa: F401 # fixtures
 
-from launcher.engines.apptainer import CHECK, Apptainer, exec_arguments
+from launcher.engines import choose
+from launcher.engines.apptainer import CHECK, PROBLEMS, Apptainer, exec_arguments
 from launcher.engines.choose import engine_traits, engines_on
 from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, HostsFileError, PushFailed
 from launcher.hosts import Host, parse
 from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.plan import LaunchOptions, Mount, Plan
-from launcher.push.image import push_image, sif
+from launcher.push.image import sif
 from launcher.push.push_progress import PushProgress
 from launcher.ssh.node import Node
 from launcher.terminal.console import Console
@@ -121,6 +123,10 @@ def test_a_host_says_why_it_cannot_run_images(
     assert done.returncode == code
 
 
+def test_every_reason_why_a_host_cannot_run_images_has_a_remedy() -> None:
+    assert {*map(int, re.findall(r"\bexit (\d)", CHECK))} == {0, *PROBLEMS}
+
+
 def test_a_missing_apptainer_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere:/bin")
     monkeypatch.setattr("launcher.engines.apptainer.CHECK", "exit 3")
@@ -156,7 +162,7 @@ def test_an_image_is_converted_once(
         def save(self, name: str) -> list[bytes]:
             return [b"archive of ", name.encode()]
 
-    for module in (sif, push_image):
+    for module in (sif, choose):
         monkeypatch.setattr(module, "images_of", lambda *_: Store())
     progress = PushProgress([], Console(quiet=True))
     with pytest.raises(PushFailed, match="other:1 is not in this machine's Docker"):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from launcher.errors import PushFailed
 from launcher.hosts import Host
 from launcher.push.transfer import chain
 from launcher.push.transfer.chain import Transfer
@@ -30,7 +33,10 @@ class StuckRelay:
     def __init__(self) -> None:
         self.node, self.feeds = Node(Host("evil")), queue.SimpleQueue[Any]()
 
-    def order(self, *_: Any, **__: Any) -> None: ...
+        self.orders: list[str] = []
+
+    def order(self, op: str, **_: Any) -> None:
+        self.orders.append(op)
 
 
 def transfer_to(*relays: Any) -> Transfer:
@@ -45,6 +51,28 @@ def test_a_relay_that_asks_for_bytes_forever_is_fed_once() -> None:
     for _ in range(1000):
         made.handle(made.hosts[relay], RelayEvent("starved", "p0", 0, ""))
     assert (relay.feeds.qsize(), threading.active_count()) == (1, before)
+
+
+@pytest.mark.parametrize(("text", "why"), [("No space left on device", "No space"), ("", "exit 1")])
+def test_a_relay_whose_command_fails_has_failed(text: str, why: str) -> None:
+    relay: Any = StuckRelay()
+    made = transfer_to(relay)
+    [host] = made.hosts.values()
+    made.handle(host, RelayEvent("done", "p0", 1, text))
+    assert host.done and why in str(host.error)
+
+
+def test_if_the_bytes_cannot_be_read_here_every_host_stops_waiting_for_them() -> None:
+    relays: list[Any] = [StuckRelay(), StuckRelay()]
+    made = transfer_to(*relays)
+
+    def unreadable() -> Iterator[bytes]:
+        raise PushFailed("data: Permission denied", "")
+
+    made.payload = replace(made.payload, chunks=unreadable)
+    made.handle(made.hosts[relays[0]], RelayEvent("starved", "p0", 0, ""))
+    relays[0].feeds.get()()
+    assert all("fail" in relay.orders for relay in relays)
 
 
 def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,8 @@ def test_fewer_hosts_go_on_and_the_others_become_spares() -> None:
     assert next_hosts(two, 3, {A: DEAD, B: DEAD}, {}, fewer=True).missing == (DEAD, DEAD)
     assert names(next_hosts(two, 3, {}, {B: SICK})) == ("ac", "b")
     assert names(next_hosts(two, 3, {}, {A: SICK, B: SICK})) == ("abc", "")
+    # too few without both: the sick one stays, the dead one goes
+    assert names(next_hosts(two, 3, {B: DEAD}, {A: SICK}, fewer=True)) == ("ac", "b")
 
 
 def test_a_host_that_is_back_is_used_at_the_next_restart() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,7 @@ def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
         tmp_path / "data",
         lambda text, total: ended in text and "2 folders, " in total,
     )
+    assert re.fullmatch(r"deleted 2 folders, .+", done.summary())
     gone = {f"datasets/{ended}", f"datasets/{dead}"}
     assert {tree.name for tree in done.trees} == gone
     assert {path.name for path in machine.trees("datasets")} == {first, current}

@@ -3,8 +3,9 @@
 #              with DDPCTL_SETUP=yes
 # make unit    the launcher's tests without torch, sshd or an engine: seconds
 # make fast    unit, and the tests that need torch or a local sshd
-# make box     three simulated hosts in privileged containers: train across them, exit with the verdict; needs a Docker
-#              Engine (DDPCTL_SETUP=yes installs Debian's as root) and puts the compose plugin into ~/.docker
+# make box     three simulated hosts in containers with all capabilities except SYS_RESOURCE: train across them, exit with
+#              the verdict; needs a Docker Engine (DDPCTL_SETUP=yes installs Debian's as root) and puts the compose plugin
+#              into ~/.docker
 # make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
 # make bench   every benchmark, one after the other: hours; `make bench-launch` is one of them
 # make check   lint, format, types, layers, shell scripts

@@ -15,7 +15,7 @@ def launch(
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
     job: str | None = options.JOB,
-    name: str = option("--name", "NAME", "Name the run; its id will end with NAME.", default=""),
+    name: str = option("--name", "NAME", "Name the run; its id will begin with NAME.", default=""),
     detach: bool = options.DETACH,
     no_push: bool = flag("--no-push", "Skip the push."),
     no_check: bool = flag("--no-check", "Skip the checks."),

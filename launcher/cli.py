@@ -17,7 +17,7 @@ from . import __version__
 from .commands.usage import COMMANDS, Command, CommandGroup
 from .errors import DdpctlError
 from .outcomes import Exit, Outcome
-from .state import keep_traceback
+from .own_folders import keep_traceback
 from .terminal.console import Console
 
 EPILOG = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ..errors import DdpctlError, UsageError
-from ..state import expanded, read_record, state_home
+from ..own_folders import expanded, read_record, state_home
 
 HOSTS_FILES = (".yaml", ".yml")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import DdpctlError, UsageError
-from ..state import expanded
+from ..own_folders import expanded
 from ..terminal.console import Console
 from ..text import names, names_in, quoted
 from . import complete, options

@@ -11,10 +11,10 @@ from ..errors import StateError
 from ..facts.kernel_log import read_kernel_log
 from ..failure import FirstFailure
 from ..outcomes import RunState
+from ..own_folders import write_atomically
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp
 from ..ssh.many import try_each
 from ..ssh.node import Node
-from ..state import write_atomically
 from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..text import duration

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..errors import CommandFailed
 from ..outcomes import Outcome, RunState
+from ..own_folders import is_locked, locked
 from ..runs.record import RunFolder
-from ..state import is_locked, locked
 from ..terminal.console import Console
 
 READY = b"ready\n"

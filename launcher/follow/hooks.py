@@ -18,9 +18,9 @@ from pathlib import Path
 
 from ..errors import DdpctlError
 from ..outcomes import Exit, Outcome, RunState
+from ..own_folders import current_folder, read_record, write_atomically
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
-from ..state import current_folder, read_record, write_atomically
 from ..terminal.console import Console
 from ..text import duration
 

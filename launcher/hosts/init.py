@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import yaml
 
-from ..state import expanded
+from ..own_folders import expanded
 from . import Job, parse
 from .schema import FILE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from ..errors import UsageError
-from ..state import current_folder, expanded
+from ..own_folders import current_folder, expanded
 from ..text import LONGEST_PATH, names_in, quoted
 from . import foreign
 from .addresses import split_login

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from ..own_folders import make_folder
 from ..plan.plan import Place
-from ..state import make_folder
 from .log_record import Record, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")

@@ -11,10 +11,10 @@ from pathlib import Path
 from ..errors import HostsFileError, NodesFailed
 from ..hosts import Cluster, load
 from ..outcomes import Exit
+from ..own_folders import read_record
 from ..runs.find import hosts_to_ask
 from ..runs.record import run_folders, timestamp
 from ..ssh.node import connected
-from ..state import read_record
 from ..stop.kill import finish_pending
 from ..terminal import live
 from ..terminal.console import Console

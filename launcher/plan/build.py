@@ -12,7 +12,7 @@ from ..errors import CommandFailed
 from ..facts.facts import Facts
 from ..facts.network import Address
 from ..hosts import Cluster, Job
-from ..supervisor.restarts import PastRestart
+from ..supervisor.restart_rule import PastRestart
 from ..text import quoted
 from . import environment
 from .container import (

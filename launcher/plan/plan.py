@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..errors import UsageError
 from ..hosts import Host, Job
-from ..supervisor.restarts import PastRestart
+from ..supervisor.restart_rule import PastRestart
 
 HOME = "~/.ddpctl"  # on a host
 IMAGE_FILE = "image.sif"  # in a folder of ~/.ddpctl/images

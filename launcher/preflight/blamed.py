@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..own_folders import make_folder, read_record, state_home, write_atomically
 from ..ssh.node import Node
-from ..state import make_folder, read_record, state_home, write_atomically
 from ..text import one_line, rfc3339
 from .findings import Finding, warning
 

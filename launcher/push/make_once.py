@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ..state import locked, make_folder
+from ..own_folders import locked, make_folder
 
 KEPT = 3  # of one kind
 

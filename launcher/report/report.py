@@ -7,12 +7,12 @@ import yaml
 
 from ..errors import DdpctlError, StateError, UsageError, lines
 from ..outcomes import Exit
+from ..own_folders import read_record, write_atomically
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.many import ask_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
-from ..state import read_record, write_atomically
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from .charts import charts, together

@@ -20,9 +20,9 @@ from ..failure import FirstFailure
 from ..hosts import Cluster, dump, load
 from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
+from ..own_folders import make_folder, open_record, read_record, state_home, write_atomically
 from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
-from ..state import make_folder, open_record, read_record, state_home, write_atomically
 from ..supervisor.events import Reason, RestartInPlace
 from ..terminal.console import Console
 from ..text import rfc3339

@@ -15,13 +15,13 @@ from ..facts.gather import gather
 from ..hosts import Cluster, override_job, user_environment
 from ..logs.log_record import Record
 from ..outcomes import Exit
+from ..own_folders import make_folder, read_record, state_home, write_atomically
 from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
 from ..ssh.node import connected
 from ..start.request import Request
 from ..start.run_attempt import run_attempt
-from ..state import make_folder, read_record, state_home, write_atomically
 from ..terminal.console import Console
 from ..text import bytes_in, names, quoted
 from .verdict import Report, document, problems, text

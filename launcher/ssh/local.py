@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 
 from ..errors import CommandFailed
-from ..state import expanded
+from ..own_folders import expanded
 from .background import in_background
 from .stream import CHUNK, Stderr, Stream
 

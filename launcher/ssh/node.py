@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from ..budget import Budget
 from ..errors import CommandFailed, CommandTimeout, DdpctlError, UnusableAnswer
 from ..hosts import Host
-from ..state import keep_traceback
+from ..own_folders import keep_traceback
 from ..text import duration
 from . import shell
 from .background import in_background

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import HostUnreachable
 from ..hosts import Host
 from ..hosts.addresses import split_login
-from ..state import expanded
+from ..own_folders import expanded
 from ..text import duration
 from .local import account_name
 

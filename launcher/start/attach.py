@@ -11,9 +11,9 @@ from ..follow.session import StartedRun, follow
 from ..logs.query import LogFilter
 from ..look.logs import print_recorded
 from ..outcomes import Outcome, RunState
+from ..own_folders import is_locked
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
-from ..state import is_locked
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from .waiting_line import WAITING

@@ -20,9 +20,10 @@ from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, time
 from ..ssh.many import try_each
 from ..ssh.node import Node, connected
 from ..ssh.script_files import load_script
-from ..supervisor.restarts import without_progress
+from ..supervisor.restart_rule import without_progress
 from ..terminal.console import Console
 from ..text import duration
+from .may_restart import past_restarts, why_not
 from .next_hosts import (
     NextHosts,
     Problems,
@@ -33,7 +34,6 @@ from .next_hosts import (
 )
 from .request import Request
 from .reservation import Reservation
-from .restart_rule import past_restarts, why_not
 from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
 from .waiting_line import Tickets, kept_for_restart

@@ -11,11 +11,11 @@ from ..follow.interrupts import Interrupts
 from ..follow.session import StartedRun, follow
 from ..hosts import user_environment
 from ..outcomes import NodeState, Outcome, RunState
+from ..own_folders import require_writable
 from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.node import Node, connected
-from ..state import require_writable
 from ..stop.kill import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted

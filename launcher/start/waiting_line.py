@@ -20,15 +20,15 @@ from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Severa
 from ..follow import detach
 from ..follow.interrupts import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
+from ..own_folders import locked, make_folder
 from ..plan.plan import Plan
 from ..runs.record import RunFolder
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node
-from ..state import locked, make_folder
 from ..terminal.console import Console
+from .may_restart import why_not
 from .request import Request
 from .reservation import Reservation
-from .restart_rule import why_not
 from .start_nodes import PlannedAttempt, Refused, taken_by_rivals
 
 RENEW = LEASE / 3  # age in seconds at which a ticket is renewed

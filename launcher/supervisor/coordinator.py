@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .channel import Decision, Status
 from .events import Reason, RestartInPlace
-from .restarts import PastRestart, refusal, without_progress
+from .restart_rule import PastRestart, refusal, without_progress
 from .spec import Spec
 
 SILENT_START = 600.0  # seconds for ranks to import, load and compile before their first output

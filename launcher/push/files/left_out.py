@@ -24,7 +24,7 @@ from rich.filesize import decimal
 
 from ...hosts import Cluster
 from ...hosts.files import MAX_BYTES
-from ...state import cache_home, home_folder, state_home
+from ...own_folders import cache_home, home_folder, state_home
 from ...text import LONGEST_PATH, quoted
 from .quick_pattern import QuickPattern
 

@@ -22,11 +22,11 @@ from rich.filesize import decimal
 from ...budget import unpack
 from ...errors import CommandFailed, DdpctlError, HostUnreachable, PushFailed
 from ...facts.shared_homes import find_shared_homes
+from ...own_folders import cache_home, write_cache
 from ...ssh import shell
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...ssh.script_files import load_script
-from ...state import cache_home, write_cache
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload, script_output
 from . import manifest, tar

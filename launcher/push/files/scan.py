@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ...errors import PushFailed, Several
 from ...hosts import Cluster
-from ...state import cache_home, read_cache, write_cache
+from ...own_folders import cache_home, read_cache, write_cache
 from ...text import LONGEST_PATH, quoted
 from . import left_out, manifest
 from .left_out import IgnoreFile, LeftOut, NamedPaths

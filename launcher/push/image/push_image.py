@@ -10,9 +10,9 @@ from ...engines.choose import images_of
 from ...engines.engine_info import ImageInfo
 from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...hosts import Host
+from ...own_folders import cache_home, read_cache, write_cache
 from ...ssh.many import try_each
 from ...ssh.node import Node, connected
-from ...state import cache_home, read_cache, write_cache
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
 from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag

@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ...engines.engine_info import ImageInfo
-from ...state import cache_home, make_folder, read_cache, write_cache
+from ...own_folders import cache_home, make_folder, read_cache, write_cache
 from ..files.tar import CHUNK
 
 BLOCK = 1 << 20  # bytes

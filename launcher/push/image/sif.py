@@ -11,9 +11,9 @@ from pathlib import Path
 from ...engines.choose import image_here, images_of
 from ...errors import DdpctlError, PushFailed
 from ...hosts import Host
+from ...own_folders import cache_home
 from ...plan.plan import IMAGE_FILE
 from ...ssh.node import connected
-from ...state import cache_home
 from ..files.scan import Tree, scan_file
 from ..make_once import make_once
 from ..push_progress import PushProgress

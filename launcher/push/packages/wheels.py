@@ -17,11 +17,11 @@ from pathlib import Path
 
 from ...errors import DdpctlError, PushFailed, UsageError
 from ...hosts import Job
+from ...own_folders import cache_home
 from ...plan.supervisor_spec import python_on
 from ...ssh.many import try_each
 from ...ssh.node import Node
 from ...ssh.script_files import load_script
-from ...state import cache_home
 from ..files.scan import Tree, scan
 from ..image.recipe import find_source, requirements_of, with_named
 from ..make_once import make_once

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from launcher.errors import PushFailed, Several
 from launcher.hosts import Host
+from launcher.own_folders import cache_home
 from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.push_tree import fetched_manifest
 from launcher.push.files.scan import scan
 from launcher.ssh.node import Node
-from launcher.state import cache_home
 
 
 def test_the_digest_is_of_content_names_and_the_executable_bit(tmp_path: Path) -> None:

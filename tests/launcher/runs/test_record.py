@@ -16,6 +16,7 @@ from launcher.errors import UsageError
 from launcher.hosts import parse
 from launcher.look.ps import Selection, clusters_of
 from launcher.outcomes import RunState
+from launcher.own_folders import state_home
 from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.plan import EngineTraits, LaunchOptions
 from launcher.runs.find import find_run
@@ -27,7 +28,6 @@ from launcher.runs.record import (
     run_folders,
     timestamp,
 )
-from launcher.state import state_home
 from launcher.stop.kill import finish_pending
 from launcher.terminal.console import Console
 

@@ -21,8 +21,8 @@ from launcher.runs.record import (
     RunFolder,
     RunRecord,
 )
+from launcher.start.may_restart import why_not
 from launcher.start.restart import has_saved
-from launcher.start.restart_rule import why_not
 from launcher.start.resume import on_other_hosts
 from launcher.terminal.console import Console
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import StateError, UsageError
-from launcher.state import cache_home, make_folder, state_home, write_atomically, write_cache
+from launcher.own_folders import cache_home, make_folder, state_home, write_atomically, write_cache
 from launcher.supervisor.journal import publish
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.supervisor.restarts import PastRestart, refusal
+from launcher.supervisor.restart_rule import PastRestart, refusal
 
 SAVED, IDLE = PastRestart("killed", True), PastRestart("killed", False)
 

@@ -4,7 +4,7 @@ The supervisors have already restarted it in place if they could.
 """
 
 from ..runs.record import RunRecord
-from ..supervisor.restarts import PastRestart, refusal
+from ..supervisor.restart_rule import PastRestart, refusal
 
 
 def past_restarts(record: RunRecord | None) -> list[PastRestart]:

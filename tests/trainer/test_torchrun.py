@@ -66,13 +66,18 @@ def last_step(out: Path) -> int:
     return max((m["step"] for m in metrics(out) if m["kind"] == "train"), default=0)
 
 
-def test_torchrun_that_is_stopped_leaves_a_checkpoint_of_the_last_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to_torchrun", [True, False])
+def test_a_signal_to_torchrun_or_to_a_rank_leaves_a_checkpoint_of_the_last_step(
+    tmp_path: Path, to_torchrun: bool
+) -> None:
     out = tmp_path / "run"
     process = start([*TORCHRUN, "2", *TRAINER], out, "--epochs", "500")
-    rank_pids(out, process, 3)
-    process.terminate()
-    finish(process)  # torchrun has a code of its own for a signal
+    pids = rank_pids(out, process, 3)
+    os.kill(process.pid if to_torchrun else pids[1], signal.SIGTERM)
+    code, text = finish(process)
+    assert to_torchrun or code == 0, text  # torchrun has a code of its own for a signal
     assert status(out)["state"] == "preempted"
+    assert to_torchrun or status(out)["reason"] == "SIGTERM on rank 1"
     assert (out / "ckpt" / f"step-{last_step(out):08d}").is_dir()
 
 

@@ -2,7 +2,7 @@
 # make test    every test, the simulated cluster's too; says what it would install as root, and does so only in CI or
 #              with DDPCTL_SETUP=yes
 # make unit    the launcher's tests without torch, sshd or an engine: seconds
-# make fast    unit, and the tests that need torch or a local sshd
+# make fast    unit, the launcher's slower tests, and those that need torch or a local sshd
 # make box     three simulated hosts in containers with all capabilities except SYS_RESOURCE: train across them, exit with
 #              the verdict; needs a Docker Engine (DDPCTL_SETUP=yes installs Debian's as root) and puts the compose plugin
 #              into ~/.docker

@@ -291,7 +291,7 @@ def preset(**settings: Any) -> dict[str, Any]:
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Flags win over a preset. Batches are global, so a preset means the same on any number of ranks;
-    # only modelarts has 128 images per rank.
+    # the exception is modelarts, with 128 images per rank.
     # The first three fix published DDP recipes; the others state a target of our own.
     #
     # 16 GPUs x 256 images, SGD 0.1 without a schedule, torchvision's ResNet-18 with its ImageNet

@@ -85,8 +85,10 @@ def evaluate(t: Training, split: str, confusion: bool = False) -> dict[str, Any]
 def scores(
     logits: torch.Tensor, y: torch.Tensor, loss: Callable[..., torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return what is added up over all images, for each image of a block. Add a metric here,
-    its name to `Blocks.names`, and its value to the result of `evaluate`."""
+    """Return what is added up over all images, for each image of a block.
+
+    To add a metric, add it here, its name to `Blocks.names`, and its value to what `evaluate` returns.
+    """
     best = logits.float().topk(min(5, logits.shape[1])).indices == y[:, None]
     return {
         "n": torch.ones_like(y),

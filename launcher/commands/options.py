@@ -80,10 +80,11 @@ def some_seconds(flag: str, text: str) -> int:
 
 def hosts_file_or_list(_: str, text: str) -> str:
     """Read --hosts. A single name that is not a file becomes a list of one: `gpu1,`."""
-    from ..hosts.hostfile import is_host_list
+    from ..hosts.hostfile import SCHEDULERS
 
     is_file = text.endswith((".yaml", ".yml")) or "/" in text or os.path.exists(text)  # noqa: PTH110
-    return text if is_file or is_host_list(text) or not text else f"{text},"
+    is_known = is_file or "," in text or text in SCHEDULERS
+    return text if is_known or not text else f"{text},"
 
 
 def hosts_option(help: str, completed_by: Any = complete.hosts_files) -> Any:

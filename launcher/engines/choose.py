@@ -51,7 +51,7 @@ def images_of(node: Node) -> ImageStore:
 
 
 def image_here(name: str) -> ImageInfo | None:
-    """Return this machine's image; None if it has none, or no engine."""
+    """Return this machine's image of that name. None if there is no such image, or no engine."""
     with (
         contextlib.suppress(DockerUnavailable, CommandFailed),
         connected([Host("local")]) as [local],

@@ -70,13 +70,13 @@ class NodeOutcome(NodeEvidence):
 
 @dataclass(frozen=True)
 class ContactChange:
-    """Hosts that were lost or are back, each by one of its nodes."""
+    """Hosts to which contact was lost or restored. nodes: one of each host."""
 
     nodes: Sequence[NodeOutcome]
 
     @property
-    def lines(self) -> list[str]:
-        """The lines that say so. Hosts that were lost for the same reason share one."""
+    def texts(self) -> list[str]:
+        """Lines for the user. Hosts that were lost for the same reason share one."""
         lost = lines(outcome.lost for outcome in self.nodes if outcome.lost)
         restored = names(outcome.host for outcome in self.nodes if not outcome.lost)
         back = [f"{restored}: contact restored"] if restored else []
@@ -85,7 +85,7 @@ class ContactChange:
 
 @dataclass(frozen=True)
 class Notice:
-    """What the user should know about the logs themselves."""
+    """A line for the user about the log itself."""
 
     text: str
 

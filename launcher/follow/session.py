@@ -112,12 +112,12 @@ class Session:
         self.run.folder.try_save(self.record, self.console)
 
     def _contact_changed(self, change: ContactChange) -> None:
-        for line in change.lines:
+        for line in change.texts:
             self.console.say(line)
         for outcome in change.nodes:
             event = "contact-lost" if outcome.lost else "contact-restored"
             where = {"host": outcome.host, "node_rank": outcome.node_rank}
-            self.events(event, self.record, message=ContactChange([outcome]).lines[0], **where)
+            self.events(event, self.record, message=ContactChange([outcome]).texts[0], **where)
 
     def _restarted(self, report: Record, restart: RestartInPlace) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""

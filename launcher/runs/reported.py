@@ -170,7 +170,7 @@ def caught_up(
     One of several hosts alone cannot make this machine believe in an attempt.
     """
     by_host, _ = reported_nodes(nodes, own.run_id)
-    newest = newest_attempts(by_host)
+    newest = newest_by_host(by_host)
     known = own.attempt.attempt
     numbers = [number for number in newest.values() if number <= known + MOST_AHEAD]
     if len(one_per_account(nodes)) > 1:
@@ -183,16 +183,16 @@ def caught_up(
         except DdpctlError as error:
             console.say(f"warning: attempt {agreed} was started elsewhere, but {error}")
             return own
-    unconfirmed(newest, known, console)
+    say_unconfirmed(newest, known, console)
     return own
 
 
-def newest_attempts(by_host: Mapping[Node, Sequence[tuple[NodeStatus, object]]]) -> dict[Node, int]:
+def newest_by_host(by_host: Mapping[Node, Sequence[tuple[NodeStatus, object]]]) -> dict[Node, int]:
     return {n: max(s.attempt for s, _ in reports) for n, reports in by_host.items() if reports}
 
 
-def unconfirmed(newest: Mapping[Node, int], agreed: int, console: Console) -> list[Node]:
-    """Return the hosts whose newest attempt is later than the agreed one. Says which they are."""
+def say_unconfirmed(newest: Mapping[Node, int], agreed: int, console: Console) -> list[Node]:
+    """Print and return which hosts report a later attempt than the agreed one."""
     ahead = [node for node, number in newest.items() if number > agreed]
     for node in ahead:
         console.say(f"{node.name} reports attempt {newest[node]}, which no other host confirms")
@@ -204,7 +204,7 @@ def ask_for_record(
 ) -> tuple[RunRecord, list[Node]]:
     """Build the record from the hosts' reports. Also return the nodes in rank order."""
     by_host, failures = reported_nodes(nodes, run_id)
-    newest = newest_attempts(by_host)
+    newest = newest_by_host(by_host)
     if not newest:
         if failures:
             raise NodesFailed(by_name(nodes, failures))
@@ -213,7 +213,7 @@ def ask_for_record(
     agreed = agreed_attempt(newest.values())
     rows = {node: [row for row in by_host[node] if row[0].attempt == agreed] for node in by_host}
     source, run = next(row for reports in rows.values() for row in reports)
-    ahead = unconfirmed(newest, agreed, console)
+    ahead = say_unconfirmed(newest, agreed, console)
     there = {node: [status.node_rank for status, _ in reports] for node, reports in rows.items()}
     ranks = by_rank(nodes, there, [*failures, *ahead], cluster.source)
     record = record_of(run_id, cluster, run, agreed)

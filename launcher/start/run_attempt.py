@@ -83,7 +83,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
 
 @dataclass(frozen=True)
 class Ready:
-    """An attempt whose hosts have all that it needs, except free GPUs."""
+    """An attempt whose hosts have all that it needs. Only its GPUs are not claimed yet."""
 
     attempt: PlannedAttempt
     survey: HostSurvey

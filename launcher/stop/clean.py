@@ -79,7 +79,7 @@ def clean(
     with connected(cluster.hosts) as nodes:
         machines = one_per_account(nodes)
         with console.step(f"looking for traces on {counted(len(machines), 'host')}"):
-            leaders = one_per_home(machines)
+            leaders = one_per_home(nodes)
             traces, failures = try_each(machines, lambda node: look(node, leaders, cluster))
         kept = {} if kill else may_be_live(traces.values())
         to_remove = {n: t for n, t in traces.items() if not t.none and not t.runs & kept.keys()}

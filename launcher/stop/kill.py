@@ -108,7 +108,10 @@ def kill_run(
 
 @dataclass(frozen=True)
 class Chosen:
-    """The runs to stop, each with the hosts that may have it. owners: other users, who own the one run."""
+    """The runs to stop, each with the hosts that may have it.
+
+    owners: the other users who own nodes of the run. A run of this machine or of this user has none.
+    """
 
     hosts: Mapping[str, Sequence[Node]]
     owners: Sequence[str] = ()
@@ -127,7 +130,7 @@ def choose_runs(
     *,
     everything: bool,
 ) -> Chosen:
-    """Return the run of this machine, the one that is `named`, or this user's runs on the hosts."""
+    """Return this machine's run, or else the run that is `named`, or else this user's runs there."""
     if folder and not everything and (not named or launched_here(folder, console)):
         return Chosen({folder.run_id: nodes})
     if named:

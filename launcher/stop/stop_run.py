@@ -100,7 +100,8 @@ class Stop:
 
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
         def end(status: NodeStatus) -> None:
-            if not (status.state in UNSTARTED and engine.withdraw(status)):
+            is_withdrawn = status.state in UNSTARTED and engine.withdraw(status)
+            if not is_withdrawn:  # it runs, or has started by now
                 engine.stop(status, self.timeout)
 
         # concurrently, so that nodes on one machine do not wait for each other's timeout
@@ -113,7 +114,7 @@ class Stop:
         """Return what the engine still lists of the run, after it was stopped."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
-        if late:  # its launch, which has not seen the mark yet, has created them meanwhile
+        if late:  # the launch created them meanwhile, before it saw the mark
             self._end(engine, late)
             statuses = engine.list(self.run_id)
         return [

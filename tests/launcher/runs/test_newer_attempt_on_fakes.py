@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from fakes import FakeCluster, FakeNode
 
-pytestmark = pytest.mark.slow  # most start several runs
+pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
 
 

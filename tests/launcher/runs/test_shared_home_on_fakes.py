@@ -13,7 +13,7 @@ from launcher.facts.shared_homes import find_shared_homes
 from launcher.hosts import Host
 from launcher.ssh.node import connected
 
-pytestmark = pytest.mark.slow  # most start several runs
+pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
 
 

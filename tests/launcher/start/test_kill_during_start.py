@@ -16,7 +16,7 @@ from launcher.engines.process import Processes
 from launcher.start import launch, run_attempt, start_nodes, waiting_line
 from launcher.start.request import Request
 
-pytestmark = pytest.mark.slow  # most start several runs
+pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
 # Claims of processes lie in /tmp, where parallel tests see them.
 RUN, PORT = f"20261125-031500-doomed{os.getpid()}", 20000 + os.getpid() % 10000

@@ -21,7 +21,7 @@ from launcher.runs.record import RunRecord
 from launcher.start import launch, recorder
 from launcher.start.restart import restart_until_done
 
-pytestmark = pytest.mark.slow  # most start several runs
+pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
 
 

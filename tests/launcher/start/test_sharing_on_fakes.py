@@ -36,7 +36,7 @@ from launcher.start.start_nodes import NodeInputs, PlannedAttempt, Refused, clai
 from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
-pytestmark = pytest.mark.slow  # most start several runs
+pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
 
 

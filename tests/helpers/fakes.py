@@ -222,6 +222,7 @@ class FakeMachine(LocalMachine):
         self.host.ask("open", *argv)
         match argv:
             case ["sh", "-c", text, *args]:
+                text = text.replace("/tmp/ddpctl-claims", f"{self.host.home}/claims")
                 return super().open(["sh", "-c", self._as_host() + text, *args], **how)
         return super().open(["sh", "-c", self._as_host() + 'exec "$@"', "sh", *argv], **how)
 

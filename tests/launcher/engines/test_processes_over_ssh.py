@@ -55,9 +55,9 @@ def requirements(machine: Machine) -> Path:
     return path
 
 
-def shown(machine: Machine) -> list[str]:
-    done = machine.ddpctl("ps", "hosts.yaml", "--all", "--json")
-    return [node["state"] for run in json.loads(done.stdout)["runs"] for node in run["nodes"]]
+def shown(machine: Machine, run_id: str) -> list[str]:
+    runs = json.loads(machine.ddpctl("ps", "hosts.yaml", "--all", "--json").stdout)["runs"]
+    return [node["state"] for run in runs if run["run_id"] == run_id for node in run["nodes"]]
 
 
 def test_a_run_on_another_host_succeeds_and_its_logs_stay(machine: Machine) -> None:
@@ -90,11 +90,10 @@ print("resumed", kept.exists())
 
 
 def test_a_detached_run_outlives_the_connection_and_a_kill_leaves_nothing(machine: Machine) -> None:
-    machine.ddpctl(
-        "launch", "hosts.yaml", "--env", "SLEEP=600", "--env", "TOKEN=s3cret", "--detach"
-    )
+    words = ["launch", "hosts.yaml", "--env", "SLEEP=600", "--env", "TOKEN=s3cret", "--detach"]
+    run_id = machine.ddpctl(*words).stdout.strip()
     machine.wait_for_ranks()
-    assert shown(machine) == ["running", "running"]
+    assert shown(machine, run_id) == ["running", "running"]
     script = 'echo "$TOKEN $DDPCTL_NODE_RANK"; echo no >&2; exit 5'
     done = machine.ddpctl("exec", "--rank", "2", "--", "sh", "-c", script, code=5)
     assert (done.stdout, done.stderr) == ("s3cret 1\n", "no\n")
@@ -102,8 +101,8 @@ def test_a_detached_run_outlives_the_connection_and_a_kill_leaves_nothing(machin
     code, text = machine.in_terminal("exec", "-t", "--", "sh", "-c", ON_TERMINAL)
     assert (code, "vt102 ready" in text) == (42, True), text
     (machine.folder / "state").rename(machine.folder / "lost")  # this machine knows nothing
-    machine.ddpctl("kill", "hosts.yaml", "--all", "--yes")
-    assert set(shown(machine)) <= {"cancelled"}
+    machine.ddpctl("kill", run_id, "--hosts", "hosts.yaml")
+    assert set(shown(machine, run_id)) <= {"cancelled"}
     deadline = time.monotonic() + 20
     while any("supervisor.pyz" in line or "train.py" in line for line in machine.left()):
         assert time.monotonic() < deadline, machine.left()

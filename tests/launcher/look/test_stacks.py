@@ -80,7 +80,7 @@ class Machine:
 def machine(tmp_path: Path) -> Iterator[Machine]:
     made = Machine(tmp_path)
     yield made
-    made.ddpctl("kill", "hosts.yaml", "--all", "-y")
+    made.ddpctl("kill", made.run_id, "--hosts", "hosts.yaml")
 
 
 def test_the_rank_elsewhere_is_named_and_the_run_goes_on(machine: Machine) -> None:

@@ -36,7 +36,8 @@ EVIL = {
 def machine(tmp_path: Path) -> Iterator[Machine]:
     made = Machine(tmp_path)
     yield made
-    made.ddpctl("kill", "hosts.yaml", "--all", "-y")
+    for run in (made.folder / "home" / ".ddpctl" / "runs").iterdir():
+        made.ddpctl("kill", run.name, "--hosts", "hosts.yaml")
 
 
 def test_a_host_cannot_choose_what_another_machine_does(machine: Machine) -> None:

@@ -18,8 +18,7 @@ from launcher.start.request import Request
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
-# Claims of processes lie in /tmp, where parallel tests see them.
-RUN, PORT = f"20261125-031500-doomed{os.getpid()}", 20000 + os.getpid() % 10000
+RUN = "20261125-031500-doomed"
 MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "remember"),
     "recorded": (run_attempt, "send_checkpoint"),
@@ -65,7 +64,7 @@ def kill(cluster: FakeCluster, whence: str) -> None:
 
 def left(cluster: FakeCluster) -> list[object]:
     """Return what is left of the run on the hosts, apart from folders."""
-    claims = Path("/tmp").glob(f"ddpctl-claims-*/ddpctl-{RUN}*")
+    claims = cluster.folder.glob("hosts/*/claims-*/*")
     return [*cluster.nodes, *cluster.tickets, *claims]
 
 
@@ -84,7 +83,7 @@ def left(cluster: FakeCluster) -> list[object]:
 def test_a_run_that_is_killed_before_its_nodes_start_does_not_start(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, moment: str, whence: str, engine: str
 ) -> None:
-    cluster = fake_cluster(engine=engine, master_port=PORT)
+    cluster = fake_cluster(engine=engine)
     owner, name = MOMENTS[moment]
     just_before(monkeypatch, owner or ENGINES[engine], name, lambda: kill(cluster, whence))
     code, _, err = cluster.launch("--on-event", 'echo "$DDPCTL_EVENT $DDPCTL_MESSAGE" >> events')

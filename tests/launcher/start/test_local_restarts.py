@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -42,7 +43,20 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
     job |= {"nproc_per_node": 1, "resume_args": ["--from", "kept"]}
     hosts = [{"host": "local", "gpus": 0}]
     (tmp_path / "hosts.yaml").write_text(json.dumps({"hosts": hosts, "job": job}))
+    keep_claims_apart(machine)
     return machine
+
+
+def keep_claims_apart(machine: Machine) -> None:
+    """Give the machine a launcher whose claims, also those of a waiting run, no other test sees."""
+    code = machine.folder / "claims-apart"
+    shutil.copytree(Path(machine.env["PYTHONPATH"]) / "launcher", code / "launcher")
+    for name in ("process_files.sh", "list_claims.sh"):
+        script = code / "launcher" / "engines" / name
+        text = script.read_text()
+        assert "/tmp/ddpctl-claims-" in text
+        script.write_text(text.replace("/tmp/ddpctl-claims-", f"{machine.folder}/claims-"))
+    machine.env["PYTHONPATH"] = str(code)
 
 
 def launch(machine: Machine, deed: str, *flags: str, code: int = 0) -> str:
@@ -163,7 +177,7 @@ def test_without_containers_nobody_gets_what_a_run_has_before_it_restarts(machin
     file.write_text(file.read_text().replace('"auto"', str(port)))
     launch(machine, "lasting", "--detach")
     until(lambda: b"round 1" in journal(machine), 60)
-    tickets = lambda: [*Path("/tmp").glob(f"ddpctl-claims-*/*{run_id}*.waiting")]  # noqa: E731
+    tickets = lambda: [*machine.folder.glob(f"claims-*/*{run_id}*.waiting")]  # noqa: E731
     run_id, recorder = machine.record()["run_id"], process("launcher.start.recorder", machine)
     until(tickets, 60)
     os.kill(recorder, signal.SIGSTOP)

@@ -26,7 +26,8 @@ from ..runs.record import RunFolder
 from ..ssh.node import connected
 from ..start.launch import launch as start_launch
 from ..start.launch import new_run
-from ..stop.kill import kill_run
+from ..stop.choose_runs import HostedRun
+from ..stop.kill import kill_runs
 from ..terminal.console import Console
 from ..terminal.sanitize import Sanitizer
 from ..text import names
@@ -152,7 +153,8 @@ class Run:
         """
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as nodes:
-            killed = kill_run(nodes, cluster, self.id, self._console)
+            run = HostedRun(self.id, nodes)
+            [killed] = kill_runs([run], cluster.job.engine, self._console)
         if killed.unconfirmed:
             hosts = names(killed.unconfirmed)
             raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}", "call kill() again")

@@ -25,21 +25,20 @@ def kill(
     ddpctl kill hosts.yaml --all -y
     ddpctl kill hosts.yaml --strays
     """
-    from ..stop import kill as kill_runs
+    from ..stop.choose_runs import read_target
+    from ..stop.kill import kill
     from ..stop.strays import kill_strays
 
     console = options.console(quiet, verbose)
+    chosen = read_target(target, hosts, console, everything=everything)
     if strays:
-        cluster, _ = kill_runs.hosts_and_run(target, hosts, console)
-        return kill_strays(cluster, console, yes=yes, as_json=as_json)
+        return kill_strays(chosen.cluster, console, yes=yes, as_json=as_json)
 
-    def confirm(question: str) -> bool:
+    def confirm(question: str, why: str) -> bool:
         if yes or options.can_ask():
             return yes or typer.confirm(question, err=True)
-        if everything:
-            raise UsageError("--all stops every run of yours on these hosts", "pass -y as well")
-        return True  # a script without a RUN means the newest run
+        if why:
+            raise UsageError(why, "pass -y as well")
+        return True
 
-    return kill_runs.kill(
-        target, hosts, console, everything=everything, as_json=as_json, confirm=confirm
-    )
+    return kill(chosen, console, as_json=as_json, confirm=confirm)

@@ -24,8 +24,9 @@ from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
 from ..text import counted
+from .choose_runs import HostedRun
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
-from .kill import kill_run
+from .kill import kill_runs
 
 # ~/.ddpctl may be a link to another disk, and hosts may share the link but not the disk. So every
 # host empties its folder before any host removes the link.
@@ -195,10 +196,14 @@ def remove(
     console: Console,
 ) -> None:
     """Stop the live runs, each on the hosts whose own traces show it; remove containers and folders."""
-    for run_id in sorted(set().union(*(each.live_runs for each in to_remove.values()))):
+
+    def hosted(run_id: str) -> HostedRun:
         there = [node for node in to_remove if run_id in to_remove[node].live_runs]
         owners = {s.owner for node in there for s in to_remove[node].nodes if s.run_id == run_id}
-        kill_run(there, cluster, run_id, console, owners=owners, asked=answered)
+        return HostedRun(run_id, there, sorted(owners))
+
+    live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
+    kill_runs([hosted(run_id) for run_id in live], cluster.job.engine, console, asked=answered)
 
     def run(node: Node, script: str) -> None:
         if (done := node.script(script, timeout=TIMEOUT)).code != 0:

@@ -24,10 +24,10 @@ POLL = 0.3  # seconds
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop met on one host: the nodes that it stopped, what remains, and others' nodes.
+    """The result of a stop on one host.
 
-    remaining: nodes, and pids of the run's processes. others: nodes that carry the run's id, but
-    belong to someone else and were left alone.
+    nodes: that it stopped and removed. remaining: nodes, and pids of the run's processes.
+    others: nodes that carry the run's id, but belong to someone else and were left alone.
     """
 
     nodes: Sequence[NodeStatus]
@@ -39,11 +39,10 @@ class Stopped:
         return not self.remaining
 
     def describe(self) -> str:
-        count = len(self.nodes)
-        stopped = f"stopped and removed {counted(count, 'node')}" if count else "was not running"
-        if self.clean:
-            return f"{stopped}, nothing left" if count else stopped
-        return f"{stopped}, STILL THERE: {', '.join(self.remaining)}"
+        count = counted(len(self.nodes), "node")
+        stopped = f"stopped and removed {count}" if self.nodes else "was not running"
+        left = "nothing left" if self.clean else f"STILL THERE: {', '.join(self.remaining)}"
+        return f"{stopped}, {left}"
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ class Stop:
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(node, self.engine):
+            # listed again: since the mark, the launch adds no more, or removes what it adds
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)

@@ -88,6 +88,18 @@ def test_another_users_run_is_stopped_only_if_it_is_named_and_then_its_owner_is_
     assert cluster.ddpctl(*name, "-y")[0] == 0 and not cluster.nodes
 
 
+def test_a_script_stops_another_users_run_by_its_whole_id_and_not_by_a_prefix(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("good")
+    show(cluster, "good", "bob-run", owner=BOB)
+    code, _, err = cluster.ddpctl("kill", "bob", "--hosts", cluster.hosts_file)
+    assert code == 2 and "bob-run is a run of bob@there" in err and "pass -y" in err
+    assert cluster.nodes
+    assert cluster.ddpctl("kill", "bob-run", "--hosts", cluster.hosts_file)[0] == 0
+    assert not cluster.nodes
+
+
 def test_a_container_of_someone_else_that_carries_my_runs_id_is_left_alone(
     fake_cluster: Make,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,7 +209,24 @@ def test_kill_all_removes_what_a_launcher_created_and_never_started(fake_cluster
     for node in cluster.nodes:
         node.state = "created"
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")
-    assert code == 0, err
+    assert code == 0 and "had not started; removed, nothing left on gpu[0-1]" in err
+    assert cluster.nodes == []
+
+
+def test_kill_all_stops_all_runs_at_once(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(master_port="auto")
+    running(cluster), running(cluster)
+    all_four, stop = threading.Barrier(4), Docker.stop
+
+    def together(docker: Docker, status: NodeStatus, timeout: float) -> None:
+        all_four.wait(timeout=20)
+        stop(docker, status, timeout)
+
+    monkeypatch.setattr(Docker, "stop", together)
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")
+    assert code == 0 and err.count("stopped, nothing left on gpu[0-1]") == 2
     assert cluster.nodes == []
 
 

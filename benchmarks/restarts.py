@@ -301,7 +301,7 @@ def gpu_missing(cluster: Cluster, folder: Path) -> Again:
     run.now()
     cluster.give_gpus(VICTIM, 1)
     kinds = ("terminated", "container-killed", "host-lost")
-    return finish(run, kinds, f"node2 replaces {VICTIM}: 1 GPU of 2 of this run is gone")
+    return finish(run, kinds, f"node2 replaces {VICTIM}: lost 1 of this run's 2 GPUs")
 
 
 def fewer_nodes(cluster: Cluster, folder: Path) -> Again:

@@ -134,7 +134,7 @@ def _hosts(named: list[str], source: str | None, pattern: str | None) -> list[Ho
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
         if not names:
-            what = f"--ssh-config {quoted(pattern)}: matches no Host of {config}"
+            what = f"--ssh-config {quoted(pattern)}: no Host in {config} matches"
             raise UsageError(what, "name them with -H")
         lines += [HostLine(name) for name in names]
     if not lines:
@@ -146,8 +146,8 @@ def _asked_hosts() -> list[HostLine]:
     from ..hosts.init import ssh_aliases
 
     known = ssh_aliases(expanded(SSH_CONFIG))[:8]
-    hint = f" (~/.ssh/config has {', '.join(known)})" if known else ""
-    answer = _prompt(f"Hosts, as ssh takes them, or local{hint}", " ".join(known) or "local")
+    hint = f"; ~/.ssh/config has {', '.join(known)}" if known else ""
+    answer = _prompt(f"Hosts (names for ssh, or `local`{hint})", " ".join(known) or "local")
     return _named(",".join(answer.split()))
 
 

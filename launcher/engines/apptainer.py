@@ -1,8 +1,8 @@
 """The Apptainer engine: a node is a process of the user, as with `engine: process`, in a container.
 
 Apptainer shares the host's processes and network with the container, so what the process engine knows
-and does about a node holds here too. The image is one file. What the user's login sets on the host does
-not reach the container; its home folder is not mounted, and its /tmp is its own.
+and does about a node holds here too. The image is one file. The
+container gets neither the user's login environment nor the home folder, and has its own /tmp.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ ADMINISTRATOR = "ask the host's administrator to"
 PROBLEMS = {  # exit code of check_apptainer.sh -> the problem, the remedy
     3: ("Apptainer is not installed", "install it there (https://apptainer.org/docs/admin/latest)"),
     4: (
-        "Apptainer cannot start containers: there are no user namespaces, and it is not installed setuid",
+        "Apptainer cannot start containers: user namespaces are disabled, and it is not setuid root",
         f"{ADMINISTRATOR} allow user namespaces or install apptainer-suid",
     ),
     5: (
@@ -45,7 +45,7 @@ class Apptainer(Processes):
         return None
 
     def python_in_image(self, image: str) -> Sequence[str]:
-        """Return a command that runs python3 in the image that was pushed last. Any serves the checks."""
+        """Return a command that runs python3 in the newest pushed image: the checks can use any."""
         return shell.script(PYTHON, [])
 
     def _enter(self, node: NodePlan) -> Sequence[str]:

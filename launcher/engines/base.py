@@ -63,13 +63,13 @@ class Engine(Protocol):
         """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
     def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """Return what `list` does, and the names of what is a node by its name but not by its labels.
+        """Like `list`, plus the names of nodes whose labels are missing or wrong.
 
-        What the latter are is unknown, so a stop is not confirmed while there are any.
+        A stop is unconfirmed while any exist.
         """
 
     def claims(self) -> Sequence[NodeStatus]:
-        """Return the nodes and tickets that use or want GPUs or a port here, perhaps also others.
+        """Return at least the nodes and tickets that use or want GPUs or a port on this host.
 
         Faster than `list`, but with fewer fields.
         """

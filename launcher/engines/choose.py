@@ -74,7 +74,7 @@ def nodes_on(node: Node, name: str, run_id: str | None = None) -> list[NodeStatu
 
 
 def installed_engines(node: Node, name: str) -> list[Engine]:
-    """Return the engine `name`, and of the other kind the one that is installed on this host.
+    """Return the engine `name`, plus the installed engine of the other kind on this host.
 
     Processes and Apptainer are one kind: each lists and stops the other's nodes.
     """

@@ -11,7 +11,7 @@ never refused because of one that gives up. Launches wait only for later ones, s
 deadlock.
 
 A launch that waits in line leaves a ticket on each host. A ticket stops later launches only. A run that
-may restart has tickets besides its nodes: they count once a node has ended.
+may restart also holds tickets: they count once a node has ended.
 """
 
 import datetime

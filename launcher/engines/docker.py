@@ -100,7 +100,7 @@ class Docker(Engine):
             self._api.create_volume(name, labels=dict(labels))
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
-        """Yield the tickets: volumes, which have labels and a time but need no image."""
+        """Yield the tickets. A ticket is a volume: it has labels and a creation time but no image."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
             about = NodeStatus(state=ContainerState.WAITING, created=unix(row.get("CreatedAt")))
@@ -211,7 +211,7 @@ class Docker(Engine):
             if missing:
                 raise CommandFailed(
                     f"could not {action}: {missing.splitlines()[0]} does not exist",
-                    "create it on that host or correct job.mounts",
+                    "create it on that host, or fix job.mounts",
                     host=self.host,
                 )
         with self._api.explained(action):

@@ -41,7 +41,7 @@ REMEDIES = {  # text in the engine's refusal -> remedy
     "unresolvable cdi devices": WRITE_CDI_SPEC,
     "container-init binary not found": "install catatonit on that host",
     "is already in use": "another command may be starting the same run; if not, run `ddpctl kill`",
-    "bind source path does not exist": "create the folder on that host or correct job.mounts",
+    "bind source path does not exist": "create the folder on that host, or fix job.mounts",
     "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
     "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",
     "no space left on device": "free space under Docker's data root on that host",
@@ -116,7 +116,7 @@ class Api(docker.APIClient):
         return self._adapter
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request, and read an answer that is not a stream within its budget.
+        """Send a request. Read its answer within a budget, unless the answer is a stream.
 
         Raises one-line errors for connection errors and for answers that no engine gives.
         """
@@ -134,7 +134,7 @@ class Api(docker.APIClient):
         except CommandTimeout:
             call = f"{request.method} {request.path_url}"
             what = f"Docker did not answer {call} within {kwargs.get('timeout')} s"
-            remedy = "check whether its daemon or a disk is stuck there"
+            remedy = "check whether the daemon or a disk hangs on that host"
             raise CommandTimeout(what, remedy, host=self.name) from None
         except (RequestException, HTTPError) as error:
             raise unavailable(self.name, str(error)) from None
@@ -241,7 +241,7 @@ class StreamSocket:
             raise
 
     def settimeout(self, timeout: float | None) -> None:
-        """Start the budget of one answer. Without a timeout, it is that of a command: unlimited."""
+        """Start the budget of one answer. Without a timeout, as for a command, it is unlimited."""
         size = sys.maxsize if timeout is None else LARGEST
         self._budget = Budget("the engine", self._name, size, timeout)
 

@@ -84,7 +84,7 @@ class DockerExec:
                     if time.monotonic() > deadline:
                         raise CommandTimeout(
                             f"the command did not end within {duration(END_TIMEOUT)} of its output",
-                            "it may have closed its output and kept running: see `docker top` there",
+                            "look for it with `docker top` there: it may run on without output",
                             host=self._api.name,
                         )
                     time.sleep(POLL)

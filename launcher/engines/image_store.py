@@ -58,7 +58,7 @@ class ImageStore:
             for message in api.build(fileobj=io.BytesIO(context), tag=name, decode=True, **how):
                 if "error" in message:
                     what = f"{name} was not built: {printable(str(message['error']))}"
-                    raise CommandFailed(what, "the lines above say why")
+                    raise CommandFailed(what, "see the build output above")
                 yield from filter(None, map(printable, message.get("stream", "").splitlines()))
 
     def save(self, name: str) -> Iterator[bytes]:

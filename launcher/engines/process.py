@@ -67,7 +67,7 @@ class Processes(Engine):
         self._script("start the node", START, *words, *entering, *supervisor, stdin=environment)
 
     def _enter(self, node: NodePlan) -> Sequence[str]:
-        """Return the command line that starts its arguments in the container; empty: there is none."""
+        """Return the prefix that runs a command in the container; empty without a container."""
         return ()
 
     def wait(self, place: Place) -> NodeStatus:
@@ -96,9 +96,9 @@ class Processes(Engine):
     def _listed(
         self, what: str, script: str, *args: str
     ) -> Iterator[tuple[NodeStatus, NodeStatus | None]]:
-        """Yield the state of each node and claim that the script lists, and its status with labels.
+        """Yield two statuses of each listed node and claim: without and with what its labels say.
 
-        The latter is None if the labels are malformed or are not those of the folder.
+        The second is None if the labels are malformed or do not match the folder.
         """
         words = (row.decode(errors="replace") for row in self._script(what, script, *args).rows())
         clock = _number(next(words, ""))

@@ -24,7 +24,7 @@ warn_once = functools.cache(logging.getLogger("ddpctl").warning)
 
 
 class ContainerState(enum.StrEnum):
-    """The state of what stands for a node on its host: a container, a process, or a ticket."""
+    """The state of the container, process or ticket that represents a node on its host."""
 
     WAITING = "waiting"  # a ticket: the run's place in line
     CREATED = "created"
@@ -78,7 +78,7 @@ class NodeStatus:
 
     @property
     def alive(self) -> bool:
-        """Whether a process of it may run."""
+        """Whether any of its processes may be running."""
         return self.state not in (*UNSTARTED, *ENDED, ContainerState.CANCELLED)
 
     @property
@@ -88,7 +88,7 @@ class NodeStatus:
 
     @property
     def is_process(self) -> bool:
-        """Whether it is a node without a container: its handle is the path of its control folder."""
+        """Whether it is a node without a container, whose handle is the path of its control folder."""
         return self.handle.startswith("/")
 
     @property
@@ -111,7 +111,7 @@ class NodeStatus:
 
     @property
     def waits(self) -> bool:
-        """Whether this is a run's place in line whose launch is still waiting."""
+        """Whether it is the ticket of a launch that is still waiting."""
         return self.is_ticket and not self.expired
 
     @property
@@ -122,7 +122,7 @@ class NodeStatus:
 
     @property
     def expired(self) -> bool:
-        """Whether this is so old that the launch that was to start it must have died."""
+        """Whether it has waited so long to start that its launch must have died."""
         return self.state in UNSTARTED and self.age > LEASE
 
 

@@ -65,7 +65,7 @@ class NodeWatcher:
         put: Callable[[Item], None],
         closed: threading.Event,
     ) -> None:
-        """offset: bytes of the node's journal whose lines were shown before."""
+        """offset: how much of the journal was already shown, in bytes."""
         self.rank = member.place.node_rank
         self._member, self._put, self._closed = member, put, closed
         self._offset, self._missing_events = offset, offset > 0

@@ -11,7 +11,7 @@ from ..text import counted
 
 
 class RunLines:
-    """Filters, folds and prints a run's lines, as the user asked for.
+    """Filters, folds and prints a run's lines, as the user asked.
 
     brief: on a terminal, and unless --verbose, hide what torchrun reports about failed ranks.
     """
@@ -26,13 +26,13 @@ class RunLines:
         self._print(self._reports.feed(records) if self._brief else records)
 
     def flush(self) -> None:
-        """Print the lines that waited long enough for folding, and all that was printed before."""
+        """Print the lines that have waited long enough for folding, and flush the console."""
         if self._fold:
             self._console.write(self._fold.take_older(time.monotonic()))
         self._console.flush()
 
     def settle(self) -> None:
-        """Print all lines that were held back, and a note about those that were hidden."""
+        """Print all lines that were held back, and a note about lines that were hidden."""
         self._print(self._reports.take_held())
         if self._fold:
             self._console.write(self._fold.take_all())

@@ -187,7 +187,7 @@ class Session:
     # --- the end -------------------------------------------------------------------------------
 
     def _leave(self, number: int) -> Outcome:
-        """Let the run go on, in the care of a recorder. After Ctrl-\\, that is no interruption."""
+        """Leave the run to a recorder. Ctrl-\\ does not count as an interruption."""
         self.monitor.close()
         self._lines.settle()
         if self._unsaved:

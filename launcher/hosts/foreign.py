@@ -81,7 +81,7 @@ def _ours(theirs: Mapping[str, RawValue]) -> dict[str, RawValue]:
 
 
 def read_ini(text: str) -> RawValue:
-    """Parse an Ansible inventory in INI form into the tree of one in YAML."""
+    """Parse an INI inventory of Ansible into the tree that its YAML form gives."""
     groups: dict[str, dict[str, dict[str, RawValue]]] = defaultdict(lambda: defaultdict(dict))
     group, kind = groups["ungrouped"], "hosts"
     for line, written in enumerate(map(_significant, text.splitlines()), 1):

@@ -224,7 +224,7 @@ def command(value: RawValue) -> tuple[str, ...]:
     start = _start_of_script(words)
     why = "ddpctl runs the script with torchrun"
     if any(word.startswith("--nproc") for word in words[:start]):
-        why += "; nproc_per_node is a key of job"
+        why += "; set job.nproc_per_node instead"
     if value.kind == TEXT:
         no_python = ["--no-python"] if start is None else []
         written = _as_list([*no_python, *words[start:]])

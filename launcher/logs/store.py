@@ -39,7 +39,7 @@ Marks = Mapping[int, Mark]  # of one moment, by node rank
 
 
 def offset_in(place: Place, mark: Mark | None) -> int:
-    """Return the offset in a node's journal at which to continue after `mark`, the node's last."""
+    """Return where to resume reading a node's journal: at its last mark, or 0 in a new attempt."""
     return mark.offset if mark and mark.attempt == place.attempt else 0
 
 

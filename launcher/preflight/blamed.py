@@ -1,4 +1,4 @@
-"""Hosts that were to blame for failures of runs, remembered until `ddpctl check --clear HOST`."""
+"""Hosts blamed for run failures, kept until `ddpctl check --clear HOST`."""
 
 import contextlib
 import json

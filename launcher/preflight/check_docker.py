@@ -27,7 +27,7 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
         what = f"{can.product} {engine.version} is too old"
         yield failure(what, f"install {can.upgrade} or newer there")
     if engine.storage in SLOW_STORAGE:
-        what = f"{can.product} uses {engine.storage} storage, which copies every layer"
+        what = f"{can.product} uses the {engine.storage} storage driver, which copies every layer"
         yield warning(what, f"set overlay2 or fuse-overlayfs in {can.storage_file} there")
     by_cdi = can.gpus == "cdi" or (machine.details.cdi and can.version >= GPUS_BY_CDI)
     if engine.cgroup_driver == "systemd" and machine.gpu_states and not by_cdi:

@@ -96,7 +96,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             yield failure(what, "install the NVIDIA driver there, or set gpus: 0")
         elif missing:
             what = f"GPU {ranges(missing)} does not exist; the host has GPU {ranges(existing)}"
-            yield failure(what, "correct gpus: in the hosts file")
+            yield failure(what, "fix `gpus` in the hosts file")
         elif existing and count < nproc and host.gpus:
             remedy = f"set nproc_per_node: {count}, or give the host more GPUs"
             yield failure(f"{count} GPUs for nproc_per_node {nproc}", remedy)

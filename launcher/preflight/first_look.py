@@ -12,6 +12,7 @@ from ..ssh.many import ask_each
 from ..ssh.node import connected
 from ..ssh.route import route_to
 from ..terminal.console import Console
+from ..text import counted
 
 
 class FirstLook(NamedTuple):
@@ -34,7 +35,8 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
     """Ask all hosts concurrently. Prints a line about each host that does not answer."""
-    with connected(hosts) as nodes, console.step(f"asking {len(nodes)} hosts for their GPUs"):
+    asked = counted(len(hosts), "host")
+    with connected(hosts) as nodes, console.step(f"asking {asked} for their GPUs"):
         facts, failures = ask_each(
             nodes, lambda node: gather_one(node, ports=False, check=["", ""])
         )

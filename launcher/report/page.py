@@ -12,7 +12,7 @@ from ..engines.choose import engine_traits
 from ..look.stacks import block
 from ..outcomes import NodeState, RunState
 from ..runs.record import AttemptRecord, NodeRecord, RunRecord, parse_timestamp
-from ..text import names, ranges
+from ..text import counted, names, ranges
 from .charts import Chart, together, totals
 from .drawing import figures, text
 from .journals import Journals, changes
@@ -166,7 +166,10 @@ def _kind(word: str) -> str:
 def summary(record: RunRecord) -> str:
     """Summarize a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
     last = record.attempt
-    words = [f"attempt {last.attempt}", f"{last.world_size} ranks on {len(last.nodes)} nodes"]
+    words = [
+        f"attempt {last.attempt}",
+        f"{counted(last.world_size, 'rank')} on {counted(len(last.nodes), 'node')}",
+    ]
     return ", ".join(filter(None, [*words, _took(last)]))
 
 
@@ -177,7 +180,7 @@ def plan(run: RunView) -> dict[str, str]:
         "name": record.name,
         "owner": record.owner,
         "command": shlex.join(record.command),
-        "ranks": f"{last.world_size} on {len(last.nodes)} nodes",
+        "ranks": f"{last.world_size} on {counted(len(last.nodes), 'node')}",
         "master": f"{last.master_addr}:{last.master_port}",
         "engine": record.engine,
         "image": f"{record.image} {record.image_digest or ''}" if record.image else "",

@@ -30,9 +30,8 @@ def newest_attempt(
 ) -> Iterator[RunningAttempt]:
     """Yield the newest attempt, as this machine's record describes it.
 
-    Adds the attempts that another machine has started to the record. Asks the hosts for all of it
-    if the record is missing or, after a warning, if it cannot be read. record: the one to use as it
-    is.
+    Adds the attempts that another machine has started to the record. Rebuilds the record from the
+    hosts if it is missing or (after a warning) unreadable. record: use this one without asking.
     """
     cluster = load(folder.hosts_file, job_files=False)
     with connected(cluster.hosts) as nodes:
@@ -42,7 +41,7 @@ def newest_attempt(
         if record:
             ranks = in_rank_order(nodes, record, folder)
         else:
-            with console.step(f"asking {len(nodes)} hosts for their record of the run"):
+            with console.step(f"asking {counted(len(nodes), 'host')} for their record of the run"):
                 record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
         members = []
         for node, entry in zip(ranks, record.attempt.nodes, strict=True):
@@ -62,9 +61,11 @@ def in_rank_order(nodes: Sequence[Node], record: RunRecord, folder: RunFolder) -
         node = next((node for node in rest if node.name == entry.host), None)
         if node is None:
             what = (
-                f"{folder.hosts_file}: {entry.host} is missing, which node {entry.node_rank} is on"
+                f"{folder.hosts_file}: {entry.host}, which has node {entry.node_rank}, is missing"
             )
-            remedy = f"put it back; or remove {folder.record_file}, and --hosts makes a new record"
+            remedy = (
+                f"put it back, or remove {folder.record_file} and pass --hosts to make a new record"
+            )
             raise UsageError(what, remedy)
         rest.remove(node)
         ranks.append(node)
@@ -90,7 +91,7 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
 def sync_logs(
     attempt: RunningAttempt, store: LogStore | None, console: Console
 ) -> dict[str, DdpctlError]:
-    """Fetch the part of every node's log that `store` lacks, if given. Return the errors by host."""
+    """Fetch what `store` lacks of every node's log. Return the errors by host. None: do nothing."""
     if store is None:
         return {}
 
@@ -118,9 +119,9 @@ def sync_logs(
             name = error.filename or store.folder
             raise StateError(
                 f"its log is not recorded here: {name} cannot be written: {error.strerror or error}",
-                "free space there or correct its permissions; the host still has the log",
+                "free space on this machine or fix the file's permissions; the host still has the log",
                 host=node.name,
             ) from None
 
-    with console.step(f"copying new log lines of {len(attempt.members)} nodes"):
+    with console.step(f"copying new log lines of {counted(len(attempt.members), 'node')}"):
         return ask_each(attempt.nodes, copy)[1]

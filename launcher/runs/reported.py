@@ -24,6 +24,7 @@ from ..ssh.node import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..supervisor.events import End
 from ..terminal.console import Console
+from ..text import counted
 from .record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 
 LIST = load_script(__file__, "reported_nodes.sh")
@@ -223,8 +224,8 @@ def ask_for_record(
         # commands start in the home folder
         home = "" if node.host.account in silent else f"{node.home()}/"
         record.attempt.nodes.append(NodeRecord(rank, node.name, run_dir_in(home + STORE, run_id)))
-    attempt = f"attempt {agreed} on {len(ranks)} nodes, according to {source.host}"
-    console.say(f"{run_id}: {attempt}; this machine has no record of it")
+    attempt = f"attempt {agreed} on {counted(len(ranks), 'node')}"
+    console.say(f"{run_id}: no record on this machine; {source.host} reports {attempt}")
     return record, ranks
 
 

@@ -4,7 +4,7 @@ There are two kinds. Our trainer writes folders `ckpt/step-N` with a MANIFEST. T
 the digests match, and the newest complete one on any host wins. For other scripts, ddpctl sees only
 files, so the host that wrote last wins.
 
-Files that the sent ones replace go to `.before-attempt-N`.
+Files that are replaced move to `.before-attempt-N`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from ..ssh.many import ask_each
 from ..ssh.node import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from ..text import names
+from ..text import counted, names
 from .plain_files import HostFolder, copy_files
 
 LIST = load_script(__file__, "list_checkpoints.sh")
@@ -50,7 +50,7 @@ class Checkpoints(HostFolder):
         return int(self.newest.rpartition("-")[2] or -1)
 
     def lacks(self, path: str, file: File) -> bool:
-        """Return whether the host needs `file`. If its rank is unchanged, it keeps its own version."""
+        """Return whether the host needs `file`. A host with an unchanged rank keeps its own version."""
         own = self.files.get(path)
         return own is None or not (self.same_rank or own == file)
 
@@ -78,7 +78,8 @@ def distribute_checkpoint(
     open_to_all: the container's user is neither root nor the SSH user. Raises DdpctlError if a host
     does not receive a checkpoint that it needs.
     """
-    with console.step(f"looking for the newest checkpoint on {len(nodes) + len(former)} hosts"):
+    hosts = counted(len(nodes) + len(former), "host")
+    with console.step(f"looking for the newest checkpoint on {hosts}"):
         folders = {each.node: each for each in checkpoint_folders(nodes, former, record)}
         seen, failures = ask_each([*folders], lambda node: with_content(folders[node]))
     if failures:
@@ -117,7 +118,7 @@ def checkpoint_folders(
 
 
 def with_content(folder: Checkpoints) -> Checkpoints:
-    """Return the folder with what the host says it contains, without malformed rows and paths."""
+    """Return the folder with the contents that the host reports. Skips malformed rows and paths."""
     newest, damaged, files = "", [], {}
     for row in folder.script(LIST).rows():
         if match := ROW.fullmatch(row.decode(errors="surrogateescape")):

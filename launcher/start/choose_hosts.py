@@ -19,7 +19,7 @@ from .waiting_line import in_the_way, list_claims
 def choose_hosts(
     request: Request, hosts: Sequence[Node], since: float | None, console: Console
 ) -> Sequence[Node] | Refused:
-    """Return all hosts, or --nodes of them, in rank order. Refused: too few have free GPUs.
+    """Return all hosts, or with --nodes N any N that are free, in rank order; else Refused.
 
     since: when the run asked for its GPUs; None: now. Raises PreflightError or NodesFailed if too few
     hosts have the GPUs that the file names.
@@ -36,8 +36,8 @@ def choose_hosts(
         if failures:
             raise NodesFailed(by_name(hosts, failures))
         raise PreflightError(
-            f"--nodes {count}: only {counted(len(able), 'host')} with the GPUs that the hosts file names",
-            "`ddpctl check` shows what is wrong",
+            f"--nodes {count}: only {len(able)} of the hosts have the GPUs that the hosts file names",
+            "run `ddpctl check` to see what is wrong",
         )
     since = since or request_time(facts[able[0]])
     plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able), since=since))

@@ -36,7 +36,7 @@ def launch(request: Request, console: Console) -> Outcome:
 
 
 def dry_run(request: Request, console: Console) -> Plan:
-    """Return as much of the plan as needs no host; with --nodes N, for the first N hosts."""
+    """Return the plan as far as it is known without the hosts; with --nodes N, for the first N."""
     check_or_hint(request, console)
     hosts = request.cluster.hosts[: request.options.nodes]
     cluster = dataclasses.replace(request.cluster, hosts=hosts)

@@ -1,4 +1,4 @@
-"""Choose the hosts of a restart: spares replace hosts that cannot be used, or fewer hosts go on."""
+"""Choose the hosts of a restart: spares replace unusable hosts, or the run goes on with fewer."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ class NextHosts:
 def next_hosts(
     cluster: Cluster, nnodes: int, unusable: Problems, avoided: Problems, *, fewer: bool = False
 ) -> NextHosts:
-    """Replace the hosts that are unusable, or better avoided, by spares. Pure.
+    """Replace hosts that are unusable or better avoided with spares. Pure.
 
     nnodes: how many the user started the run with. fewer: without enough spares, go on with at least
-    job.min_nodes. Hosts that are left out for that become spares; replaced ones are not used again.
+    job.min_nodes. Hosts that are left out become spares; replaced hosts are not used again.
     """
     fewest = cluster.job.min_nodes or nnodes
     spares = [host for host in cluster.spares if host not in unusable]
@@ -60,7 +60,7 @@ def next_hosts(
     dropped = without if len(hosts) - len(without) >= fewest else missing
     if dropped and (fewer or not missing) and len(hosts) - len(dropped) >= fewest:
         hosts = [host for host in hosts if host not in dropped]
-        notes += [f"without {host.name}: {problems[host].what}" for host in dropped]
+        notes += [f"going on without {host.name}: {problems[host].what}" for host in dropped]
         missing = []
     while len(hosts) < nnodes and good:
         hosts.append(good.pop(0))
@@ -80,7 +80,7 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
         if before := {uuid for each in listed if not each.is_ticket for uuid in each.gpus}:
             lost = before - {gpu.uuid for gpu in gather_one(node, ports=False).gpus}
             if lost:
-                what = f"{counted(len(lost), 'GPU')} of {len(before)} of this run is gone"
+                what = f"lost {len(lost)} of this run's {counted(len(before), 'GPU')}"
                 raise PreflightError(what, "look at `nvidia-smi` and `dmesg` there", host=node.name)
 
     with connected((*cluster.hosts, *cluster.spares)) as nodes:
@@ -97,8 +97,8 @@ def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
         if newest and newest.host == host.name and broke_its_host(newest.cause):
             problems[host] = PreflightError(newest.message, host=host.name)
         elif len(blamed) > 1:
-            what = f"{len(blamed)} failures of this run were its own"
-            what += f", the last one {blamed[-1].cause}"
+            what = f"caused {len(blamed)} failures of this run"
+            what += f", the last one of kind {blamed[-1].cause}"
             problems[host] = PreflightError(what, host=host.name)
     return problems
 
@@ -110,7 +110,7 @@ def broke_its_host(cause: str) -> bool:
 
 
 def rejected_hosts(error: DdpctlError, hosts: Sequence[Host]) -> Problems:
-    """Return which hosts the error of an attempt is about. Empty if it is about none of them."""
+    """Return the hosts that an attempt's error is about, if any, each with its own error."""
     errors = error.errors if isinstance(error, Several) else (error,)
     problems: dict[Host, DdpctlError] = {}
     for each in errors:

@@ -85,16 +85,16 @@ def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
 def copy_files(
     source: HostFolder, target: HostFolder, paths: Sequence[bytes], aside: str, *, open_to_all: bool
 ) -> None:
-    """Copy files and folders to the target's checkpoints. Until all have arrived, nothing there changes.
+    """Copy files and folders to the target's checkpoints, which change only once all have arrived.
 
-    aside: the folder in its checkpoints that keeps what they replace. Raises CommandFailed.
+    aside: the folder among its checkpoints for the files that they replace. Raises CommandFailed.
     """
     files = listed_files(source, "checkpoints", paths)
     try:
         _stream(source, target, files)
         arrived = listed_files(target, f"checkpoints/{ARRIVING}", paths)
         if {file.path: file.sha256 for file in arrived} != {f.path: f.sha256 for f in files}:
-            raise target.failed(f"what {source.node.name} sent arrived damaged", "resume again")
+            raise target.failed(f"files from {source.node.name} arrived damaged", "resume again")
         wanted = b"".join(path + b"\0" for path in paths)
         target.script(PLACE, ARRIVING, aside, "open" if open_to_all else "", stdin=wanted)
     except BaseException:

@@ -70,7 +70,7 @@ def check(
 
 
 def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushResult:
-    """Push what is missing, to the spares too, or with --no-push verify that nothing is."""
+    """Push what the hosts and spares lack; with --no-push, verify that the hosts lack nothing."""
     wants_push = survey.request.options.push
     step = "pushing what is missing" if wants_push else "checking what the hosts already have"
     with console.step(step):

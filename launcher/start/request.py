@@ -1,4 +1,4 @@
-"""The request for an attempt: a run's first, or the one after an earlier attempt."""
+"""The request for an attempt: the first one of a run or a later one."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ class Reservation:
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this command
 
     def take(self, hosts: Sequence[Node], console: Console) -> None:
-        """Reserve the attempt. A second call has no effect. Raises UsageError if it is too late.
+        """Reserve the attempt. A second call has no effect. Raises UsageError if another was first.
 
-        The first host that answers decides: all commands for a run have its hosts in one order.
+        The first host that answers decides: all commands for a run ask its hosts in the same order.
         """
         if self.handed_over:
             return
@@ -40,7 +40,7 @@ class Reservation:
         if done.code == REFUSED:
             raise UsageError(
                 f"attempt {self.attempt} was already started, by another command or from another machine",
-                "`ddpctl ps HOSTS` shows it",
+                "run `ddpctl ps HOSTS` to see it",
                 host=node.name,
             )
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"

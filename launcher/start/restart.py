@@ -1,7 +1,7 @@
 """Restarts by the launcher: whether to start another attempt after a failure, when, and on which hosts.
 
-The supervisors restart a run in place as long as its hosts are alive (launcher/supervisor). What is
-left to the launcher is a run that has ended for good: a host or a container was lost, for example.
+The supervisors restart a run in place as long as its hosts are alive (launcher/supervisor). The
+launcher handles what they cannot: for example, a host or a container was lost.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
 def start_somewhere(
     base: Request, avoided: Problems, place: Tickets | None, console: Console
 ) -> Outcome | None:
-    """Start the next attempt on hosts that can run it, and follow it. None: there are too few.
+    """Start the next attempt on hosts that can run it, and follow it. None if there are too few.
 
     A host that does not pass the checks, or that another run has taken, is replaced like a lost one.
     """
@@ -159,7 +159,7 @@ def request_for(choice: NextHosts, base: Request, unusable: Problems, console: C
 
 
 def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
-    """Return the request for the newest attempt once more, which all its hosts could serve.
+    """Return a request that repeats the newest attempt and may use all hosts of the run.
 
     Raises UsageError or OSError if this machine does not know its hosts anymore.
     """

@@ -62,11 +62,11 @@ def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolde
 
 
 def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Cluster:
-    """Return the user's cluster and job for a run of another machine: hosts do not report commands."""
+    """Return the user's cluster and job for another machine's run: hosts do not report commands."""
     if file is None:
         raise UsageError(
             f"{record.run_id} was started on another machine, so its command is not known here",
-            f"`ddpctl resume {record.run_id} --hosts HOSTS` runs the command in your hosts file",
+            f"run `ddpctl resume {record.run_id} --hosts HOSTS`, which uses the command in HOSTS",
         )
     cluster = load(file)
     console.say(f"{record.run_id} resumes with the command of {file}: {join(cluster.job.command)}")
@@ -82,7 +82,7 @@ def require_environment(record: RunRecord, cluster: Cluster) -> None:
 
 
 def has_succeeded(run_id: str) -> UsageError:
-    remedy = f"`ddpctl resume {run_id} --force` starts another attempt anyway"
+    remedy = f"to start another attempt anyway, run `ddpctl resume {run_id} --force`"
     return UsageError(f"{run_id} has already succeeded", remedy)
 
 
@@ -108,7 +108,7 @@ def next_attempt(
         record = caught_up(folder, own, nodes, cluster, console)
     if live := sorted({status.host for status in statuses if status.alive or status.waits}):
         what = f"{run_id} is still running or waiting on {names(live)}"
-        raise UsageError(what, "`ddpctl attach` follows it, `ddpctl kill` ends it")
+        raise UsageError(what, "follow it with `ddpctl attach`, or end it with `ddpctl kill`")
     reported = [status for rows in reports.values() for status, _ in rows]
     others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.attempt + MOST_AHEAD]
     newest = max(record.attempt.attempt, *(status.attempt for status in others), 0)

@@ -1,6 +1,6 @@
-"""Create the nodes of an attempt, claim their GPUs, start them, and remove them again: on all hosts.
+"""Create an attempt's nodes on all hosts, claim their GPUs, start the nodes, and remove them.
 
-Its created nodes are the claim: they carry labels with their GPUs, which every other launch reads.
+The created nodes are the claim: every other launch reads their GPUs from their labels.
 The rules are in engines.claims.
 """
 
@@ -52,7 +52,7 @@ class PlannedAttempt:
         return self.running.by_node[node].engine
 
     def nodes_on(self, node: Node) -> list[NodeStatus]:
-        """Return this node of all attempts on its host. Tickets stay: the run may go on waiting."""
+        """Return this node of every attempt, without the tickets: the run may go on waiting."""
         listed = self.engine(node).list(self.plan.run_id)
         rank = self.plans[node].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
@@ -91,7 +91,7 @@ def claim_gpus(attempt: PlannedAttempt, inputs: NodeInputs, console: Console) ->
 
 
 def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
-    """Return what rivals that come first have. Wait while it is undecided whether one does."""
+    """Return an error for each rival ahead of us. Waits while it is undecided whether one is."""
     plan = attempt.plan
     wanted = {node: plan.resources(own) for node, own in attempt.plans.items()}
     sharing = [node for node in wanted if wanted[node]]
@@ -128,7 +128,7 @@ def taken_by_rivals(
     ahead: Mapping[Node, Sequence[NodeStatus]],
     wanted: Mapping[Node, Collection[str]],
 ) -> list[DdpctlError]:
-    """Return, for each host and rival, which of `wanted` the rival has or waits for there."""
+    """Return an error per host and rival: which of `wanted` the rival has or waits for."""
     return [
         PreflightError(taken(wanted[node], attempt.plans[node].gpu_ids, rival), host=node.name)
         for node, listed in ahead.items()

@@ -2,7 +2,7 @@
 
 A ticket is what a run leaves on each of its hosts while it waits in line, or may restart. It stops
 later launches, and `ps` shows it. It expires unless it is renewed, so it does not outlive its launch
-for long. A run that may restart has tickets besides its nodes, so that no GPU is free when a node ends.
+for long. A run that may restart also holds tickets, so that no GPU becomes free when a node ends.
 `kill` removes the tickets and cancels the run's reservation.
 """
 
@@ -42,7 +42,7 @@ class Tickets:
     """The tickets of one run on the hosts that it may use."""
 
     def __init__(self, attempt: PlannedAttempt, reservation: Reservation) -> None:
-        """attempt: for a start on all these hosts. reservation: `kill` cancels it with the tickets."""
+        """attempt: uses all these hosts. reservation: `kill` cancels it with the tickets."""
         self.attempt, self._reservation = attempt, reservation
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -92,9 +92,9 @@ class Tickets:
                 return
 
     def look(self) -> tuple[dict[Node, list[NodeStatus]], dict[Node, DdpctlError]]:
-        """Return what `list_claims` does, and replace this run's tickets there that are old or gone.
+        """Like `list_claims`, but also replace tickets of this run that are old or gone.
 
-        Raises RunKilled if one was to be replaced but the run was killed.
+        Raises RunKilled if a ticket was replaced although the run was killed.
         """
         with self._lock:
             listed, failures = list_claims(self.attempt)
@@ -148,7 +148,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         self._lock.close()
 
     def wait(self, refused: Refused, *, choose_again: bool = False) -> Outcome | None:
-        """Wait until it is this run's turn; then return None. If this command leaves, return how.
+        """Wait for this run's turn, then return None; or return how this command leaves the run.
 
         choose_again: another launch was faster on the chosen hosts, but other hosts may be free.
         Raises PreflightError without --wait or after its limit, and RunKilled after a `kill`.
@@ -236,7 +236,7 @@ def in_the_way(
     listed: Mapping[Node, Sequence[NodeStatus]],
     failures: Mapping[Node, DdpctlError],
 ) -> tuple[dict[Node, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals that are ahead or undecided, by host, and all that the attempt has to wait for.
+    """Return the rivals that are ahead or undecided, by host, and an error for each of them.
 
     A port that the plan has chosen does not count: the next plan chooses another one.
     """
@@ -268,9 +268,9 @@ def remove_tickets(nodes: Sequence[Node], plan: Plan) -> None:
 
 @contextlib.contextmanager
 def kept_for_restart(tickets: Tickets, folder: RunFolder, console: Console) -> Iterator[None]:
-    """Keep tickets besides the nodes of a run that somebody follows, if the launcher may restart it.
+    """Also hold tickets while somebody follows a run, if the launcher may restart it.
 
-    They stay if it goes on or restarts, because then others renew them.
+    They stay if the run goes on or restarts, because another process then renews them.
     """
     most = tickets.attempt.plan.job.max_restarts
     if most == 0:

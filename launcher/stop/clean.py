@@ -176,7 +176,7 @@ def without_new_runs(
 def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
     """Return the runs that keep a host from being cleaned, each with the reason."""
     checked = {each.inventory.hostname for each in traces}
-    elsewhere = "may be alive on {}, which was not checked; --kill cleans this host anyway"
+    elsewhere = "may be alive on {}, which was not checked; pass --kill to clean this host anyway"
     unsure = {
         attempt.run_id: elsewhere.format(attempt.host)
         for each in traces

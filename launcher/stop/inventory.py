@@ -1,4 +1,4 @@
-"""What an account has of ddpctl on a host: the entries of ~/.ddpctl, and processes with a run id.
+"""What ddpctl has on a host under one account: entries of ~/.ddpctl, and processes with a run id.
 
 `clean`, `push --prune`, `kill --strays` and every stop read this one list. Hosts are not trusted:
 malformed lines are skipped, and names go back only to the host that reported them.
@@ -56,7 +56,7 @@ class Inventory:
 
 
 def take_inventory(node: Node, *, folder: bool, run_id: str = "") -> Inventory:
-    """List what is on a host. folder: also what is in ~/.ddpctl. run_id: only its processes."""
+    """List what is on a host. folder: with ~/.ddpctl. run_id: list only this run's processes."""
     what, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
     done = node.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
     return parse_inventory(done.stdout.decode(errors="replace"), node.name)

@@ -1,4 +1,4 @@
-"""`push --prune`: find pushed datasets, code and packages that no run uses anymore, and remove them."""
+"""`push --prune`: remove pushed datasets, code, packages and image files that no run uses."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -48,8 +48,8 @@ class PruneResult:
     def summary(self) -> str:
         if not self.trees:
             return (
-                "nothing to delete: runs or this hosts file use all data and code on the hosts, or it was "
-                f"pushed in the last {duration(MIN_AGE)}"
+                "nothing to delete: all data and code on the hosts is in use by a run or this hosts "
+                f"file, or was pushed in the last {duration(MIN_AGE)}"
             )
         return f"{'deleted' if self.removed else 'kept'} {total(self.trees)}"
 

@@ -5,7 +5,7 @@ live nodes and those that were created but never started. A process with a run i
 host without a live node of that run. Processes without a run id are never touched.
 
 A host can say anything about a run that it is not part of. So an ended node proves nothing if another
-host has a node of the same rank, and how many nodes a run has is what the stray's own host says.
+host has a node of the same rank, and only the stray's own host says how many nodes a run has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Stray:
 
 @dataclass(frozen=True)
 class RunTraces:
-    """What one host reports: its nodes of runs, its processes that carry a run id, GPU memory."""
+    """What one host reports: nodes of runs, processes with a run id, and GPU memory in use."""
 
     statuses: Sequence[NodeStatus]
     processes: Sequence[RunProcess]

@@ -72,7 +72,7 @@ def test_an_image_has_the_packages_and_the_torch_of_the_base_and_is_built_once(
         broken = ddpctl(str(project), "--base", base)
         assert (broken.returncode, broken.stdout) == (1, "")
         assert "No matching distribution found for no-such-package" in broken.stderr
-        assert broken.stderr.splitlines()[-1].endswith("the lines above say why")
+        assert broken.stderr.splitlines()[-1].endswith("see the build output above")
     finally:
         subprocess.run(["docker", "rmi", name], check=False, capture_output=True)
 

@@ -25,8 +25,8 @@ def image_file(image: str, progress: PushProgress) -> Tree:
     file = _file_of(image)
     if file is None:
         raise PushFailed(
-            f"{image} is not in this machine's Docker, so it cannot be converted for Apptainer",
-            f"get it here, or set job.image to a .sif file (`apptainer pull docker://{image}`)",
+            f"this machine's Docker does not have {image}, which must be converted for Apptainer",
+            f"pull or build it here, or set job.image to a .sif file (`apptainer pull docker://{image}`)",
             host="this machine",
         )
     if not image.endswith(".sif"):
@@ -56,9 +56,9 @@ def _convert(image: str, progress: PushProgress, draft: Path) -> None:
     progress.say(f"converting {image} for Apptainer, once; this may take minutes")
     if not shutil.which("apptainer"):
         raise PushFailed(
-            f"there is no apptainer to convert {image} with",
-            "install it here, or convert the image elsewhere (`apptainer build NAME.sif "
-            "docker-archive:FILE` of what `docker save` writes) and set job.image to the .sif file",
+            f"apptainer, which converts {image}, is not installed",
+            f"install it, or run `docker save -o FILE {image}`, then `apptainer build NAME.sif "
+            "docker-archive:FILE` on another machine, and set job.image to NAME.sif",
             host="this machine",
         )
     archive = draft.with_name("image.tar")

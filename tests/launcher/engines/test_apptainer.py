@@ -165,10 +165,10 @@ def test_an_image_is_converted_once(
     for module in (sif, choose):
         monkeypatch.setattr(module, "images_of", lambda *_: Store())
     progress = PushProgress([], Console(quiet=True))
-    with pytest.raises(PushFailed, match="other:1 is not in this machine's Docker"):
+    with pytest.raises(PushFailed, match="this machine's Docker does not have other:1"):
         sif.image_file("other:1", progress)
     monkeypatch.setenv("PATH", "/bin")
-    with pytest.raises(PushFailed, match="there is no apptainer to convert mine:1 with"):
+    with pytest.raises(PushFailed, match="apptainer, which converts mine:1, is not installed"):
         sif.image_file("mine:1", progress)
     apptainer = tmp_path / "apptainer"  # build --disable-cache FILE docker-archive:ARCHIVE
     apptainer.write_text('#!/bin/sh\necho once >> "$HOME/calls"; cat "${4#*:}" > "$3"\n')

@@ -122,7 +122,7 @@ FAULTS = {
     ),
     "slow storage": (
         lambda m: with_engine(m, storage="vfs"),
-        ("warning", "docker", "uses vfs storage", "overlay2"),
+        ("warning", "docker", "uses the vfs storage driver", "overlay2"),
     ),
     "old podman": (
         lambda m: replace(with_podman(m, "4.3.1"), hosts=(Host("gpu1", gpus=0),)),
@@ -158,7 +158,7 @@ FAULTS = {
     ),
     "GPU id that is not there": (
         lambda m: replace(m, hosts=(Host("gpu1", gpus=(0, 1, 2, 7)),)),
-        ("failure", "gpus", "GPU 7 does not exist; the host has GPU 0-3", "correct gpus:"),
+        ("failure", "gpus", "GPU 7 does not exist; the host has GPU 0-3", "fix `gpus`"),
     ),
     "no toolkit": (
         lambda m: with_engine(with_details(m, toolkit=False), runtimes=frozenset({"runc"})),
@@ -290,7 +290,7 @@ FAULTS = {
     "interface that is not there": (
         lambda m: replace(m, hosts=(Host("gpu1", interface="ib0"),)),
         ("failure", "network", "interface ib0 does not exist; the host has eth0, docker0",
-         "correct interface:"),
+         "fix `interface`"),
     ),
     "interface that is down": (
         lambda m: replace(m, hosts=(Host("gpu1", interface="docker0"),)),

@@ -245,7 +245,7 @@ def test_a_wrong_internal_ip() -> None:
     machines[0] = replace(machines[0], hosts=(Host("gpu1", internal_ip="10.0.0.99"),))
     finding = one_finding(machines, dialed(machines, {"10.0.0.99": "unreachable"}))
     assert finding.what == "a connection to 10.0.0.99 found no route from 2 of 2 hosts (gpu[2-3])"
-    assert "correct internal_ip" in finding.remedy
+    assert "fix `internal_ip`" in finding.remedy
 
 
 def test_a_host_too_busy_to_report_is_a_warning_and_no_failure() -> None:

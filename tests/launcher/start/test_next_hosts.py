@@ -51,7 +51,7 @@ def test_fewer_hosts_go_on_and_the_others_become_spares() -> None:
     assert next_hosts(two, 3, {B: DEAD}, {}).missing == (DEAD,)  # wait for it first
     choice = next_hosts(two, 3, {B: DEAD}, {}, fewer=True)
     assert names(choice) == ("ac", "b")
-    assert choice.notes == ("without b: no answer",)
+    assert choice.notes == ("going on without b: no answer",)
     assert next_hosts(two, 3, {A: DEAD, B: DEAD}, {}, fewer=True).missing == (DEAD, DEAD)
     assert names(next_hosts(two, 3, {}, {B: SICK})) == ("ac", "b")
     assert names(next_hosts(two, 3, {}, {A: SICK, B: SICK})) == ("abc", "")
@@ -95,4 +95,4 @@ def test_a_host_whose_gpu_failed_is_avoided_at_once_and_others_after_the_second_
     assert not hosts_to_avoid(run(("killed", "b"), ("killed", "b")), known)
     twice = hosts_to_avoid(run(("host-lost", "b"), ("killed", "a"), ("stopped", "b")), known)
     assert {*twice} == {B}
-    assert twice[B].what == "2 failures of this run were its own, the last one stopped"
+    assert twice[B].what == "caused 2 failures of this run, the last one of kind stopped"

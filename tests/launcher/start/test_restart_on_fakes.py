@@ -141,7 +141,10 @@ def test_a_run_that_is_alive_is_not_resumed(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     assert cluster.launch("--detach")[0] == 0
     code, _, err = cluster.ddpctl("resume")
-    assert code == 2 and "is still running or waiting on gpu[0-1]; `ddpctl attach`" in err, err
+    assert (
+        code == 2
+        and "is still running or waiting on gpu[0-1]; follow it with `ddpctl attach`" in err
+    ), err
     assert {node.attempt for node in cluster.nodes} == {1}
 
 
@@ -497,4 +500,4 @@ def test_a_spare_replaces_a_host_that_has_lost_a_gpu(fake_cluster: Make) -> None
     code, _, err = cluster.launch()
     assert code == 0, err
     assert hosts_of(cluster)[-1] == ["gpu0", "spare0"]
-    assert "spare0 replaces gpu1: 1 GPU of 2 of this run is gone" in err
+    assert "spare0 replaces gpu1: lost 1 of this run's 2 GPUs" in err

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias
 from ..errors import UsageError
 from ..own_folders import current_folder, expanded
 from ..text import LONGEST_PATH, names_in, quoted
-from . import foreign
+from . import other_tools
 from .addresses import split_login
 from .files import check_path, text_of
 from .hostfile import (
@@ -179,14 +179,14 @@ class _Reading:
 
     def tree(self, text: str) -> RawValue:
         """Parse the text. Raises Wrong for the file of another tool, which `ddpctl init` converts."""
-        if foreign.is_ini(text):
-            tree = foreign.read_ini(text)
+        if other_tools.is_ini(text):
+            tree = other_tools.read_ini(text)
         else:
             tree = (read_hostfile if is_hostfile(text) else read_yaml)(text, self.mistakes)
-        if not (tool := foreign.kind_of(tree)):
+        if not (tool := other_tools.kind_of(tree)):
             return tree
         if self.convert:
-            return foreign.as_hosts_file(tree)
+            return other_tools.as_hosts_file(tree)
         command = f"`ddpctl init --from {quoted(self.source, LONGEST_PATH)}`"
         raise Wrong(Mistake(1, "", f"found {tool}", f"{command} makes a hosts file of it"))
 

@@ -24,12 +24,12 @@ from ..supervisor.restart_rule import without_progress
 from ..terminal.console import Console
 from ..text import duration
 from .may_restart import past_restarts, why_not
-from .next_hosts import (
+from .replace_hosts import (
     NextHosts,
     Problems,
     hosts_to_avoid,
-    next_hosts,
     rejected_hosts,
+    replace_hosts,
     unusable_hosts,
 )
 from .request import Request
@@ -112,7 +112,7 @@ def start_somewhere(
     while True:
         with console.step("asking which hosts can be used"):
             unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
-        choice = next_hosts(base.cluster, nnodes, unusable, avoided)
+        choice = replace_hosts(base.cluster, nnodes, unusable, avoided)
         if choice.missing and (wait := next(patience, None)) is not None:
             for line in lines(choice.missing):
                 console.say(f"{line}; looking again in {duration(wait)}")
@@ -120,7 +120,7 @@ def start_somewhere(
             rejected = {}
             continue
         if choice.missing:
-            choice = next_hosts(base.cluster, nnodes, unusable, avoided, fewer=True)
+            choice = replace_hosts(base.cluster, nnodes, unusable, avoided, fewer=True)
         if choice.missing:
             missing = "; ".join(lines(choice.missing))
             console.say(f"not restarting: no spare is left, and {missing}")

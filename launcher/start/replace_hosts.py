@@ -28,7 +28,7 @@ class NextHosts:
     notes: tuple[str, ...] = ()  # what changes, and why
 
 
-def next_hosts(
+def replace_hosts(
     cluster: Cluster, nnodes: int, unusable: Problems, avoided: Problems, *, fewer: bool = False
 ) -> NextHosts:
     """Replace hosts that are unusable or better avoided with spares. Pure.

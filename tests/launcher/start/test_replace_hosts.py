@@ -7,7 +7,7 @@ from launcher.failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.outcomes import RunState
 from launcher.runs.record import BY_LAUNCHER, AttemptRecord, RestartRecord, RunRecord
-from launcher.start.next_hosts import NextHosts, hosts_to_avoid, next_hosts, rejected_hosts
+from launcher.start.replace_hosts import NextHosts, hosts_to_avoid, rejected_hosts, replace_hosts
 
 A, B, C, S, T = (Host(name) for name in ("a", "b", "c", "s", "t"))
 DEAD = HostUnreachable("no answer")
@@ -24,47 +24,47 @@ def cluster(spares: tuple[Host, ...] = (), min_nodes: int | None = None) -> Clus
 
 
 def test_the_first_spare_that_answers_takes_the_rank_and_the_replaced_host_is_gone() -> None:
-    choice = next_hosts(cluster((S, T)), 3, {B: DEAD, S: DEAD}, {})
+    choice = replace_hosts(cluster((S, T)), 3, {B: DEAD, S: DEAD}, {})
     assert names(choice) == ("atc", "s")
     assert (choice.missing, choice.notes) == ((), ("t replaces b: no answer",))
 
 
 def test_a_host_without_a_replacement_is_missing() -> None:
-    choice = next_hosts(cluster(), 3, {B: DEAD}, {})
+    choice = replace_hosts(cluster(), 3, {B: DEAD}, {})
     assert (names(choice)[0], choice.missing) == ("abc", (DEAD,))
 
 
 def test_a_host_to_avoid_stays_if_no_spare_is_left() -> None:
-    assert names(next_hosts(cluster((S,)), 3, {}, {B: SICK})) == ("asc", "")
-    assert names(next_hosts(cluster(), 3, {}, {B: SICK})) == ("abc", "")
+    assert names(replace_hosts(cluster((S,)), 3, {}, {B: SICK})) == ("asc", "")
+    assert names(replace_hosts(cluster(), 3, {}, {B: SICK})) == ("abc", "")
 
 
 def test_a_spare_to_avoid_is_the_last_resort() -> None:
     avoided = {S: SICK}
-    assert names(next_hosts(cluster((S, T)), 3, {A: DEAD}, avoided)) == ("tbc", "s")
-    assert names(next_hosts(cluster((S,)), 3, {A: DEAD}, avoided)) == ("sbc", "")
-    assert names(next_hosts(cluster((S,)), 3, {}, {A: SICK, S: SICK})) == ("abc", "s")
+    assert names(replace_hosts(cluster((S, T)), 3, {A: DEAD}, avoided)) == ("tbc", "s")
+    assert names(replace_hosts(cluster((S,)), 3, {A: DEAD}, avoided)) == ("sbc", "")
+    assert names(replace_hosts(cluster((S,)), 3, {}, {A: SICK, S: SICK})) == ("abc", "s")
 
 
 def test_fewer_hosts_go_on_and_the_others_become_spares() -> None:
     two = cluster(min_nodes=2)
-    assert next_hosts(two, 3, {B: DEAD}, {}).missing == (DEAD,)  # wait for it first
-    choice = next_hosts(two, 3, {B: DEAD}, {}, fewer=True)
+    assert replace_hosts(two, 3, {B: DEAD}, {}).missing == (DEAD,)  # wait for it first
+    choice = replace_hosts(two, 3, {B: DEAD}, {}, fewer=True)
     assert names(choice) == ("ac", "b")
     assert choice.notes == ("going on without b: no answer",)
-    assert next_hosts(two, 3, {A: DEAD, B: DEAD}, {}, fewer=True).missing == (DEAD, DEAD)
-    assert names(next_hosts(two, 3, {}, {B: SICK})) == ("ac", "b")
-    assert names(next_hosts(two, 3, {}, {A: SICK, B: SICK})) == ("abc", "")
+    assert replace_hosts(two, 3, {A: DEAD, B: DEAD}, {}, fewer=True).missing == (DEAD, DEAD)
+    assert names(replace_hosts(two, 3, {}, {B: SICK})) == ("ac", "b")
+    assert names(replace_hosts(two, 3, {}, {A: SICK, B: SICK})) == ("abc", "")
     # too few without both: the sick one stays, the dead one goes
-    assert names(next_hosts(two, 3, {B: DEAD}, {A: SICK}, fewer=True)) == ("ac", "b")
+    assert names(replace_hosts(two, 3, {B: DEAD}, {A: SICK}, fewer=True)) == ("ac", "b")
 
 
 def test_a_host_that_is_back_is_used_at_the_next_restart() -> None:
     smaller = Cluster((A, C), Job(min_nodes=2), spares=(B,))
-    choice = next_hosts(smaller, 3, {}, {})
+    choice = replace_hosts(smaller, 3, {}, {})
     assert names(choice) == ("acb", "")
-    assert names(next_hosts(smaller, 3, {B: DEAD}, {})) == ("ac", "b")
-    assert names(next_hosts(smaller, 3, {}, {B: SICK})) == ("ac", "b")
+    assert names(replace_hosts(smaller, 3, {B: DEAD}, {})) == ("ac", "b")
+    assert names(replace_hosts(smaller, 3, {}, {B: SICK})) == ("ac", "b")
 
 
 def test_an_error_of_an_attempt_rejects_the_hosts_that_it_names() -> None:

@@ -48,8 +48,11 @@ class Engine(Protocol):
 
     # Nodes of runs
 
-    def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        """Create the node without starting it. `secrets` go only into its environment."""
+    def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
+        """Create the node without starting it.
+
+        user_env: the variables that the user sets. They may be secret, so they are not in the plan.
+        """
 
     def start(self, node: NodePlan) -> None: ...
 

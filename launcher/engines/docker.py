@@ -60,8 +60,8 @@ class Docker(Engine):
 
     # Nodes of runs
 
-    def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        self._create(node.container, secrets, "create the container")
+    def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
+        self._create(node.container, user_env, "create the container")
 
     def start(self, node: NodePlan) -> None:
         with self._api.explained("start the container"):
@@ -203,7 +203,7 @@ class Docker(Engine):
                     self.remove(NodeStatus(handle=name))
         return output.decode(errors="replace")
 
-    def _create(self, container: Container, secrets: Mapping[str, str], action: str) -> None:
+    def _create(self, container: Container, user_env: Mapping[str, str], action: str) -> None:
         can = self._api.can
         sources = [mount.source for mount in container.mounts if mount.from_job]
         if can.creates_missing_sources and sources:
@@ -215,11 +215,11 @@ class Docker(Engine):
                     host=self.host,
                 )
         with self._api.explained(action):
-            self._api.create_container(**create_arguments(container, secrets, can))
+            self._api.create_container(**create_arguments(container, user_env, can))
 
 
 def create_arguments(
-    container: Container, secrets: Mapping[str, str], can: Capabilities
+    container: Container, user_env: Mapping[str, str], can: Capabilities
 ) -> dict[str, Any]:
     """Translate the plan's Container into arguments of the Engine API."""
     relabel = ",z" if can.relabels else ""
@@ -229,7 +229,7 @@ def create_arguments(
         "image": container.image,
         "command": list(container.command),
         "entrypoint": list(container.entrypoint),
-        "environment": {**container.env, **secrets},
+        "environment": {**container.env, **user_env},
         "labels": dict(container.labels),
         "user": "0:0" if can.rootless else container.user,
         "working_dir": container.working_dir,

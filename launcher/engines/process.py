@@ -51,8 +51,8 @@ class Processes(Engine):
         self._node = node
         self._environment: Mapping[str, str] = {}
 
-    def create(self, node: NodePlan, secrets: Mapping[str, str]) -> None:
-        self._environment = {**node.container.env, **secrets}
+    def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
+        self._environment = {**node.container.env, **user_env}
         claim = f"{node.container.name}.{ContainerState.CREATED}"
         labels = json.dumps(dict(node.container.labels))
         self._script("claim GPUs", CLAIM, claim, node.place.control_dir, stdin=labels)

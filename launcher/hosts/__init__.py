@@ -1,6 +1,6 @@
 """The hosts file: read, validated as a whole, and kept as values."""
 
-from .files import user_environment
+from .files import user_env
 from .hostfile import is_host_list
 from .load import Hosts, cluster_of, load, override_job, parse
 from .model import Cluster, Host, Job, dump
@@ -18,5 +18,5 @@ __all__ = [
     "override_job",
     "parse",
     "select",
-    "user_environment",
+    "user_env",
 ]

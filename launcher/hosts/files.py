@@ -68,7 +68,7 @@ def _reason(error: OSError | ValueError) -> str:
     return str(getattr(error, "strerror", None) or error).lower()
 
 
-def user_environment(job: Job) -> dict[str, str]:
+def user_env(job: Job) -> dict[str, str]:
     """Return the variables of env_file and env. As in `docker run`, env overrides env_file.
 
     Values may be secret. They go only to the engines; plans and records contain only the names.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..hosts import user_environment
+from ..hosts import user_env
 from ..plan.topology import nproc_on, rank_cores
 from ..terminal.console import Console
 from ..text import counted, ranges
@@ -105,4 +105,4 @@ def _host(fleet: Fleet, name: str, ranks: Sequence[int]) -> dict[str, Any]:
 def roce(fleet: Fleet, machine: Machine) -> Mapping[str, str]:
     """Return the RoCE variables that a launch will set for NCCL on the machine."""
     ip = fleet.addresses[machine.rank].ip
-    return machine.facts.roce_settings(ip, user_environment(fleet.cluster.job))
+    return machine.facts.roce_settings(ip, user_env(fleet.cluster.job))

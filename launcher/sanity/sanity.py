@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
-from ..hosts import Cluster, override_job, user_environment
+from ..hosts import Cluster, override_job, user_env
 from ..logs.log_record import Record
 from ..outcomes import Exit
 from ..own_folders import make_folder, read_record, state_home, write_atomically
@@ -74,7 +74,7 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
         if as_json:
             console.json(document(report, str(error).splitlines()))
         raise
-    if "sockets" in report.transports and SOCKETS.isdisjoint(user_environment(cluster.job)):
+    if "sockets" in report.transports and SOCKETS.isdisjoint(user_env(cluster.job)):
         console.say("measuring again, with four sockets per thread")
         report.four_sockets = with_four_sockets(cluster, options, report.hosts, console)
     # the last result for the same hosts and GPUs

@@ -35,14 +35,14 @@ def fill_folders(
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
     files[BUNDLE] = supervisor_file()
     control_files = archive(small_file(name, data, 0o600) for name, data in files.items())
-    cache = [m.source for m in node_plan.container.mounts if m.target == IN_CONTAINER.cache]
+    mounted = {mount.target: mount.source for mount in node_plan.container.mounts}
     done = node.script(
         PREPARE,
         place.run_dir,
         place.control_dir,
         plan.workdir_digest or "",
         "open" if writes_as_another_user(plan, node_plan, uid) else "",
-        "".join(cache) if plan.engine.in_container else "",
+        mounted[IN_CONTAINER.cache] if plan.engine.in_container else "",
         plan.dataset_digest or "",
         stdin=b"".join(control_files),
         timeout=120.0,

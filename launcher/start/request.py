@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..engines.choose import engine_traits
 from ..follow import hooks
-from ..hosts import Cluster, Host, user_environment
+from ..hosts import Cluster, Host, user_env
 from ..plan.build import PlanInputs, build_plan
 from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, new_record, run_folder
@@ -47,7 +47,7 @@ class Request:
             owner=f"{account_name()}@{socket.gethostname()}",
             attempt=self.attempt,
             inputs=inputs,
-            env_names=list(user_environment(self.cluster.job)),
+            env_names=list(user_env(self.cluster.job)),
             past_restarts=past_restarts(self.earlier) if self.options.by == "restart" else (),
         )
         before = self.earlier.attempt.world_size if self.earlier else None

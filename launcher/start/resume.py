@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from shlex import join
 
 from ..errors import UsageError
-from ..hosts import Cluster, Host, Job, load, select, user_environment
+from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import Outcome, RunState, run_state
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
@@ -75,7 +75,7 @@ def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Clu
 
 def require_environment(record: RunRecord, cluster: Cluster) -> None:
     """Raise UsageError if a variable that the run was launched with has no value here."""
-    if missing := set(record.env_names) - set(user_environment(cluster.job)):
+    if missing := set(record.env_names) - set(user_env(cluster.job)):
         what = f"this machine does not know the values of {', '.join(sorted(missing))}"
         remedy = "set them under job.env in a hosts file, and pass it with --hosts"
         raise UsageError(f"{record.run_id}: {what}", remedy)

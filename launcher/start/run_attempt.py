@@ -9,7 +9,7 @@ from ..follow import detach
 from ..follow.hooks import EventHook
 from ..follow.interrupts import Interrupts
 from ..follow.session import StartedRun, follow
-from ..hosts import user_environment
+from ..hosts import user_env
 from ..outcomes import NodeState, Outcome, RunState
 from ..own_folders import require_writable
 from ..plan.container import writes_as_another_user
@@ -91,8 +91,8 @@ class Ready:
 
     @property
     def inputs(self) -> NodeInputs:
-        environment = user_environment(self.survey.request.cluster.job)
-        return NodeInputs(self.survey.uids, environment, for_hosts(self.record))
+        job = self.survey.request.cluster.job
+        return NodeInputs(self.survey.uids, user_env(job), for_hosts(self.record))
 
 
 def make_ready(

@@ -63,7 +63,7 @@ class NodeInputs:
     """What the hosts get besides the plan."""
 
     uids: Sequence[int]  # of the SSH users, by node rank
-    environment: Mapping[str, str]  # the user's variables; may be secret
+    user_env: Mapping[str, str]  # the variables that the user sets; may be secret
     record: Mapping[str, Any]  # run.json, for the hosts to keep
 
 
@@ -149,7 +149,7 @@ def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
         spec = supervisor_spec(plan, node_plan, token)
         documents = {"spec.json": spec, "run.json": inputs.record}
         fill_folders(node, plan, node_plan, documents, inputs.uids[node_plan.node_rank])
-        engine.create(node_plan, inputs.environment)
+        engine.create(node_plan, inputs.user_env)
 
     each_node(attempt.nodes, create)
 

@@ -20,14 +20,15 @@ from .container import (
     METRICS_DIR,
     container_gpus,
     container_mounts,
-    container_of,
     container_user,
+    with_access,
 )
 from .labels import LABEL, odd_label
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
 from .plan import (
     HOME,
     IMAGE_FILE,
+    Container,
     EngineTraits,
     JobPaths,
     LaunchOptions,
@@ -149,10 +150,7 @@ def _node(
     image = inputs.images[rank] if inputs.images else job.image
     if plan.engine.image_files:
         image = f"{store}/images/{plan.image_digest or '<digest>'}/{IMAGE_FILE}"
-    container = container_of(
-        job,
-        gpus,
-        facts,
+    container = Container(
         name=place.container,
         image=image,
         entrypoint=supervisor_command(plan, host, place),
@@ -161,6 +159,9 @@ def _node(
         env_at_launch=tuple(name for name, value in env.items() if value is None),
         labels=_labels(plan, cluster, rank, uuids if facts else None),
         mounts=container_mounts(job, folders),
+        gpus=gpus,
+        user=container_user(job, facts),
+        shm_size=job.shm_size,
         stop_timeout=job.stop_timeout,
         working_dir=paths.workspace if job.workdir else None,
     )
@@ -169,7 +170,7 @@ def _node(
         host=host,
         nproc_per_node=nproc[rank],
         first_rank=total(nproc[:rank]),
-        container=container,
+        container=with_access(container, job, facts),
         internal_ip=address.ip or None,
         interface=address.interface or None,
         place=place,

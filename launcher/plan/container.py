@@ -1,6 +1,6 @@
 """The container of a node, with access to what its job needs on the host. Pure."""
 
-from typing import Any
+import dataclasses
 
 from ..facts.facts import Facts
 from ..hosts import Host, Job
@@ -17,24 +17,21 @@ IN_CONTAINER = JobPaths(
 )
 
 
-def container_of(job: Job, gpus: Gpus, facts: Facts | None, **own: Any) -> Container:
-    """Return a container with access to what the job needs on its host.
+def with_access(container: Container, job: Job, facts: Facts | None) -> Container:
+    """Return the container with access to what the job needs on its host besides `container.gpus`.
 
-    That is: GPUs, what NCCL needs (pinned memory, InfiniBand), and what the job adds. The job's
-    limits override ddpctl's. facts: None if the host was not asked. own: the container's other
-    fields.
+    That is: what NCCL needs (pinned memory, InfiniBand), the devices of AMD's GPUs, and what the job
+    adds. The job's limits override ddpctl's. facts: None if the host was not asked.
     """
     infiniband = facts.infiniband if facts else None
-    amd = bool(gpus) and facts is not None and facts.has_amd_gpus
-    limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
+    amd = bool(container.gpus) and facts is not None and facts.has_amd_gpus
+    limits = {"memlock": -1, "stack": STACK_BYTES} if container.gpus or infiniband else {}
     capabilities = ("IPC_LOCK",) if infiniband else ()
     devices = (*(["/dev/infiniband"] if infiniband else []), *(AMD_DEVICES if amd else ()))
-    return Container(
-        gpus=gpus,
+    return dataclasses.replace(
+        container,
         gpu_vendor="amd" if amd else "nvidia",
-        user=container_user(job, facts),
         group_add=facts.gpu_groups if amd and facts else (),
-        shm_size=job.shm_size,
         tmpfs=job.tmpfs,
         ulimits={**limits, **job.ulimits},
         cap_add=tuple(dict.fromkeys((*capabilities, *job.cap_add))),
@@ -42,7 +39,6 @@ def container_of(job: Job, gpus: Gpus, facts: Facts | None, **own: Any) -> Conta
         pids_limit=job.pids_limit,
         new_privileges=job.new_privileges == "allow",
         devices=tuple(dict.fromkeys((*devices, *job.devices))),
-        **own,
     )
 
 

@@ -52,7 +52,6 @@ class PlanInputs:
     workdir_digest: str | None = None
     image_digest: str | None = None
     used_ports: frozenset[int] = frozenset()  # on node 0: listening, or reserved by another run
-    since: float | None = None  # see Plan
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
@@ -67,11 +66,12 @@ def build_plan(
     inputs: PlanInputs | None = None,
     env_names: Sequence[str] = (),
     past_restarts: Sequence[PastRestart] = (),
+    since: float | None = None,
 ) -> Plan:
     """Return the plan of one attempt. Every attempt after the first resumes.
 
     inputs: None before the hosts were asked. env_names: variables set by the user, which override
-    ddpctl's own. Raises UsageError if the hosts cannot run the job together.
+    ddpctl's own. since: see Plan. Raises UsageError if the hosts cannot run the job together.
     """
     job, hosts, inputs = cluster.job, cluster.hosts, inputs or PlanInputs()
     addresses = addresses_in_file(hosts)
@@ -96,7 +96,7 @@ def build_plan(
         dataset_digest=inputs.dataset_digest,
         workdir_digest=inputs.workdir_digest,
         past_restarts=tuple(past_restarts),
-        since=inputs.since,
+        since=since,
     )
     nodes = tuple(
         _node(plan, cluster, inputs, nproc, rank, tuple(env_names), address)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import NodesFailed, PreflightError, lines
 from ..facts.facts import Facts
-from ..facts.gather import gather_one, request_time
+from ..facts.gather import gather_one
 from ..plan.build import PlanInputs
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..ssh.many import by_name, try_each
@@ -17,30 +17,28 @@ from .waiting_line import in_the_way, list_claims
 
 
 def choose_hosts(
-    request: Request, hosts: Sequence[Node], since: float | None, console: Console
+    request: Request, nodes: Sequence[Node], console: Console
 ) -> Sequence[Node] | Refused:
-    """Return all hosts, or with --nodes N any N that are free, in rank order; else Refused.
+    """Return all nodes, or with --nodes N any N with free GPUs, in rank order; else Refused.
 
-    since: when the run asked for its GPUs; None: now. Raises PreflightError or NodesFailed if too few
-    hosts have the GPUs that the file names.
+    Raises PreflightError or NodesFailed if too few hosts have the GPUs that the file names.
     """
-    count = request.options.nodes or len(hosts)
-    if count >= len(hosts):
-        return hosts
-    with console.step(f"asking {counted(len(hosts), 'host')} which GPUs are free"):
-        facts, failures = try_each(hosts, lambda node: gather_one(node, ports=False))
+    count = request.options.nodes or len(nodes)
+    if count >= len(nodes):
+        return nodes
+    with console.step(f"asking {counted(len(nodes), 'host')} which GPUs are free"):
+        facts, failures = try_each(nodes, lambda node: gather_one(node, ports=False))
     for line in lines(failures.values()):
         console.say(f"left out: {line}")
     able = with_requested_gpus(facts)
     if len(able) < count:
         if failures:
-            raise NodesFailed(by_name(hosts, failures))
+            raise NodesFailed(by_name(nodes, failures))
         raise PreflightError(
             f"--nodes {count}: only {len(able)} of the hosts have the GPUs that the hosts file names",
             "run `ddpctl check` to see what is wrong",
         )
-    since = since or request_time(facts[able[0]])
-    plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able), since=since))
+    plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able)))
     attempt = PlannedAttempt(plan, able)
     ahead, reasons = in_the_way(attempt, *list_claims(attempt))
     free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]

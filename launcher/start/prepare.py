@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..engines.choose import engine_of, engine_traits
 from ..errors import Several
 from ..facts.facts import Facts
-from ..facts.gather import gather, request_time
+from ..facts.gather import gather
 from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.check import survey_all
@@ -84,13 +84,8 @@ def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushRe
         )
 
 
-def make_plan(
-    survey: HostSurvey, pushed: PushResult, since: float | None, console: Console
-) -> Plan:
-    """Make the plan, after asking node 0 which ports other runs have reserved.
-
-    since: when the run asked for its GPUs; None: now.
-    """
+def make_plan(survey: HostSurvey, pushed: PushResult, console: Console) -> Plan:
+    """Make the plan, after asking node 0 which ports other runs have reserved."""
     request, first = survey.request, survey.nodes[0]
     with console.step(f"asking {first.name} which ports are taken"):
         engine = request.cluster.job.engine
@@ -103,7 +98,6 @@ def make_plan(
         image_digest=pushed.report.image_digest,
         # their runs may not be listening yet
         used_ports=frozenset(int(s.master_port) for s in claims if s.alive and s.master_port),
-        since=since or request_time(survey.facts[0]),
         unreached=survey.unreached,
     )
     return request.plan(inputs)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engine_traits
+from ..facts.gather import request_time
 from ..follow import hooks
 from ..hosts import Cluster, Host, user_env
 from ..plan.build import PlanInputs, build_plan
@@ -28,7 +29,7 @@ class Request:
     earlier: RunRecord | None = None  # the record of the attempts so far
     attempt: int = 1
     former: tuple[Host, ...] = ()  # no longer used, but may have the run's checkpoints
-    since: float | None = None  # when the run asked for its GPUs, if it did before; see Plan.since
+    since: float | None = None  # when the run asked for its GPUs; None: it asks now. See Plan.since
     until: float | None = None  # when it stops waiting, by this machine's clock
     handed_over: bool = False  # by another process, which has reserved the attempt
     notes: tuple[str, ...] = ()  # what the run's log says first
@@ -39,6 +40,7 @@ class Request:
 
     def plan(self, inputs: PlanInputs | None = None) -> Plan:
         """Return the plan of this attempt, as far as `inputs` determine it."""
+        asks_now = request_time(inputs.facts[0]) if inputs else None
         plan = build_plan(
             self.cluster,
             engine_traits(self.cluster.job.engine),
@@ -49,6 +51,7 @@ class Request:
             inputs=inputs,
             env_names=list(user_env(self.cluster.job)),
             past_restarts=past_restarts(self.earlier) if self.options.by == "restart" else (),
+            since=self.since or asks_now,
         )
         before = self.earlier.attempt.world_size if self.earlier else None
         notes = self.notes

@@ -24,7 +24,7 @@ class Reservation:
     handed_over: bool = False  # another process has taken it for this one
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this command
 
-    def take(self, hosts: Sequence[Node], console: Console) -> None:
+    def take(self, nodes: Sequence[Node], console: Console) -> None:
         """Reserve the attempt. A second call has no effect. Raises UsageError if another was first.
 
         The first host that answers decides: all commands for a run ask its hosts in the same order.
@@ -33,9 +33,9 @@ class Reservation:
             return
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
-            answers, failures = try_each(hosts, lambda node: node.script(RESERVE, *arguments))
+            answers, failures = try_each(nodes, lambda node: node.script(RESERVE, *arguments))
         if not answers:
-            raise failures[hosts[-1]]
+            raise failures[nodes[-1]]
         node, done = next(iter(answers.items()))
         if done.code == REFUSED:
             raise UsageError(

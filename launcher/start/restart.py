@@ -194,7 +194,7 @@ def place_kept(base: Request) -> Iterator[Tickets | None]:
         tickets: Tickets | None = None
         with contextlib.suppress(NodesFailed, HostsFileError):
             if facts:
-                inputs = PlanInputs(tuple(facts.values()), since=base.since)
+                inputs = PlanInputs(tuple(facts.values()))
                 plan = base.on([*facts]).plan(inputs)
                 reservation = Reservation(base.run_id, base.attempt)
                 tickets = Tickets(PlannedAttempt(plan, [*facts]), reservation)

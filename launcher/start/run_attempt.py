@@ -1,6 +1,7 @@
 """One attempt of a run: check, push, plan, claim, start, follow."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
     reservation = Reservation(request.run_id, request.attempt, request.handed_over)
     with (
-        connected(request.cluster.hosts) as hosts,
+        connected(request.cluster.hosts) as nodes,
         connected(request.former) as former,
         connected(spares_to_prepare) as spares,
         Interrupts() as interrupts,
@@ -55,29 +56,16 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
         PlaceInLine(request, reservation, interrupts, console, kept) as line,
     ):
         require_writable(request.folder.path.parent)
-        finish_pending(hosts, request.cluster, console)
+        finish_pending(nodes, request.cluster, console)
+        result: Ready | Refused | Outcome
         while True:
-            ready = make_ready(request, hosts, spares, former, reservation, line.since, console)
-            if isinstance(ready, Refused):
-                if outcome := line.wait(ready):
-                    return outcome
-                continue
-            attempt = ready.attempt
-            if kept:
-                with console.step("asking whether the run was killed"):
-                    kept.confirm()
-            with interrupts.held():  # a signal waits until nothing is half done
-                refused = claim_gpus(attempt, ready.inputs, console)
-                if refused is None:
-                    start(attempt, reservation, console)
-                    started = record_start(ready, events, console)
-                    line.leave(attempt, former)
-                    if request.options.detach:
-                        events.close()
-                        return detach.detach(request.folder, RunState.RUNNING, console)
-                    with kept_for_restart(Tickets(attempt, reservation), request.folder, console):
-                        return follow(started, events, interrupts, console)
-            if outcome := line.wait(refused, choose_again=len(attempt.nodes) < len(hosts)):
+            result = make_ready(request, nodes, spares, former, reservation, console)
+            if isinstance(result, Ready):
+                result = start_and_follow(result, line, kept, former, interrupts, events, console)
+            if isinstance(result, Outcome):
+                return result
+            request = dataclasses.replace(request, since=result.attempt.plan.since)
+            if outcome := line.wait(result):
                 return outcome
 
 
@@ -88,6 +76,8 @@ class Ready:
     attempt: PlannedAttempt
     survey: HostSurvey
     record: RunRecord
+    reservation: Reservation
+    on_chosen_hosts: bool  # with --nodes: other hosts of the file would do, too
 
     @property
     def inputs(self) -> NodeInputs:
@@ -97,26 +87,53 @@ class Ready:
 
 def make_ready(
     request: Request,
-    hosts: Sequence[Node],
+    nodes: Sequence[Node],
     spares: Sequence[Node],
     former: Sequence[Node],
     reservation: Reservation,
-    since: float | None,
     console: Console,
 ) -> Ready | Refused:
     """Choose hosts, check them, push what they lack, plan the attempt, and reserve its number."""
-    nodes = choose_hosts(request, hosts, since, console)
-    if isinstance(nodes, Refused):
-        reservation.take(hosts, console)
-        return nodes
-    chosen = request.on(nodes)
-    survey = check(chosen, nodes, spares, console)
+    chosen = choose_hosts(request, nodes, console)
+    if isinstance(chosen, Refused):
+        reservation.take(nodes, console)
+        return chosen
+    request = request.on(chosen)
+    survey = check(request, chosen, spares, console)
     pushed = push(survey, spares, console)
-    plan = make_plan(survey, pushed, since, console)
-    reservation.take(hosts, console)
-    record = chosen.remember(plan)
+    plan = make_plan(survey, pushed, console)
+    reservation.take(nodes, console)
+    record = request.remember(plan)
     send_checkpoint(request, survey, plan, former, console)
-    return Ready(PlannedAttempt(plan, nodes), survey, record)
+    attempt = PlannedAttempt(plan, chosen)
+    return Ready(attempt, survey, record, reservation, len(chosen) < len(nodes))
+
+
+def start_and_follow(
+    ready: Ready,
+    line: PlaceInLine,
+    kept: Tickets | None,
+    former: Sequence[Node],
+    interrupts: Interrupts,
+    events: EventHook,
+    console: Console,
+) -> Outcome | Refused:
+    """Claim the GPUs, start all nodes or none, and follow the run. Refused: other runs come first."""
+    attempt, request = ready.attempt, ready.survey.request
+    if kept:
+        with console.step("asking whether the run was killed"):
+            kept.confirm()
+    with interrupts.held():  # until `follow` handles signals, so that nothing is left half done
+        if refused := claim_gpus(attempt, ready.inputs, console):
+            return dataclasses.replace(refused, choose_again=ready.on_chosen_hosts)
+        start(attempt, ready.reservation, console)
+        started = record_start(ready, events, console)
+        line.leave(attempt, former)
+        if request.options.detach:
+            events.close()
+            return detach.detach(request.folder, RunState.RUNNING, console)
+        with kept_for_restart(Tickets(attempt, ready.reservation), request.folder, console):
+            return follow(started, events, interrupts, console)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..engines.base import Engine
 from ..engines.choose import engine_of, engines_on
-from ..engines.claims import goes_first, rivals, taken, undecided
+from ..engines.claims import rivals, taken, those_ahead, undecided
 from ..engines.running import RunningAttempt, RunningNode
 from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError, PreflightError
@@ -73,6 +73,7 @@ class Refused:
 
     attempt: PlannedAttempt
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
+    choose_again: bool = False  # these hosts were chosen (--nodes); others may be free
 
 
 def claim_gpus(attempt: PlannedAttempt, inputs: NodeInputs, console: Console) -> Refused | None:
@@ -97,8 +98,8 @@ def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
     sharing = [node for node in wanted if wanted[node]]
     deadline = time.monotonic() + LEASE
 
-    def look(node: Node) -> list[NodeStatus]:
-        """List the rivals on a host. Removes leftovers of launches that have died."""
+    def rivals_after_cleanup(node: Node) -> list[NodeStatus]:
+        """Remove what launches that have died left on the host; return the other rivals there."""
         listed = []
         for engine in engines_on(node, plan.engine.name):
             for rival in rivals(plan.run_id, wanted[node], engine.claims()):
@@ -110,11 +111,10 @@ def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
         return listed
 
     while True:
-        listed = each_node(sharing, look)
+        listed = each_node(sharing, rivals_after_cleanup)
         late = time.monotonic() > deadline
         ahead = {
-            node: [r for r in here if goes_first(r, plan.key) or (late and undecided(r))]
-            for node, here in listed.items()
+            node: those_ahead(here, plan.key, or_undecided=late) for node, here in listed.items()
         }
         if any(ahead.values()):
             return taken_by_rivals(attempt, ahead, wanted)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..engines.choose import engines_on
-from ..engines.claims import goes_first, rivals, undecided
+from ..engines.claims import rivals, those_ahead
 from ..engines.status import LEASE, NodeStatus
 from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, lines
 from ..follow import detach
@@ -86,13 +86,13 @@ class Tickets:
         """Renew the tickets while the launch is busy with other work."""
         while not self._closed.wait(KEEP):
             try:
-                self.look()
+                self.renew()
             except RunKilled:
                 remove_tickets(self.attempt.nodes, self.attempt.plan)
                 return
 
-    def look(self) -> tuple[dict[Node, list[NodeStatus]], dict[Node, DdpctlError]]:
-        """Like `list_claims`, but also replace tickets of this run that are old or gone.
+    def renew(self) -> tuple[dict[Node, list[NodeStatus]], dict[Node, DdpctlError]]:
+        """Replace this run's tickets that are old or gone. Return what `list_claims` does.
 
         Raises RunKilled if a ticket was replaced although the run was killed.
         """
@@ -140,26 +140,24 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         self._interrupts, self._console = interrupts, console
         self._tickets: Tickets | None = None
         self._lock = contextlib.ExitStack()
-        self.since, self.until = request.since, request.until
+        self._until = request.until
 
     def __exit__(self, *_: object) -> None:
         if self._tickets:
             self._tickets.close()
         self._lock.close()
 
-    def wait(self, refused: Refused, *, choose_again: bool = False) -> Outcome | None:
+    def wait(self, refused: Refused) -> Outcome | None:
         """Wait for this run's turn, then return None; or return how this command leaves the run.
 
-        choose_again: another launch was faster on the chosen hosts, but other hosts may be free.
         Raises PreflightError without --wait or after its limit, and RunKilled after a `kill`.
         """
         request, limit = self._request, self._request.options.wait
         if limit is None:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
             raise refusal(refused.reasons, remedy)
-        self.since = refused.attempt.plan.since
-        self.until = self.until or (time.time() + limit if limit else None)
-        if choose_again:
+        self._until = self._until or (time.time() + limit if limit else None)
+        if refused.choose_again:
             time.sleep(POLL)
             return None
         if self._tickets is None:
@@ -184,7 +182,9 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         for tickets in (self._kept, self._tickets):
             if tickets:
                 tickets.close()
-        if self.since is not None:  # an earlier process may have waited, or followed the run
+        if (
+            self._request.since is not None
+        ):  # an earlier process may have waited, or followed the run
             remove_tickets([*attempt.nodes, *former], attempt.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
@@ -195,10 +195,10 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         needed = self._request.options.nodes or self._request.cluster.nnodes
         with self._interrupts.held():
             while True:
-                ahead, reasons = in_the_way(tickets.attempt, *tickets.look())
+                ahead, reasons = in_the_way(tickets.attempt, *tickets.renew())
                 if sum(not listed for listed in ahead.values()) >= needed:
                     return None
-                if self.until is not None and time.time() >= self.until:
+                if self._until is not None and time.time() >= self._until:
                     remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
                     raise refusal(reasons, remedy)
                 for line in lines(reasons):
@@ -213,7 +213,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     def _record(self, refused: Refused) -> None:
         folder, record = self._request.folder, self._request.remember(refused.attempt.plan)
         record.attempt.state = RunState.WAITING
-        record.attempt.waiting_since, record.attempt.waiting_until = self.since, self.until
+        record.attempt.waiting_until = self._until
         folder.try_save(record, self._console)
         for line in lines(refused.reasons):
             self._console.say(f"run {folder.run_id} waits: {line}")
@@ -244,12 +244,8 @@ def in_the_way(
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
     wanted = {node: plan.resources(own) - port for node, own in attempt.plans.items()}
     ahead = {
-        node: [
-            rival
-            for rival in rivals(plan.run_id, wanted[node], statuses)
-            if goes_first(rival, plan.key) or undecided(rival)
-        ]
-        for node, statuses in listed.items()
+        node: those_ahead(rivals(plan.run_id, wanted[node], here), plan.key, or_undecided=True)
+        for node, here in listed.items()
     }
     return ahead, [*taken_by_rivals(attempt, ahead, wanted), *failures.values()]
 

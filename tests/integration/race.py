@@ -79,10 +79,8 @@ def party(
     ranks = sorted({shared, chance.randrange(3)})
     cluster = dataclasses.replace(given, hosts=tuple(given.hosts[rank] for rank in ranks))
     since = float(chance.randrange(1, 4))
-    inputs = PlanInputs(
-        tuple(facts[r] for r in ranks), (given.job.image,) * len(ranks), since=since
-    )
-    plan = Request(cluster, LaunchOptions(), run_id).plan(inputs)
+    inputs = PlanInputs(tuple(facts[r] for r in ranks), (given.job.image,) * len(ranks))
+    plan = Request(cluster, LaunchOptions(), run_id, since=since).plan(inputs)
     asleep = tuple(
         dataclasses.replace(
             node,

@@ -527,7 +527,7 @@ def test_hosts_of_one_subnet_are_taken_together(
 def test_a_node_is_labeled_with_its_gpus_and_the_time_it_asked_for_them() -> None:
     odd = Gpu(1, "[N/A]", "GB10", None)
     host = facts(gpus=(*gpus(1), odd))
-    plan = planned("hosts: [gpu1]", inputs=PlanInputs((host,), ("i",), since=12.3456))
+    plan = planned("hosts: [gpu1]", inputs=PlanInputs((host,), ("i",)), since=12.3456)
     labels = plan.nodes[0].container.labels
     assert (labels["io.ddpctl.gpus"], labels["io.ddpctl.since"]) == ("GPU-0,gpu-1", "12.346")
     assert plan.key == (12.346, "r")  # as others read it, else both of two could go first
@@ -620,9 +620,8 @@ def test_a_home_folder_may_have_a_folder_named_runs_above_it() -> None:
 
 
 def test_labels_that_ddpctl_could_not_read_again_are_not_written() -> None:
-    inputs = PlanInputs((facts(),), since=999999999999.039)
     with pytest.raises(CommandFailed, match=r"gpu1: .* since '?999999999999"):
-        planned("hosts: [gpu1]", inputs=inputs)
+        planned("hosts: [gpu1]", inputs=PlanInputs((facts(),)), since=999999999999.039)
 
 
 def test_a_container_has_few_privileges_unless_the_job_asks_for_more() -> None:

@@ -124,12 +124,10 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
     def launch(number: int, names: list[str], barrier: threading.Barrier) -> str | None:
         hosts = tuple(host for host in given.hosts if host.name in names)
         cluster_of_run = type(given)(hosts, given.job)
-        wanted = Request(cluster_of_run, LaunchOptions(), f"race-{number}")
+        since = float(chance.randrange(1, 4))
+        wanted = Request(cluster_of_run, LaunchOptions(), f"race-{number}", since=since)
         with connected(hosts) as nodes:
-            inputs = PlanInputs(
-                gather(nodes), ("i",) * len(hosts), since=float(chance.randrange(1, 4))
-            )
-            plan = wanted.plan(inputs)
+            plan = wanted.plan(PlanInputs(gather(nodes), ("i",) * len(hosts)))
             barrier.wait()
             inputs = NodeInputs([0] * len(hosts), {}, {})
             attempt = PlannedAttempt(plan, nodes)
@@ -246,8 +244,8 @@ def place_in_line(cluster: FakeCluster) -> Iterator[waiting_line.Tickets]:
     """A run's place in line, on all hosts."""
     given = load(cluster.hosts_file)
     with connected(given.hosts) as nodes:
-        inputs = PlanInputs(gather(nodes), ("i",), since=9e9)
-        plan = Request(given, LaunchOptions(), "later").plan(inputs)
+        inputs = PlanInputs(gather(nodes), ("i",))
+        plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
         reservation = Reservation(plan.run_id, 1)
         reservation.take(nodes, Console(quiet=True))
         place = waiting_line.Tickets(PlannedAttempt(plan, nodes), reservation)
@@ -264,7 +262,7 @@ def test_a_kill_during_a_long_push_is_not_forgotten(make: Make) -> None:
         with pytest.raises(RunKilled):
             place.confirm()
         with pytest.raises(RunKilled):
-            place.look()
+            place.renew()
     assert cluster.tickets == []
 
 
@@ -282,7 +280,7 @@ def test_a_kill_while_a_ticket_is_renewed_is_not_forgotten(
 
         monkeypatch.setattr(FakeDocker, "create_volume", killed_just_before)
         with pytest.raises(RunKilled):
-            place.look()
+            place.renew()
     assert cluster.tickets == []
 
 
@@ -383,9 +381,8 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
     cluster.launch("--detach")
     given = load(cluster.hosts_file)
     with connected(given.hosts) as nodes:
-        plan = Request(given, LaunchOptions(), "later").plan(
-            PlanInputs(gather(nodes), ("i",), since=9e9)
-        )
+        inputs = PlanInputs(gather(nodes), ("i",))
+        plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
         attempt = PlannedAttempt(plan, nodes)
         [member] = attempt.running.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)

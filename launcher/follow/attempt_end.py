@@ -47,7 +47,7 @@ def explain(
     def keep(failure: FirstFailure | None, known: Evidence, restart: int | None = None) -> None:
         try:
             if failure:
-                path = folder.evidence_file(attempt.attempt, restart)
+                path = folder.evidence_file(attempt.number, restart)
                 write_atomically(path, blame_text(failure, known))
         except StateError as error:
             console.error(str(error))
@@ -111,5 +111,5 @@ def report_next(record: RunRecord, console: Console) -> None:
         hint = f"`ddpctl fetch {run_id}` copies its checkpoints and outputs here"
     else:
         hint = f"`ddpctl resume {run_id}` starts another attempt"
-    which = f"attempt {attempt.attempt} " if attempt.attempt > 1 else ""
+    which = f"attempt {attempt.number} " if attempt.number > 1 else ""
     console.say(f"{which}ran for {duration(round(ended - began))}; {hint}")

@@ -148,7 +148,7 @@ def _environment(folder: RunFolder, record: RunRecord, code: Exit | None) -> dic
         "DDPCTL_NAME": record.name,
         "DDPCTL_STATE": record.state,
         "DDPCTL_EXIT_CODE": "" if code is None else str(int(code)),
-        "DDPCTL_ATTEMPT": str(record.attempt.attempt),
+        "DDPCTL_ATTEMPT": str(record.attempt.number),
         "DDPCTL_RUN_DIR": str(folder.path),
         "DDPCTL_FIRST_FAILURE": failure.headline if failure else "",
         "DDPCTL_FAILED_HOST": failure.host if failure else "",

@@ -55,7 +55,7 @@ def live_panel(
     """Show nodes and progress below the log lines, if this is a terminal. first: node 0."""
     attempt = record.attempt
     began = parse_timestamp(attempt.started) or time.time()
-    panel = Panel(record.run_id, attempt.attempt, began, outcomes)
+    panel = Panel(record.run_id, attempt.number, began, outcomes)
     closed = threading.Event()
     with console.live(Live(panel.lines)) as shown:
         if shown:

@@ -13,7 +13,10 @@ Gpus: TypeAlias = Literal["all"] | int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Host:
-    """One node. Its index in `Cluster.hosts` is its node rank. host: as written."""
+    """One entry of a hosts file: the host of one node, or a spare. host: as written.
+
+    The index in `Cluster.hosts` is the node rank. A machine with several entries has several nodes.
+    """
 
     host: str
     user: str | None = None

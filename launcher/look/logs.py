@@ -33,7 +33,7 @@ def with_nodes_and_ranks(
         if strangers := set(log_filter.hosts or ()) - known_hosts:
             listed = names(sorted(known_hosts))
             raise UsageError(f"--host {min(strangers)}: the run is on {listed}", "name one of them")
-        numbers = [attempt.attempt for attempt in attempts]
+        numbers = [attempt.number for attempt in attempts]
         attempt = log_filter.attempt
         if attempt is not None and attempt not in numbers:
             what = f"--attempt {attempt}: the run has attempts 1 to {numbers[-1]}"

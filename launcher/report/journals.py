@@ -104,7 +104,7 @@ def _extremes(lines: Iterable[Curve]) -> list[Curve]:
 
 def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
     """Parse the output of EVENTS, by host. Ignores nodes that ran on other hosts."""
-    nodes = ((each.attempt, node) for each in record.attempts for node in each.nodes)
+    nodes = ((each.number, node) for each in record.attempts for node in each.nodes)
     hosts = {(attempt, node.node_rank): node.host for attempt, node in nodes}
     journals: dict[tuple[int, int], NodeJournal] = {}
     for host, text in reports.items():
@@ -129,7 +129,7 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
             "hosts": names(node.host for node in attempt.nodes),
             "ranks": str(attempt.world_size),
             **{what: digest.removeprefix("sha256:")[:12] for what, digest in digests},
-            **journals.versions(attempt.attempt),
+            **journals.versions(attempt.number),
         }
 
     rows = []
@@ -137,12 +137,12 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
         old, new = circumstances(before), circumstances(now)
         for what in dict.fromkeys([*old, *new]):
             if old.get(what) and new.get(what) and old[what] != new[what]:
-                rows.append((now.attempt, what, old[what], new[what]))
-        names_before, names_now = (journals.variables(a.attempt) for a in (before, now))
+                rows.append((now.number, what, old[what], new[what]))
+        names_before, names_now = (journals.variables(a.number) for a in (before, now))
         if names_before and names_now and names_before != names_now:
             gone = ", ".join(sorted(names_before - names_now))
             added = ", ".join(sorted(names_now - names_before))
-            rows.append((now.attempt, "environment variables", gone or "-", added or "-"))
+            rows.append((now.number, "environment variables", gone or "-", added or "-"))
     return rows
 
 

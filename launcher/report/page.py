@@ -47,7 +47,7 @@ class RunView:
 
 def page(run: RunView) -> str:
     record = run.record
-    groups = newest_groups(run.journals.of(record.attempt.attempt))
+    groups = newest_groups(run.journals.of(record.attempt.number))
     stacks = [*verdict(groups), *(line for group in groups for line in block(group))]
     changed = changes(record, run.journals)
     hosts = folded("With this hosts.yaml", run.hosts_file)
@@ -167,7 +167,7 @@ def summary(record: RunRecord) -> str:
     """Summarize a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
     last = record.attempt
     words = [
-        f"attempt {last.attempt}",
+        f"attempt {last.number}",
         f"{counted(last.world_size, 'rank')} on {counted(len(last.nodes), 'node')}",
     ]
     return ", ".join(filter(None, [*words, _took(last)]))
@@ -186,7 +186,7 @@ def plan(run: RunView) -> dict[str, str]:
         "image": f"{record.image} {record.image_digest or ''}" if record.image else "",
         "dataset": record.dataset_digest or "",
         "code": record.workdir_digest or "",
-        **dict(sorted(run.journals.versions(last.attempt).items())),
+        **dict(sorted(run.journals.versions(last.number).items())),
     }
 
 
@@ -217,7 +217,7 @@ def _nodes(record: RunRecord) -> str:
         for outcome, nodes in sorted(groups.items(), key=lambda group: len(group[1])):
             hosts = names(dict.fromkeys(node.host for node in nodes))
             ranks = ranges(node.node_rank for node in nodes)
-            rows.append((attempt.attempt, ranks, hosts, *outcome))
+            rows.append((attempt.number, ranks, hosts, *outcome))
     return table(rows, ("attempt", "node", "host", "outcome", "exit code"))
 
 
@@ -238,7 +238,7 @@ def folded(title: str, body: str) -> str:
 def failures(run: RunView) -> Iterator[str]:
     """Yield the first failure of each attempt, the newest one in full, earlier ones folded."""
     attempts = reversed(run.record.attempts)
-    failed = [(each.attempt, each.first_failure) for each in attempts if each.first_failure]
+    failed = [(each.number, each.first_failure) for each in attempts if each.first_failure]
     for place, (attempt, failure) in enumerate(failed):
         code = None if failure.exit_code is None else f"exit code {failure.exit_code}"
         words = (failure.kind, code, failure.signal, f"node {failure.node_rank}")
@@ -270,7 +270,7 @@ def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
             at = (min(max(failed, first), last) - first) * scale
             bar += f'<path class="failed" d="M{at:.1f} 0v16"/>'
         started, took = _clock(attempt.started), _took(attempt)
-        cells = _cells((attempt.attempt, attempt.by, attempt.state, started, took))
+        cells = _cells((attempt.number, attempt.by, attempt.state, started, took))
         rows.append(
             f'<tr>{cells}</tr><tr><td colspan="5" class="span">'
             f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
@@ -284,7 +284,7 @@ def _restarts(record: RunRecord) -> Iterator[Sequence[object]]:
         for restart in attempt.restarts:
             who = restart.host if restart.rank is None else f"rank {restart.rank} ({restart.host})"
             cause = f"{restart.cause}: {who} {restart.message}"
-            yield attempt.attempt, _clock(restart.time), restart.kind, cause
+            yield attempt.number, _clock(restart.time), restart.kind, cause
 
 
 def _clock(time: str | None) -> str:

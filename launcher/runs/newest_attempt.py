@@ -45,7 +45,7 @@ def newest_attempt(
                 record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
         members = []
         for node, entry in zip(ranks, record.attempt.nodes, strict=True):
-            number = record.attempt.attempt
+            number = record.attempt.number
             place = place_in(entry.run_dir, record.run_id, entry.node_rank, number)
             members.append(RunningNode(node, engine_of(node, record.engine), place))
         yield RunningAttempt(tuple(members))

@@ -107,6 +107,11 @@ class AttemptRecord:
     by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
     digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
 
+    @property
+    def number(self) -> int:
+        """Its number in the run, from 1: `attempt` in run.json."""
+        return self.attempt
+
     def add_restart(self, event: RestartInPlace, time: str) -> bool:
         """Record a restart in place. Return False if it is recorded already: each node reports it."""
         recorded = sum(restart.kind == IN_PLACE for restart in self.restarts)

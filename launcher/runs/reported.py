@@ -151,7 +151,7 @@ def adopt(
     # values of env may be secret; a resume reads them from the user's file again
     job = dataclasses.replace(cluster.job, env={})
     if own:
-        newer = record.attempts[own.attempt.attempt :]
+        newer = record.attempts[own.attempt.number :]
         record = dataclasses.replace(own, hosts=record.hosts, attempts=[*own.attempts, *newer])
         job = folder.kept_cluster().job
     hosts = tuple(node.host for node in ranks)
@@ -172,7 +172,7 @@ def caught_up(
     """
     by_host, _ = reported_nodes(nodes, own.run_id)
     newest = newest_by_host(by_host)
-    known = own.attempt.attempt
+    known = own.attempt.number
     numbers = [number for number in newest.values() if number <= known + MOST_AHEAD]
     if len(one_per_account(nodes)) > 1:
         numbers.append(known)

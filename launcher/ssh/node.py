@@ -1,4 +1,4 @@
-"""Node: one host, reached by SSH, or this machine.
+"""Node: the connection to the host of one node, over SSH or to this machine.
 
 node = Node(Host("gpu1.lab"))
 node.run(["nvidia-smi", "-L"]).stdout
@@ -44,7 +44,7 @@ class Resource(Protocol):
 
 
 class Node:
-    """One host. Connects on first use and keeps the connection. Thread-safe."""
+    """The connection to a node's host, opened on first use and then kept. Thread-safe."""
 
     def __init__(self, host: Host, *, connect_timeout: float = CONNECT_TIMEOUT) -> None:
         self.host = host

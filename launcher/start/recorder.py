@@ -59,7 +59,7 @@ def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) 
         options,
         folder.run_id,
         earlier if earlier.attempts else None,
-        attempt.attempt,
+        attempt.number,
         since=attempt.waiting_since,
         until=attempt.waiting_until,
         handed_over=True,

@@ -133,7 +133,7 @@ def start_somewhere(
         except DdpctlError as error:
             newest = folder.load().attempt
             problems = rejected_hosts(error, request.cluster.hosts)
-            if not problems or (newest.attempt == request.attempt and newest.started):
+            if not problems or (newest.number == request.attempt and newest.started):
                 raise
             rejected = {**rejected, **problems}
 
@@ -151,7 +151,7 @@ def request_for(choice: NextHosts, base: Request, unusable: Problems, console: C
         cluster=choice.cluster,
         options=options,
         earlier=record,
-        attempt=record.attempt.attempt + 1,
+        attempt=record.attempt.number + 1,
         # no longer used but reachable, so they may have checkpoints
         former=tuple(h for h in base.cluster.hosts if h not in hosts and h not in unusable),
         notes=choice.notes,
@@ -164,7 +164,7 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
     Raises UsageError or OSError if this machine does not know its hosts anymore.
     """
     options = dataclasses.replace(options, by="restart", detach=False, nodes=None)
-    number, since = record.attempt.attempt, record.attempt.waiting_since
+    number, since = record.attempt.number, record.attempt.waiting_since
     return Request(folder.kept_cluster(), options, folder.run_id, record, number, since=since)
 
 

@@ -110,12 +110,12 @@ def next_attempt(
         what = f"{run_id} is still running or waiting on {names(live)}"
         raise UsageError(what, "follow it with `ddpctl attach`, or end it with `ddpctl kill`")
     reported = [status for rows in reports.values() for status, _ in rows]
-    others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.attempt + MOST_AHEAD]
-    newest = max(record.attempt.attempt, *(status.attempt for status in others), 0)
+    others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.number + MOST_AHEAD]
+    newest = max(record.attempt.number, *(status.attempt for status in others), 0)
     ends = {(s.host, s.node_rank): s for s in others if s.attempt == newest}.values()
     nnodes = max((status.nnodes for status in ends), default=0)
     succeeded = run_state([s.node_state for s in ends], nnodes) is RunState.SUCCEEDED
-    if newest > own.attempt.attempt and succeeded and not force:
+    if newest > own.attempt.number and succeeded and not force:
         raise has_succeeded(run_id)
     return record, newest + 1
 

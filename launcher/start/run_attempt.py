@@ -64,9 +64,10 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                 result = start_and_follow(result, line, kept, former, interrupts, events, console)
             if isinstance(result, Outcome):
                 return result
+            # it keeps the time of its request, and so its turn
             request = dataclasses.replace(request, since=result.attempt.plan.since)
-            if outcome := line.wait(result):
-                return outcome
+            if left := line.wait(result):
+                return left
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def failed_start_recorded(request: Request, events: EventHook, console: Console)
         yield
     except BaseException as error:
         record = request.folder.load_if_readable(console)
-        current = record and record.attempt.attempt == request.attempt
+        current = record and record.attempt.number == request.attempt
         if record and current and not record.attempt.started:
             cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
             record.attempt.state = RunState.CANCELLED if cancelled else RunState.FAILED
@@ -214,7 +215,7 @@ def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
         ("code in workdir", earlier.workdir_digest, plan.workdir_digest),
     ):
         if before != now:
-            last = earlier.attempt.attempt
+            last = earlier.attempt.number
             console.say(f"attempt {plan.attempt}: the {what} differs from that of attempt {last}")
 
 

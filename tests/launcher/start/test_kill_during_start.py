@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,19 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
     code, _, err = cluster.ddpctl("resume", RUN)
     assert code == 0, err
     assert cluster.record["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("step", ["claim_gpus", "start", "record_start", "kept_for_restart"])
+def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    cluster = fake_cluster()
+    just_before(monkeypatch, run_attempt, step, lambda: signal.raise_signal(signal.SIGTERM))
+    code, _, err = cluster.launch()
+    assert code == 130, err
+    assert "stopping the run on 2 hosts" in err
+    assert cluster.record["state"] == "CANCELLED"
+    assert all(node.ended.is_set() for node in cluster.nodes)
 
 
 def test_a_run_that_is_killed_just_before_it_joins_the_line_leaves_no_ticket(

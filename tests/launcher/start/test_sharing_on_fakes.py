@@ -390,15 +390,17 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
-def test_a_run_that_loses_its_turn_keeps_its_place(
+def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make("gpu0")
     cluster.nodes_end(0)
     listed: list[list[str]] = []
+    asked_at: set[float | None] = set()
 
     def beaten_twice(attempt: PlannedAttempt, *more: Any) -> Refused | None:
         listed.append(list(cluster.tickets))
+        asked_at.add(attempt.plan.since)
         if len(listed) < 3:
             return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])
         return claim_gpus(attempt, *more)
@@ -406,6 +408,7 @@ def test_a_run_that_loses_its_turn_keeps_its_place(
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
+    assert len(asked_at) == 1
     first, second, third = listed
     assert first == [] and len(second) == 1 and second == third
     assert cluster.tickets == []

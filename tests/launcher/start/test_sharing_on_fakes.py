@@ -28,6 +28,7 @@ from launcher.run_id import new_run_id
 from launcher.ssh.node import connected
 from launcher.start import attach, recorder, waiting_line
 from launcher.start import run_attempt as run_attempt_module
+from launcher.start import start_nodes as start_nodes_module
 from launcher.start.choose_hosts import choose_hosts
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation
@@ -388,6 +389,25 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
         assert claim_gpus(attempt, NodeInputs([0], {}, {}), Console(quiet=True))
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
+
+
+def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    undecided = cluster.launch("--detach")[1].strip()
+    cluster.nodes[0].state = "created"
+    given = load(cluster.hosts_file)
+    monkeypatch.setattr(start_nodes_module, "LEASE", 0.0)
+    with connected(given.hosts) as nodes:
+        inputs = PlanInputs(gather(nodes), ("i",))
+        plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
+        attempt = PlannedAttempt(plan, nodes)
+        ahead, _ = waiting_line.in_the_way(attempt, *waiting_line.list_claims(attempt))
+        assert [rival.run_id for rival in ahead[nodes[0]]] == [undecided]
+        refused = claim_gpus(attempt, NodeInputs([0], {}, {}), Console(quiet=True))
+    assert refused and undecided in str(refused.reasons[0])
+    assert {node.run_id for node in cluster.nodes} == {undecided}
 
 
 def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(

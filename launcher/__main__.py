@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it with exit code 130, even while it is being imported."""
+    """Run the command line. Ctrl-C ends it with exit code 130, even during the imports."""
     try:
         from .cli import main as run_command_line
 

@@ -1,6 +1,6 @@
 """What one answer of a host may cost this machine: bytes, seconds, and the size and depth of JSON.
 
-Every reader of what hosts send uses it. Past the budget, there is one error, about that host.
+Every reader of hosts' answers uses it. An answer beyond the budget becomes that host's error.
 """
 
 import json
@@ -21,7 +21,7 @@ class Readable(Protocol):
 
 
 class TooMuch(CommandFailed):
-    """A host sent more than asked for."""
+    """A host sent more than it was asked for."""
 
 
 class TooManyValues(ValueError):
@@ -63,7 +63,7 @@ class Budget(Deadline):
             raise self.late()
 
     def chunks(self, source: Readable) -> Iterator[bytes]:
-        """Yield what the source sends until its end. Raises like `take`."""
+        """Yield the source's data up to its end. Raises like `take`."""
         while True:
             try:
                 data = source.read(timeout=self.left())
@@ -75,7 +75,7 @@ class Budget(Deadline):
             yield data
 
     def read(self, source: Readable) -> bytes:
-        """Return all that the source sends. Raises like `take`."""
+        """Return all of the source's data. Raises like `take`."""
         data = bytearray()  # a host may send single bytes, and a list of those would be large
         for chunk in self.chunks(source):
             data += chunk
@@ -89,7 +89,7 @@ class Budget(Deadline):
 
 
 def parse_json(text: bytes, items: int = MAX_ITEMS) -> Any:
-    """Parse JSON from a host. Raises ValueError if it is malformed, too deep, or too many values."""
+    """Parse JSON from a host. Raises ValueError if it is malformed, too deep or has too many values."""
     if sum(map(text.count, (b",", b"[", b"{"))) > items:
         raise TooManyValues(f"more than {items:,} values")
     try:

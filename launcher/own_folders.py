@@ -75,7 +75,7 @@ def make_folder(path: Path) -> Path:
 
 
 def open_record(path: Path) -> BinaryIO:
-    """Open a file of the state folder for reading. Raises OSError, and never waits, if it is none."""
+    """Open a regular file of the state folder for reading. Raises OSError at once for any other."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and status.st_size <= LONGEST_RECORD:
@@ -164,5 +164,5 @@ def _state_error(error: OSError, action: str, path: Path) -> StateError:
     what = f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateError(what, "free space there")
-    remedy = "correct its permissions, or set XDG_STATE_HOME to a folder that you can write to"
+    remedy = "fix its permissions, or set XDG_STATE_HOME to a folder that you can write to"
     return StateError(what, remedy)

@@ -34,7 +34,7 @@ def exec(
     if not command:
         raise UsageError("no command", "put it after `--`, as in `ddpctl exec -- nvidia-smi`")
     if (node is not None) + (rank is not None) + on_all > 1:
-        raise UsageError("--node, --rank and --all-nodes exclude each other", "pass one of them")
+        raise UsageError("--node, --rank and --all-nodes cannot be combined", "pass one of them")
     if on_all and (stdin or tty):
         raise UsageError("--all-nodes: several commands cannot share stdin", "drop -i and -t")
     if tty and not sys.stdin.isatty():

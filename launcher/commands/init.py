@@ -30,7 +30,7 @@ def init(
         show_default=False,
     ),
     named: list[str] | None = options.hosts_option(
-        "Add hosts as `ssh` takes them, or local: a list such as gpu1,gpu2; repeatable.",
+        "Add hosts, as names for `ssh` or `local`: a list such as gpu1,gpu2; repeatable.",
         complete.host_names,
     ),
     source: str | None = option(
@@ -169,8 +169,8 @@ def _ask_about_hosts(
     looks = look(parse(compose(lines, given, name), name).hosts, console)
     if unknown := [one.host for one in looks if one.new_key]:
         question = (
-            f"Accept the host keys of {names(unknown)} and add them to known_hosts? Whoever answers "
-            "at these addresses now is then trusted; a key that changes later is refused"
+            f"Accept the host keys of {names(unknown)} and add them to known_hosts? ddpctl then trusts "
+            "whoever answers at these addresses now, and refuses a key that changes later"
         )
         if typer.confirm(question, err=True):
             given["host_keys"] = "accept-new"

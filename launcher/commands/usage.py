@@ -59,11 +59,11 @@ SPELLINGS = {
 }
 HINTS = {  # for flags that ddpctl does not have
     "--gpus": "set `gpus:` in the hosts file, or pass --nproc-per-node",
-    "--nnodes": "every host of the file is a node; --nodes N takes any N that are free",
-    "-n": "--nodes N takes any N free hosts, --nproc-per-node N starts N processes on each",
-    "--node-rank": "ddpctl sets it: the order of the hosts is the order of the nodes",
-    "--master-addr": "ddpctl sets it: the first host is node 0, the master",
-    "--password": "ddpctl logs in with keys only; `ssh-copy-id HOST` installs yours",
+    "--nnodes": "every host of the file is a node; pass --nodes N for any N that are free",
+    "-n": "pass --nodes N for any N free hosts, or --nproc-per-node N for N processes on each",
+    "--node-rank": "remove it: the order of the hosts is the order of the nodes",
+    "--master-addr": "remove it: the first host is node 0, the master",
+    "--password": "install your key with `ssh-copy-id HOST`: ddpctl uses no passwords",
 }
 
 
@@ -199,7 +199,9 @@ class CommandGroup(TyperGroup):
         synonyms = {word: own for own, words in OTHER_TOOLS.items() for word in words.split()}
         meant = synonyms.get(name.lower()) or nearest(name, self.commands)
         meant = meant or synonyms.get(nearest(name, synonyms) or "")
-        return f"did you mean `ddpctl {meant}`?" if meant else "`ddpctl help` lists the commands"
+        return (
+            f"did you mean `ddpctl {meant}`?" if meant else "run `ddpctl help` to list the commands"
+        )
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         longest = max(map(len, self.commands))

@@ -60,7 +60,7 @@ class NodeEvidence:
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why the supervisor stopped the node; [] if it did not, else one reason."""
+        """The one reason why the supervisor stopped the node; [] if it did not."""
         return [event.reason for _, event in self.of(Stopping)]
 
     @property

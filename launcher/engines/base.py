@@ -30,7 +30,7 @@ class Exec(Protocol):
     def resize(self, rows: int, columns: int) -> None: ...
 
     def wait(self) -> int:
-        """Return the exit code. Call this once the output has ended."""
+        """Return the exit code. Call this after the output has ended."""
 
     def close(self) -> None:
         """Stop listening to the command, whether or not it has ended."""
@@ -81,7 +81,7 @@ class Engine(Protocol):
         """Create a ticket that `list` and `claims` report as a node in state `waiting`."""
 
     def withdraw(self, status: NodeStatus) -> bool:
-        """Remove a ticket or a node that has not started. Return False if it has started by now."""
+        """Remove a ticket or a node that has not started. Return False if it has started meanwhile."""
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         """Return the nodes on this host that use anything below `folder`.

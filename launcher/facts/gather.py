@@ -13,7 +13,7 @@ MOST_SKEW = 3600.0  # seconds
 
 
 def request_time(facts: Facts) -> float:
-    """Return the current time by this host's clock. A clock that is far off does not count."""
+    """Return the current time by this host's clock, or by ours if the host's clock is far off."""
     skew = facts.clock_skew
     return time.time() + (skew if abs(skew) < MOST_SKEW else 0.0)
 

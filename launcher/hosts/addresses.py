@@ -1,4 +1,4 @@
-"""The ways to write where a host is: `[user@]host[:port]`, IPv4 and IPv6 addresses."""
+"""Parse the address of a host: `[user@]host[:port]`, with a name or an IPv4 or IPv6 address."""
 
 import ipaddress
 import re

@@ -188,7 +188,7 @@ class _Reading:
         if self.convert:
             return other_tools.as_hosts_file(tree)
         command = f"`ddpctl init --from {quoted(self.source, LONGEST_PATH)}`"
-        raise Wrong(Mistake(1, "", f"found {tool}", f"{command} makes a hosts file of it"))
+        raise Wrong(Mistake(1, "", f"found {tool}", f"run {command} to make a hosts file of it"))
 
     def sections(self, tree: RawValue) -> Sections:
         if tree.kind != MAPPING:
@@ -224,7 +224,7 @@ class _Reading:
     def _hosts_of_file(
         self, sections: Sections, defaults: Mapping[str, Any]
     ) -> tuple[list[HostEntry], list[HostEntry]]:
-        """Read hosts, spares and defaults of another hosts file. Own defaults and spares win."""
+        """Read hosts, spares and defaults of another file. This file's own defaults and spares win."""
         value, hosts, spares = sections["hosts"], list[HostEntry](), list[HostEntry]()
         with self._at("hosts"):
             path = self._absolute(value.text, value)

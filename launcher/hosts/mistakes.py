@@ -15,8 +15,8 @@ MOST = 1000  # mistakes that are shown
 class Mistake:
     """A mistake. line: 0 if there is none, as for a flag.
 
-    allowed: all names that would be right, which are printed once per file. source: the file, if it
-    is not the one that is read.
+    allowed: all names that would be right, which are printed once per file. source: the file, if
+    it is not the one being read.
     """
 
     line: int
@@ -57,5 +57,5 @@ def hosts_file_error(source: str, mistakes: Sequence[Mistake]) -> HostsFileError
         printed.add(mistake.allowed)
         errors.append(mistake.error(source))
     if len(mistakes) > MOST:
-        errors.append(Mistake(0, "", "found more mistakes", "correct these first").error(source))
+        errors.append(Mistake(0, "", "found more mistakes", "fix these first").error(source))
     return HostsFileError(errors)

@@ -15,7 +15,7 @@ _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/
 
 @dataclass(frozen=True)
 class HostEntry:
-    """A host with its position in a file. source: the file, if it is not the one that is read."""
+    """A host with its position in a file. source: the file, if it is not the one being read."""
 
     key: str
     line: int
@@ -77,7 +77,7 @@ def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mis
 
 
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
-    """Yield for each broken rule: the key of the job, what was found there, and the remedy."""
+    """For each broken rule, yield the job's key, what was found there, and the remedy."""
     for key, shape in JOB.items():
         engines = shape.get("x-engines", [job.engine])
         if job.engine not in engines and getattr(job, key) != getattr(Job(), key):

@@ -22,12 +22,12 @@ HOST: Mapping[str, Shape] = SCHEMA["definitions"]["host"]["anyOf"][1]["propertie
 DEFAULTS = {name: HOST[name] for name in SECTIONS["defaults"]["properties"]}
 JOB: Mapping[str, Shape] = SECTIONS["job"]["properties"]
 
-PACKAGES_REMEDY = "`ddpctl image build` installs packages in an image"
+PACKAGES_REMEDY = "install packages in an image with `ddpctl image build`"
 _PACKAGES = f"{PACKAGES_REMEDY}; engine: process has job.requirements"
 _REMEDIES = {
     "ip": "write host: for the address that ssh uses, internal_ip: for the one that other nodes use",
     **dict.fromkeys(("setup", "pip"), _PACKAGES),
-    "password": "ddpctl logs in with keys: `ssh-copy-id HOST` installs yours",
+    "password": "remove it and install your key with `ssh-copy-id HOST`: ddpctl uses no passwords",
     **dict.fromkeys(("nnodes", "num_nodes"), "remove it: every host is a node"),
     "network": "remove it: the containers use the host's network",
     "memory": "remove it: the containers may use all memory; shm_size sets /dev/shm",

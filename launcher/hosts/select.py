@@ -18,7 +18,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
     UsageError.
     """
     if include is not None and exclude is not None:
-        raise UsageError("--include and --exclude exclude each other", "pass one of them")
+        raise UsageError("--include and --exclude cannot be combined", "pass one of them")
     flag, text = ("--exclude", exclude) if include is None else ("--include", include)
     if text is None:
         return cluster

@@ -1,4 +1,4 @@
-"""From a value as written in a hosts file to the value that ddpctl works with.
+"""Turn values as written in a hosts file into the values that ddpctl works with.
 
 `read` follows a part of hosts.schema.json; READERS are for what a schema cannot express. Both raise
 Wrong with all mistakes in the value. Those without a remedy get "write ..." from `x-allowed`.
@@ -230,7 +230,7 @@ def command(value: RawValue) -> tuple[str, ...]:
         written = _as_list([*no_python, *words[start:]])
         raise wrong(value, f"write {written}" + (f": {why}" if start else ""))
     if start is None:
-        remedy = "write --no-python before it: torchrun runs only Python without that"
+        remedy = "write --no-python before it: without that, torchrun runs only Python"
         raise wrong(value, remedy, quoted(words[0]))
     if start:
         raise wrong(value, f"remove {quoted(' '.join(words[:start]))}: {why}", quoted(words[0]))
@@ -238,7 +238,7 @@ def command(value: RawValue) -> tuple[str, ...]:
 
 
 def _start_of_script(words: Sequence[str]) -> int | None:
-    """Return the index of what torchrun is to run: after `python` or torchrun and its flags.
+    """Return the index of torchrun's script, which follows `python` or torchrun and its flags.
 
     None for a program that is not Python.
     """

@@ -87,7 +87,7 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
 
 
 def _refuse_bombs(events: Iterable[Any]) -> None:
-    """Refuse documents that are meant to exhaust whoever composes them."""
+    """Refuse documents that are built to exhaust the parser."""
     depth = aliases = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent)

@@ -41,7 +41,7 @@ class Reader:
         return records + grouped(lines, self._parse_line)
 
     def _parse_line(self, line: bytes) -> tuple[Record, int]:
-        """Parse a line. Also return the length of the prefix that its record's lines share, or 0.
+        """Parse a line. Also return the length of the prefix that lines of its record share, or 0.
 
         A malformed line, such as a full disk may cause, becomes output without a rank. It gets the
         time of the record before it.

@@ -1,4 +1,4 @@
-"""Log lines as records. Recorded and shown, a line is `[host:rank] text`. Pure.
+"""Log lines as records. On disk and on screen, a line is `[host:rank] text`. Pure.
 
 A line that belongs to no rank, from torchrun or the supervisor, is `[host] text`.
 """

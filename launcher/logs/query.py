@@ -16,7 +16,7 @@ from .store import Marks, known_marks, read_index
 class LogFilter:
     """Selects lines. A field that is None selects all. since: unix seconds.
 
-    grep: is searched for in the whole line, `[host:rank] text`.
+    grep: searched for in the whole line, `[host:rank] text`.
     """
 
     nodes: Collection[int] | None = None
@@ -52,8 +52,8 @@ def merged(
 ) -> Iterator[list[Record]]:
     """Yield the recorded lines that the filter selects, in batches ordered by time.
 
-    known: the marks to end at; by default the last. shown: the marks to begin after; by default the
-    first line.
+    known: the marks to end at (default: the last ones). shown: the marks to begin after (default: begin
+    with the first line).
     """
     marks = known_marks(folder) if known is None else known
     batches = map(log_filter.choose, _batches(folder, log_filter, marks, shown or {}))

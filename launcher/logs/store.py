@@ -2,7 +2,7 @@
 
 `node-<K>.log` holds the lines as shown. For each second with output, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. Its last line marks where to
-continue. Anything beyond is from a process that was killed, and is cut off. An index is ignored
+continue. Anything after that is from a process that was killed, and is cut off. An index is ignored
 from its first impossible line on, and `acquire` repairs it.
 """
 

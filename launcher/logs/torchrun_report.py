@@ -1,8 +1,8 @@
 """Hide what torchrun itself reports when ranks fail or a node is stopped. Pure.
 
-That is up to 40 lines on each node, and repeats what ddpctl says: a traceback of torchrun that ends
-with ChildFailedError, with a box below it, or with SignalException, and one line for each rank that
-torchrun ends. The ranks' own lines show the cause and stay. The log file keeps every line.
+These reports take up to 40 lines on each node and repeat what ddpctl says: a traceback of torchrun
+that ends with ChildFailedError, with a box below it, or with SignalException, and one line for each
+rank that torchrun ends. The ranks' own lines show the cause and stay. The log file keeps every line.
 """
 
 import re

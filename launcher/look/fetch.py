@@ -93,7 +93,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                         stuck.add(file.node)
         except OSError as error:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"
-            remedy = "correct its permissions or free space there, or pass another folder as --to"
+            remedy = "fix its permissions, free space, or pass another folder as --to"
             raise UsageError(what, remedy) from None
     return done
 
@@ -119,7 +119,7 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
                 nonsense = True
         if nonsense or (sizes and not files):
             what = "its answer is not a list of the run's files"
-            remedy = f"look at {place.run_dir} and at `find` and `sha256sum` there"
+            remedy = f"check {place.run_dir}, `find` and `sha256sum` on that host"
             raise UnusableAnswer(what, remedy, host=node.name)
         return files
 

@@ -88,7 +88,7 @@ def print_recorded(
 ) -> Marks:
     """Show this machine's copy of the logs. Return where it ends, by node rank.
 
-    Several attempts are printed in order, each below its number (on stderr), unless for a tail.
+    Several attempts are printed in order, each below its number (on stderr), unless the filter has a tail.
     """
     known = known_marks(folder.logs)
     numbers = attempts_in(folder.logs, known)

@@ -125,7 +125,7 @@ def tables(listing: Listing, selection: Selection, columns: float = math.inf) ->
 
 
 def nothing(listing: Listing, selection: Selection) -> str:
-    """Return what to say if there is no run: only about hosts that answered."""
+    """Return the message for an empty list. It mentions only hosts that answered."""
     if not listing.hosts:
         return (
             "this machine has no record of a live run, and there is no ./hosts.yaml; "

@@ -207,7 +207,7 @@ def _labels(
     }
     labels = {key: str(value) for key, value in values.items() if value is not None}
     if odd := odd_label(labels):
-        what = f"it cannot run a node with the label {odd} {quoted(labels[odd])}"
-        remedy = "check its clock and `nvidia-smi -L` there"
+        what = f"what it reports gives its node an invalid label: {odd} {quoted(labels[odd])}"
+        remedy = "check the clock and `nvidia-smi -L` on that host"
         raise CommandFailed(what, remedy, host=cluster.hosts[rank].name)
     return {f"{LABEL}.{key}": value for key, value in labels.items()}

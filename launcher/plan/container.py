@@ -43,7 +43,7 @@ def with_access(container: Container, job: Job, facts: Facts | None) -> Containe
 
 
 def container_user(job: Job, facts: Facts | None) -> str:
-    """Return the container's user; `host` before the host was asked who that is."""
+    """Return the container's user; `host` as long as the host has not been asked."""
     if job.user == "host" and facts:
         return f"{facts.uid}:{facts.gid}"
     return "0:0" if job.user == "root" else job.user
@@ -56,7 +56,7 @@ def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
 
 
 def container_gpus(host: Host, facts: Facts | None) -> Gpus:
-    """Return the GPUs as an engine takes them: its `all` is wrong for integrated or no GPUs."""
+    """Return the GPUs in the engine's form. The engine's `all` is wrong for integrated or no GPUs."""
     by_id = host.gpus != "all"
     if facts and not by_id:
         by_id = not facts.gpus or any(gpu.integrated for gpu in facts.gpus)

@@ -20,7 +20,7 @@ Variables = dict[str, str | None]  # None: only the host knows the value, and it
 def run_variables(
     plan: Plan, nnodes: int, rank: int, paths: JobPaths, facts: Facts | None
 ) -> Variables:
-    """Describe the run, and the SSH user to programs in a container, whose image may not know it."""
+    """Describe the run and, in a container, whose image may not know that user, the SSH user."""
     env: Variables = {
         "DDPCTL_RUN_ID": plan.run_id,
         "DDPCTL_ATTEMPT": str(plan.attempt),
@@ -45,7 +45,7 @@ def run_variables(
 def network_variables(
     address: Address, facts: Facts | None, env_names: Collection[str]
 ) -> Variables:
-    """Tell NCCL and Gloo which network to use, and NCCL's RoCE settings unless the user sets one."""
+    """Choose the network for NCCL and Gloo, and NCCL's RoCE settings unless the user sets one."""
     env: Variables = {"NCCL_DEBUG": "WARN"}
     if address.interface or not facts:
         interface = address.interface or None

@@ -21,7 +21,7 @@ FORMS = {  # a node is readable only if these labels match; `since` is in unix s
 
 
 def odd_label(labels: Mapping[str, str]) -> str | None:
-    """Return the name of a label with a malformed value; None if all are valid. Keys: no prefix."""
+    """Return the name of a label with a malformed value; None if all are valid. Keys have no prefix."""
     for name, form in FORMS.items():
         if not form.fullmatch(labels.get(name, "")):
             return name

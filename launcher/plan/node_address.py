@@ -29,8 +29,9 @@ def node_addresses(
 ) -> tuple[Address, ...]:
     """Return each node's address and interface (may be ""), by node rank.
 
-    It is the first candidate that is not in `unreached`; without candidates, the host's end of the
-    SSH connection. unreached: addresses that a host could not connect to; empty without checks.
+    The address is the first candidate that is not in `unreached` or, without candidates, the host's
+    end of the SSH connection. unreached: addresses that a host could not connect to; empty without
+    checks.
     """
 
     def choose(host: Host, own: Facts, listed: Sequence[Address]) -> Address:
@@ -43,7 +44,7 @@ def node_addresses(
 
 
 def addresses_in_file(hosts: Sequence[Host]) -> tuple[Address, ...]:
-    """Return what is known of the addresses before the hosts were asked; "" for the rest."""
+    """Return the addresses that are known without asking the hosts; "" for all others."""
     default = "127.0.0.1" if all(host.is_local for host in hosts) else ""
     return tuple(Address(host.internal_ip or default, host.interface or "") for host in hosts)
 
@@ -129,7 +130,7 @@ def _leads_to_hosts(address: Address, host: Host, own: Facts) -> bool:
 
 
 def _on_several_hosts(hosts: Sequence[Host], facts: Sequence[Facts]) -> set[str]:
-    """Return the addresses of several hosts: bridges such as docker0 have the same on each."""
+    """Return the addresses that several hosts have, as they do for bridges such as docker0."""
     stacks: dict[str, set[object]] = {}
     for host, own in zip(hosts, facts, strict=True):
         for address in own.addresses:

@@ -105,7 +105,7 @@ def _folded(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def node_rows(plan: Plan, node: NodePlan) -> Iterator[tuple[str, str]]:
-    """Yield what is set on a node. What differs on every node anyway has K for the node's rank."""
+    """Yield what is set on a node. K stands for the rank in values that differ on every node."""
     interface = node.interface or ("unknown" if plan.hosts_were_asked else ASKED)
     yield "address", f"{node.internal_ip or ASKED} on {interface}"
     yield "processes", str(node.nproc_per_node or "one per GPU")

@@ -35,7 +35,7 @@ def python_on(job: Job, host: Host) -> str:
 
 
 def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]:
-    """Return torchrun's command line. unknown: stands for values before the hosts were asked.
+    """Return torchrun's command line. unknown: the placeholder for values that only the hosts know.
 
     A leading --no-python is torchrun's own flag, so it goes before `--`.
     """

@@ -14,7 +14,7 @@ AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which
 
 
 def nproc_on(host: Host, job: Job, facts: Facts | None) -> int | None:
-    """Return the number of processes of a node; None if only the host knows, which was not asked.
+    """Return the number of processes of a node; None if a host has to be asked first.
 
     It is the host's own number, else the job's, else one per GPU, else 1.
     """

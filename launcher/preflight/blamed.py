@@ -27,7 +27,7 @@ def blame_of(nodes: Sequence[Node]) -> list[Finding]:
     return [
         warning(
             f"run {run} has avoided it since {at}: {why}",
-            f"repair it; `ddpctl check --clear {name}` forgets this",
+            f"repair it, then run `ddpctl check --clear {name}`",
         ).at(name, "runs")
         for name, (run, at, why) in _load().items()
         if name in here

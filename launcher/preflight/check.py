@@ -74,7 +74,7 @@ CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = 
 class Survey:
     """The result: what the hosts reported, and what is wrong with it.
 
-    ranks: the node ranks of each machine by its name, also of those that did not answer.
+    ranks: the node ranks of each machine by its name, including those that did not answer.
     """
 
     findings: Sequence[Finding]
@@ -103,7 +103,7 @@ class Survey:
 def survey_all(
     nodes: Sequence[Node], spares: Sequence[Node], cluster: Cluster, **options: bool
 ) -> Survey:
-    """Check the hosts, the spares among each other, and which of them were to blame for failures.
+    """Check the hosts, check the spares among themselves, and look up which were to blame before.
 
     All problems of spares are warnings. options: see `survey_hosts`.
     """

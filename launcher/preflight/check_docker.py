@@ -1,4 +1,4 @@
-"""Check the container engine, the job's image, and what is left of earlier runs."""
+"""Check the container engine, the job's image, and leftovers of earlier runs."""
 
 from collections.abc import Iterator
 from statistics import mode

@@ -101,7 +101,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def _unreached(machine: Machine, fleet: Fleet) -> Finding:
-    """Return the problem of a machine with no address that all others reach: the best address's."""
+    """Return why no address of the machine can be reached by all others, for the best address."""
     dialed = [ip for ip in fleet.to_dial[machine.rank] if fleet.dialed(machine, ip)]
     ip = min(dialed, key=lambda ip: len(_failed(fleet.dialed(machine, ip))))
     tried = fleet.dialed(machine, ip)

@@ -34,7 +34,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     ports, most = machine.facts.rdma_ports, max(up(other) for other in fleet.machines)
     down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
     if ports and "uverbs0" not in machine.facts.infiniband:
-        what = "InfiniBand or RoCE without /dev/infiniband/uverbs0: NCCL falls back to TCP"
+        what = "it has InfiniBand or RoCE but no /dev/infiniband/uverbs0: NCCL falls back to TCP"
         yield warning(what, "load ib_uverbs there (package rdma-core)")
     if ports and not up(machine):
         what = f"no InfiniBand port is active ({down}): NCCL falls back to TCP"

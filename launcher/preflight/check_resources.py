@@ -27,7 +27,7 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     for folder in details.missing:
         key = "job.metrics_dir" if folder == fleet.cluster.job.metrics_dir else "job.mounts"
         what = f"{folder}, named in {key}, does not exist"
-        yield failure(what, f"create it there or correct {key}")
+        yield failure(what, f"create it on that host, or fix {key}")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
     if disk:
         yield from _room(disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)

@@ -76,7 +76,7 @@ class Probe:
             agent.close()
 
     def _dial(self, dials: Sequence[Dial], port: int = 0) -> dict[Dial, DialResult]:
-        """Return the results of the dials that were reported. port: 0 for those of the agents."""
+        """Return the reported results of the dials. port: 0 for the ports of the agents."""
         by_source: dict[int, list[Dial]] = {}
         for dial in dials:
             if dial.source not in self._unfinished:
@@ -85,7 +85,7 @@ class Probe:
         return {dial: result for report in reports for dial, result in report.result().items()}
 
     def _order(self, source: int, dials: Sequence[Dial], port: int) -> dict[Dial, DialResult]:
-        """Let an agent dial. Return what it reports in time."""
+        """Order an agent to dial. Return the results that arrive in time."""
         results: dict[Dial, DialResult] = {}
         orders = [
             f"dial {key} {dial.ip} {port or self._ports[dial.target]}"

@@ -54,7 +54,7 @@ class Reach:
 
     @functools.cached_property
     def cut_off(self) -> frozenset[int]:
-        """Machines that reached none of the others, although all of those can be reached."""
+        """Machines that reached no other machine, although all of the others can be reached."""
         targets: dict[int, set[int]] = {}
         for dial in self.results:
             targets.setdefault(dial.source, set()).add(dial.target)
@@ -68,7 +68,7 @@ class Reach:
 
     @functools.cached_property
     def by_address(self) -> Mapping[tuple[int, str], Mapping[int, DialResult]]:
-        """By target and ip, then by source. Leaves out machines that are cut off."""
+        """The results by target and ip, then by source. Leaves out machines that are cut off."""
         grouped: dict[tuple[int, str], dict[int, DialResult]] = {}
         for dial, result in self.results.items():
             if dial.source not in self.cut_off:
@@ -95,7 +95,7 @@ def addresses_to_dial(machines: Sequence[Machine]) -> dict[int, list[str]]:
 
 
 def dials_to(addresses: Mapping[int, Sequence[str]], machines: Sequence[Machine]) -> list[Dial]:
-    """Return a dial from every machine to each of these addresses, which are by machine.
+    """Return a dial from every machine to each address. addresses: by machine.
 
     Machines that share a network stack do not dial each other.
     """

@@ -216,8 +216,9 @@ class Sender:
     def _send_tree(
         self, part: str, hosts: Mapping[Node, HostContents], fanout: Fanout
     ) -> dict[Node, DdpctlError]:
-        """Send a tree to the hosts that lack it. Return the failed hosts: if it is not one of `parts`,
-        those that lack it.
+        """Send a tree to the hosts that lack it. Return the failed hosts.
+
+        A tree that is not one of `parts` is not sent: all hosts that lack it have failed.
         """
         tree = self.trees[part]
         packages = part == "image" and self.job.requirements

@@ -201,7 +201,7 @@ class PushProgress:
                 self._console.say(f"{node.name}: {part}: {what}")
 
     def _is_due(self, rows: Sequence[rich.progress.Task]) -> bool:
-        """Return whether it is time for a plain line about these rows. Its time counts from now then."""
+        """Return whether a plain line about these rows is due. If so, restart their interval."""
         now = self._seconds()
         due = self._bars.disable and all(now - row.fields["line_at"] > INTERVAL for row in rows)
         for row in rows if due else ():

@@ -31,7 +31,7 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
         # ASCII with character references is safe in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
     except StateError as error:
-        remedy = "correct its permissions, or pass another file as -o"
+        remedy = "fix its permissions, or pass another file as -o"
         raise UsageError(error.what, remedy) from None
     console.print(str(out))
     return Exit.UNREACHABLE if any(run.notes for run in views) else Exit.DONE

@@ -23,7 +23,7 @@ RUN_IDS = load_script(__file__, "run_ids.sh")
 
 
 def names_hosts(text: str | None) -> bool:
-    """Return whether `text`, which names a run or hosts, names hosts: a file or a list of them."""
+    """Return whether `text` names hosts (a file or a list of them) rather than a run."""
     try:
         return text is not None and (
             Path(text).is_file() or text.endswith((".yaml", ".yml")) or is_host_list(text)
@@ -33,9 +33,9 @@ def names_hosts(text: str | None) -> bool:
 
 
 def hosts_to_ask(source: Source, console: Console) -> Cluster:
-    """Load the hosts that may have nodes of runs: spares that answer count, as a run may use them.
+    """Load the hosts that may have nodes of runs, including spares: a run may use one.
 
-    A spare that does not answer is mentioned and left out.
+    A spare that does not answer is left out, with a message.
     """
     cluster = load(source, job_files=False)
     if not cluster.spares:
@@ -43,7 +43,7 @@ def hosts_to_ask(source: Source, console: Console) -> Cluster:
     with connected(cluster.spares) as spares, console.step("connecting to the spares"):
         answered, failures = try_each(spares, lambda node: node.connect())
     if failures:
-        console.say(f"no answer from spare {names(node.name for node in failures)}: not asked")
+        console.say(f"no answer from spare {names(node.name for node in failures)}: left out")
     hosts = (*cluster.hosts, *(node.host for node in spares if node in answered))
     return dataclasses.replace(cluster, hosts=hosts, spares=())
 
@@ -66,7 +66,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
             for status in list_nodes(nodes, cluster, folder.run_id)[0]:
                 if status.waits:
                     what = f"{folder.run_id} of {status.owner} is waiting in line for GPUs"
-                    remedy = f"`ddpctl ps {hosts}` shows what it is waiting for"
+                    remedy = f"run `ddpctl ps {hosts}` to see what it is waiting for"
                     raise UsageError(f"{what} and has nothing to show yet", remedy)
             adopt(folder, nodes, cluster, console)
         elif record := folder.load_if_readable(console):
@@ -82,7 +82,7 @@ def find_run(text: str | None) -> RunFolder:
     if text is not None:
         run_id = unique_match(text, folders)
         what = f"this machine has no run {quoted(text)}"
-        remedy = "`ddpctl ps` lists its runs, and `ddpctl ps HOSTS` those on the hosts"
+        remedy = "run `ddpctl ps` to list its runs, or `ddpctl ps HOSTS` for those on the hosts"
     else:
         run_id = next((each for each in folders if not is_sanity_run(each)), None)
         what = "this machine has no record of a run"
@@ -124,10 +124,10 @@ def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
     for status in statuses:
         there = runs.setdefault(status.host, {})
         there[status.run_id] = status.alive or there.get(status.run_id, False)
-    which, remedy = "", "`ddpctl launch` starts one"
+    which, remedy = "", "start one with `ddpctl launch`"
     if prefix:
         run_id = unique_match(prefix, sorted(set().union(*runs.values())))
-        which, remedy = f" {quoted(prefix)}", "`ddpctl ps HOSTS --all` lists their runs"
+        which, remedy = f" {quoted(prefix)}", "run `ddpctl ps HOSTS --all` to list their runs"
     else:
         run_id = newest_run(runs.values())
         where = [host for host in runs if run_id in runs[host]]

@@ -91,7 +91,7 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
 def sync_logs(
     attempt: RunningAttempt, store: LogStore | None, console: Console
 ) -> dict[str, DdpctlError]:
-    """Fetch what `store` lacks of every node's log. Return the errors by host. None: do nothing."""
+    """Fetch what `store` lacks of every node's log. Return the errors by host. store=None: do nothing."""
     if store is None:
         return {}
 

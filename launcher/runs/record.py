@@ -185,7 +185,7 @@ def document(record: RunRecord) -> dict[str, Any]:
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
-    """Return the copy for the hosts. It omits the attempts' nodes, which have folders there."""
+    """Return the copy for the hosts. It omits the nodes, because their folders are there."""
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
@@ -277,7 +277,8 @@ class RunFolder:
         except (OSError, ValueError, RecursionError) as error:
             what = f"{self.record_file}: cannot be read ({error})"
             remedy = (
-                "`ddpctl ps HOSTS` shows the run; without this file, --hosts makes a new record"
+                "run `ddpctl ps HOSTS` to see the run, or remove the file and pass --hosts to make "
+                "a new record"
             )
             raise UnreadableRecord(what, remedy) from None
         return record

@@ -110,7 +110,7 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
 
 
 def agreed_attempt(newest: Iterable[int]) -> int:
-    """Return the newest attempt of a run that two hosts have reached. newest: that of each host.
+    """Return a run's newest attempt that two hosts have reached. newest: the newest one of each host.
 
     A host that the run has left still reports an older attempt. But a host cannot hide the others
     by reporting a later attempt that no other host confirms.
@@ -168,7 +168,7 @@ def caught_up(
 ) -> RunRecord:
     """Return this machine's record with the attempts that another machine has started meanwhile.
 
-    One of several hosts alone cannot make this machine believe in an attempt.
+    If there are several hosts, this machine never takes the word of a single one.
     """
     by_host, _ = reported_nodes(nodes, own.run_id)
     newest = newest_by_host(by_host)
@@ -210,7 +210,7 @@ def ask_for_record(
         if failures:
             raise NodesFailed(by_name(nodes, failures))
         what = f"no host has the files of {run_id}"
-        raise UsageError(what, f"`ddpctl kill {run_id}` removes what is left of it")
+        raise UsageError(what, f"run `ddpctl kill {run_id}` to remove what is left of it")
     agreed = agreed_attempt(newest.values())
     rows = {node: [row for row in by_host[node] if row[0].attempt == agreed] for node in by_host}
     source, run = next(row for reports in rows.values() for row in reports)

@@ -116,10 +116,10 @@ def problems(
     if below and report.sizes:
         lines.append(f"{below}: add `--pairwise` to find slow links")
     if not report.all("done") and not lines:
-        lines.append("the check did not finish: its output shows why")
+        lines.append("the check did not finish: see its output")
     if code and not lines:
         what = f"all measurements finished, but then the run exited with {code}"
-        lines.append(f"{what}: `ddpctl logs RUN` shows why")
+        lines.append(f"{what}: see `ddpctl logs RUN`")
     return lines
 
 

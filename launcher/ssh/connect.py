@@ -38,7 +38,7 @@ def connect(host: Host, timeout: float) -> Connection:
 
 
 def connect_early(hosts: Sequence[Host]) -> None:
-    """Start to log in to hosts, in threads. A later `connect` returns or raises the result.
+    """Start logging in to hosts, in threads. A later `connect` returns or raises the result.
 
     Meanwhile, Python loads the Docker SDK and other modules. Without this, a launch takes longer
     than the launch benchmark allows.
@@ -129,9 +129,7 @@ def _exchange_keys(connection: Connection, route: Route) -> None:
                 "check that this is sshd's port and that the machine is not overloaded",
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
-            raise HostUnreachable(
-                f"what answers{route.at} is not sshd", "correct its port"
-            ) from None
+            raise HostUnreachable(f"the server{route.at} is not sshd", "fix its port") from None
         raise
 
 

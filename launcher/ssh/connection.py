@@ -1,4 +1,4 @@
-"""paramiko's transport with other keepalives, order of closing and handling of stderr.
+"""paramiko's transport, with keepalives, closing order and stderr handling of our own.
 
 Most changes depend on paramiko's internals.
 """
@@ -93,7 +93,7 @@ class Connection(paramiko.Transport):
         self._link.settimeout(min(interval, 1.0))
 
     def loss(self) -> HostUnreachable | None:
-        """Return why the connection has ended. If it is active, wait a moment first, then None."""
+        """Return why the connection has ended; None if it is still active after a moment."""
         self.join(CLOSING_TIMEOUT)
         if self.is_active():
             return None

@@ -1,4 +1,4 @@
-"""What carries an SSH connection: a TCP socket, a ProxyCommand, or a channel of a jump host."""
+"""The transport of an SSH connection: a TCP socket, a ProxyCommand, or a channel of a jump host."""
 
 import contextlib
 import errno
@@ -63,7 +63,7 @@ class CommandLink(Link):
 
 
 def open_link(route: Route, jump: Connection | None) -> Link:
-    """Open what carries a connection along `route`. jump: the connection to its last jump host."""
+    """Open the transport for a connection along `route`. jump: the connection to its last jump host."""
     if jump:
         return _through_jump(route, jump)
     return CommandLink(route.proxy_command) if route.proxy_command else _direct(route)
@@ -98,7 +98,7 @@ def _direct(route: Route) -> Link:
 
 def _explained(error: OSError, route: Route) -> HostUnreachable:
     what = f"cannot connect{route.at}: {error.strerror or error}"
-    remedy = "check that the machine is up and this machine's network works"
+    remedy = "check that the host is up, and the network of this machine"
     if isinstance(error, ConnectionRefusedError):
         what = f"connection refused{route.at}"
         remedy = "check that sshd runs there and the port is right"
@@ -128,5 +128,5 @@ def _through_jump(route: Route, jump: Connection) -> Link:
             remedy = "check that the machine is up"
         else:
             why = f"hung up while connecting to it{route.at}: {error or type(error).__name__}"
-            remedy = "check that the jump host is up, and its sshd's log"
+            remedy = "check that the jump host is up, and look at its sshd's log"
         raise HostUnreachable(f"jump host {jump.host} {why}", remedy) from None

@@ -151,7 +151,7 @@ class Node:
         if self._resource and (explained := self._resource.explain(error)):
             return explained
         self._unusable = self._unusable or UnusableAnswer(
-            f"ddpctl failed on its answer, {keep_traceback(error)}",
+            f"ddpctl could not handle its answer, {keep_traceback(error)}",
             "check that host; if nothing is wrong there, report this as a bug",
             host=self.name,
         )

@@ -149,7 +149,7 @@ def _ask_ssh(host: Host) -> str:
     except OSError as error:
         raise HostUnreachable(
             f"cannot run `ssh` ({error.strerror}), which ddpctl needs to read ~/.ssh/config",
-            "install openssh-client on this machine or correct PATH",
+            "install openssh-client on this machine, or fix PATH",
             host=host.name,
         ) from None
     except subprocess.TimeoutExpired:

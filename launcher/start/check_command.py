@@ -27,7 +27,7 @@ def check_command(job: Job) -> str | None:
         scripts = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
         names = sorted(str(path.relative_to(workdir)) for path in scripts)
         near = difflib.get_close_matches(str(script), names, 1)
-        remedy = f"did you mean {near[0]}?" if near else "correct job.command or job.workdir"
+        remedy = f"did you mean {near[0]}?" if near else "fix job.command or job.workdir"
         raise UsageError(f"{script}, from job.command, is not in workdir {workdir}", remedy)
     try:
         with warnings.catch_warnings(action="ignore"):

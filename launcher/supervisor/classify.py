@@ -22,7 +22,7 @@ LIMITS = ("shm-full", "thread-limit")  # what native code prints about them tell
 
 
 class Weight(enum.IntEnum):
-    """Rank of an observation as the first failure: the lowest wins, among equals the earliest."""
+    """How an observation ranks as the first failure: lowest wins, and earliest among equals."""
 
     CAUSE = 0
     WITNESS = 1  # reports another node's failure, or may be its effect
@@ -42,7 +42,7 @@ WEIGHTS = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process or a node ended. remedy: "" if that of the kind applies."""
+    """How a process or a node ended. remedy: "" if the kind's own remedy applies."""
 
     weight: Weight
     kind: str
@@ -88,7 +88,7 @@ def rank_ending(
 
 
 def stop_ending(reason: Reason, lines: Sequence[str]) -> Ending | None:
-    """Classify why a node stopped. Return None if the reason has its own event: a rank that failed.
+    """Classify why a node stopped. Return None for a failed rank, which has an event of its own.
 
     lines: torchrun's last ones, if torchrun itself failed: its arguments, a port, the image.
     """
@@ -112,7 +112,7 @@ def own_cause(
     """Return what may have failed first on a node; None if it only followed another one.
 
     The kind of the result is one of failure_kinds.txt. reason: why the node stopped. exits: of its
-    ranks, each with what a Reason says about the rank.
+    ranks, each with a Reason for that rank.
     """
     endings = [(stop_ending(reason, reason.last_lines), reason)]
     endings += [(rank_ending(exit, exit_lines(exit), resources), rank) for exit, rank in exits]

@@ -102,7 +102,7 @@ class GpuLoad:
 class Usage(Event):
     """The load of the node. cores: busy with this run, on average since the last sample.
 
-    minute: means of the last minute, () until there are such. ranks: alive on this node.
+    minute: means of the last minute, () until there are any. ranks: alive on this node.
     """
 
     kind = "usage"
@@ -186,7 +186,7 @@ class ResourceUsage(Event):
 
 @dataclass(frozen=True)
 class RestartInPlace(Event):
-    """torchrun starts again in the same containers. What follows is about this start.
+    """torchrun starts again in the same containers. Later events belong to this start.
 
     number: of the restarts in place of this attempt. left: restarts of the run after this one.
     cause: the first failure; its kind is one of failure_kinds.txt. saved: a new checkpoint was saved

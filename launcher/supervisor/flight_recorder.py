@@ -54,13 +54,13 @@ class FlightRecorder:
 
     @property
     def is_ready(self) -> bool:
-        """Whether no rank is still writing a dump. A rank that has answered removes its pipe."""
+        """Whether all ranks have written their dumps. A rank that has answered removes its pipe."""
         return time.monotonic() > self._late_at or not any(map(os.path.exists, self._asked))
 
     def read(self, round: int) -> list[Collective]:
-        """Return what each rank of this node called last in each group. Keep the dumps under other names.
+        """Return what each rank of this node called last in each group. Rename the dumps.
 
-        round: what the dumps are about; those of the next one will have the same names.
+        round: the start that wrote the dumps; the next start will write files of the same names.
         """
         newest: list[Collective] = []
         for path in sorted(glob.glob(os.path.join(glob.escape(self._folder), "*-rank-*"))):
@@ -84,7 +84,7 @@ def ask(pipe: str) -> bool:
 
 
 class Plain(pickle.Unpickler):
-    """Reads numbers, texts and containers only. torch marks lists of numbers with a function of its own."""
+    """Reads only numbers, texts and containers. torch's functions for lists of numbers become `list`."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch.jit._pickle" and name.startswith("build_"):

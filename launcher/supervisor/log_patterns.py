@@ -50,7 +50,7 @@ def telling_end(lines: Sequence[str]) -> list[str]:
 def telling_texts(lines: Sequence[str]) -> list[str]:
     """Return the texts that may tell the cause, the most trustworthy first.
 
-    They are NCCL's own words, the error that ended the process and the errors that caused that one.
+    They are NCCL's own words, the error that ended the process and the errors that caused it.
     If it printed no error, they are its last lines, the newest first, without warnings of Python;
     those of torch's C++ code come last.
     """
@@ -79,7 +79,7 @@ def error_line(lines: Sequence[str]) -> str:
 
 
 def is_thrown(lines: Sequence[str]) -> bool:
-    """Return whether an exception of C++, not of Python, ended the process."""
+    """Return whether a C++ exception, not a Python exception, ended the process."""
     return not _chain(lines) and bool(_thrown(lines))
 
 

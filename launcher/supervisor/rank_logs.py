@@ -55,7 +55,7 @@ class Tail:
         return len(data)
 
     def finish(self) -> None:
-        """Copy the rest, also a last line that has no newline."""
+        """Copy the rest, including a last line without a newline."""
         while self.read():
             pass
         if self._partial:

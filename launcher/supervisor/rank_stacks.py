@@ -185,7 +185,7 @@ def handles(pid: int, number: int, field: str) -> bool:
 def has_open(pid: int, path: str) -> bool:
     """Return whether the process has the file open.
 
-    A script may have closed all descriptors. Then the stack would go to whatever it opened since.
+    A script may have closed all descriptors. The stack would then go to a file that it opened since.
     """
     for name in glob.glob("/proc/%d/fd/*" % pid):
         with contextlib.suppress(OSError):

@@ -86,7 +86,7 @@ class Round:
             self.refuse(self.why("start", "could not start torchrun: %s" % error))
 
     def refuse(self, reason: Reason) -> None:
-        """End before the start."""
+        """End the round without starting torchrun."""
         self.stop(reason)
         self.has_stopped()
 
@@ -108,7 +108,7 @@ class Round:
 
     @property
     def exit_code(self) -> int | None:
-        """torchrun's; 1 if we killed it: as if its ranks had failed or it had been told to stop."""
+        """torchrun's exit code; 1 if we killed it, as when its ranks fail or it is told to stop."""
         return 1 if self.killed_torchrun else self.torchrun.exit_code()
 
     # --- observations ---

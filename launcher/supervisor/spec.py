@@ -49,9 +49,9 @@ class Spec:
         return ", ".join("node %d (%s)" % (rank, self.hosts[rank]) for rank in ranks)
 
     def time_to_save(self, *, failed: bool = False) -> float:
-        """Return the seconds from SIGTERM to our SIGKILL. failed: something has, so they are few.
+        """Return the seconds from SIGTERM to our SIGKILL, only a few if the run has `failed`.
 
-        Ours comes before the engine's, which kills us at stop_timeout.
+        Our SIGKILL comes before the engine's, which kills us at stop_timeout.
         """
         grace = max(0.5 * self.stop_timeout, self.stop_timeout - 3.0)
         return min(grace, self.failure_grace) if failed else grace

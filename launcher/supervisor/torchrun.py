@@ -31,7 +31,7 @@ FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+)
 
 
 class Torchrun:
-    """The torchrun process. Its own output goes to a file in `log_folder`, as that of its ranks.
+    """The torchrun process. Its own output goes to a file in `log_folder`, like that of its ranks.
 
     It inherits the supervisor's environment. number: of restarts in place before this start.
     """
@@ -111,7 +111,7 @@ def failures(lines: list[str]) -> list[list[int]]:
 
 
 def with_caches(env: Mapping[str, str]) -> dict[str, str]:
-    """Add where libraries keep what they download or compile, if the host has a folder for that."""
+    """Add the paths of libraries' caches (downloads, compiled code), if the host has a folder."""
     folder = env.get("DDPCTL_CACHE_DIR")
     ours = {name: os.path.join(folder, sub) for name, sub in CACHES.items()} if folder else {}
     return {**ours, **env}
@@ -127,7 +127,7 @@ def executable(argv: list[str]) -> list[str]:
 
 
 def interpreter(torchrun: str) -> str:
-    """Return the Python that runs a torchrun, if that is the usual script or Python itself; else ""."""
+    """Return the Python that runs `torchrun`: itself, or that of the usual script; "" for others."""
     if torchrun == sys.executable:
         return torchrun
     with open(torchrun, errors="replace") as file:

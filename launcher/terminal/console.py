@@ -24,7 +24,7 @@ QUIET_BEFORE = 2.0  # seconds; steps that take longer are announced
 
 
 class WarningHandler(logging.Handler):
-    """Prints warnings of code that has no console, such as of the SSH connections."""
+    """Prints warnings of code that has no console, such as that of SSH connections."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)

@@ -48,7 +48,7 @@ class Live:
         return not self._closed and time.monotonic() - self._drawn_at >= EVERY
 
     def draw(self) -> None:
-        """Draw the lines. The caller has flushed all other output."""
+        """Draw the lines. The caller must have flushed all other output."""
         with self._lock:
             if self._closed:
                 return

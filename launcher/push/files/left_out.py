@@ -90,7 +90,7 @@ class IgnoreFile:
     can_keep: bool  # it is a .ddpctlignore: it can keep what is left out by default
 
     def verdict(self, path: str) -> tuple[bool | None, str]:
-        """Return whether it includes `path` in what it ignores, and the pattern that says so."""
+        """Return whether the file ignores `path`, and the pattern that decides it."""
         result = self.patterns.check_file(path[len(self.folder) :])
         if result.include is None or result.index is None:
             return None, ""
@@ -192,7 +192,7 @@ class NamedPaths:
 
 
 def private_paths(cluster: Cluster) -> list[str]:
-    """Return the files on this machine that the hosts file names and that are secret."""
+    """Return the secret files on this machine that the hosts file names."""
     keys = (host.identity_file for host in (*cluster.hosts, *cluster.spares))
     return [path for path in (cluster.job.env_file, *keys) if path]
 

@@ -48,8 +48,8 @@ READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 class HostTrees:
     """The trees on one host that matter for a push.
 
-    draft: of an interrupted push; the digest of the tree that was copied (or none), and the number
-    of files.
+    draft: of an interrupted push, as the digest of the tree that it copied (or none) and the number
+    of its files.
     """
 
     present: bool  # the tree itself exists

@@ -18,7 +18,7 @@ BEFORE_A_STAR = re.compile(r"\[\^/\]\*((?:\\.|\[\^?\]?[^]]+\](?!\*)|[^][\\*/()])
 
 
 class QuickPattern(Pattern):  # type: ignore[misc, valid-type]
-    """A pattern that never tries a later match of what is between two stars: it is no better."""
+    """A pattern that uses the first match of the text between two stars: a later one is no better."""
 
     @classmethod
     def pattern_to_regex(cls, pattern: Any) -> Any:

@@ -1,6 +1,6 @@
 """Archives of a local image with one layer each, for an engine that has the layers below.
 
-So a push sends only the layers that are missing, also after an interrupted one.
+So a push sends only the layers that are missing, even after an interrupted push.
 
 Each is both an OCI layout and a `docker save` archive. Engines need one or the other; which one
 depends on their version (from 20.10 on) and image store.

@@ -83,7 +83,7 @@ def _pull(node: Node, name: str) -> ImageInfo:
         raise PushFailed(
             f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
             f"({error.what})",
-            "build it here with `ddpctl image build`, or correct job.image",
+            "build it here with `ddpctl image build`, or fix job.image",
             host=node.name,
         ) from None
 
@@ -116,8 +116,8 @@ class _Sending:
         """Return how many of the lowest layers a host has, and whether its archives need diff ids.
 
         Only the lowest layers can be left out of an archive. different: the host's image of that
-        name. containerd's store does not list it if the host has some of its layers only as they
-        came by `docker load`, uncompressed, because then the compressed ones are missing.
+        name. containerd's store does not list that image if it lacks the compressed form of a layer,
+        as it does for layers that came by `docker load`.
         """
         store = images_of(node)
         rows = [*store.layers(), different.layers if different else ()]
@@ -134,7 +134,9 @@ class _Sending:
             with export as archives:
                 return self._fan_out(map(self._payload, archives), nodes, first)
         except NoLayers as error:
-            self.progress.say(f"{self.name}: sending it whole, not by layers: {error}")
+            self.progress.say(
+                f"{self.name}: sending the whole image instead of single layers: {error}"
+            )
         return self._send_whole(nodes)
 
     def _payload(self, archive: Archive) -> Payload:

@@ -84,7 +84,7 @@ def _target(job: Job, node: Node) -> WheelTarget:
         return WheelTarget(match[1], int(match[2]))
     raise PushFailed(
         "its Python is not built for Linux with glibc, as wheels are",
-        "set job.python or job.conda to one that is",
+        "set job.python or job.conda to one that is built for it",
         host=node.name,
     )
 

@@ -230,7 +230,9 @@ class Transfer:
 
     def _make_leaf(self, slow: HostTransfer) -> None:
         slow.relay.is_leaf = True
-        self._progress.say(f"{slow.relay.node.name}: slow; the other hosts no longer wait for it")
+        self._progress.say(
+            f"{slow.relay.node.name}: too slow; the other hosts no longer wait for it"
+        )
         for host in self.hosts.values():
             with self._changed:  # earlier rates belong to the old order
                 host.rate, host.window = 0.0, (math.inf, 0)

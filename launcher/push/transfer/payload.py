@@ -17,7 +17,7 @@ REMEDIES = {
     "no matching distribution": (
         "name a version that has a wheel for this Python, or add `--find-links FOLDER` with one"
     ),
-    "no module named": "install that part of Python there, or set job.python to another Python",
+    "no module named": "install that Python module on the host, or set job.python to another Python",
     "file name too long": "shorten the name; .ddpctlignore can exclude the file from a workdir",
 }
 

@@ -108,7 +108,7 @@ class RelayedPayload:
         return self.failed or self.complete
 
     def receive(self, at: int, data: bytes) -> None:
-        """Store the bytes that are new. What starts after the end of the stored bytes is of no use."""
+        """Store the bytes that are new. Ignore data that would leave a gap after the stored bytes."""
         with self.changed:
             while self.have - self.consumed > MAX_AHEAD and not self.failed:
                 self.changed.wait(KEEPALIVE)

@@ -95,7 +95,7 @@ class Relay:
             pass  # the host is gone, which `events` reports
 
     def _run_feeds(self) -> None:
-        """Call what feeds a payload, one after the other: a host receives payloads in order."""
+        """Run the queued feeds one after the other, because a host receives payloads in order."""
         for feed in iter(self.feeds.get, None):
             feed()
 

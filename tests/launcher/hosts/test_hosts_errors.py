@@ -231,7 +231,7 @@ JOB_PROBLEMS = [
     ("gpus: 2", "move it under hosts:"),
     ("python: /opt/torch/bin/python", "set engine: process"),
     ("{engine: process, python: a, conda: b}", "keep one of them"),
-    ("requirements: requirements.txt", "`ddpctl image build` installs packages in an image"),
+    ("requirements: requirements.txt", "install packages in an image with `ddpctl image build`"),
     ("nproc_per_node: 3", "found 2 GPUs for job.nproc_per_node 3"),
 ]
 
@@ -368,7 +368,7 @@ def test_a_file_that_is_meant_to_exhaust_the_reader_is_refused_in_seconds(text: 
 def test_after_a_thousand_mistakes_one_line_says_that_there_are_more() -> None:
     lines = problems("hosts: [a]\njob:\n" + "\n".join(f"  k{i}: 1" for i in range(1200)))
     assert len(lines) == 1001
-    assert lines[-1] == "hosts.yaml: found more mistakes; correct these first"
+    assert lines[-1] == "hosts.yaml: found more mistakes; fix these first"
 
 
 # Files

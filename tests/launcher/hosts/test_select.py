@@ -88,7 +88,7 @@ def test_spares_are_selected_like_hosts() -> None:
 @pytest.mark.parametrize(
     ("include", "exclude", "said"),
     [
-        ("a", "B", "--include and --exclude exclude each other"),
+        ("a", "B", "--include and --exclude cannot be combined"),
         ("nope", None, "--include: hosts.yaml has no host 'nope'; name one of a,B,c,d,cpu,spare"),
         ("a:4", None, "--include: a has no GPU 4 in hosts.yaml"),
         (None, "c:1,9", "--exclude: c has no GPU 9 in hosts.yaml"),

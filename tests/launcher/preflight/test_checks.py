@@ -266,7 +266,7 @@ FAULTS = {
     ),
     "no uverbs": (
         lambda m: with_facts(m, rdma_ports=(rail(0),)),
-        ("warning", "network", "without /dev/infiniband/uverbs0", "ib_uverbs"),
+        ("warning", "network", "no /dev/infiniband/uverbs0", "ib_uverbs"),
     ),
     "InfiniBand down": (
         lambda m: with_facts(m, infiniband=("uverbs0",), rdma_ports=(rail(0, state="DOWN"),)),

@@ -211,7 +211,7 @@ def test_without_single_layers_the_whole_image_is_sent(
     build({"base": MEGABYTE, "top": 1000})
     monkeypatch.setattr(Registry, "repository", "localhost:1/ddpctl/abc")
     done = push_image(hosts, name)
-    assert any("sending it whole, not by layers" in text for text in done.report.notices)
+    assert any("sending the whole image instead" in text for text in done.report.notices)
     for engine in engine_pair:
         assert rootfs(engine, name) == rootfs(None, name)
 

@@ -202,6 +202,8 @@ def test_an_engine_that_fails_half_way_makes_the_push_send_the_whole_image(
 
     progress = send(host, PushingStore(before))
     [notice] = progress.report.notices
-    assert "sending it whole, not by layers: Docker refused: no space left" in notice
+    assert (
+        "sending the whole image instead of single layers: Docker refused: no space left" in notice
+    )
     assert host.archives[-1] == b"the whole image"
     assert sum(layer in b"".join(host.archives) for layer in COMPRESSED) == sent

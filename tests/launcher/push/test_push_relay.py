@@ -169,7 +169,7 @@ def test_no_host_waits_for_a_slow_one(
     rest = [host.seconds for number, host in enumerate(report.hosts) if number != slow]
     assert report.hosts[slow].seconds > 20
     assert max(rest) < 14
-    assert f"{hosts[slow].node.name}: slow; the other hosts no longer wait" in report.notices[0]
+    assert f"{hosts[slow].node.name}: too slow; the other hosts no longer wait" in report.notices[0]
 
 
 def test_hosts_that_cannot_reach_each_other_are_fed_from_here_with_a_notice(

@@ -39,7 +39,7 @@ def test_hosts_without_a_run_are_a_usage_error(fake_cluster: Make) -> None:
     cluster = fake_cluster("gpu0", "gpu1")
     code, _, err = cluster.ddpctl("logs", cluster.hosts_file)
     assert code == 2
-    assert "no run on gpu[0-1]; `ddpctl launch` starts one" in err
+    assert "no run on gpu[0-1]; start one with `ddpctl launch`" in err
 
 
 def test_a_sanity_run_on_the_hosts_is_not_their_newest_run(fake_cluster: Make) -> None:

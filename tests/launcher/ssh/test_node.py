@@ -427,7 +427,7 @@ def test_each_node_runs_concurrently_and_returns_in_order(
 def test_what_ddpctl_cannot_handle_is_the_error_of_the_host_that_caused_it(
     node: Callable[..., Node],
 ) -> None:
-    with pytest.raises(NodesFailed, match="local: ddpctl failed on its answer"):
+    with pytest.raises(NodesFailed, match="local: ddpctl could not handle its answer"):
         each_node([node(Host("local"))], lambda n: 1 // 0)
 
 

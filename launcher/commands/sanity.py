@@ -35,7 +35,7 @@ def sanity(
     step_seconds: float | None = option(
         "--step-seconds",
         "S",
-        "Compute time of a training step on one node, to show the speedup of several.",
+        "Seconds that a training step computes on one node, to show the speedup of several.",
         reader=decimal,
     ),
     plot: str | None = option("--plot", "FILE", "Plot bandwidth against size."),

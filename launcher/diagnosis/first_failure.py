@@ -199,5 +199,5 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
         )
     if odd:
         names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)
-        message += f"; these ranks are at another place than the rest: {names}"
+        message += f"; these ranks are in a different place from the rest: {names}"
     return candidate.but(message=message)

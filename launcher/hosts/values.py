@@ -238,7 +238,7 @@ def command(value: RawValue) -> tuple[str, ...]:
 
 
 def _start_of_script(words: Sequence[str]) -> int | None:
-    """Return the index of torchrun's script, which follows `python` or torchrun and its flags.
+    """Return the index of the script or `-m`, which follows `python` or torchrun and its flags.
 
     None for a program that is not Python.
     """

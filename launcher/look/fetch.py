@@ -93,7 +93,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                         stuck.add(file.node)
         except OSError as error:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"
-            remedy = "fix its permissions, free space, or pass another folder as --to"
+            remedy = "fix its permissions, free some space, or pass another folder as --to"
             raise UsageError(what, remedy) from None
     return done
 

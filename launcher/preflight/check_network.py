@@ -101,7 +101,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def _unreached(machine: Machine, fleet: Fleet) -> Finding:
-    """Return why no address of the machine can be reached by all others, for the best address."""
+    """Return why the best address of a machine, like its others, cannot be reached by every host."""
     dialed = [ip for ip in fleet.to_dial[machine.rank] if fleet.dialed(machine, ip)]
     ip = min(dialed, key=lambda ip: len(_failed(fleet.dialed(machine, ip))))
     tried = fleet.dialed(machine, ip)

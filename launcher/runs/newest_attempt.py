@@ -112,7 +112,7 @@ def sync_logs(
         except TooMuch:
             raise CommandFailed(
                 f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",
-                "for the rest, run the command again",
+                "run the command again for the rest",
                 host=node.name,
             ) from None
         except OSError as error:

@@ -35,7 +35,7 @@ def choose_hosts(
         if failures:
             raise NodesFailed(by_name(nodes, failures))
         raise PreflightError(
-            f"--nodes {count}: only {len(able)} of the hosts have the GPUs that the hosts file names",
+            f"--nodes {count}: found only {counted(len(able), 'host')} with GPUs that the hosts file names",
             "run `ddpctl check` to see what is wrong",
         )
     plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able)))

@@ -54,8 +54,9 @@ def test_the_straggler_is_the_first_failure() -> None:
 def test_several_stragglers_are_all_named_and_none_is_blamed() -> None:
     failure = first_failure(hung({2, 3}))
     assert failure is not None and failure.rank is None
-    assert "these ranks are at another place than the rest: ranks 2-3 of node1 at train.py:29" in (
-        failure.message
+    assert (
+        "these ranks are in a different place from the rest: ranks 2-3 of node1 at train.py:29"
+        in (failure.message)
     )
 
 

@@ -1,8 +1,4 @@
-"""The journal of this node's attempt: append-only, one record per line, the event `end` last.
-
-A record is TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds. WHO is a global rank, `-` for torchrun and
-the supervisor, or `!` for an event, whose TEXT is a JSON object with a "kind" (see events.py).
-"""
+"""Write the journal of this node's attempt, in the format of journal_format.py."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import tempfile
 import time
 
 from .events import Event, document
+from .journal_format import label
 
 BALLAST = 1 << 20  # bytes of disk reserved for the last events on a full disk
 STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
@@ -27,16 +24,18 @@ class Journal:
         self._file = os.open(os.path.join(folder, "journal"), flags, 0o644)
         self._ballast = os.path.join(folder, "ballast")
         self._host = host.encode()
+        self._lost = 0  # lines of output that a full disk did not take
         self._stdout = b""  # not written yet
         with contextlib.suppress(OSError), open(self._ballast, "wb") as file:
             file.write(b"\0" * BALLAST)
         os.set_blocking(1, False)  # an engine that stops reading must not block the run
 
     def lines(self, who: bytes, data: bytes) -> None:
-        """Write whole lines, each with its newline. They are lost if the disk is full."""
-        self._append(_prefixed(b"%.6f\t%b\t" % (time.time(), who), data))
-        label = b"[%b] " % (self._host if who == b"-" else self._host + b":" + who)
-        self._copy(_prefixed(label, data))
+        """Write whole lines, each with its newline. On a full disk they are lost, but counted."""
+        if not self._append(_records(who, data)):
+            self._lost += data.count(b"\n")
+        rank = b"" if who == b"-" else who
+        self._copy(_prefixed(label(self._host, rank), data))
 
     def say(self, text: str) -> None:
         """Write a message from the supervisor itself."""
@@ -49,13 +48,17 @@ class Journal:
 
     def sample(self, event: Event) -> bool:
         """Write an event that may be lost. Return False if the disk is full."""
-        return self._append(b"%.6f\t!\t%b\n" % (time.time(), json.dumps(document(event)).encode()))
+        return self._append(_records(b"!", json.dumps(document(event)).encode() + b"\n"))
 
     def close(self) -> None:
         self._drop_ballast()
         os.close(self._file)
 
     def _append(self, data: bytes) -> bool:
+        """Append whole records, or none if the disk is full: return False. First say what was lost."""
+        if self._lost:
+            text = b"ddpctl: the disk was full: %d lines of output are missing here\n" % self._lost
+            data = _records(b"-", text) + data
         start = os.fstat(self._file).st_size
         view = memoryview(data)
         try:
@@ -67,6 +70,7 @@ class Journal:
             if len(view) != len(data):  # half a record would corrupt the next one
                 os.ftruncate(self._file, start)
             return False
+        self._lost = 0
         return True
 
     def _copy(self, data: bytes) -> None:
@@ -80,6 +84,10 @@ class Journal:
     def _drop_ballast(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._ballast)
+
+
+def _records(who: bytes, lines: bytes) -> bytes:
+    return _prefixed(b"%.6f\t%b\t" % (time.time(), who), lines)
 
 
 def _prefixed(head: bytes, lines: bytes) -> bytes:

@@ -69,8 +69,8 @@ class Supervisor:
             return 1
 
     def turn(self) -> None:
-        wait = self.round.copy_output()
-        for key, _ in self.selector.select(wait):
+        self.round.copy_output()
+        for key, _ in self.selector.select(self.round.interval):
             key.data(key.fileobj)
         self.check_signals()
         self.round.look()

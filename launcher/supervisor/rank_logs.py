@@ -19,6 +19,9 @@ from .proc import read_text
 from .spec import Spec
 
 TORCHRUN_LOG = "torchrun.log"  # torchrun's own output
+# The folder of a rank below torchrun's PET_LOG_DIR. It has std{out,err}.log and, after an exception,
+# error.json.
+RANK_FOLDER = "*/attempt_*/{local_rank}"
 READ_SIZE = 1 << 20  # maximum bytes read from one log at a time
 FREE_SIZE = 16 << 20  # bytes of disk freed at a time
 PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
@@ -75,7 +78,7 @@ class Tail:
 
 
 class RankLogs:
-    """The folder with torchrun.log and the ranks' */attempt_*/<local_rank>/std*.log."""
+    """The folder with torchrun's own output and, in RANK_FOLDERs, that of its ranks."""
 
     def __init__(self, spec: Spec, journal: Journal, folder: str) -> None:
         self.folder = folder
@@ -116,7 +119,7 @@ class RankLogs:
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
         """Return (message, traceback) of the rank's exception, from torch's @record, or Nones."""
-        for path in glob.glob("%s/*/attempt_*/%d/error.json" % (self.folder, local_rank)):
+        for path in self._paths(str(local_rank), "error.json"):
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 error = json.loads(read_text(path))["message"]
                 if isinstance(error, str):
@@ -126,9 +129,13 @@ class RankLogs:
 
     def _find(self) -> None:
         # reversed: stdout before stderr
-        for path in sorted(glob.glob(self.folder + "/*/attempt_*/[0-9]*/std???.log"), reverse=True):
+        for path in sorted(self._paths("[0-9]*", "std???.log"), reverse=True):
             *_, local_rank, name = path.split("/")
             key = (int(local_rank), name[: -len(".log")])
             if key not in self._tails:
                 who = b"%d" % (self._spec.first_rank + key[0])
                 self._tails[key] = Tail(path, who, self._journal)
+
+    def _paths(self, local_rank: str, name: str) -> list[str]:
+        folder = RANK_FOLDER.format(local_rank=local_rank)
+        return glob.glob(os.path.join(self.folder, folder, name))

@@ -56,6 +56,7 @@ class Round:
         self.logs = RankLogs(spec, journal, self.torchrun.log_folder)
         self.started_at = 0.0  # time.monotonic()
         self.ranks = Ranks(spec.nproc_per_node)
+        self.logs_grow = False  # there was new output the last time
         self.liveness = Liveness(spec.output_dir)
         self.flight_recorder = FlightRecorder(spec.dir)
         self.kills_before = oom_kills()  # before the start
@@ -90,13 +91,19 @@ class Round:
         self.stop(reason)
         self.has_stopped()
 
-    def copy_output(self) -> float:
-        """Copy new output of the ranks. Return the seconds until there may be more."""
+    def copy_output(self) -> None:
+        """Copy new output of torchrun and its ranks to the journal."""
+        self.logs_grow = self.logs.poll() > 0
+        if self.logs_grow:
+            self.liveness.reset(output=True)
+
+    @property
+    def interval(self) -> float:
+        """The seconds until the next poll."""
+        if self.logs_grow:
+            return LOGS_GROW
         starting = self.phase == "running" and not self.ranks.complete
-        if not self.logs.poll():
-            return RANKS_START if starting else POLL
-        self.liveness.reset(output=True)
-        return LOGS_GROW
+        return RANKS_START if starting else POLL
 
     def look(self) -> None:
         """Find out which processes have started or ended."""

@@ -68,8 +68,11 @@ class Torchrun:
 
     def _open(self, argv: list[str], stdin: int) -> None:
         shutdown = max(1, int(self._spec.time_to_save()) - 1)
-        ours = {"PET_REDIRECTS": "3", "PET_LOG_DIR": self.log_folder}
-        ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(shutdown)
+        ours = {
+            "PET_REDIRECTS": "3",  # both streams of each rank go to files, which RankLogs copies
+            "PET_LOG_DIR": self.log_folder,
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown),
+        }
         if self._number:
             ours.update(DDPCTL_RESUME="1", DDPCTL_RESTART_COUNT=str(self._number))
         supervisor = os.getpid()

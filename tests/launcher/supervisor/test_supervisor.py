@@ -181,18 +181,28 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_costs_lines_but_no_event(small_disk: Path) -> None:
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
+    small_disk: Path, freed: bool
+) -> None:
     journal = Journal(str(small_disk), "gpu1")
     assert (small_disk / "ballast").stat().st_size == BALLAST
     journal.lines(b"0", b"before\n")
-    with contextlib.suppress(OSError), (small_disk / "hog").open("wb", buffering=0) as hog:
-        while hog.write(b"0" * 4096):
+    hog = small_disk / "hog"
+    with contextlib.suppress(OSError), hog.open("wb", buffering=0) as file:
+        while file.write(b"0" * 4096):
             pass
-    journal.lines(b"0", b"x" * 100_000 + b"\n")
+    for _ in range(2):
+        journal.lines(b"0", b"x" * 100_000 + b"\ny\n")
+    if freed:
+        hog.unlink()
+        journal.lines(b"0", b"after\n")
     journal.event(End("failed", 1))
     journal.close()
-    before, end = Reader().feed((small_disk / "journal").read_bytes())
-    assert before.lines == [b"before"]
+    *records, end = Reader().feed((small_disk / "journal").read_bytes())
+    missing = b"ddpctl: the disk was full: 4 lines of output are missing here"
+    shown = [(record.rank, line) for record in records for line in record.lines]
+    assert shown == [(0, b"before"), (None, missing), (0, b"after")][: 3 if freed else 2]
     assert end.event == End("failed", 1)
 
 

@@ -1,0 +1,14 @@
+"""The format of a node's journal, and of its lines where you see them. Pure.
+
+The journal is append-only and has one record per line: TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds
+on the node's own clock. WHO is a global rank, `-` for torchrun and the supervisor itself, or `!` for
+an event, whose TEXT is a JSON object with a "kind" (see events.py). The event `end` is the last
+record.
+
+Recorded and shown, a line of output is `[host:rank] text`, or `[host] text` if it has no rank.
+"""
+
+
+def label(host: bytes, rank: bytes = b"") -> bytes:
+    """Return what a line of output begins with where you see it. rank: empty if it has none."""
+    return b"[%b:%b] " % (host, rank) if rank else b"[%b] " % host

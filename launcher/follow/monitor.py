@@ -16,8 +16,7 @@ from ..diagnosis.evidence import NodeEvidence
 from ..engines.running import RunningAttempt
 from ..errors import HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
-from ..logs.log_record import Record
-from ..logs.store import LogStore, Marks, offset_in
+from ..logs.store import Marks, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, Event, RestartInPlace, Usage
 from ..text import names
@@ -44,7 +43,7 @@ class NodeOutcome(NodeEvidence):
     )
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and were skipped
-    event_bytes: int = 0  # of the events that were kept
+    event_bytes: int = 0  # about as much memory as the events that were kept take
     consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     lost: HostUnreachable | None = None  # why contact was lost; None: in contact
@@ -84,26 +83,45 @@ class ContactChange:
 
 
 @dataclass(frozen=True)
+class NodeEnded:
+    """A node has ended; comes once for each."""
+
+    outcome: NodeOutcome
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A node reports a restart in place, as every node does. time: unix seconds on its clock."""
+
+    outcome: NodeOutcome  # of the node
+    time: float
+    restart: RestartInPlace
+
+
+@dataclass(frozen=True)
 class Notice:
     """A line for the user about the log itself."""
 
     text: str
 
 
-Observation = Batch | NodeOutcome | Record | ContactChange | Notice | None
+@dataclass(frozen=True)
+class Tick:
+    """Comes at least every POLL seconds, however much the ranks print, to handle signals."""
+
+
+Observation = Batch | NodeEnded | Restarted | ContactChange | Notice | Tick
 
 
 class Monitor:
-    """Follows one attempt, from where the recorded part of its journals stops to its end."""
+    """Follows one attempt, from where the shown part of its journals stops to its end."""
 
-    def __init__(self, attempt: RunningAttempt, shown: Marks, store: LogStore | None) -> None:
-        """shown: where the lines on screen end, by node rank. store: records the new lines."""
-        self.store = store
+    def __init__(self, attempt: RunningAttempt, shown: Marks) -> None:
+        """shown: where the lines on screen end, by node rank."""
         self.outcomes = {
             rank: NodeOutcome(rank, member.node.name, unit=member.engine.traits.unit)
             for rank, member in enumerate(attempt.members)
         }
-        self._attempt = attempt.members[0].place.attempt
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
         self._closed = threading.Event()
         self._watchers = [
@@ -114,21 +132,15 @@ class Monitor:
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
     def events(self) -> Iterator[Observation]:
-        """Yield what the user should see.
-
-        Yields a Batch for new lines; each node once when it has ended; a Record for each restart in
-        place, from every node; a ContactChange for hosts that were lost or are back; a Notice.
-        Yields None at least every POLL seconds, however much the ranks print, so that the caller
-        can handle signals.
-        """
+        """Yield every Batch, then what else the user should know."""
         for watcher in self._watchers:
             watcher.start()
         try:
             while self._waiting():
                 yield from self._take_reports()
+                yield Tick()
                 yield from self._conclude()
                 yield from self._contact_changes(CONTACT_TIME)
-                yield None
             yield from self._contact_changes(0.0)
         finally:
             self.close()
@@ -144,7 +156,7 @@ class Monitor:
     # --- messages from the watchers ------------------------------------------------------------
 
     def _take_reports(self) -> Iterator[Observation]:
-        """Handle queued reports for at most POLL seconds. Yield what the user should see."""
+        """Handle queued reports for at most POLL seconds."""
         until, wait = time.monotonic() + POLL, POLL
         self._caught_up = False
         while time.monotonic() < until:
@@ -168,29 +180,17 @@ class Monitor:
                         outcome.exit_code = item.status.exit_code
 
     def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Observation]:
+        yield batch
         outcome.consumed = batch.consumed
         for record in batch.records:
             if record.event is not None:
-                yield from self._take_event(outcome, record, record.event)
+                yield from self._take_event(outcome, record.time, record.event)
             else:
                 newest = (line[:LONGEST_TEXT] for line in record.lines[-TAIL_LINES:])
                 outcome.tail.extend((record.time, record.rank, text) for text in newest)
-        yield from self._store(batch)
-        if any(record.lines for record in batch.records):
-            yield batch
 
-    def _store(self, batch: Batch) -> Iterator[Notice]:
-        if self.store and batch.records:
-            try:
-                log = self.store.node(batch.node_rank)
-                log.record(batch.records, attempt=self._attempt, offset=batch.offset)
-            except OSError as error:
-                self.store = None
-                yield Notice(f"not recorded: {error.filename or 'the logs'}: {error.strerror}")
-
-    def _take_event(
-        self, outcome: NodeOutcome, record: Record, event: Event
-    ) -> Iterator[Observation]:
+    def _take_event(self, outcome: NodeOutcome, at: float, event: Event) -> Iterator[Observation]:
+        """at: unix seconds on the node's clock."""
         if isinstance(event, Unreadable):
             if event.known and not outcome.unreadable:
                 outcome.unreadable = True
@@ -200,13 +200,13 @@ class Monitor:
             outcome.usage = event
             outcome.gpus_before = outcome.gpus_before or event.gpus
             return
-        outcome.event_bytes += record.size
+        outcome.event_bytes += len(repr(event))
         is_first_end = isinstance(event, End) and outcome.end is None
         if outcome.event_bytes > MOST_EVENTS and not is_first_end:
             return  # no supervisor writes so many
-        outcome.events.append((record.time, event))
+        outcome.events.append((at, event))
         if isinstance(event, RestartInPlace):
-            yield record
+            yield Restarted(outcome, at, event)
         if isinstance(event, End):
             outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
 
@@ -244,17 +244,17 @@ class Monitor:
 
     # --- which nodes have ended ----------------------------------------------------------------
 
-    def _conclude(self) -> Iterator[NodeOutcome]:
+    def _conclude(self) -> Iterator[NodeEnded]:
         now = time.monotonic()
         yield from self._finish([o for o in self._waiting() if self._has_ended(o, now)])
         self._probe_remaining_nodes(now)
         if self._remaining_nodes_are_lost(now):
             yield from self._finish(self._waiting())
 
-    def _finish(self, outcomes: list[NodeOutcome]) -> Iterator[NodeOutcome]:
+    def _finish(self, outcomes: list[NodeOutcome]) -> Iterator[NodeEnded]:
         for outcome in outcomes:
             outcome.done = True
-            yield outcome
+            yield NodeEnded(outcome)
 
     def _has_ended(self, outcome: NodeOutcome, now: float) -> bool:
         if outcome.gone:

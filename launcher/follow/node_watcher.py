@@ -26,11 +26,10 @@ EVENTS = load_script(__file__, "past_events.sh")
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of the journal. offset: end of the last whole record. consumed: all bytes read."""
+    """Records of the journal. consumed: bytes of it read so far, with an unfinished line."""
 
     node_rank: int
     records: list[Record]
-    offset: int
     consumed: int
 
 
@@ -68,8 +67,8 @@ class NodeWatcher:
         """offset: how much of the journal was already shown, in bytes."""
         self.rank = member.place.node_rank
         self._member, self._put, self._closed = member, put, closed
-        self._offset, self._missing_events = offset, offset > 0
-        self._reader = Reader(member.node.name, self.rank)
+        self._past = offset  # bytes of the journal whose events have not been read yet
+        self._reader = Reader(member.node.name, self.rank, offset)
         self._stream: Stream | None = None
         self._read_whole = False  # whether the journal was read up to its end
 
@@ -114,18 +113,20 @@ class NodeWatcher:
             tries += 1
 
     def _read_journal(self) -> Iterator[Item]:
+        """Read on, even after a lost connection: the Reader still has the line that it cut off."""
         node, journal = self._member.node, self._member.place.journal
-        if self._missing_events:  # the lines were shown before, but the diagnosis needs the events
-            done = node.script(EVENTS, journal, str(self._offset), "\t!\t", limit=LONG_OUTPUT)
-            yield Batch(self.rank, Reader().feed(done.stdout), self._offset, self._offset)
-            self._missing_events = False
-        stream = node.open_script(TAIL, str(self._offset + 1), journal, stdin=False)
+        if self._past:  # the lines were shown before, but the diagnosis needs the events
+            done = node.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
+            events = Reader(node.name, self.rank).feed(done.stdout)
+            yield Batch(self.rank, [e._replace(end=self._past) for e in events], self._past)
+            self._past = 0
+        start = self._reader.consumed + 1  # for tail, bytes count from 1
+        stream = node.open_script(TAIL, str(start), journal, stdin=False)
         self._stream = stream
         self._put(ContactReport(self.rank, None))
         while data := stream.read(CHUNK):
-            self._offset += len(data)
             records = self._reader.feed(data)
-            yield Batch(self.rank, records, self._offset - self._reader.pending, self._offset)
+            yield Batch(self.rank, records, self._reader.consumed)
             if records and isinstance(records[-1].event, End):
                 self._read_whole = True
                 return

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 
 from ..engines.running import RunningAttempt
 from ..errors import DdpctlError
-from ..logs.log_record import Record
-from ..logs.store import Marks
+from ..logs.store import LogStore, Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.many import by_name
 from ..ssh.node import Node
 from ..stop.stop_run import Stop
-from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..text import counted
@@ -25,7 +23,7 @@ from . import detach
 from .attempt_end import explain, report_end
 from .hooks import EventHook
 from .interrupts import LEAVING, Interrupts
-from .monitor import ContactChange, Monitor, NodeOutcome, Notice
+from .monitor import ContactChange, Monitor, NodeEnded, NodeOutcome, Notice, Restarted, Tick
 from .node_watcher import Batch
 from .panel import live_panel
 from .run_lines import RunLines
@@ -48,10 +46,10 @@ class StartedRun:
 def follow(run: StartedRun, events: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user leaves."""
     with interrupts.held(), log_store(run.folder, console) as store:
-        monitor = Monitor(run.attempt, run.shown, store)
+        monitor = Monitor(run.attempt, run.shown)
         for outcome, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
             outcome.clock_skew = skew
-        session = Session(run, monitor, events, interrupts, console)
+        session = Session(run, monitor, store, events, interrupts, console)
         with live_panel(run.record, run.attempt.members[0], monitor.outcomes, console):
             try:
                 return session.to_the_end()
@@ -64,10 +62,11 @@ def follow(run: StartedRun, events: EventHook, interrupts: Interrupts, console: 
 
 @dataclass
 class Session:
-    """One command that follows an attempt."""
+    """One command that follows an attempt. store: None if another process records the lines."""
 
     run: StartedRun
     monitor: Monitor
+    store: LogStore | None
     events: EventHook
     interrupts: Interrupts
     console: Console
@@ -80,31 +79,34 @@ class Session:
 
     def __post_init__(self) -> None:
         self.record, self._lines = self.run.record, RunLines(self.console)
+        self._attempt = self.run.attempt.members[0].place.attempt
 
     def to_the_end(self) -> Outcome:
         for event in self.monitor.events():
-            if isinstance(event, Batch):
-                self._lines.show(event.records)
-                continue
-            self._lines.flush()
             match event:
-                case NodeOutcome():
-                    self._node_ended(event)
-                case Record(event=RestartInPlace() as restart):
-                    self._restarted(event, restart)
+                case Batch():
+                    if self.store:
+                        self.store.record(event.node_rank, event.records, self._attempt)
+                    self._lines.show(event.records)
+                case NodeEnded(outcome):
+                    self._node_ended(outcome)
+                case Restarted():
+                    self._restarted(event)
                 case ContactChange():
                     self._contact_changed(event)
                 case Notice(text):
                     self.console.say(text)
-                case None if self._unsaved:
-                    self._save()  # once for all nodes that ended together
-            number = self.interrupts.take()
-            if number is not None and self._handle_signal(number):
-                return self._leave(number)
-            if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
-                self._stop(cancel=False)
-            if self._only_unreachable_left():
-                break
+                case Tick():
+                    self._lines.flush()
+                    if self._unsaved:
+                        self._save()  # once for all nodes that ended together
+                    number = self.interrupts.take()
+                    if number is not None and self._handle_signal(number):
+                        return self._leave(number)
+                    if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
+                        self._stop(cancel=False)
+                    if self._only_unreachable_left():
+                        break
         return self._conclude()
 
     def _save(self) -> None:
@@ -119,12 +121,12 @@ class Session:
             where = {"host": outcome.host, "node_rank": outcome.node_rank}
             self.events(event, self.record, message=ContactChange([outcome]).texts[0], **where)
 
-    def _restarted(self, report: Record, restart: RestartInPlace) -> None:
+    def _restarted(self, report: Restarted) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""
-        skew = self.monitor.outcomes[report.node_rank].clock_skew
-        if self.record.attempt.add_restart(restart, timestamp(report.time - skew)):
+        when = timestamp(report.time - report.outcome.clock_skew)
+        if self.record.attempt.add_restart(report.restart, when):
             self._unsaved = True
-            cause = restart.cause
+            cause = report.restart.cause
             where = {"host": cause.host, "node_rank": cause.node_rank}
             self.events("restarted", self.record, message=cause.headline, **where)
 
@@ -192,8 +194,8 @@ class Session:
         self._lines.settle()
         if self._unsaved:
             self._save()
-        if self.monitor.store:
-            self.monitor.store.close()  # for the recorder
+        if self.store:
+            self.store.close()  # for the recorder
             try:
                 detach.start_recorder(self.run.folder)
             except DdpctlError as error:

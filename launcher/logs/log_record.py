@@ -1,19 +1,19 @@
-"""Log lines as records. On disk and on screen, a line is `[host:rank] text`. Pure.
-
-A line that belongs to no rank, from torchrun or the supervisor, is `[host] text`.
-"""
+"""Log lines as records. On disk and on screen, a line begins with its label. Pure."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from ..supervisor import journal_format
 
 if TYPE_CHECKING:
     from ..supervisor.events import Event
 
-LABEL = re.compile(rb"\[([^\]]+?)(?::(0|[1-9]\d*))?")
+LABEL = re.compile(rb"\[([^\]]+)\] ")
+WHO = re.compile(rb"(.+?)(?::(0|[1-9]\d{0,6}))?", re.DOTALL)  # a label without its brackets
 KEPT = 1 << 14  # labels kept in memory
 
 
@@ -25,43 +25,26 @@ class Record(NamedTuple):
     time: float  # unix seconds, the host's clock
     rank: int | None  # global rank; None for torchrun, the supervisor and events
     event: Event | None  # None for output
-    lines: list[bytes]  # as written, without their newlines; [] for an event
-    overhead: int  # bytes of each line in the journal beside its text; all bytes of an event
-
-    @property
-    def size(self) -> int:
-        """The record's size in the journal, in bytes."""
-        if self.event is not None:
-            return self.overhead
-        return sum(map(len, self.lines)) + self.overhead * len(self.lines)
+    lines: Sequence[bytes]  # as written, without their newlines; [] for an event
+    end: int = 0  # bytes of the journal up to here; 0 if not read from one
 
     @property
     def label(self) -> bytes:
         return _label(self.host, self.rank)
 
 
-def label(who: str) -> bytes:
-    return b"[%b] " % who.encode(errors="surrogateescape")
+def label(host: str, rank: int | None = None) -> bytes:
+    number = b"" if rank is None else b"%d" % rank
+    return journal_format.label(host.encode(errors="surrogateescape"), number)
 
 
 @functools.lru_cache(KEPT)
 def _label(host: str, rank: int | None) -> bytes:
-    if not host:
-        return b""
-    return label(host if rank is None else f"{host}:{rank}")
-
-
-@functools.lru_cache(KEPT)
-def _parsed_label(text: bytes) -> tuple[str, int | None] | None:
-    """Return the host and rank of `[host:rank`; None if it is something else."""
-    match = LABEL.fullmatch(text)
-    if match is None:
-        return None
-    return match[1].decode(errors="surrogateescape"), int(match[2]) if match[2] else None
+    return label(host, rank) if host else b""
 
 
 def render(records: Iterable[Record]) -> bytes:
-    """Return the records' lines as `[host:rank] text`, each with its newline. Skips events."""
+    """Return the records' lines with their labels and newlines. Skips events."""
     texts = []
     for record in records:
         if record.lines:
@@ -75,37 +58,41 @@ def parse(text: bytes, node_rank: int, time: float) -> list[Record]:
     lines = text.split(b"\n")
     if not lines[-1]:
         del lines[-1]
+    records = []
+    for head, texts in grouped(lines, LABEL):
+        host, rank = _who(head[1]) if head else ("", None)
+        records.append(Record(host, node_rank, time, rank, None, texts))
+    return records
 
-    def parse_line(line: bytes) -> tuple[Record, int]:
-        before, end, text = line.partition(b"] ")
-        who = _parsed_label(before) if end else None
-        if who is None:
-            return Record("", node_rank, time, None, None, [line], 0), 0
-        return Record(who[0], node_rank, time, who[1], None, [text], 0), len(before) + 2
 
-    return grouped(lines, parse_line)
+@functools.lru_cache(KEPT)
+def _who(text: bytes) -> tuple[str, int | None]:
+    """Return the host and rank of a label."""
+    match = WHO.fullmatch(text)
+    assert match
+    return match[1].decode(errors="surrogateescape"), int(match[2]) if match[2] else None
 
 
 def grouped(
-    lines: Iterable[bytes], parse_line: Callable[[bytes], tuple[Record, int]]
-) -> list[Record]:
-    """Parse lines into records. Lines that begin with the same prefix share one.
+    lines: Sequence[bytes], head: re.Pattern[bytes]
+) -> Iterator[tuple[re.Match[bytes] | None, list[bytes]]]:
+    """Group adjacent lines that begin with the same head. Yield its match, and the rest of each.
 
-    parse_line: also returns the length of the prefix that the record's further lines share, or 0.
-    This is fast (a million lines a second), because a prefix is not parsed again if it is that of
-    the line before.
+    Lines that begin with no head make a group too, with None. This is fast (millions of lines a
+    second), because only the first line of a group is matched.
     """
-    records: list[Record] = []
-    texts: list[bytes] = []
-    head = b"\n"  # prefix of further lines of the same record; no line begins with a newline
+    match, prefix, size = None, b"", 0
+    rests: list[bytes] = []
     for line in lines:
-        if line.startswith(head):
-            texts.append(line[len(head) :])
+        if size and line.startswith(prefix):
+            rests.append(line[size:])
             continue
-        record, size = parse_line(line)
-        if records and not size and record.event is None and record[:5] == records[-1][:5]:
-            records[-1].lines.extend(record.lines)  # also malformed
-            continue
-        records.append(record)
-        texts, head = record.lines, line[:size] or b"\n"
-    return records
+        before, match = match, head.match(line)
+        if rests and (before or match):
+            yield before, rests
+            rests = []
+        prefix = match[0] if match else b""
+        size = len(prefix)
+        rests.append(line[size:])
+    if rests:
+        yield match, rests

@@ -8,6 +8,7 @@ from its first impossible line on, and `acquire` repairs it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import re
@@ -54,19 +55,17 @@ class NodeLog:
         self._index = (folder / f".node-{node_rank}.index").open("a")
         self._index.truncate(index.size)
 
-    def record(self, records: Sequence[Record], *, attempt: int, offset: int) -> None:
-        """Append the records' lines. offset: where they end in the journal.
+    def record(self, records: Sequence[Record], attempt: int) -> None:
+        """Append the lines of records of the attempt's journal.
 
         One read may return hours of a quiet run. Each second with output gets its own mark, because
         nodes are merged and lines found by time.
         """
-        at = offset - sum(record.size for record in records)
         for _, second in itertools.groupby(records, lambda record: int(record.time)):
             group = list(second)
-            at += sum(record.size for record in group)
-            text = render(group)
-            if text or at == offset:  # a second with only events needs a mark only at the end
-                self.write(text, time=group[-1].time, attempt=attempt, offset=at)
+            text, last = render(group), group[-1]
+            if text or last is records[-1]:  # a second with only events needs no mark before
+                self.write(text, time=last.time, attempt=attempt, offset=last.end)
 
     def write(self, text: bytes, *, time: float, attempt: int, offset: int) -> None:
         """Append `text`, which consists of whole lines."""
@@ -84,14 +83,18 @@ class NodeLog:
 class LogStore:
     """All node logs of a run. One process may `acquire` it for writing; others only read."""
 
-    def __init__(self, folder: Path, lock: BinaryIO) -> None:
+    def __init__(self, folder: Path, lock: BinaryIO, warn: Callable[[str], None]) -> None:
         self.folder = folder
-        self._lock = lock
+        self._lock, self._warn = lock, warn
+        self._failed = False  # an error was reported, so nothing more is recorded
         self._nodes: dict[int, NodeLog] = {}
 
     @classmethod
     def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
-        """Lock and repair the store. Return None if another process on this machine holds it."""
+        """Lock and repair the store. Return None if another process on this machine holds it.
+
+        warn: prints a line for the user.
+        """
         make_folder(folder)
         lock = (folder / ".lock").open("wb")
         try:
@@ -99,7 +102,7 @@ class LogStore:
         except OSError:
             lock.close()
             return None
-        store = cls(folder, lock)
+        store = cls(folder, lock, warn)
         for node_rank in known_marks(folder):
             if read_index(folder, node_rank).damaged:
                 log = folder / f"node-{node_rank}.log"
@@ -115,10 +118,22 @@ class LogStore:
             self._nodes[node_rank] = NodeLog(self.folder, node_rank)
         return self._nodes[node_rank]
 
+    def record(self, node_rank: int, records: Sequence[Record], attempt: int) -> None:
+        """Append the records of a live attempt. After an error, warn once and record no more."""
+        if self._failed or not records:
+            return
+        try:
+            self.node(node_rank).record(records, attempt)
+        except OSError as error:
+            self._failed = True
+            self._warn(f"not recorded: {error.filename or 'the logs'}: {error.strerror}")
+
     def close(self) -> None:
+        """Release the lock, so that another process can write. Safe to repeat."""
         for log in self._nodes.values():
-            log.close()
-        self._lock.close()  # releases the lock
+            with contextlib.suppress(OSError):  # the disk is full, which was reported already
+                log.close()
+        self._lock.close()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 
 from ..errors import UsageError
 from ..follow.interrupts import Interrupts
-from ..follow.monitor import Monitor, Notice
+from ..follow.monitor import Monitor, Notice, Tick
 from ..follow.node_watcher import Batch
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged
@@ -67,18 +67,22 @@ def show_logs(
         shown = print_recorded(folder, log_filter, lines, console)
         report_errors(failures, console)
         result = Exit.UNREACHABLE if failures else Exit.DONE
-        if follow and log_filter.attempt in (None, attempt.members[0].place.attempt):
+        number = attempt.members[0].place.attempt
+        if follow and log_filter.attempt in (None, number):
             with Interrupts() as interrupts, interrupts.held():
-                for event in Monitor(attempt, shown, store).events():
-                    if isinstance(event, Batch):
-                        lines.show(log_filter.choose(event.records))
-                        continue
-                    lines.flush()
-                    if isinstance(event, Notice):
-                        console.say(event.text)
-                    if interrupts.take() is not None:
-                        result = Exit.INTERRUPTED
-                        break  # closes the monitor
+                for event in Monitor(attempt, shown).events():
+                    match event:
+                        case Batch():
+                            if store:
+                                store.record(event.node_rank, event.records, number)
+                            lines.show(log_filter.choose(event.records))
+                        case Notice(text):
+                            console.say(text)
+                        case Tick():
+                            lines.flush()
+                            if interrupts.take() is not None:
+                                result = Exit.INTERRUPTED
+                                break  # closes the monitor
             lines.settle()
     return result
 

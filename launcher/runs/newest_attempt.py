@@ -84,8 +84,7 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
         yield store
     finally:
         if store:
-            with contextlib.suppress(OSError):  # the disk is full, which was reported already
-                store.close()
+            store.close()
 
 
 def sync_logs(
@@ -99,16 +98,13 @@ def sync_logs(
         place = attempt.by_node[node].place
         try:
             log = store.node(place.node_rank)
-            consumed = offset_in(place, log.mark)
-            argv = ["tail", "-c", f"+{consumed + 1}", place.journal]
-            reader = Reader(node.name, place.node_rank)
+            reader = Reader(node.name, place.node_rank, offset_in(place, log.mark))
+            argv = ["tail", "-c", f"+{reader.consumed + 1}", place.journal]
             budget = Budget("`tail` of its journal", node.name, LONGEST_SYNC, SYNC_TIMEOUT)
             with node.open(argv, stdin=False) as stream:
                 for data in budget.chunks(stream):
-                    consumed += len(data)
                     if records := reader.feed(data):
-                        offset = consumed - reader.pending
-                        log.record(records, attempt=place.attempt, offset=offset)
+                        log.record(records, place.attempt)
         except TooMuch:
             raise CommandFailed(
                 f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",

@@ -5,7 +5,7 @@ on the node's own clock. WHO is a global rank, `-` for torchrun and the supervis
 an event, whose TEXT is a JSON object with a "kind" (see events.py). The event `end` is the last
 record.
 
-Recorded and shown, a line of output is `[host:rank] text`, or `[host] text` if it has no rank.
+On disk and on screen, a line of output is `[host:rank] text`, or `[host] text` if it has no rank.
 """
 
 

@@ -6,13 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from local_attempt import local_attempt
 from local_machine import Machine
-
-from launcher.follow.monitor import Monitor, Notice
-from launcher.follow.node_watcher import Batch
-from launcher.logs.log_record import render
-from launcher.logs.store import LogStore
 
 
 @pytest.fixture
@@ -55,15 +49,3 @@ def test_a_lost_state_folder_ends_neither_the_run_nor_its_exit_code(machine: Mac
     assert process.returncode == 1
     assert "ValueError: boom on purpose" in err
     assert err.count("not recorded: ") == 1 and "internal error" not in err
-
-
-def test_lines_are_shown_when_they_cannot_be_recorded(tmp_path: Path) -> None:
-    end = b'{"kind": "end", "state": "succeeded", "exit_code": 0}'
-    attempt = local_attempt(tmp_path, b"1.6\t0\thello\n1.7\t!\t" + end + b"\n")
-    store = LogStore.acquire(tmp_path / "logs", print)
-    (tmp_path / "logs" / "node-0.log").mkdir()  # in the way
-    events = list(Monitor(attempt, {}, store).events())
-    shown = b"".join(render(event.records) for event in events if isinstance(event, Batch))
-    assert shown == b"[local:0] hello\n"
-    [notice] = [event.text for event in events if isinstance(event, Notice)]
-    assert notice.startswith("not recorded: ") and notice.endswith(": Is a directory")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fakes import FakeCluster, FakeNode
+
+from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
 
@@ -48,6 +52,28 @@ def test_a_full_disk_hides_no_line_of_a_run_that_is_followed(fake_cluster: Make)
     code, out, err = cluster.launch()
     assert (code, out) == (0, "[gpu0:0] loss 0.1\n")
     assert err.count("not recorded: ") == 1 and "internal error" not in err
+
+
+def test_a_run_that_is_left_gets_a_recorder_even_if_its_log_cannot_be_written(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+
+    def fail(node: FakeNode) -> None:
+        (run_folder(cluster) / "logs" / "node-0.log").mkdir()
+        node.say("loss 0.1", 0)
+
+    def leave(console: Console, text: str) -> None:
+        say(console, text)
+        if text.startswith("not recorded: "):
+            os.kill(os.getpid(), signal.SIGQUIT)
+
+    say = Console.say
+    monkeypatch.setattr(Console, "say", leave)
+    cluster.hosts["gpu0"].on_start = fail
+    code, out, err = cluster.launch()
+    assert (code, out) == (0, "[gpu0:0] loss 0.1\n"), err
+    assert cluster.recorders == [cluster.record["run_id"]]
 
 
 @pytest.mark.parametrize("in_the_way", [".lock", "node-0.log", ".node-0.index"])

@@ -14,7 +14,7 @@ from local_attempt import local_attempt
 
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.follow import monitor as module
-from launcher.follow.monitor import Monitor, NodeOutcome, Notice
+from launcher.follow.monitor import Monitor, NodeEnded, NodeOutcome, Notice, Restarted, Tick
 from launcher.follow.node_watcher import EVENTS, Batch, ContactReport, Exited
 from launcher.hosts import Host
 from launcher.logs.journal_reader import Reader
@@ -46,10 +46,14 @@ class Busy(Node):
 
 
 def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
-    """What the monitor yields for an ended node, `known` bytes of whose journal were shown before."""
+    """What the monitor yields for an ended node, `known` bytes of whose journal were shown before.
+
+    Without batches and ticks, and the outcome in place of the end.
+    """
     attempt = local_attempt(folder, journal, Busy())
-    monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {}, None)
-    return [event for event in monitor.events() if event is not None]
+    monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {})
+    events = [event for event in monitor.events() if not isinstance(event, Batch | Tick)]
+    return [event.outcome if isinstance(event, NodeEnded) else event for event in events]
 
 
 def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
@@ -68,19 +72,41 @@ def test_events_that_cannot_be_read_are_skipped_with_one_warning(tmp_path: Path)
     assert [event.kind for _, event in outcome.events] == ["stopping", "end"]
 
 
+def test_the_memory_that_events_take_is_bounded_but_the_end_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_EVENTS", 1000)
+    flood = b'1.0\t!\t{"kind": "ranks", "pids": {"0": 7}}\n' * 500
+    [outcome] = followed(tmp_path, flood + JOURNAL, 0)
+    assert 10 < len(outcome.events) < 50
+    assert outcome.end is not None and outcome.end.state == "cancelled"
+
+
+def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) -> None:
+    cause = '{"kind": "killed", "message": "", "node_rank": 0}'
+    restart = f'{{"kind": "restart", "number": 1, "left": 0, "saved": false, "cause": {cause}}}'
+    monitor = Monitor(local_attempt(tmp_path, b""), {})
+    monitor._watchers.clear()
+    monitor.outcomes[1] = NodeOutcome(1, "gpu2")
+    monitor._put(Batch(1, Reader().feed(b"1.5\t!\t" + restart.encode() + b"\n"), 0))
+    [report] = itertools.islice((e for e in monitor.events() if isinstance(e, Restarted)), 1)
+    monitor.close()
+    assert (report.outcome.node_rank, report.time) == (1, 1.5)
+
+
 def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launching machine is slow: it takes one report a second, and others come first."""
-    monitor = Monitor(local_attempt(tmp_path, JOURNAL, Busy()), {}, None)
+    monitor = Monitor(local_attempt(tmp_path, JOURNAL, Busy()), {})
     monitor._watchers.clear()
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
     monitor._put(Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL)))
     for _ in range(40):
         monitor._put(ContactReport(1, None))
-    monitor._put(Batch(0, Reader().feed(JOURNAL), 0, len(JOURNAL)))
+    monitor._put(Batch(0, Reader().feed(JOURNAL), len(JOURNAL)))
     clock = itertools.count(0.0, module.POLL / 1.5)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    outcome = next(event for event in monitor.events() if isinstance(event, NodeOutcome))
+    outcome = next(e.outcome for e in monitor.events() if isinstance(e, NodeEnded))
     monitor.close()
     assert outcome.node_rank == 0 and outcome.end is not None

@@ -166,7 +166,8 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
     for node_rank, data in enumerate((first, second)):
         reader = Reader()
         records = reader.feed(data)
-        assert sum(record.size for record in records) + reader.pending == len(data)
+        assert reader.consumed == len(data)
+        assert [record.end for record in records[-1:]] in ([], [data.rfind(b"\n") + 1])
         nodes.append(evidence_in(records, node_rank))
     failure = first_failure(Evidence(4, nodes))
     if failure:
@@ -178,18 +179,17 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
 
 def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "LONGEST_LINE", 100)
-    reader, fed = Reader(), 0
+    reader, fed, ends = Reader(), 0, [9, 9 + 6 + 1502]
     for piece in (b"1.0\t0\tok\n1.0\t0\t", *[b"x" * 30] * 50, b"x\n1.5\t!\t", *[b"{" * 99] * 9):
         records = reader.feed(piece)
         fed += len(piece)
         if records:
             [record] = records
-            assert len(record.lines[0]) <= 100
-            fed -= record.size
-        assert reader.pending == fed
+            assert len(record.lines[0]) <= 100 and record.end == ends.pop(0)
+        assert reader.consumed == fed
     [event, after] = reader.feed(b"}\n2.0\t1\tafter\n")
     assert (event.event, after.lines, after.rank) == (Unreadable(), [b"after"], 1)
-    assert event.size + after.size == fed + len(b"}\n2.0\t1\tafter\n")
+    assert (event.end, after.end) == (fed + 2, fed + 14)
 
 
 @pytest.mark.parametrize(

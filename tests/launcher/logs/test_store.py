@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.log_record import parse, render
+from launcher.logs.log_record import Record, parse, render
 from launcher.logs.query import LogFilter, merged
-from launcher.logs.store import LogStore, Mark, known_marks, offset_in
+from launcher.logs.store import LogStore, Mark, NodeLog, known_marks, offset_in
 from launcher.plan.plan import place_in
 from launcher.text import numbers_in
 
@@ -42,6 +43,29 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     assert LogStore.acquire(tmp_path, pytest.fail) is None
     store.close()
     acquired(tmp_path).close()
+
+
+def test_a_store_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    store = LogStore.acquire(tmp_path, warnings.append)
+    assert store
+    (tmp_path / "node-0.log").mkdir()  # in the way
+    for end in (20, 40):
+        store.record(0, [Record("a", 0, 10.0, 0, None, [b"one"], end)], attempt=1)
+    assert warnings == [f"not recorded: {tmp_path}/node-0.log: Is a directory"]
+
+
+def test_a_full_disk_does_not_keep_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: NodeLog) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(NodeLog, "close", fail)
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    assert LogStore.acquire(tmp_path, pytest.fail)
 
 
 def test_an_unfinished_file_of_a_killed_writer_is_written_again(tmp_path: Path) -> None:

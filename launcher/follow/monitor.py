@@ -43,7 +43,7 @@ class NodeOutcome(NodeEvidence):
     )
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # some events were malformed and were skipped
-    event_bytes: int = 0  # about as much memory as the events that were kept take
+    event_bytes: int = 0  # of the events, as text
     consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     lost: HostUnreachable | None = None  # why contact was lost; None: in contact
@@ -84,7 +84,7 @@ class ContactChange:
 
 @dataclass(frozen=True)
 class NodeEnded:
-    """A node has ended; comes once for each."""
+    """A node has ended. Comes once for each node."""
 
     outcome: NodeOutcome
 
@@ -93,7 +93,7 @@ class NodeEnded:
 class Restarted:
     """A node reports a restart in place, as every node does. time: unix seconds on its clock."""
 
-    outcome: NodeOutcome  # of the node
+    outcome: NodeOutcome
     time: float
     restart: RestartInPlace
 
@@ -107,7 +107,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Tick:
-    """Comes at least every POLL seconds, however much the ranks print, to handle signals."""
+    """The time to handle signals: at least every POLL seconds, however much the ranks print."""
 
 
 Observation = Batch | NodeEnded | Restarted | ContactChange | Notice | Tick
@@ -132,7 +132,7 @@ class Monitor:
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
     def events(self) -> Iterator[Observation]:
-        """Yield every Batch, then what else the user should know."""
+        """Yield each Batch as it arrives, and what else the user should know."""
         for watcher in self._watchers:
             watcher.start()
         try:

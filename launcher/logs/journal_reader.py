@@ -14,10 +14,7 @@ class Reader:
     """Parses the bytes of one journal, in pieces of any size. Only whole lines become records."""
 
     def __init__(self, host: str = "", node_rank: int = 0, offset: int = 0) -> None:
-        """host, node_rank: whose journal this is. Only the lines of ranks need them, not events.
-
-        offset: bytes of the journal before the first piece.
-        """
+        """host, node_rank: label the lines. offset: bytes of the journal before the first piece."""
         self.consumed = offset  # bytes of the journal so far, with the unfinished line
         self._host, self._node_rank = host, node_rank
         self._partial = bytearray()  # the unfinished line, up to LONGEST_LINE
@@ -27,7 +24,7 @@ class Reader:
         """Parse the next piece. Return the records whose lines end in it."""
         first, *lines = data.split(b"\n")
         self._partial += first[: LONGEST_LINE - len(self._partial)]
-        begin = self.consumed + len(first) - len(self._partial)  # later if the line was cut
+        begin = self.consumed + len(first) - len(self._partial)  # unless the line was cut
         self.consumed += len(data)
         if not lines:
             return []
@@ -37,7 +34,7 @@ class Reader:
         return records
 
     def _records(self, lines: list[bytes], end: int) -> Iterator[Record]:
-        """Parse whole lines. end: of the record before them.
+        """Parse whole lines. end: where they begin in the journal.
 
         A malformed line, such as a full disk may cause, becomes output without a rank. It gets the
         time of the record before it.

@@ -91,10 +91,7 @@ class LogStore:
 
     @classmethod
     def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
-        """Lock and repair the store. Return None if another process on this machine holds it.
-
-        warn: prints a line for the user.
-        """
+        """Lock and repair the store. Return None if another process on this machine holds it."""
         make_folder(folder)
         lock = (folder / ".lock").open("wb")
         try:

@@ -10,5 +10,5 @@ On disk and on screen, a line of output is `[host:rank] text`, or `[host] text` 
 
 
 def label(host: bytes, rank: bytes = b"") -> bytes:
-    """Return what a line of output begins with where you see it. rank: empty if it has none."""
+    """Return the label of a line of output. rank: empty if it belongs to none."""
     return b"[%b:%b] " % (host, rank) if rank else b"[%b] " % host

@@ -18,7 +18,7 @@ from ..errors import HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
 from ..logs.store import Marks, offset_in
 from ..outcomes import NodeState
-from ..supervisor.events import End, Event, RestartInPlace, Usage
+from ..supervisor.events import End, EndState, Event, RestartInPlace, Usage
 from ..text import names
 from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Exited, Item, NodeWatcher
 
@@ -59,8 +59,12 @@ class NodeOutcome(NodeEvidence):
     @property
     def state(self) -> NodeState:
         """The state of a node that has ended. Without an end in its journal, that is FAILED."""
-        ends = {"succeeded": NodeState.SUCCEEDED, "cancelled": NodeState.CANCELLED}
-        return ends.get(self.end.state if self.end else "", NodeState.FAILED)
+        match self.end:
+            case End(EndState.SUCCEEDED):
+                return NodeState.SUCCEEDED
+            case End(EndState.CANCELLED):
+                return NodeState.CANCELLED
+        return NodeState.FAILED
 
     @property
     def succeeded(self) -> bool:

@@ -28,7 +28,7 @@ from ..runs.record import RunFolder
 from ..runs.reported import agreed_attempt
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
-from ..supervisor.events import StackAnswer
+from ..supervisor.events import Phase, StackAnswer
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
 from ..text import duration, names, ranges
@@ -98,7 +98,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
     done.expect("cannot ask the run's supervisor", "see `ddpctl ps`", node.name)
     answer = parsed(StackAnswer, parse_json(done.stdout))
     ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
-    state = "running" if ranks or answer.phase != "running" else "starting"
+    state = "running" if ranks or answer.phase is not Phase.RUNNING else "starting"
     return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
 
 

@@ -22,7 +22,7 @@ from ..run_id import is_run_id, name_of
 from ..ssh.many import by_name, one_per_account, try_each
 from ..ssh.node import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
-from ..supervisor.events import End
+from ..supervisor.events import End, EndState
 from ..terminal.console import Console
 from ..text import counted
 from .record import AttemptRecord, NodeRecord, RunFolder, RunRecord
@@ -91,7 +91,7 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
         events = [each.event for each in Reader().feed(record.encode() + b"\n")]
         end = next((event for event in events if isinstance(event, End)), None)
         state = ContainerState.EXITED if end else ContainerState.UNKNOWN
-        if end.state == "cancelled" if end else marked:
+        if end.state is EndState.CANCELLED if end else marked:
             state = ContainerState.CANCELLED
         status = NodeStatus(
             attempt=attempt,

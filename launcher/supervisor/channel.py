@@ -11,7 +11,7 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .events import Reason, RestartInPlace
+from .events import Phase, Reason, RestartInPlace
 
 LONGEST_MESSAGE = 1 << 16  # bytes
 # raised for a broken connection, or for data that no supervisor with this run's token sends
@@ -24,7 +24,7 @@ class Status:
 
     node_rank: int
     round: int = 0  # the number of restarts in place
-    phase: str = "running"  # running; done: torchrun succeeded; stopped: any other end
+    phase: Phase = Phase.RUNNING
     reason: Reason | None = None  # why this node stops
     alive: int = 0  # number of ranks
     early: Reason | None = None  # the first rank that exited with code 0
@@ -113,7 +113,9 @@ class Channel:
         if fields.get("restart"):
             cause = _reason(fields["restart"]["cause"])
             fields["restart"] = RestartInPlace(**dict(fields["restart"], cause=cause))
-        return Status(**fields) if self._listening else Decision(**fields)
+        if not self._listening:
+            return Decision(**fields)
+        return Status(**dict(fields, phase=Phase(fields["phase"])))
 
     def _signature(self, text: bytes, count: int, from_listener: bool) -> bytes:
         head = b"%d %d " % (count, from_listener)

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from .channel import Decision, Status
-from .events import Reason, RestartInPlace
+from .events import Phase, Reason, RestartInPlace
 from .restart_rule import PastRestart, refusal, without_progress
 from .spec import Spec
 
@@ -84,7 +84,7 @@ class Coordinator:
 
     def _all_have_ended(self, verdict: Reason | None, now: float) -> bool:
         missing = set(range(self.spec.nnodes)) - self.statuses.keys()
-        ended = {s.node_rank for s in self.statuses.values() if s.phase != "running"}
+        ended = {s.node_rank for s in self.statuses.values() if s.phase is not Phase.RUNNING}
         if verdict:
             final = not self._may_restart(verdict)  # a closed connection will not be restored
             ended |= missing | self._lost_nodes(now).keys()
@@ -164,7 +164,7 @@ class Coordinator:
     def _lost(self, now: float) -> Reason | None:
         """Return the reason if a node is lost. Only a stopped node may disconnect."""
         for rank, why in self._lost_nodes(now).items():
-            if self.statuses[rank].phase != "stopped":
+            if self.statuses[rank].phase is not Phase.STOPPED:
                 return self._reason("host-lost", why, rank)
         return None
 

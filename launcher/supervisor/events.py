@@ -5,9 +5,28 @@ Annotations must be strings: only the launcher, on a newer Python, evaluates the
 
 from __future__ import annotations
 
+import enum
 import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
+
+
+class Phase(str, enum.Enum):
+    """Where one start of torchrun is on one node."""
+
+    RUNNING = "running"
+    DONE = "done"  # torchrun succeeded
+    STOPPED = "stopped"  # any other end
+
+
+class EndState(str, enum.Enum):
+    """How a node ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"  # because of another node, or by a signal to its supervisor
+    CANCELLED = "cancelled"
+    HUNG = "hung"
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ class StackAnswer:
 
     attempt: int
     node_rank: int
-    phase: str  # running, done, stopped
+    phase: Phase
     ranks: tuple[Stack, ...]
 
 
@@ -205,7 +224,7 @@ class End(Event):
     """The last record."""
 
     kind = "end"
-    state: str  # succeeded, failed, stopped, cancelled, hung
+    state: EndState
     exit_code: int | None
     reason: Reason | None = None
 

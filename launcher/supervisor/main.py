@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from .channel import Status
 from .coordinator import JOIN_GRACE, ON_REQUEST, SETTLE
-from .events import End, RankStacks, Reason, RestartInPlace, Stopping, document
+from .events import End, EndState, Phase, RankStacks, Reason, RestartInPlace, Stopping, document
 from .journal import Journal, publish
 from .metrics_file import MetricsFile
 from .peers import NodePeer, Peers, Server
@@ -65,7 +65,7 @@ class Supervisor:
             kill_descendants()
             reason = self.round.why("supervisor", "the supervisor failed: %r" % error)
             self.journal.event(Stopping(reason))
-            self.journal.event(End("failed", 1, reason))
+            self.journal.event(End(EndState.FAILED, 1, reason))
             return 1
 
     def turn(self) -> None:
@@ -131,7 +131,7 @@ class Supervisor:
             self.journal.event(RankStacks(tuple(stacks)))
 
     def take_sample(self) -> None:
-        usage = self.sampler.turn() if self.round.phase == "running" else None
+        usage = self.sampler.turn() if self.round.phase is Phase.RUNNING else None
         if usage is not None:
             ranks = tuple(rank.rank for rank in self.round.ranks.alive())
             usage = replace(usage, ranks=ranks)
@@ -169,19 +169,19 @@ class Supervisor:
     # --- the end ---
 
     def finished(self) -> bool:
-        if self.round.phase == "running":
+        if self.round.phase is Phase.RUNNING:
             return False
         if self.may_restart():
             return self.peers.decision.over
         until = self.round.ended_at + SETTLE
         if self.spec.node_rank == 0:  # so that a node that starts late learns the reason
             until = max(until, self.peers.began + JOIN_GRACE)
-        late = self.round.phase == "stopped" and time.monotonic() > until
+        late = self.round.phase is Phase.STOPPED and time.monotonic() > until
         return self.peers.decision.over or late
 
     def may_restart(self) -> bool:
         """Return whether node 0, with which we are in contact, may want this node to start again."""
-        reason = self.round.reason if self.round.phase == "stopped" else None
+        reason = self.round.reason if self.round.phase is Phase.STOPPED else None
         if not self.spec.max_restarts or reason is None or reason.kind in ON_REQUEST:
             return False
         return not self.leaving and (self.spec.node_rank == 0 or 0 in self.peers.contacts)
@@ -201,19 +201,21 @@ class Supervisor:
         self.journal.event(End(state, code, reason))
         self.journal.close()
         failed = 128 - code if code and code < 0 else code or 1  # as a shell does
-        return {"succeeded": 0, "stopped": 143, "cancelled": 143}.get(state, failed)
+        codes = {EndState.SUCCEEDED: 0, EndState.STOPPED: 143, EndState.CANCELLED: 143}
+        return codes.get(state, failed)
 
-    def end_state(self, code: int | None, reason: Reason | None) -> str:
+    def end_state(self, code: int | None, reason: Reason | None) -> EndState:
         if reason is None:
-            return "succeeded" if code == 0 else "failed"
+            return EndState.SUCCEEDED if code == 0 else EndState.FAILED
         if self.cancelled() or reason.kind in ("cancelled", "time-limit"):
-            return "cancelled"
+            return EndState.CANCELLED
         if reason.kind == "hung":
-            return "hung"
+            return EndState.HUNG
         own = self.round.reason
         if own and own.node_rank == self.spec.node_rank:
-            return "stopped" if own.kind in ("terminated", "host-lost") else "failed"
-        return "stopped"
+            from_outside = own.kind in ("terminated", "host-lost")
+            return EndState.STOPPED if from_outside else EndState.FAILED
+        return EndState.STOPPED
 
 
 def main() -> int:

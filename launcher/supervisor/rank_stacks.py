@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Iterable
 
-from .events import Frame, Stack, StackAnswer, Thread
+from .events import Frame, Phase, Stack, StackAnswer, Thread
 from .journal import publish
 from .proc import descendants, proc_stat, read_text
 from .ranks import Rank
@@ -94,7 +94,7 @@ class StackTaker:
         paths = [self._folder, env.get("PYTHONPATH", "")]
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
-    def turn(self, ranks: Iterable[Rank], phase: str, wanted: bool) -> list[Stack] | None:
+    def turn(self, ranks: Iterable[Rank], phase: Phase, wanted: bool) -> list[Stack] | None:
         """Answer requests. Return the stacks once if node 0 wants them, otherwise None."""
         self.written = self.written and wanted
         if self._thread is None:
@@ -127,7 +127,7 @@ class StackTaker:
                     requests.append((kind, request))
         return requests
 
-    def _answer(self, request: str, phase: str, stacks: list[Stack]) -> None:
+    def _answer(self, request: str, phase: Phase, stacks: list[Stack]) -> None:
         answer = StackAnswer(self._spec.attempt, self._spec.node_rank, phase, tuple(stacks))
         path = os.path.join(self._spec.dir, "stacks-%s.json" % request)
         with contextlib.suppress(OSError):  # a full disk: the request times out

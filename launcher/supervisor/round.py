@@ -12,7 +12,16 @@ from typing import Any
 
 from .classify import Weight, ended, own_cause
 from .coordinator import ON_REQUEST
-from .events import Collectives, RankExit, RankPids, Reason, ResourceUsage, Stopping, signal_name
+from .events import (
+    Collectives,
+    Phase,
+    RankExit,
+    RankPids,
+    Reason,
+    ResourceUsage,
+    Stopping,
+    signal_name,
+)
 from .flight_recorder import FlightRecorder
 from .journal import Journal
 from .peers import Peers
@@ -60,7 +69,7 @@ class Round:
         self.liveness = Liveness(spec.output_dir)
         self.flight_recorder = FlightRecorder(spec.dir)
         self.kills_before = oom_kills()  # before the start
-        self.phase = "running"  # then done: torchrun succeeded; or stopped
+        self.phase = Phase.RUNNING
         self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node stops
@@ -102,7 +111,7 @@ class Round:
         """The seconds until the next poll."""
         if self.logs_grow:
             return LOGS_GROW
-        starting = self.phase == "running" and not self.ranks.complete
+        starting = self.phase is Phase.RUNNING and not self.ranks.complete
         return RANKS_START if starting else POLL
 
     def look(self) -> None:
@@ -110,7 +119,7 @@ class Round:
         self.find_ranks()
         self.check_ranks()
         self.check_torchrun()
-        if self.phase == "running" and time.monotonic() > self.started_at + SETTLED:
+        if self.phase is Phase.RUNNING and time.monotonic() > self.started_at + SETTLED:
             self.prepare_restart()
 
     @property
@@ -173,7 +182,7 @@ class Round:
     def check_torchrun(self) -> None:
         """Once torchrun has ended, end everything that it started."""
         code = self.torchrun.exit_code()
-        if code is None or self.phase != "running":
+        if code is None or self.phase is not Phase.RUNNING:
             return
         self.survivors = kill_descendants(self.torchrun.pid, self.standby.pid)
         self.logs.finish()
@@ -185,7 +194,7 @@ class Round:
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
         if self.reason and oom_kills() > self.kills_before:
             self.record_resources()
-        self.phase, self.ended_at = "done", time.monotonic()
+        self.phase, self.ended_at = Phase.DONE, time.monotonic()
         if self.reason:
             self.has_stopped()
 
@@ -234,7 +243,7 @@ class Round:
         self.reason = reason
         self.journal.event(Stopping(reason))
         self.record_resources()
-        if self.phase == "done":
+        if self.phase is Phase.DONE:
             self.has_stopped()
             return
         failed = reason.kind not in ON_REQUEST
@@ -251,7 +260,7 @@ class Round:
 
         torchrun gets SIGKILL too if it does not end soon afterwards. Until then it can report them.
         """
-        if self.kill_at is None or self.phase != "running":
+        if self.kill_at is None or self.phase is not Phase.RUNNING:
             return
         if self.unsent and self.flight_recorder.is_ready:
             if pid := self.torchrun.pid:
@@ -282,7 +291,7 @@ class Round:
             self.standby.prepare()
 
     def has_stopped(self) -> None:
-        self.phase = "stopped"
+        self.phase = Phase.STOPPED
         if newest := self.flight_recorder.read(self.number):
             self.journal.event(Collectives(tuple(newest)))
         self.ended_at = self.ended_at or time.monotonic()

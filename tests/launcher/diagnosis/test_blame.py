@@ -9,6 +9,7 @@ from launcher.supervisor.events import (
     Collective,
     Collectives,
     End,
+    EndState,
     Frame,
     GpuLoad,
     RankExit,
@@ -33,7 +34,7 @@ def evidence() -> Evidence:
                 (1.0, RankStacks((Stack(rank, 0, 7, "S", frames=PLACE),))),
                 (2.0, exits[rank]),
                 (2.5, Collectives((calls[rank],))),
-                (3.0, End("failed" if rank == 0 else "stopped", 1)),
+                (3.0, End(EndState.FAILED if rank == 0 else EndState.STOPPED, 1)),
             ],
             tail=[(1.5, rank, f"line {n} of rank {rank}".encode()) for n in range(50)],
         )
@@ -83,9 +84,13 @@ def test_the_failure_before_a_restart_in_place_has_a_text_of_its_own() -> None:
         *given.nodes[0].events[:-1],
         (4.0, restart),
         (5.0, RankExit(0, 0, 1, time=5.0, last_lines=("ValueError: second",))),
-        (6.0, End("failed", 1)),
+        (6.0, End(EndState.FAILED, 1)),
     ]
-    given.nodes[1].events = [*given.nodes[1].events[:-1], (4.0, restart), (6.0, End("stopped", 1))]
+    given.nodes[1].events = [
+        *given.nodes[1].events[:-1],
+        (4.0, restart),
+        (6.0, End(EndState.STOPPED, 1)),
+    ]
     texts = []
     for part in (before_restart(given, 1), given):
         failure = first_failure(part)

@@ -15,7 +15,7 @@ import pytest
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
-from launcher.supervisor.events import End, Event, RankExit, ResourceUsage, signal_name
+from launcher.supervisor.events import End, EndState, Event, RankExit, ResourceUsage, signal_name
 from launcher.supervisor.failure_kinds import ERROR_TEXTS, parse_error_texts
 from launcher.supervisor.log_patterns import telling_end, telling_texts
 
@@ -44,7 +44,7 @@ def reports() -> list[Report]:
 def failure_of(report: Report, *events: tuple[float, Event]) -> FirstFailure:
     code = report.exit_code
     exit = RankExit(3, 1, code, signal=signal_name(code), time=1.0, last_lines=report.lines)
-    node = NodeEvidence(1, "gpu2", events=[(1.0, exit), *events, (9.0, End("stopped", 1))])
+    node = NodeEvidence(1, "gpu2", events=[(1.0, exit), *events, (9.0, End(EndState.STOPPED, 1))])
     failure = first_failure(Evidence(8, [node]))
     assert failure is not None
     return failure

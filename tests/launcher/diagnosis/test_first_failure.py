@@ -15,6 +15,7 @@ from launcher.supervisor.classify import WEIGHTS
 from launcher.supervisor.events import (
     Clock,
     End,
+    EndState,
     Event,
     RankExit,
     RankPids,
@@ -43,7 +44,7 @@ def stopping(time: float, kind: str, node_rank: int, **more: Any) -> tuple[float
 
 
 START = (0.5, RankPids({"2": 76}))
-END = (99.0, End("stopped", 1))
+END = (99.0, End(EndState.STOPPED, 1))
 
 
 def node(node_rank: int, *events: tuple[float, Event], **facts: Any) -> NodeEvidence:

@@ -9,7 +9,7 @@ import pytest
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.diagnosis.missed_collective import missed_collective
-from launcher.supervisor.events import Collective, Collectives, End, RankExit
+from launcher.supervisor.events import Collective, Collectives, End, EndState, RankExit
 
 REDUCE = "all_reduce"
 
@@ -75,7 +75,7 @@ def test_the_first_failure_names_them_if_a_collective_timed_out(line: str, named
     exit = RankExit(0, 0, 1, time=2.0, last_lines=(line,))
     given.nodes[0].events = [*given.nodes[0].events, (2.0, exit)]
     for node in given.nodes:
-        node.events = [*node.events, (3.0, End("failed", 1))]
+        node.events = [*node.events, (3.0, End(EndState.FAILED, 1))]
     failure = first_failure(given)
     assert failure and failure.rank == 0
     assert ("rank 2 (gpu1) did not call all_reduce" in failure.message) is named

@@ -23,6 +23,7 @@ from launcher.supervisor.events import (
     Collective,
     Collectives,
     End,
+    EndState,
     Environment,
     Event,
     Frame,
@@ -56,7 +57,7 @@ EVENTS: list[Event] = [
     Environment({"torch": "2.5.1"}, ("HOME",)),
     Usage(1.5, (GpuLoad(97, 40960, 81920, 1980),), (GpuLoad(96, 40960, 81920, 1980),), (2, 3)),
     Collectives((Collective(2, "nccl 0", 6, ("all_reduce", "barrier")),)),
-    End("hung", 1, REASON),
+    End(EndState.HUNG, 1, REASON),
 ]
 
 

@@ -15,7 +15,7 @@ from launcher.supervisor.coordinator import (
     STACKS_TIMEOUT,
     Coordinator,
 )
-from launcher.supervisor.events import Reason
+from launcher.supervisor.events import Phase, Reason
 
 START = 1000.0  # time.monotonic() when node 0 starts
 
@@ -40,11 +40,11 @@ def joined(now: float = START, **given: Any) -> Coordinator:
 
 def test_the_earliest_reason_is_the_verdict_for_all() -> None:
     made = joined()
-    made.report(status(0, reason=why("rank-failed", 0, 7.0), phase="stopped"), START)
+    made.report(status(0, reason=why("rank-failed", 0, 7.0), phase=Phase.STOPPED), START)
     made.report(status(1, reason=why("rank-failed", 1, 6.0)), START)
     verdict = decided(made, START)
     assert verdict and verdict.node_rank == 1 and not made.decision.over
-    made.report(status(1, phase="stopped"), START)
+    made.report(status(1, phase=Phase.STOPPED), START)
     assert decided(made, START) is verdict and made.decision.over, (
         "the verdict stays, and all have stopped"
     )
@@ -54,7 +54,7 @@ def test_all_nodes_done_is_over_without_a_verdict() -> None:
     made = joined()
     for rank in (0, 1):
         assert not made.decision.over
-        made.report(status(rank, phase="done", alive=0), START)
+        made.report(status(rank, phase=Phase.DONE, alive=0), START)
         made.decide(START)
     assert made.decision.over and made.decision.verdict is None
 
@@ -66,7 +66,7 @@ def test_a_silent_node_is_lost_after_the_peer_timeout() -> None:
     verdict = decided(made, START + 8.1)
     assert verdict and (verdict.kind, verdict.node_rank) == ("host-lost", 1)
     assert "no heartbeat from its supervisor for 8 s" in verdict.message
-    made.report(status(0, phase="stopped"), START + 9)
+    made.report(status(0, phase=Phase.STOPPED), START + 9)
     made.decide(START + 9)
     assert made.decision.over, "node 0 does not wait for a node that it has lost"
 
@@ -85,7 +85,7 @@ def test_a_closed_connection_may_come_back_for_a_moment() -> None:
 
 def test_a_node_that_has_stopped_may_go() -> None:
     made = joined()
-    made.report(status(1, phase="stopped"), START)
+    made.report(status(1, phase=Phase.STOPPED), START)
     made.contacts[1].closed = START
     assert decided(made, START + 60) is None
 
@@ -109,7 +109,7 @@ def test_a_node_that_never_joins_is_named() -> None:
 
 def test_after_a_failure_node_0_waits_a_moment_for_late_nodes() -> None:
     made = coordinator()
-    made.report(status(0, reason=why("start", 0, 1.0), phase="stopped", alive=0), START)
+    made.report(status(0, reason=why("start", 0, 1.0), phase=Phase.STOPPED, alive=0), START)
     made.decide(START + JOIN_GRACE - 0.1)
     assert made.decision.verdict and not made.decision.over
     made.decide(START + JOIN_GRACE)

@@ -16,7 +16,7 @@ from launcher.logs.journal_reader import Reader
 from launcher.supervisor import coordinator, peers
 from launcher.supervisor.channel import Channel, Decision
 from launcher.supervisor.coordinator import RECONNECT
-from launcher.supervisor.events import Clock, Event
+from launcher.supervisor.events import Clock, Event, Phase
 from launcher.supervisor.journal import Journal
 from launcher.supervisor.peers import NodePeer, Peers, Server
 
@@ -115,10 +115,10 @@ def pair(network: Network) -> Network:
 
 def test_a_reason_of_one_node_is_the_verdict_on_both(pair: Network) -> None:
     reason = why("rank-failed", 1, 5.0)
-    pair.statuses[1] = status(1, reason=reason, phase="stopped")
+    pair.statuses[1] = status(1, reason=reason, phase=Phase.STOPPED)
     pair.until(lambda: all(node.decision.verdict == reason for node in pair.nodes))
     assert not any(node.decision.over for node in pair.nodes)
-    pair.statuses[0] = status(0, reason=reason, phase="stopped")
+    pair.statuses[0] = status(0, reason=reason, phase=Phase.STOPPED)
     pair.until(lambda: all(node.decision.over for node in pair.nodes))
 
 
@@ -190,7 +190,7 @@ def test_clocks_are_compared(pair: Network) -> None:
 def test_a_node_that_joins_late_learns_that_the_run_has_ended(network: Network) -> None:
     [first] = network.nodes
     reason = why("start", 0, 1.0)
-    network.statuses[0] = status(0, reason=reason, phase="stopped", alive=0)
+    network.statuses[0] = status(0, reason=reason, phase=Phase.STOPPED, alive=0)
     network.until(lambda: first.decision.verdict == reason)
     second = network.add(NodePeer)
     network.until(lambda: second.decision.verdict == reason, step=0.1)
@@ -207,7 +207,7 @@ def test_a_stranger_is_refused_and_does_no_harm(pair: Network) -> None:
     where = ("127.0.0.1", pair.given["control_port"])
     stranger = Channel(socket.create_connection(where), "a guess", listening=False)
     pair.until(lambda: stranger.receive() == [] and stranger.ready)
-    stranger.send(status(1, reason=why("rank-failed", 1, 0.0), phase="stopped"))
+    stranger.send(status(1, reason=why("rank-failed", 1, 0.0), phase=Phase.STOPPED))
     pair.until(lambda: sock_closed(stranger.sock))
     with socket.create_connection(where) as noise:
         noise.sendall(b"GET / HTTP/1.1\r\n\r\n")

@@ -16,7 +16,7 @@ from quick_torchrun import python_with_quick_torchrun
 from restarting_ranks import LINES
 from supervisors import NPROC, Attempt, Node, until
 
-from launcher.supervisor.events import End, RankExit, RestartInPlace, Stopping
+from launcher.supervisor.events import End, EndState, RankExit, RestartInPlace, Stopping
 
 SCRIPT = Path(__file__).parents[2] / "helpers" / "restarting_ranks.py"
 RESTARTS = {
@@ -113,7 +113,7 @@ def test_a_killed_rank_restarts_all_nodes_with_the_resume_arguments(
             host,
             rank,
         )
-        assert node.end == End("succeeded", 0)
+        assert node.end == End(EndState.SUCCEEDED, 0)
         for own in range(NPROC * node.node_rank, NPROC * (node.node_rank + 1)):
             assert b"round 0 resume 0" in node.lines(own)
             assert b"round 1 resume 1 --resume" in node.lines(own)

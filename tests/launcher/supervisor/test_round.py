@@ -6,20 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from launcher.supervisor.events import Phase
 from launcher.supervisor.round import LOGS_GROW, POLL, RANKS_START, Round
 
 
 @pytest.mark.parametrize(
     ("phase", "complete", "grows", "seconds"),
     [
-        ("running", False, False, RANKS_START),
-        ("running", True, False, POLL),
-        ("stopped", False, False, POLL),
-        ("running", True, True, LOGS_GROW),
+        (Phase.RUNNING, False, False, RANKS_START),
+        (Phase.RUNNING, True, False, POLL),
+        (Phase.STOPPED, False, False, POLL),
+        (Phase.RUNNING, True, True, LOGS_GROW),
     ],
 )
 def test_the_supervisor_polls_often_only_while_ranks_start_or_print(
-    phase: str, complete: bool, grows: bool, seconds: float
+    phase: Phase, complete: bool, grows: bool, seconds: float
 ) -> None:
     made = Round.__new__(Round)
     vars(made).update(

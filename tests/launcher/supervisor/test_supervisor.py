@@ -19,7 +19,7 @@ from supervisors import NPROC, Attempt, Node, attempt, spec, until
 
 from launcher.logs.journal_reader import Reader
 from launcher.start.node_folders import SUPERVISOR, supervisor_file
-from launcher.supervisor.events import End, Environment
+from launcher.supervisor.events import End, EndState, Environment
 from launcher.supervisor.journal import BALLAST, Journal
 from launcher.supervisor.proc import children
 
@@ -57,7 +57,7 @@ def test_the_journal_has_what_the_node_runs_on(wrote: Node) -> None:
 
 
 def test_the_last_record_is_the_end(wrote: Node) -> None:
-    assert wrote.records()[-1].event == End("succeeded", 0)
+    assert wrote.records()[-1].event == End(EndState.SUCCEEDED, 0)
 
 
 def test_times_never_go_back(wrote: Node) -> None:
@@ -197,13 +197,13 @@ def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
     if freed:
         hog.unlink()
         journal.lines(b"0", b"after\n")
-    journal.event(End("failed", 1))
+    journal.event(End(EndState.FAILED, 1))
     journal.close()
     *records, end = Reader().feed((small_disk / "journal").read_bytes())
     missing = b"ddpctl: the disk was full: 4 lines of output are missing here"
     shown = [(record.rank, line) for record in records for line in record.lines]
     assert shown == [(0, b"before"), (None, missing), (0, b"after")][: 3 if freed else 2]
-    assert end.event == End("failed", 1)
+    assert end.event == End(EndState.FAILED, 1)
 
 
 @pytest.mark.parametrize("path", sorted(SUPERVISOR.glob("*.py")), ids=lambda path: path.name)

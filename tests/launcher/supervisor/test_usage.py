@@ -14,7 +14,7 @@ from supervisors import spec
 
 from launcher.logs.event_reader import parsed_event
 from launcher.supervisor import usage
-from launcher.supervisor.events import GpuLoad, Usage
+from launcher.supervisor.events import GpuLoad, Phase, Usage
 from launcher.supervisor.journal import Journal, publish
 from launcher.supervisor.main import Supervisor
 from launcher.supervisor.metrics_file import STALE, MetricsFile
@@ -92,7 +92,7 @@ def test_each_sample_is_left_for_ps_with_the_ranks_of_the_node(tmp_path: Path) -
         spec=spec(dir=str(tmp_path)),
         sampler=SimpleNamespace(turn=lambda: Usage(1.5, GPUS)),
         round=SimpleNamespace(
-            phase="running",
+            phase=Phase.RUNNING,
             ranks=SimpleNamespace(alive=lambda: [rank]),
             liveness=SimpleNamespace(log_age=lambda: 0.0),
         ),

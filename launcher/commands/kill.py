@@ -34,11 +34,11 @@ def kill(
     if strays:
         return kill_strays(chosen.cluster, console, yes=yes, as_json=as_json)
 
-    def confirm(question: str, why: str) -> bool:
+    def confirm(question: str, refusal: str | None = None) -> bool:
         if yes or options.can_ask():
             return yes or typer.confirm(question, err=True)
-        if why:
-            raise UsageError(why, "pass -y as well")
+        if refusal:
+            raise UsageError(refusal, "pass -y as well")
         return True
 
     return kill(chosen, console, as_json=as_json, confirm=confirm)

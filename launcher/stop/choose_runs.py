@@ -20,25 +20,39 @@ from ..text import counted, names
 
 
 @dataclass(frozen=True)
-class Target:
-    """What the user asks to stop, and on which hosts.
-
-    folder: the run, if this machine has it. prefix: the start of its id, as the user typed it.
-    everything: all of this user's runs on the hosts instead.
-    """
+class KnownRun:
+    """A run that this machine has a record of. typed: what the user typed of its id, if anything."""
 
     cluster: Cluster
-    folder: RunFolder | None
-    prefix: str | None
+    folder: RunFolder
+    typed: str | None
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run on these hosts, by its id or the start of it, as the user typed it."""
+
+    cluster: Cluster
+    typed: str
+
+
+@dataclass(frozen=True)
+class OwnRuns:
+    """This user's one live run on these hosts or, if `everything`, all runs of this user there."""
+
+    cluster: Cluster
     everything: bool
+
+
+Target = KnownRun | NamedRun | OwnRuns
 
 
 @dataclass(frozen=True)
 class HostedRun:
-    """A run, and the hosts that may have nodes of it. owners: users besides this one who own nodes."""
+    """A run, and the hosts that may have it. owners: users besides this one who own nodes of it."""
 
     run_id: str
-    nodes: Sequence[Node]
+    hosts: Sequence[Node]
     owners: Sequence[str] = ()
 
 
@@ -49,29 +63,43 @@ def read_target(
 
     The hosts are those that the user names, or else those of a run of this machine.
     """
-    prefix = None if names_hosts(target) else target
-    if file := hosts if prefix else target or hosts:
-        return Target(hosts_to_ask(file, console), None, prefix, everything)
-    folder = find_run(prefix)
+    if names_hosts(target):
+        hosts, target = target, None
+    if hosts is None:
+        folder = find_run(target)
+        cluster = hosts_of(folder)
+        return OwnRuns(cluster, True) if everything else KnownRun(cluster, folder, target)
+    cluster = hosts_to_ask(hosts, console)
+    if target and not everything:
+        return NamedRun(cluster, target)
+    return OwnRuns(cluster, everything)
+
+
+def hosts_of(folder: RunFolder) -> Cluster:
     try:
-        return Target(load(folder.hosts_file, job_files=False), folder, prefix, everything)
+        return load(folder.hosts_file, job_files=False)
     except HostsFileError as error:
         remedy = f"name the run's hosts: `ddpctl kill {folder.run_id} --hosts HOSTS`"
         raise UsageError(error.what, remedy) from None
 
 
-def choose_runs(nodes: Sequence[Node], target: Target, console: Console) -> list[HostedRun]:
-    """Return the runs to stop on these hosts: the one that is meant, or this user's."""
-    folder, prefix = target.folder, target.prefix
-    if target.everything or not (folder or prefix):
-        return own_runs(nodes, target.cluster, console, everything=target.everything)
-    if folder and (not prefix or launched_here(folder, console)):
-        return [HostedRun(folder.run_id, nodes)]
-    with console.step(f"asking {counted(len(nodes), 'host')} for the run"):
-        run_id = folder.run_id if folder else find_id(nodes, target.cluster, prefix)
-        statuses, _ = list_nodes(nodes, target.cluster, run_id)
+def choose_runs(hosts: Sequence[Node], target: Target, console: Console) -> list[HostedRun]:
+    """Return the runs that the target means, each with those of the hosts that may have it."""
+    cluster = target.cluster
+    match target:
+        case OwnRuns(everything=everything):
+            return own_runs(hosts, cluster, console, everything=everything)
+        case NamedRun(typed=typed):
+            with console.step(f"asking {counted(len(hosts), 'host')} for the run"):
+                run_id = find_id(hosts, cluster, typed)
+        case KnownRun(folder=folder):
+            run_id = folder.run_id
+            if launched_here(folder, console):
+                return [HostedRun(run_id, hosts)]
+    with console.step(f"asking {counted(len(hosts), 'host')} whose run it is"):
+        statuses, _ = list_nodes(hosts, cluster, run_id)
     others = {s.owner for s in statuses if s.run_id == run_id and s.user != account_name()}
-    return [HostedRun(run_id, nodes, sorted(others))]
+    return [HostedRun(run_id, hosts, sorted(others))]
 
 
 def launched_here(folder: RunFolder, console: Console) -> bool:
@@ -80,21 +108,21 @@ def launched_here(folder: RunFolder, console: Console) -> bool:
 
 
 def own_runs(
-    nodes: Sequence[Node], cluster: Cluster, console: Console, *, everything: bool
+    hosts: Sequence[Node], cluster: Cluster, console: Console, *, everything: bool
 ) -> list[HostedRun]:
     """Return this user's runs, each with the hosts that show it, and those that may have it.
 
     If not `everything`, return at most one run, the newest finished one if none is live. Raises
     UsageError if several are live.
     """
-    machines = one_per_account(nodes)
+    machines = one_per_account(hosts)
 
     def ask(node: Node) -> tuple[list[NodeStatus], list[str]]:
         listed = [each.list_all() for each in engines_on(node, cluster.job.engine)]
         own = [s for statuses, _ in listed for s in statuses if s.user == account_name()]
         return own, [name for _, unreadable in listed for name in unreadable]
 
-    with console.step(f"asking {counted(len(nodes), 'host')} for their runs"):
+    with console.step(f"asking {counted(len(hosts), 'host')} for their runs"):
         answers, failures = try_each(machines, ask)
     own = [status for statuses, _ in answers.values() for status in statuses]
     # the launch of a node that was created but not started may have died
@@ -106,7 +134,7 @@ def own_runs(
         unknown = {
             node: StopUnconfirmed(
                 f"cannot read the labels of {names(unreadable)}",
-                "remove them there if they are not in use",
+                "if these nodes are not in use, remove them on that host",
             )
             for node, (_, unreadable) in answers.items()
             if unreadable

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from ..engines.choose import engine_traits, engines_on
 from ..engines.status import ContainerState
@@ -20,35 +20,38 @@ from ..ssh.node import Node, connected
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import counted, names
-from .choose_runs import HostedRun, Target, choose_runs
+from .choose_runs import HostedRun, KnownRun, NamedRun, OwnRuns, Target, choose_runs
 from .stop_run import Stop, Stopped
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
 
-def kill(
-    target: Target, console: Console, *, as_json: bool, confirm: Callable[[str, str], bool]
-) -> Exit:
-    """Stop runs on all their hosts. Return 6 if a host did not confirm that nothing is left, else 0.
+class Confirm(Protocol):
+    def __call__(self, question: str, refusal: str | None = None) -> bool:
+        """Ask the question on a terminal. A script goes on or, if there is a `refusal`, fails with it."""
+
+
+def kill(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -> Exit:
+    """Stop runs on all their hosts. Return UNCONFIRMED if one of these may still run something.
 
     If the target is everything, also remove the containers of finished runs.
-    confirm: takes a question for the user, and why a script must pass -y, or "" if it need not.
     """
-    if not confirmed(target, confirm):
+    if not confirm_target(target, confirm):
         return Exit.INTERRUPTED
     cluster = target.cluster
-    with connected(cluster.hosts) as nodes:
+    with connected(cluster.hosts) as hosts:
         try:
-            runs = choose_runs(nodes, target, console)
+            runs = choose_runs(hosts, target, console)
         except NodesFailed as error:
             if as_json:
                 console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
             raise
-        if not all(owners_confirmed(run, target.prefix, confirm) for run in runs):
+        if not all(confirm_owners(run, target, confirm) for run in runs):
             return Exit.INTERRUPTED
-        killed = kill_runs(runs, cluster.job.engine, console, asked=nodes)
-        if target.everything and engine_traits(cluster.job.engine).keeps_containers:
-            remove_finished(nodes, cluster, console)
+        killed = kill_runs(runs, cluster.job.engine, console, asked=hosts)
+        keeps_containers = engine_traits(cluster.job.engine).keeps_containers
+        if keeps_containers and isinstance(target, OwnRuns) and target.everything:
+            remove_finished(hosts, cluster, console)
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed], "unseen": []})
     elif not killed:
@@ -56,34 +59,36 @@ def kill(
     return Exit.UNCONFIRMED if any(run.unconfirmed for run in killed) else Exit.DONE
 
 
-def confirmed(target: Target, confirm: Callable[[str, str], bool]) -> bool:
+def confirm_target(target: Target, confirm: Confirm) -> bool:
     """Ask before all runs are stopped, or one that the user did not name."""
-    if target.everything:
-        why = "--all stops every run of yours on these hosts"
-        return confirm("Stop all your runs on these hosts?", why)
-    if target.folder and not target.prefix:
-        return confirm(f"Stop run {target.folder.run_id}?", "")
+    match target:
+        case OwnRuns(everything=True):
+            refusal = "--all stops every run of yours on these hosts"
+            return confirm("Stop all your runs on these hosts?", refusal)
+        case KnownRun(folder=folder, typed=None):
+            return confirm(f"Stop run {folder.run_id}?")
     return True
 
 
-def owners_confirmed(
-    run: HostedRun, prefix: str | None, confirm: Callable[[str, str], bool]
-) -> bool:
+def confirm_owners(run: HostedRun, target: Target, confirm: Confirm) -> bool:
     """Ask before a run of other users is stopped. A script must at least give its whole id."""
+    if not run.owners:
+        return True
     owners = ", ".join(run.owners)
-    why = "" if prefix == run.run_id else f"{run.run_id} is a run of {owners}"
-    return not owners or confirm(f"Stop run {run.run_id} of {owners}?", why)
+    typed = target.typed if isinstance(target, KnownRun | NamedRun) else None
+    refusal = None if typed == run.run_id else f"{run.run_id} is a run of {owners}"
+    return confirm(f"Stop run {run.run_id} of {owners}?", refusal)
 
 
 def kill_runs(
     runs: Sequence[HostedRun], engine: str, console: Console, *, asked: Collection[Node] = ()
 ) -> list[Killed]:
-    """Stop runs, say what was stopped, and record it. asked: hosts that do not have the runs."""
+    """Stop runs, say what was stopped, and record it. asked: other hosts that were asked for them."""
     killed = stop_at_once([(run, stop_of(run, engine, console)) for run in runs], console)
     for each in killed:
         each.report(console)
         report_unconfirmed(each.failures, console)
-        each.record({node.name for node in (*each.machines, *asked)}, console)
+        each.save({node.name for node in (*each.machines, *asked)}, console)
     return killed
 
 
@@ -106,7 +111,7 @@ def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) ->
             stops.append((run, stop_of(run, cluster.job.engine, console, cancel=not may_restart)))
     for killed in stop_at_once(stops, console):
         killed.report(console)
-        killed.record({node.name for node in killed.machines}, console)
+        killed.save({node.name for node in killed.machines}, console)
 
 
 def stop_of(run: HostedRun, engine: str, console: Console, *, cancel: bool = True) -> Stop:
@@ -121,13 +126,13 @@ def stop_at_once(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> l
     """Stop all runs at once, each on all its hosts at once."""
 
     def stop_run(run: HostedRun, stop: Stop) -> Killed:
-        machines = one_per_account(run.nodes)
+        machines = one_per_account(run.hosts)
         return Killed(run.run_id, machines, *stop.on_all(machines))
 
     if not stops:
         return []
     run_ids = ", ".join(run.run_id for run, _ in stops)
-    hosts = names(dict.fromkeys(node.name for run, _ in stops for node in run.nodes))
+    hosts = names(dict.fromkeys(node.name for run, _ in stops for node in run.hosts))
     with console.step(f"stopping {run_ids} on {hosts}"):
         return [each.result() for each in [in_background(stop_run, *each) for each in stops]]
 
@@ -183,8 +188,11 @@ class Killed:
         started = any(status.state is not ContainerState.CREATED for status in statuses)
         return f"had {'ended' if started else 'not started'}; removed, nothing left"
 
-    def record(self, asked: Collection[str], console: Console) -> None:
-        """Save the end of the run in its record, or the hosts on which it is still unconfirmed."""
+    def save(self, asked: Collection[str], console: Console) -> None:
+        """Record the end of the run, or the hosts on which it is still unconfirmed.
+
+        asked: names of all hosts that were asked about the run.
+        """
         folder = run_folder(self.run_id)
         if record := folder.load_if_readable(console):  # it may have a new attempt by now
             self.note_in(record, asked)

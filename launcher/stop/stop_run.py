@@ -86,8 +86,8 @@ class Stop:
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)
-            remaining += self._remaining(engine)
-        return Stopped(statuses, [*remaining, *self._orphans(node)], others)
+            remaining += self._end_late(engine)
+        return Stopped(statuses, [*remaining, *self._wait_for_orphans(node)], others)
 
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
@@ -110,11 +110,11 @@ class Stop:
         for status in own if self.remove else ():
             engine.remove(status)
 
-    def _remaining(self, engine: Engine) -> list[str]:
-        """Return what the engine still lists of the run, after it was stopped."""
+    def _end_late(self, engine: Engine) -> list[str]:
+        """End nodes that the launch created before it saw the mark. Return what is still listed."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
-        if late:  # the launch created them meanwhile, before it saw the mark
+        if late:
             self._end(engine, late)
             statuses = engine.list(self.run_id)
         return [
@@ -122,8 +122,8 @@ class Stop:
             *(f"{name} (its labels are unreadable)" for name in unreadable),
         ]
 
-    def _orphans(self, node: Node) -> list[str]:
-        """Return the processes of the run that outlive its nodes."""
+    def _wait_for_orphans(self, node: Node) -> list[str]:
+        """Return the processes of the run that outlive its nodes. Their supervisor ends them."""
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (orphans := processes_on(node, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)

@@ -54,7 +54,8 @@ class Engine(Protocol):
         user_env: the variables that the user sets. They may be secret, so they are not in the plan.
         """
 
-    def start(self, node: NodePlan) -> None: ...
+    def start(self, node: NodePlan) -> None:
+        """Start a node that this object has created."""
 
     def wait(self, place: Place) -> NodeStatus:
         """Wait until the node's supervisor has ended.

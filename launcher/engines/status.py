@@ -7,7 +7,6 @@ import datetime
 import enum
 import functools
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -143,7 +142,6 @@ def read_status(
             f"write: {odd} {host_text(text[odd])!r}; remove it there if it is not in use"
         )
         return None
-    port = str(bare.get("master-port"))
     return replace(
         seen,
         run_id=text["run-id"],
@@ -154,7 +152,7 @@ def read_status(
         owner=host_text(bare.get("owner")),
         host=host,
         handle=handle,
-        master_port=port if re.fullmatch(r"[0-9]{1,5}", port) else "",
+        master_port=text["master-port"],
         gpus=tuple(text["gpus"].split(",")) if text["gpus"] else (),
         since=float(text["since"] or 0),
         age=clock - seen.created if clock and seen.created else 0.0,

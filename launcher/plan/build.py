@@ -5,15 +5,13 @@ absent.
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import CommandFailed
 from ..facts.facts import Facts
 from ..facts.network import Address
 from ..hosts import Cluster, Job
 from ..supervisor.restart_rule import PastRestart
-from ..text import quoted
 from . import environment
 from .container import (
     IN_CONTAINER,
@@ -23,7 +21,7 @@ from .container import (
     container_user,
     with_access,
 )
-from .labels import LABEL, odd_label
+from .labels import container_labels
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
 from .plan import (
     HOME,
@@ -157,7 +155,7 @@ def _node(
         env={name: value for name, value in env.items() if value is not None},
         env_names=env_names,
         env_at_launch=tuple(name for name, value in env.items() if value is None),
-        labels=_labels(plan, cluster, rank, uuids if facts else None),
+        labels=container_labels(plan, cluster, rank, uuids if facts else None),
         mounts=container_mounts(job, folders),
         gpus=gpus,
         user=container_user(job, facts),
@@ -188,26 +186,3 @@ def _paths(job: Job, engine: EngineTraits, folders: JobPaths) -> JobPaths:
         output=job.env.get("DDPCTL_OUTPUT_DIR", own.output),
         metrics=METRICS_DIR if job.metrics_dir and engine.in_container else job.metrics_dir,
     )
-
-
-def _labels(
-    plan: Plan, cluster: Cluster, rank: int, uuids: Collection[str] | None
-) -> dict[str, str]:
-    """Return the container's labels. uuids: of its GPUs; None before the host was asked."""
-    values = {
-        "run-id": plan.run_id,
-        "attempt": plan.attempt,
-        "node-rank": rank,
-        "nnodes": cluster.nnodes,
-        "owner": plan.owner,
-        "name": plan.options.name,
-        "master-port": plan.master_port,
-        "gpus": None if uuids is None else ",".join(uuids),
-        "since": None if uuids is None else f"{plan.key[0]:.3f}",
-    }
-    labels = {key: str(value) for key, value in values.items() if value is not None}
-    if odd := odd_label(labels):
-        what = f"what it reports gives its node an invalid label: {odd} {quoted(labels[odd])}"
-        remedy = "check the clock and `nvidia-smi -L` on that host"
-        raise CommandFailed(what, remedy, host=cluster.hosts[rank].name)
-    return {f"{LABEL}.{key}": value for key, value in labels.items()}

@@ -1,12 +1,16 @@
-"""The labels of a node's container: one rule for those that ddpctl writes and those that it reads. Pure.
+"""The labels of a node's container: what ddpctl writes, and the rule for what it reads. Pure.
 
 Some values come from the host (its clock, its GPUs), and a host may report any labels.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from ..errors import CommandFailed
+from ..hosts import Cluster
 from ..run_id import RUN_ID
+from ..text import quoted
+from .plan import Plan
 
 LABEL = "io.ddpctl"  # the prefix of every label
 POSITIVE = re.compile("[1-9][0-9]{0,5}")
@@ -17,7 +21,31 @@ FORMS = {  # a node is readable only if these labels match; `since` is in unix s
     "node-rank": re.compile("[0-9]{1,6}"),
     "gpus": re.compile(r"([\w.:-]{1,64}(,[\w.:-]{1,64}){0,999})?", re.ASCII),
     "since": re.compile(r"([0-9]{1,11}(\.[0-9]{1,3})?)?"),
+    "master-port": re.compile("([0-9]{1,5})?"),
 }
+
+
+def container_labels(
+    plan: Plan, cluster: Cluster, rank: int, uuids: Collection[str] | None
+) -> dict[str, str]:
+    """Return the container's labels. uuids: of its GPUs; None before the host was asked."""
+    values = {
+        "run-id": plan.run_id,
+        "attempt": plan.attempt,
+        "node-rank": rank,
+        "nnodes": cluster.nnodes,
+        "owner": plan.owner,
+        "name": plan.options.name,
+        "master-port": plan.master_port,
+        "gpus": None if uuids is None else ",".join(uuids),
+        "since": None if uuids is None else f"{plan.key[0]:.3f}",
+    }
+    labels = {key: str(value) for key, value in values.items() if value is not None}
+    if odd := odd_label(labels):
+        what = f"what it reports gives its node an invalid label: {odd} {quoted(labels[odd])}"
+        remedy = "check the clock and `nvidia-smi -L` on that host"
+        raise CommandFailed(what, remedy, host=cluster.hosts[rank].name)
+    return {f"{LABEL}.{key}": value for key, value in labels.items()}
 
 
 def odd_label(labels: Mapping[str, str]) -> str | None:

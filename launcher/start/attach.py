@@ -32,7 +32,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
     with (
         newest_attempt(folder, console) as attempt,
         Interrupts() as interrupts,
-        EventHook(folder, on_event, console) as events,
+        EventHook(folder, on_event, console) as hook,
     ):
         record = folder.load()  # another machine may have started a newer attempt
         with log_store(folder, console) as store:
@@ -40,7 +40,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
         shown = print_recorded(folder, LogFilter(), RunLines(console), console)
         if not record.state.is_final:
             run = StartedRun(attempt, folder, record, shown=shown, owned=False)
-            outcome = follow(run, events, interrupts, console)
+            outcome = follow(run, hook, interrupts, console)
             if outcome.state.is_final:
                 report_next(record, console)
             return outcome

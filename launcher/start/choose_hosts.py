@@ -11,8 +11,9 @@ from ..ssh.many import by_name, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
 from ..text import counted, names
+from .claim_gpus import Refused
 from .request import Request
-from .start_nodes import PlannedAttempt, Refused
+from .start_nodes import PlannedAttempt
 from .waiting_line import in_the_way, list_claims
 
 

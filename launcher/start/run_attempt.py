@@ -22,18 +22,12 @@ from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
+from .claim_gpus import Refused, claim_gpus
 from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
-from .start_nodes import (
-    NodeInputs,
-    PlannedAttempt,
-    Refused,
-    claim_gpus,
-    remove_nodes,
-    start_nodes,
-)
-from .waiting_line import PlaceInLine, Tickets, kept_for_restart
+from .start_nodes import NodeInputs, PlannedAttempt, remove_nodes, start_nodes
+from .waiting_line import PlaceInLine, Tickets
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
@@ -51,9 +45,9 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
         connected(request.former) as former,
         connected(spares_to_prepare) as spares,
         Interrupts() as interrupts,
-        EventHook(request.folder, request.options.on_event, console) as events,
-        failed_start_recorded(request, events, console),
-        PlaceInLine(request, reservation, interrupts, console, kept) as line,
+        EventHook(request.folder, request.options.on_event, console) as hook,
+        failed_start_recorded(request, hook, console),
+        PlaceInLine(request, reservation, former, interrupts, console, kept) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(nodes, request.cluster, console)
@@ -61,7 +55,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
         while True:
             result = make_ready(request, nodes, spares, former, reservation, console)
             if isinstance(result, Ready):
-                result = start_and_follow(result, line, kept, former, interrupts, events, console)
+                result = start_and_follow(result, line, interrupts, hook, console)
             if isinstance(result, Outcome):
                 return result
             # it keeps the time of its request, and so its turn
@@ -113,32 +107,28 @@ def make_ready(
 def start_and_follow(
     ready: Ready,
     line: PlaceInLine,
-    kept: Tickets | None,
-    former: Sequence[Node],
     interrupts: Interrupts,
-    events: EventHook,
+    hook: EventHook,
     console: Console,
 ) -> Outcome | Refused:
     """Claim the GPUs, start all nodes or none, and follow the run. Refused: other runs come first."""
     attempt, request = ready.attempt, ready.survey.request
-    if kept:
-        with console.step("asking whether the run was killed"):
-            kept.confirm()
+    line.confirm()
     with interrupts.held():  # until `follow` handles signals, so that nothing is left half done
         if refused := claim_gpus(attempt, ready.inputs, console):
             return dataclasses.replace(refused, choose_again=ready.on_chosen_hosts)
         start(attempt, ready.reservation, console)
-        started = record_start(ready, events, console)
-        line.leave(attempt, former)
+        started = record_start(ready, hook, console)
+        line.leave(attempt)
         if request.options.detach:
-            events.close()
+            hook.close()
             return detach.detach(request.folder, RunState.RUNNING, console)
-        with kept_for_restart(Tickets(attempt, ready.reservation), request.folder, console):
-            return follow(started, events, interrupts, console)
+        with line.kept_for_restart(attempt):
+            return follow(started, hook, interrupts, console)
 
 
 @contextlib.contextmanager
-def failed_start_recorded(request: Request, events: EventHook, console: Console) -> Iterator[None]:
+def failed_start_recorded(request: Request, hook: EventHook, console: Console) -> Iterator[None]:
     """If the block fails, record the end of an attempt that has not started."""
     try:
         yield
@@ -150,7 +140,7 @@ def failed_start_recorded(request: Request, events: EventHook, console: Console)
             record.attempt.state = RunState.CANCELLED if cancelled else RunState.FAILED
             record.attempt.ended = timestamp()
             request.folder.try_save(record, console)
-            events("attempt-ended", record, message=record.attempt.state)
+            hook("attempt-ended", record, message=record.attempt.state)
         raise
 
 
@@ -186,7 +176,7 @@ def undo(attempt: PlannedAttempt, console: Console, *, folders: bool = False) ->
         remove_nodes(attempt, folders=folders)
 
 
-def record_start(ready: Ready, events: EventHook, console: Console) -> StartedRun:
+def record_start(ready: Ready, hook: EventHook, console: Console) -> StartedRun:
     """Record, print and report that the attempt has started."""
     plan, survey, record = ready.attempt.plan, ready.survey, ready.record
     entry, folder = record.attempt, survey.request.folder
@@ -201,7 +191,7 @@ def record_start(ready: Ready, events: EventHook, console: Console) -> StartedRu
     if times := where_time_went(console.steps):
         console.say(times)
     console.steps.clear()
-    events("attempt-started", record, message=entry.by)
+    hook("attempt-started", record, message=entry.by)
     skews = [facts.clock_skew for facts in survey.facts]
     return StartedRun(ready.attempt.running, folder, record, skews)
 

@@ -1,23 +1,15 @@
-"""Create an attempt's nodes on all hosts, claim their GPUs, start the nodes, and remove them.
+"""Create an attempt's nodes on all hosts, start them, and remove them."""
 
-The created nodes are the claim: every other launch reads their GPUs from their labels.
-The rules are in engines.claims.
-"""
-
-import dataclasses
 import secrets
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..engines.base import Engine
-from ..engines.choose import engine_of, engines_on
-from ..engines.claims import rivals, taken, those_ahead, undecided
+from ..engines.choose import engine_of
 from ..engines.running import RunningAttempt, RunningNode
-from ..engines.status import LEASE, ContainerState, NodeStatus
-from ..errors import DdpctlError, PreflightError
+from ..engines.status import NodeStatus
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.many import each_node, try_each
@@ -26,7 +18,6 @@ from ..terminal.console import Console
 from ..text import counted
 from .node_folders import fill_folders
 
-LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
 
 
@@ -65,75 +56,6 @@ class NodeInputs:
     uids: Sequence[int]  # of the SSH users, by node rank
     user_env: Mapping[str, str]  # the variables that the user sets; may be secret
     record: Mapping[str, Any]  # run.json, for the hosts to keep
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An attempt whose GPUs other runs use, or asked for earlier."""
-
-    attempt: PlannedAttempt
-    reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
-    choose_again: bool = False  # these hosts were chosen (--nodes); others may be free
-
-
-def claim_gpus(attempt: PlannedAttempt, inputs: NodeInputs, console: Console) -> Refused | None:
-    """Create the nodes on all hosts, then look for rivals. If one comes first, remove all nodes."""
-    with console.step(f"creating {counted(attempt.plan.nnodes, 'node')}"):
-        try:
-            create_nodes(attempt, inputs)
-            reasons = _rivals_ahead(attempt)
-        except BaseException:
-            remove_nodes(attempt)
-            raise
-        if reasons:
-            remove_nodes(attempt, folders=True)
-            return Refused(attempt, reasons)
-    return None
-
-
-def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
-    """Return an error for each rival ahead of us. Waits while it is undecided whether one is."""
-    plan = attempt.plan
-    wanted = {node: plan.resources(own) for node, own in attempt.plans.items()}
-    sharing = [node for node in wanted if wanted[node]]
-    deadline = time.monotonic() + LEASE
-
-    def rivals_after_cleanup(node: Node) -> list[NodeStatus]:
-        """Remove what launches that have died left on the host; return the other rivals there."""
-        listed = []
-        for engine in engines_on(node, plan.engine.name):
-            for rival in rivals(plan.run_id, wanted[node], engine.claims()):
-                if not rival.expired:
-                    listed.append(rival)
-                elif not engine.withdraw(rival):
-                    # it has just started, or another launch is removing it
-                    listed.append(dataclasses.replace(rival, state=ContainerState.REMOVING))
-        return listed
-
-    while True:
-        listed = each_node(sharing, rivals_after_cleanup)
-        late = time.monotonic() > deadline
-        ahead = {
-            node: those_ahead(here, plan.key, or_undecided=late) for node, here in listed.items()
-        }
-        if any(ahead.values()):
-            return taken_by_rivals(attempt, ahead, wanted)
-        if not any(undecided(rival) for here in listed.values() for rival in here):
-            return []
-        time.sleep(LOOK_AGAIN)
-
-
-def taken_by_rivals(
-    attempt: PlannedAttempt,
-    ahead: Mapping[Node, Sequence[NodeStatus]],
-    wanted: Mapping[Node, Collection[str]],
-) -> list[DdpctlError]:
-    """Return an error per host and rival: which of `wanted` the rival has or waits for."""
-    return [
-        PreflightError(taken(wanted[node], attempt.plans[node].gpu_ids, rival), host=node.name)
-        for node, listed in ahead.items()
-        for rival in listed
-    ]
 
 
 def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:

@@ -26,10 +26,11 @@ from ..runs.record import RunFolder
 from ..ssh.many import ask_each, try_each
 from ..ssh.node import Node
 from ..terminal.console import Console
+from .claim_gpus import Refused, taken_by_rivals
 from .may_restart import why_not
 from .request import Request
 from .reservation import Reservation
-from .start_nodes import PlannedAttempt, Refused, taken_by_rivals
+from .start_nodes import PlannedAttempt
 
 RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
 KEEP = LEASE / 6  # seconds between looks at tickets that nothing waits for
@@ -131,13 +132,19 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         self,
         request: Request,
         reservation: Reservation,
+        former: Sequence[Node],
         interrupts: Interrupts,
         console: Console,
         kept: Tickets | None,
     ) -> None:
-        """kept: the tickets of a run that restarts. They stay if it does not start."""
+        """former: the run's earlier hosts. kept: the tickets of a run that restarts.
+
+        The kept tickets stay if the run does not start.
+        """
         self._request, self._reservation, self._kept = request, reservation, kept
-        self._interrupts, self._console = interrupts, console
+        self._former, self._interrupts, self._console = former, interrupts, console
+        # an earlier process may have waited, or followed the run
+        self._may_have_more = request.since is not None
         self._tickets: Tickets | None = None
         self._lock = contextlib.ExitStack()
         self._until = request.until
@@ -177,15 +184,24 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         detach.start_recorder(request.folder)
         return Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
 
-    def leave(self, attempt: PlannedAttempt, former: Sequence[Node]) -> None:
-        """Remove all tickets of the run, because it has started. former: its earlier hosts."""
+    def confirm(self) -> None:
+        """Raise RunKilled if a run that restarts was killed."""
+        if self._kept:
+            with self._console.step("asking whether the run was killed"):
+                self._kept.confirm()
+
+    def leave(self, attempt: PlannedAttempt) -> None:
+        """Remove all tickets of the run, because it has started."""
         for tickets in (self._kept, self._tickets):
             if tickets:
                 tickets.close()
-        if (
-            self._request.since is not None
-        ):  # an earlier process may have waited, or followed the run
-            remove_tickets([*attempt.nodes, *former], attempt.plan)
+        if self._may_have_more:
+            remove_tickets([*attempt.nodes, *self._former], attempt.plan)
+
+    def kept_for_restart(self, attempt: PlannedAttempt) -> contextlib.AbstractContextManager[None]:
+        """Hold new tickets while somebody follows the run that has left the line."""
+        tickets = Tickets(attempt, self._reservation)
+        return kept_for_restart(tickets, self._request.folder, self._console)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead. Return None, or a signal that arrived.
@@ -203,7 +219,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
                     raise refusal(reasons, remedy)
                 for line in lines(reasons):
                     if line not in printed:
-                        self._console.say(f"run {self._request.run_id} waits: {line}")
+                        self._console.say(f"run {self._request.run_id} is waiting: {line}")
                 printed = lines(reasons)
                 for _ in range(round(POLL / TICK)):
                     time.sleep(TICK)
@@ -216,7 +232,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         record.attempt.waiting_until = self._until
         folder.try_save(record, self._console)
         for line in lines(refused.reasons):
-            self._console.say(f"run {folder.run_id} waits: {line}")
+            self._console.say(f"run {folder.run_id} is waiting: {line}")
 
 
 def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:

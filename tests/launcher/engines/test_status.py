@@ -67,6 +67,8 @@ def test_every_field_of_a_runs_container_is_read() -> None:
         {"gpus": ",,"},
         {"since": "-1"},
         {"since": "1e9"},
+        {"master-port": "-1"},
+        {"master-port": "1" * 50},
     ],
 )
 def test_odd_labels_are_skipped_with_one_warning(
@@ -129,14 +131,6 @@ def test_states_of_podman() -> None:
     assert seen_in_list({"State": "stopped"}).state == "exited"
     assert seen("stopped") == ("exited", 137)  # until Podman has cleaned up
     assert seen("initialized") == seen("stopping") == seen("what else") == ("unknown", None)
-
-
-def test_no_master_port_is_read_from_anything_else() -> None:
-    for odd in ("<asked at launch>", "1" * 50, "-1", None):
-        status = read_status(
-            "gpu1", "c", {**LABELS, "io.ddpctl.master-port": odd}, inspected(ANSWER)
-        )
-        assert status is not None and status.master_port == ""
 
 
 def test_odd_files_of_the_process_engine_are_skipped(

@@ -14,7 +14,7 @@ from fakes import FakeCluster
 
 from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
-from launcher.start import launch, run_attempt, start_nodes, waiting_line
+from launcher.start import claim_gpus, launch, run_attempt, start_nodes, waiting_line
 from launcher.start.request import Request
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
@@ -24,7 +24,7 @@ MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "remember"),
     "recorded": (run_attempt, "send_checkpoint"),
     "filled": (start_nodes, "supervisor_spec"),
-    "created": (start_nodes, "_rivals_ahead"),
+    "created": (claim_gpus, "_rivals_ahead"),
     "starting": (None, "start"),  # of the engine
 }
 ENGINES = {"docker": Docker, "process": Processes}
@@ -126,7 +126,8 @@ def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     cluster = fake_cluster()
-    just_before(monkeypatch, run_attempt, step, lambda: signal.raise_signal(signal.SIGTERM))
+    owner = waiting_line if step == "kept_for_restart" else run_attempt
+    just_before(monkeypatch, owner, step, lambda: signal.raise_signal(signal.SIGTERM))
     code, _, err = cluster.launch()
     assert code == 130, err
     assert "stopping the run on 2 hosts" in err

@@ -28,12 +28,13 @@ from launcher.run_id import new_run_id
 from launcher.ssh.node import connected
 from launcher.start import attach, recorder, waiting_line
 from launcher.start import run_attempt as run_attempt_module
-from launcher.start import start_nodes as start_nodes_module
+from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start.choose_hosts import choose_hosts
+from launcher.start.claim_gpus import Refused, claim_gpus
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation
 from launcher.start.run_attempt import run_attempt
-from launcher.start.start_nodes import NodeInputs, PlannedAttempt, Refused, claim_gpus, start_nodes
+from launcher.start.start_nodes import NodeInputs, PlannedAttempt, start_nodes
 from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
@@ -92,7 +93,7 @@ def test_a_launch_that_finds_a_gpu_taken_says_by_whom_and_leaves_nothing(make: M
     code, _, err = cluster.launch("--include", "gpu1:0,1@gpu2")
     assert code == 3
     [line] = [line for line in err.splitlines() if "error" in line]
-    assert f"gpu1: run {first} of " in line and " has GPU 1 since 20" in line
+    assert f"gpu1: run {first} of " in line and " has GPU 1 (since 20" in line
     assert "--wait" in line
     assert {node.run_id for node in cluster.nodes} == {first}
 
@@ -169,7 +170,7 @@ def test_a_launch_waits_until_the_gpus_are_free(
     once(lambda: len(cluster.tickets) == 2, lambda: end_all(running))
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
-    assert f"waits: gpu[0-1]: run {first} of" in err
+    assert f"is waiting: gpu[0-1]: run {first} of" in err
     assert left == [], "tickets go when the run starts, not when it ends"
 
 
@@ -398,7 +399,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
     undecided = cluster.launch("--detach")[1].strip()
     cluster.nodes[0].state = "created"
     given = load(cluster.hosts_file)
-    monkeypatch.setattr(start_nodes_module, "LEASE", 0.0)
+    monkeypatch.setattr(claim_gpus_module, "LEASE", 0.0)
     with connected(given.hosts) as nodes:
         inputs = PlanInputs(gather(nodes), ("i",))
         plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
@@ -455,7 +456,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         )
 
     monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
-    monkeypatch.setattr("launcher.start.start_nodes._rivals_ahead", lose_first)
+    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_first)
     code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
     assert code == 0, err
     assert chosen == [["gpu0"], ["gpu1"]]

@@ -1,6 +1,6 @@
-"""Run on each rank: call the function that `ddpctl.run` sent, and write its result to a file.
+"""Runs on each rank: calls the function that `ddpctl.run` sent, and writes its result to a file.
 
-This file is copied to the hosts, beside the files that it reads. It needs only Python 3.8.
+This file is copied to the hosts, beside the files that it reads. It needs Python 3.8 or newer.
 """
 
 from __future__ import annotations

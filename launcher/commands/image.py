@@ -21,7 +21,7 @@ def image(
         "--base", "IMAGE", "The image to start from (default: PyTorch's own)."
     ),
     name: str | None = option(
-        "--name", "NAME", "Its name (default: ddpctl-FOLDER, tagged by content)."
+        "--name", "NAME", "The name of the image (default: ddpctl-FOLDER, tagged by content)."
     ),
     trainer: bool = flag("--trainer", "Build ddpctl-trainer:latest, for `-m trainer`."),
     rebuild: bool = flag("--rebuild", "Build it even if an image of this content exists."),

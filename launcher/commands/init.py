@@ -30,7 +30,7 @@ def init(
         show_default=False,
     ),
     named: list[str] | None = options.hosts_option(
-        "Add hosts, as names for `ssh` or `local`: a list such as gpu1,gpu2; repeatable.",
+        "Add hosts: names that `ssh` knows, or `local`, separated by commas; repeatable.",
         complete.host_names,
     ),
     source: str | None = option(
@@ -138,7 +138,9 @@ def _hosts(named: list[str], source: str | None, pattern: str | None) -> list[Ho
             raise UsageError(what, "name them with -H")
         lines += [HostLine(name) for name in names]
     if not lines:
-        raise UsageError("no hosts", "pass -H, --from or --ssh-config, or use a terminal")
+        raise UsageError(
+            "no hosts given", "pass -H, --from or --ssh-config, or run it in a terminal"
+        )
     return lines
 
 

@@ -30,7 +30,7 @@ ENGINES = {  # module:class
 
 def _engine(name: str) -> type[Engine]:
     if name not in ENGINES:
-        raise UsageError(f"no engine is called {quoted(name)}", f"use {' or '.join(ENGINES)}")
+        raise UsageError(f"no engine is called {quoted(name)}", f"use one of {', '.join(ENGINES)}")
     module, _, engine = ENGINES[name].partition(":")
     return cast(type[Engine], getattr(import_module(module, __package__), engine))
 

@@ -74,5 +74,5 @@ def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus
     when = ""
     if since := rival.since or rival.started:
         moment = datetime.datetime.fromtimestamp(since, datetime.UTC)
-        when = f" since {moment:%Y-%m-%dT%H:%M:%SZ}"
+        when = f" (since {moment:%Y-%m-%dT%H:%M:%SZ})"
     return f"run {rival.run_id} of {rival.owner} {has} {' and '.join(what)}{when}"

@@ -111,7 +111,10 @@ class Notice:
 
 @dataclass(frozen=True)
 class Tick:
-    """The time to handle signals: at least every POLL seconds, however much the ranks print."""
+    """The time to show the lines so far, save the record and handle signals.
+
+    It comes at least every POLL seconds, however much the ranks print.
+    """
 
 
 Observation = Batch | NodeEnded | Restarted | ContactChange | Notice | Tick
@@ -135,7 +138,7 @@ class Monitor:
         self._caught_up = False  # the queue was empty, so what is missing has not arrived yet
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
-    def events(self) -> Iterator[Observation]:
+    def observations(self) -> Iterator[Observation]:
         """Yield each Batch as it arrives, and what else the user should know."""
         for watcher in self._watchers:
             watcher.start()
@@ -295,7 +298,7 @@ class Monitor:
         if now - min((o.end_received for o in ended), default=now) < PROBE_DELAY:
             return
         for watcher in self._watchers:
-            outcome = self.outcomes[watcher.rank]
+            outcome = self.outcomes[watcher.node_rank]
             seems_to_run = not (outcome.done or outcome.gone or outcome.end)
             if seems_to_run and now - outcome.probed_at >= PROBE_TIMEOUT:
                 outcome.probed_at = now

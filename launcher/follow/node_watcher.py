@@ -65,10 +65,10 @@ class NodeWatcher:
         closed: threading.Event,
     ) -> None:
         """offset: how much of the journal was already shown, in bytes."""
-        self.rank = member.place.node_rank
+        self.node_rank = member.place.node_rank
         self._member, self._put, self._closed = member, put, closed
         self._past = offset  # bytes of the journal whose events have not been read yet
-        self._reader = Reader(member.node.name, self.rank, offset)
+        self._reader = Reader(member.node.name, self.node_rank, offset)
         self._stream: Stream | None = None
         self._read_whole = False  # whether the journal was read up to its end
 
@@ -89,14 +89,14 @@ class NodeWatcher:
         try:
             node.connect()
         except HostUnreachable as error:
-            self._put(ContactReport(self.rank, error, gone=True))
+            self._put(ContactReport(self.node_rank, error, gone=True))
         finally:
             node.close()
 
     def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
         """Call `watch` until it ends without an error, and report what it yields.
 
-        A second failure in a row counts as lost contact.
+        A second failure in a row, without an item in between, counts as lost contact.
         """
         node, tries = self._member.node, 0
         while not self._closed.is_set():
@@ -108,7 +108,7 @@ class NodeWatcher:
             except Exception as error:
                 reason = node.explain(error)
             if tries and not self._closed.is_set():
-                self._put(ContactReport(self.rank, reason))
+                self._put(ContactReport(self.node_rank, reason))
             self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
             tries += 1
 
@@ -117,16 +117,16 @@ class NodeWatcher:
         node, journal = self._member.node, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = node.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
-            events = Reader(node.name, self.rank).feed(done.stdout)
-            yield Batch(self.rank, [e._replace(end=self._past) for e in events], self._past)
+            events = Reader(node.name, self.node_rank).feed(done.stdout)
+            yield Batch(self.node_rank, [e._replace(end=self._past) for e in events], self._past)
             self._past = 0
         start = self._reader.consumed + 1  # for tail, bytes count from 1
         stream = node.open_script(TAIL, str(start), journal, stdin=False)
         self._stream = stream
-        self._put(ContactReport(self.rank, None))
+        self._put(ContactReport(self.node_rank, None))  # not yielded: that would be a success
         while data := stream.read(CHUNK):
             records = self._reader.feed(data)
-            yield Batch(self.rank, records, self._reader.consumed)
+            yield Batch(self.node_rank, records, self._reader.consumed)
             if records and isinstance(records[-1].event, End):
                 self._read_whole = True
                 return
@@ -140,4 +140,4 @@ class NodeWatcher:
             done = self._member.node.run(["wc", "-c", self._member.place.journal])
             count = done.stdout.strip().partition(b" ")[0]
             size = int(count[:18]) if count.isdigit() else 0
-        yield Exited(self.rank, status, size)
+        yield Exited(self.node_rank, status, size)

@@ -43,13 +43,13 @@ class StartedRun:
     owned: bool = True  # Ctrl-C can stop the run; if not, it only leaves
 
 
-def follow(run: StartedRun, events: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
+def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user leaves."""
     with interrupts.held(), log_store(run.folder, console) as store:
         monitor = Monitor(run.attempt, run.shown)
         for outcome, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
             outcome.clock_skew = skew
-        session = Session(run, monitor, store, events, interrupts, console)
+        session = Session(run, monitor, store, hook, interrupts, console)
         with live_panel(run.record, run.attempt.members[0], monitor.outcomes, console):
             try:
                 return session.to_the_end()
@@ -67,7 +67,7 @@ class Session:
     run: StartedRun
     monitor: Monitor
     store: LogStore | None
-    events: EventHook
+    hook: EventHook
     interrupts: Interrupts
     console: Console
     _stopping: threading.Thread | None = None
@@ -82,18 +82,18 @@ class Session:
         self._attempt = self.run.attempt.members[0].place.attempt
 
     def to_the_end(self) -> Outcome:
-        for event in self.monitor.events():
-            match event:
+        for observation in self.monitor.observations():
+            match observation:
                 case Batch():
                     if self.store:
-                        self.store.record(event.node_rank, event.records, self._attempt)
-                    self._lines.show(event.records)
+                        self.store.record(observation.node_rank, observation.records, self._attempt)
+                    self._lines.show(observation.records)
                 case NodeEnded(outcome):
                     self._node_ended(outcome)
                 case Restarted():
-                    self._restarted(event)
+                    self._restarted(observation)
                 case ContactChange():
-                    self._contact_changed(event)
+                    self._contact_changed(observation)
                 case Notice(text):
                     self.console.say(text)
                 case Tick():
@@ -119,7 +119,7 @@ class Session:
         for outcome in change.nodes:
             event = "contact-lost" if outcome.lost else "contact-restored"
             where = {"host": outcome.host, "node_rank": outcome.node_rank}
-            self.events(event, self.record, message=ContactChange([outcome]).texts[0], **where)
+            self.hook(event, self.record, message=ContactChange([outcome]).texts[0], **where)
 
     def _restarted(self, report: Restarted) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""
@@ -128,7 +128,7 @@ class Session:
             self._unsaved = True
             cause = report.restart.cause
             where = {"host": cause.host, "node_rank": cause.node_rank}
-            self.events("restarted", self.record, message=cause.headline, **where)
+            self.hook("restarted", self.record, message=cause.headline, **where)
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
@@ -139,7 +139,7 @@ class Session:
         if is_news:  # otherwise an earlier command has reported it
             code = "" if outcome.exit_code is None else outcome.exit_code
             where = {"host": outcome.host, "node_rank": outcome.node_rank, "exit_code": code}
-            self.events("node-ended", self.record, message=node.state, **where)
+            self.hook("node-ended", self.record, message=node.state, **where)
         if outcome.state is NodeState.FAILED and self._failed_at is None:
             self._failed_at = time.monotonic()
 
@@ -220,7 +220,7 @@ class Session:
         self._save()
         report_unconfirmed(by_name(self.run.attempt.nodes, self._unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
-        self.events("attempt-ended", self.record, message=attempt.state)
+        self.hook("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)
 
     def _final_state(self) -> RunState:

@@ -102,7 +102,7 @@ def _refuse_bombs(events: Iterable[Any]) -> None:
 
 
 class _Conversion:
-    """Converts PyYAML's nodes, each once: aliases stand for one node. Collects mistakes."""
+    """Converts PyYAML's nodes, one with aliases only once. Collects mistakes."""
 
     def __init__(self, mistakes: list[Mistake]) -> None:
         self.mistakes = mistakes

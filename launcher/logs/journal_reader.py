@@ -33,8 +33,8 @@ class Reader:
         self._partial = bytearray(rest[:LONGEST_LINE])
         return records
 
-    def _records(self, lines: list[bytes], end: int) -> Iterator[Record]:
-        """Parse whole lines. end: where they begin in the journal.
+    def _records(self, lines: list[bytes], offset: int) -> Iterator[Record]:
+        """Parse whole lines. offset: where they begin in the journal.
 
         A malformed line, such as a full disk may cause, becomes output without a rank. It gets the
         time of the record before it.
@@ -45,10 +45,10 @@ class Reader:
             size = len(prefix) + 1  # bytes of a line beside its text
             if who == b"!":
                 for text in texts:
-                    end += size + len(text)
+                    offset += size + len(text)
                     event = parsed_event(text)
-                    yield Record(self._host, self._node_rank, self._time, None, event, [], end)
+                    yield Record(self._host, self._node_rank, self._time, None, event, [], offset)
             else:
-                end += size * len(texts) + sum(map(len, texts))
+                offset += size * len(texts) + sum(map(len, texts))
                 rank = None if who == b"-" else int(who)
-                yield Record(self._host, self._node_rank, self._time, rank, None, texts, end)
+                yield Record(self._host, self._node_rank, self._time, rank, None, texts, offset)

@@ -70,7 +70,7 @@ def show_logs(
         number = attempt.members[0].place.attempt
         if follow and log_filter.attempt in (None, number):
             with Interrupts() as interrupts, interrupts.held():
-                for event in Monitor(attempt, shown).events():
+                for event in Monitor(attempt, shown).observations():
                     match event:
                         case Batch():
                             if store:

@@ -122,7 +122,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
 
 
 def _router(machine: Machine, ip: str, failed: Collection[int], fleet: Fleet) -> Machine | None:
-    """Return the machine that should forward the failed dials and probably drops them, if any.
+    """Return the machine, if any, that should forward these connections but probably drops them.
 
     Docker makes a host drop packets that it should forward. Packets to the host itself, such as all
     of ddpctl's, still arrive.

@@ -65,7 +65,10 @@ os._exit(0)
 
 
 def with_reports(fleet: Fleet, nodes: Mapping[int, Node]) -> Fleet:
-    """Test a container on each machine in `nodes` that has the image. nodes: by first node rank."""
+    """Test a container on each machine that has the image. Return the fleet with the reports.
+
+    nodes: connections, by the rank of each machine's first node.
+    """
     token, job = secrets.token_hex(4), fleet.cluster.job
     able = [m for m in fleet.machines if m.rank in nodes and m.engine and m.engine.image]
     with_torch = needing_torch(able)

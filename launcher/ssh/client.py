@@ -78,7 +78,7 @@ class SshMachine:
                 return channel
             connection.close()
             raise HostUnreachable(
-                "sshd allows no sessions",
+                "sshd refused to open a session",
                 "check MaxSessions in its sshd_config and the account's shell",
                 host=self.host.name,
             )
@@ -179,7 +179,7 @@ class SshStream(Stream):
             self._channel.close()
 
     def _retry(self, act: Callable[[Any], Any], what: Any, timeout: float | None) -> Any:
-        """Return `act(what)`. Retry if it timed out early: all threads share the channel's timeout."""
+        """Return `act(what)`. Retry if it timed out early, by another thread's shorter timeout."""
         deadline = Deadline(timeout)
         while True:
             self._channel.settimeout(deadline.left())

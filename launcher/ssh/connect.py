@@ -129,7 +129,9 @@ def _exchange_keys(connection: Connection, route: Route) -> None:
                 "check that this is sshd's port and that the machine is not overloaded",
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
-            raise HostUnreachable(f"the server{route.at} is not sshd", "fix its port") from None
+            raise HostUnreachable(
+                f"what answers{route.at} is not an SSH server", "fix its port"
+            ) from None
         raise
 
 

@@ -90,7 +90,8 @@ def rank_ending(
 def stop_ending(reason: Reason, lines: Sequence[str]) -> Ending | None:
     """Classify why a node stopped. Return None for a failed rank, which has an event of its own.
 
-    lines: torchrun's last ones, if torchrun itself failed: its arguments, a port, the image.
+    lines: torchrun's last lines. They count only if torchrun itself failed, for example because of
+    bad arguments or a taken port.
     """
     if reason.kind == "torchrun":
         kind, message, remedy = describe(reason.exit_code, lines)

@@ -92,7 +92,7 @@ class Coordinator:
         return len(ended) == self.spec.nnodes and (not missing or now - self.began >= JOIN_GRACE)
 
     def _lost_nodes(self, now: float) -> dict[int, str]:
-        """Return why each lost node counts as lost."""
+        """Return the lost nodes, each with the reason."""
         lost = {rank: c.lost(now, self.spec.peer_timeout) for rank, c in self.contacts.items()}
         return {rank: why for rank, why in lost.items() if why}
 

@@ -30,7 +30,7 @@ class Journal:
             file.write(b"\0" * BALLAST)
         os.set_blocking(1, False)  # an engine that stops reading must not block the run
 
-    def lines(self, who: bytes, data: bytes) -> None:
+    def write_lines(self, who: bytes, data: bytes) -> None:
         """Write whole lines, each with its newline. On a full disk they are lost, but counted."""
         if not self._append(_records(who, data)):
             self._lost += data.count(b"\n")
@@ -39,14 +39,14 @@ class Journal:
 
     def say(self, text: str) -> None:
         """Write a message from the supervisor itself."""
-        self.lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
+        self.write_lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
 
-    def event(self, event: Event) -> None:
-        if not self.sample(event):
+    def write_event(self, event: Event) -> None:
+        if not self.try_write_event(event):
             self._drop_ballast()
-            self.sample(event)
+            self.try_write_event(event)
 
-    def sample(self, event: Event) -> bool:
+    def try_write_event(self, event: Event) -> bool:
         """Write an event that may be lost. Return False if the disk is full."""
         return self._append(_records(b"!", json.dumps(document(event)).encode() + b"\n"))
 

@@ -54,7 +54,7 @@ class Supervisor:
             software = environment()
             self.prepare_environment(software.versions.get("torch", ""))
             self.round.start()
-            self.journal.event(software)
+            self.journal.write_event(software)
             while not self.finished():
                 self.turn()
             return self.conclude()
@@ -64,8 +64,8 @@ class Supervisor:
             self.journal.say("the supervisor failed: " + traceback.format_exc())
             kill_descendants()
             reason = self.round.why("supervisor", "the supervisor failed: %r" % error)
-            self.journal.event(Stopping(reason))
-            self.journal.event(End(EndState.FAILED, 1, reason))
+            self.journal.write_event(Stopping(reason))
+            self.journal.write_event(End(EndState.FAILED, 1, reason))
             return 1
 
     def turn(self) -> None:
@@ -96,7 +96,7 @@ class Supervisor:
             most, why = self.spec.max_restarts, restart.cause.headline
             count = "%d of %d" % (most - restart.left, most)
             self.journal.say("restarting in place (%s): %s" % (count, why))
-        self.journal.event(restart)
+        self.journal.write_event(restart)
         self.round.close()
         number, standby = restart.number, self.round.standby
         self.round = Round(number, self.spec, self.journal, self.selector, self.peers, standby)
@@ -128,14 +128,14 @@ class Supervisor:
         ranks = self.round.ranks.by_local_rank.values()
         stacks = self.stacks.turn(ranks, self.round.phase, self.peers.decision.stacks)
         if stacks is not None:
-            self.journal.event(RankStacks(tuple(stacks)))
+            self.journal.write_event(RankStacks(tuple(stacks)))
 
     def take_sample(self) -> None:
         usage = self.sampler.turn() if self.round.phase is Phase.RUNNING else None
         if usage is not None:
             ranks = tuple(rank.rank for rank in self.round.ranks.alive())
             usage = replace(usage, ranks=ranks)
-            self.journal.sample(usage)
+            self.journal.try_write_event(usage)
             with contextlib.suppress(OSError):  # for `ps`; a full disk
                 publish(os.path.join(self.spec.dir, "usage.json"), json.dumps(document(usage)))
             self.metrics.write(usage, len(ranks), self.round.liveness.log_age())
@@ -198,7 +198,7 @@ class Supervisor:
             pids = ", ".join(map(str, self.round.survivors))
             self.journal.say("could not kill these processes: %s" % pids)
         self.metrics.remove()
-        self.journal.event(End(state, code, reason))
+        self.journal.write_event(End(state, code, reason))
         self.journal.close()
         failed = 128 - code if code and code < 0 else code or 1  # as a shell does
         codes = {EndState.SUCCEEDED: 0, EndState.STOPPED: 143, EndState.CANCELLED: 143}

@@ -124,7 +124,7 @@ class NodePeer(Peers):
         if 0 <= round_trip < self._shortest_round_trip:
             self._shortest_round_trip = round_trip
             self.clock_offset = decision.now - (decision.echo + now) / 2
-            self.journal.event(Clock(self.clock_offset, round_trip / 2))
+            self.journal.write_event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
         """Connect in a thread, because that may block (name servers, firewalls). Try one at a time."""

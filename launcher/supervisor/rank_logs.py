@@ -73,7 +73,7 @@ class Tail:
     def _copy(self) -> None:
         lines = bytes(self._partial) + b"\n"
         self._partial.clear()
-        self._journal.lines(self._who, lines)
+        self._journal.write_lines(self._who, lines)
         self._last = (self._last + lines[-LAST_BYTES:])[-LAST_BYTES:]
 
 

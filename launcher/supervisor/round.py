@@ -146,7 +146,7 @@ class Round:
         if new_ranks:
             self.liveness.reset(output=False)
             known = self.ranks.by_local_rank.values()
-            self.journal.event(RankPids({str(rank.rank): rank.pid for rank in known}))
+            self.journal.write_event(RankPids({str(rank.rank): rank.pid for rank in known}))
 
     def check_ranks(self) -> None:
         for rank in self.exited_ranks():
@@ -218,12 +218,12 @@ class Round:
         lines = tuple(self.logs.last_lines(rank.local_rank) if code != 0 else ())
         end = (code, rank.pid, signal_name(code), rank.exited, rank.was_stopping)
         event = RankExit(rank.rank, rank.local_rank, *end, message, call_stack, lines)
-        self.journal.event(event)
+        self.journal.write_event(event)
         self.exits.append((event, self.why("rank-failed", "", rank)))
 
     def record_resources(self) -> None:
         self.resources.append(resource_usage(self.spec, self.kills_before))
-        self.journal.event(self.resources[-1])
+        self.journal.write_event(self.resources[-1])
 
     # --- stopping ---
 
@@ -241,7 +241,7 @@ class Round:
         if self.reason is not None:
             return
         self.reason = reason
-        self.journal.event(Stopping(reason))
+        self.journal.write_event(Stopping(reason))
         self.record_resources()
         if self.phase is Phase.DONE:
             self.has_stopped()
@@ -293,7 +293,7 @@ class Round:
     def has_stopped(self) -> None:
         self.phase = Phase.STOPPED
         if newest := self.flight_recorder.read(self.number):
-            self.journal.event(Collectives(tuple(newest)))
+            self.journal.write_event(Collectives(tuple(newest)))
         self.ended_at = self.ended_at or time.monotonic()
         if self.reason and self.spec.max_restarts:
             self.cause = own_cause(self.reason, self.exits, self.resources)

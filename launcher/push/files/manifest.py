@@ -77,7 +77,7 @@ def make(entries: Iterable[Entry]) -> Manifest:
 
 
 def parse(text: bytes, digest: str) -> Manifest | None:
-    """Parse a manifest. Return None if it is malformed, damaged or has a path out of the tree."""
+    """Parse a manifest. Return None if it is damaged, malformed or leads out of the tree."""
     if hashlib.sha256(text).hexdigest() != digest:
         return None
     fields = text.split(b"\0")

@@ -105,11 +105,11 @@ def requirements_of(source: Path) -> str:
     try:
         project = tomllib.loads(text).get("project", {})
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source}: is not TOML: {error}", "correct it") from None
+        raise UsageError(f"{source} is not TOML: {error}", "correct it") from None
     listed = project.get("dependencies") if isinstance(project, dict) else None
     if not isinstance(listed, list):
         remedy = "list the packages there, or in requirements.txt (`pip freeze`, `poetry export`)"
-        raise UsageError(f"{source}: has no project.dependencies", remedy)
+        raise UsageError(f"{source} has no project.dependencies", remedy)
     return "".join(f"{each}\n" for each in listed)
 
 

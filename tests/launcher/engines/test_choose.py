@@ -68,5 +68,5 @@ def test_an_engine_without_containers_inherits_plain_answers_about_images(
 
 
 def test_an_unknown_engine_is_named() -> None:
-    with pytest.raises(UsageError, match="no engine is called podman; use docker or process"):
+    with pytest.raises(UsageError, match="no engine is called podman; use one of docker, process"):
         engine_of(LOCAL, "podman")

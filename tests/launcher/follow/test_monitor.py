@@ -52,7 +52,7 @@ def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
     """
     attempt = local_attempt(folder, journal, Busy())
     monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {})
-    events = [event for event in monitor.events() if not isinstance(event, Batch | Tick)]
+    events = [event for event in monitor.observations() if not isinstance(event, Batch | Tick)]
     return [event.outcome if isinstance(event, NodeEnded) else event for event in events]
 
 
@@ -89,7 +89,7 @@ def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) 
     monitor._watchers.clear()
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
     monitor._put(Batch(1, Reader().feed(b"1.5\t!\t" + restart.encode() + b"\n"), 0))
-    [report] = itertools.islice((e for e in monitor.events() if isinstance(e, Restarted)), 1)
+    [report] = itertools.islice((e for e in monitor.observations() if isinstance(e, Restarted)), 1)
     monitor.close()
     assert (report.outcome.node_rank, report.time) == (1, 1.5)
 
@@ -107,6 +107,6 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monitor._put(Batch(0, Reader().feed(JOURNAL), len(JOURNAL)))
     clock = itertools.count(0.0, module.POLL / 1.5)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    outcome = next(e.outcome for e in monitor.events() if isinstance(e, NodeEnded))
+    outcome = next(e.outcome for e in monitor.observations() if isinstance(e, NodeEnded))
     monitor.close()
     assert outcome.node_rank == 0 and outcome.end is not None

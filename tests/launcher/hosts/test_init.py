@@ -166,7 +166,7 @@ def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no hosts; pass -H"),
+        ([], "no hosts given; pass -H"),
         (["-H", "a", "--command", "'"], "correct the quotes"),
         (["-H", "a b"], "hosts"),
         (["no/such/folder.yaml", "-H", "a"], "cannot be written"),

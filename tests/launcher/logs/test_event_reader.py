@@ -72,7 +72,7 @@ def test_the_launcher_reads_every_event_that_a_supervisor_writes(
     tmp_path: Path, written: Journal
 ) -> None:
     for event in EVENTS:
-        written.event(event)
+        written.write_event(event)
     written.close()
     records = Reader().feed((tmp_path / "journal").read_bytes())
     assert [record.event for record in records] == EVENTS

@@ -91,7 +91,7 @@ def test_a_server_that_accepts_and_sends_nothing(node: NodeMaker) -> None:
 def test_a_server_that_is_not_sshd(node: NodeMaker) -> None:
     with listener(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 200)) as port:
         message = why_not(node(Host("127.0.0.1", port=port)))
-    assert "is not sshd" in message
+    assert "is not an SSH server" in message
 
 
 def test_a_server_that_always_hangs_up(node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +465,7 @@ def test_a_server_that_allows_no_terminals(sshd: Server, node: NodeMaker) -> Non
 
 def test_a_server_that_allows_no_sessions(sshd: Server, node: NodeMaker) -> None:
     machine = node(sshd(MaxSessions="0").host())
-    with pytest.raises(HostUnreachable, match="sshd allows no sessions"):
+    with pytest.raises(HostUnreachable, match="sshd refused to open a session"):
         machine.run(["true"])
 
 

@@ -187,17 +187,17 @@ def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
 ) -> None:
     journal = Journal(str(small_disk), "gpu1")
     assert (small_disk / "ballast").stat().st_size == BALLAST
-    journal.lines(b"0", b"before\n")
+    journal.write_lines(b"0", b"before\n")
     hog = small_disk / "hog"
     with contextlib.suppress(OSError), hog.open("wb", buffering=0) as file:
         while file.write(b"0" * 4096):
             pass
     for _ in range(2):
-        journal.lines(b"0", b"x" * 100_000 + b"\ny\n")
+        journal.write_lines(b"0", b"x" * 100_000 + b"\ny\n")
     if freed:
         hog.unlink()
-        journal.lines(b"0", b"after\n")
-    journal.event(End(EndState.FAILED, 1))
+        journal.write_lines(b"0", b"after\n")
+    journal.write_event(End(EndState.FAILED, 1))
     journal.close()
     *records, end = Reader().feed((small_disk / "journal").read_bytes())
     missing = b"ddpctl: the disk was full: 4 lines of output are missing here"

@@ -96,7 +96,7 @@ def test_each_sample_is_left_for_ps_with_the_ranks_of_the_node(tmp_path: Path) -
             ranks=SimpleNamespace(alive=lambda: [rank]),
             liveness=SimpleNamespace(log_age=lambda: 0.0),
         ),
-        journal=SimpleNamespace(sample=lambda usage: None),
+        journal=SimpleNamespace(try_write_event=lambda usage: None),
         metrics=SimpleNamespace(write=lambda *_: None),
     )
     Supervisor.take_sample(node)  # type: ignore[arg-type]

@@ -27,8 +27,8 @@ from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
 from launcher.ssh.node import connected
 from launcher.start import attach, recorder, waiting_line
-from launcher.start import run_attempt as run_attempt_module
 from launcher.start import claim_gpus as claim_gpus_module
+from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
 from launcher.start.claim_gpus import Refused, claim_gpus
 from launcher.start.request import Request

@@ -1,8 +1,8 @@
 """The Apptainer engine: a node is a process of the user, as with `engine: process`, in a container.
 
 Apptainer shares the host's processes and network with the container, so what the process engine knows
-and does about a node holds here too. The image is one file. The container
-gets neither the user's login environment nor the home folder, and has its own /tmp.
+and does about a node holds here too. The image is one file. The container gets neither the
+user's login environment nor the home folder, and has its own /tmp.
 """
 
 from collections.abc import Sequence

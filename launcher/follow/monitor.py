@@ -95,7 +95,7 @@ class NodeEnded:
 
 @dataclass(frozen=True)
 class Restarted:
-    """A node reports a restart in place, as every node does. time: unix seconds on its clock."""
+    """One node's report of a restart in place; every node sends one. time: unix, the node's clock."""
 
     outcome: NodeOutcome
     time: float
@@ -121,7 +121,7 @@ Observation = Batch | NodeEnded | Restarted | ContactChange | Notice | Tick
 
 
 class Monitor:
-    """Follows one attempt, from where the shown part of its journals stops to its end."""
+    """Follows one attempt to its end, from the first lines that are not on screen yet."""
 
     def __init__(self, attempt: RunningAttempt, shown: Marks) -> None:
         """shown: where the lines on screen end, by node rank."""

@@ -86,7 +86,7 @@ class LogStore:
     def __init__(self, folder: Path, lock: BinaryIO, warn: Callable[[str], None]) -> None:
         self.folder = folder
         self._lock, self._warn = lock, warn
-        self._failed = False  # an error was reported, so nothing more is recorded
+        self._failed = False  # after an error, which was reported, nothing is recorded
         self._nodes: dict[int, NodeLog] = {}
 
     @classmethod

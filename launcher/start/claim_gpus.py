@@ -28,7 +28,7 @@ class Refused:
 
     attempt: PlannedAttempt
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
-    choose_again: bool = False  # these hosts were chosen (--nodes); others may be free
+    choose_again: bool = False  # with --nodes: other hosts of the file may be free
 
 
 def claim_gpus(attempt: PlannedAttempt, inputs: NodeInputs, console: Console) -> Refused | None:

@@ -110,7 +110,7 @@ def broke_its_host(cause: str) -> bool:
 
 
 def rejected_hosts(error: DdpctlError, hosts: Sequence[Host]) -> Problems:
-    """Return the hosts that an attempt's error is about, if any, each with its own error."""
+    """Return the hosts that are named in the error of an attempt, each with its own error."""
     errors = error.errors if isinstance(error, Several) else (error,)
     problems: dict[Host, DdpctlError] = {}
     for each in errors:

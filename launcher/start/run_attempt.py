@@ -72,7 +72,7 @@ class Ready:
     survey: HostSurvey
     record: RunRecord
     reservation: Reservation
-    on_chosen_hosts: bool  # with --nodes: other hosts of the file would do, too
+    on_chosen_hosts: bool  # with --nodes: other hosts of the file may be free
 
     @property
     def inputs(self) -> NodeInputs:

@@ -60,7 +60,7 @@ def kill(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -
 
 
 def confirm_target(target: Target, confirm: Confirm) -> bool:
-    """Ask before all runs are stopped, or one that the user did not name."""
+    """Ask before stopping all runs, or a run that the user did not name."""
     match target:
         case OwnRuns(everything=True):
             refusal = "--all stops every run of yours on these hosts"
@@ -71,7 +71,7 @@ def confirm_target(target: Target, confirm: Confirm) -> bool:
 
 
 def confirm_owners(run: HostedRun, target: Target, confirm: Confirm) -> bool:
-    """Ask before a run of other users is stopped. A script must at least give its whole id."""
+    """Ask before stopping another user's run. A script must pass the full run id, or -y."""
     if not run.owners:
         return True
     owners = ", ".join(run.owners)
@@ -162,7 +162,7 @@ class Killed:
         return sorted({node.name for node in (*self.errors, *unclean)})
 
     def report(self, console: Console) -> None:
-        """Say what was stopped. verbose: on each host."""
+        """Say what was stopped and, with --verbose, on which host."""
         for host, result in self.stopped.items():
             if result.nodes or not result.clean:
                 console.detail(f"{host}: {result.describe()}")

@@ -82,7 +82,7 @@ class Stop:
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(node, self.engine):
-            # listed again: since the mark, the launch adds no more, or removes what it adds
+            # listed again: the launch may have created nodes until it saw the mark
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)

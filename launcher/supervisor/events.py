@@ -16,7 +16,7 @@ class Phase(str, enum.Enum):
 
     RUNNING = "running"
     DONE = "done"  # torchrun succeeded
-    STOPPED = "stopped"  # any other end
+    STOPPED = "stopped"  # torchrun ended in any other way
 
 
 class EndState(str, enum.Enum):

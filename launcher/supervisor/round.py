@@ -65,7 +65,7 @@ class Round:
         self.logs = RankLogs(spec, journal, self.torchrun.log_folder)
         self.started_at = 0.0  # time.monotonic()
         self.ranks = Ranks(spec.nproc_per_node)
-        self.logs_grow = False  # there was new output the last time
+        self.logs_grow = False  # the last poll found new output
         self.liveness = Liveness(spec.output_dir)
         self.flight_recorder = FlightRecorder(spec.dir)
         self.kills_before = oom_kills()  # before the start

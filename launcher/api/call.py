@@ -22,7 +22,7 @@ from ..outcomes import RunState
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
 from ..ssh.many import each_node
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from .handle import JobOptions, LoggingConsole, launch
 from .parcel import CALLER, MAX_RESULTS, pack

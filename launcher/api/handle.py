@@ -23,7 +23,7 @@ from ..plan.plan import LaunchOptions
 from ..runs.find import find
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
-from ..ssh.node import connected
+from ..ssh.host_connection import connected
 from ..start.launch import launch as start_launch
 from ..start.launch import new_run
 from ..stop.choose_runs import HostedRun

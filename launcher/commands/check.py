@@ -30,7 +30,7 @@ def check(
     from ..preflight.blamed import clear_blame
     from ..preflight.check import survey_all
     from ..preflight.survey_report import document, print_survey
-    from ..ssh.node import connected
+    from ..ssh.host_connection import connected
     from ..text import counted
 
     console = options.console(quiet, verbose)

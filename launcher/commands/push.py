@@ -31,7 +31,7 @@ def push(
     from ..hosts import cluster_of
     from ..push import push as pushing
     from ..push.push_progress import HostsNotReady
-    from ..ssh.node import connected
+    from ..ssh.host_connection import connected
     from ..stop.prune import prune as prune_hosts
 
     console = options.console(quiet, verbose)

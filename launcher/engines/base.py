@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from ..plan.plan import Container, EngineTraits, NodePlan, Place
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from .engine_info import EngineInfo
 from .status import NodeStatus
 

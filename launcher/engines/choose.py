@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from ..errors import CommandFailed, DockerUnavailable, UsageError
 from ..hosts import Host
 from ..plan.plan import EngineTraits
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..text import quoted
 from .base import Engine
 from .status import NodeStatus

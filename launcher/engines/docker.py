@@ -12,7 +12,7 @@ from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.labels import LABEL
 from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name
 from ..run_id import MADE
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..text import duration
 from .base import Engine, Exec

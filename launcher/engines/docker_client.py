@@ -23,7 +23,7 @@ from urllib3.exceptions import HTTPError
 
 from ..budget import Budget, parse_json
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.stream import CHUNK, Stream
 from .command import DIAL, NOT_INSTALLED, unavailable
 from .engine_info import WRITE_CDI_SPEC, Capabilities, parse_capabilities

@@ -10,7 +10,7 @@ from requests.exceptions import RequestException
 
 from ..budget import parse_json
 from ..errors import CommandFailed, DdpctlError
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..text import printable
 from .command import engine_command, unavailable

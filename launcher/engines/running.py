@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..plan.plan import Place
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from .base import Engine
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..errors import CommandFailed
 from ..ssh.many import each_node
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from .facts import SCRIPT, Facts, parse
 
 LONGEST = 2_000_000  # bytes of the script's output

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 
 from ..ssh.many import one_per_account, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 
 STEP = load_script(__file__, "shared_home.sh")

@@ -14,7 +14,7 @@ from ..outcomes import RunState
 from ..own_folders import write_atomically
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp
 from ..ssh.many import try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..text import duration

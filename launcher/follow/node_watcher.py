@@ -12,7 +12,7 @@ from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal_reader import Reader
 from ..logs.log_record import Record
-from ..ssh.node import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..supervisor.events import End

@@ -14,7 +14,7 @@ from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.many import by_name
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..stop.stop_run import Stop
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..engines.status import mapping
 from ..logs.metrics import entries, number
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 
 _RANK = re.compile("[0-9]{1,6}")

@@ -14,7 +14,7 @@ from ..errors import DdpctlError, NodesFailed, UsageError
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
 from ..ssh.many import by_name, each_node, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.stream import CHUNK
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors

@@ -20,7 +20,7 @@ from ..plan.plan import Place
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
 from ..ssh.many import ask_each
-from ..ssh.node import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen

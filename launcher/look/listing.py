@@ -17,7 +17,7 @@ from ..plan.plan import STORE, place_in, run_dir_in
 from ..runs.find import list_nodes
 from ..runs.reported import ended_nodes
 from ..ssh.many import ask_each, one_per_account
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..supervisor.events import Usage
 from ..text import names
 from .gpu_use import GpuRow, joined, short_time

@@ -14,7 +14,7 @@ from ..outcomes import Exit
 from ..own_folders import read_record
 from ..runs.find import hosts_to_ask
 from ..runs.record import run_folders, timestamp
-from ..ssh.node import connected
+from ..ssh.host_connection import connected
 from ..stop.kill import finish_pending
 from ..terminal import live
 from ..terminal.console import Console

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..own_folders import make_folder, read_record, state_home, write_atomically
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..text import one_line, rfc3339
 from .findings import Finding, warning
 

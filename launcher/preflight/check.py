@@ -15,7 +15,7 @@ from ..facts.gather import gather_one
 from ..hosts import Cluster, Job
 from ..ssh.background import in_background
 from ..ssh.many import try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from . import (
     check_container,
     check_docker,

@@ -8,7 +8,7 @@ from ..engines.status import host_text, mapping
 from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
 from ..plan.supervisor_spec import NO_PYTHON, python_on
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from .findings import Finding, failure, failure_of, warning
 from .fleet import Fleet, odd_one_out

@@ -19,7 +19,7 @@ from ..plan.container import container_user, with_access
 from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
 from ..ssh.background import AT_ONCE
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from .fleet import Fleet
 from .machine import ContainerReport, Machine
 

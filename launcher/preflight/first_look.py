@@ -9,7 +9,7 @@ from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
 from ..ssh.many import ask_each
-from ..ssh.node import connected
+from ..ssh.host_connection import connected
 from ..ssh.route import route_to
 from ..terminal.console import Console
 from ..text import counted

@@ -15,7 +15,7 @@ from ..engines.choose import engine_of
 from ..errors import DdpctlError
 from ..hosts import Job
 from ..ssh.background import in_background
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from .machine import Machine

@@ -15,7 +15,7 @@ from ..engines.engine_info import ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PushFailed, lines
 from ..hosts import Cluster, Job
 from ..ssh.many import one_per_account, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import duration

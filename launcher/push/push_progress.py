@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from ..errors import DdpctlError, HostUnreachable, NodesFailed
 from ..outcomes import Exit
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted, printable
 from .files.left_out import LeftOut

@@ -11,7 +11,7 @@ from ..own_folders import read_record, write_atomically
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.many import ask_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors

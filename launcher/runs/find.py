@@ -12,7 +12,7 @@ from ..hosts import Cluster, is_host_list, load
 from ..hosts.load import Source
 from ..run_id import is_run_id, is_sanity_run, time_of
 from ..ssh.many import ask_each, one_per_account, try_each
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names, quoted

@@ -14,7 +14,7 @@ from ..logs.journal_reader import Reader
 from ..logs.store import LogStore, offset_in
 from ..plan.plan import place_in
 from ..ssh.many import ask_each
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..terminal.console import Console
 from ..text import counted
 from .record import RunFolder, RunRecord

@@ -20,7 +20,7 @@ from ..outcomes import RunState
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id, name_of
 from ..ssh.many import by_name, one_per_account, try_each
-from ..ssh.node import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..supervisor.events import End, EndState
 from ..terminal.console import Console

@@ -19,7 +19,7 @@ from ..own_folders import make_folder, read_record, state_home, write_atomically
 from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
-from ..ssh.node import connected
+from ..ssh.host_connection import connected
 from ..start.request import Request
 from ..start.run_attempt import run_attempt
 from ..terminal.console import Console

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
 from .background import AT_ONCE, in_background
-from .node import Node
+from .host_connection import Node
 
 T = TypeVar("T")
 

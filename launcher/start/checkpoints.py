@@ -17,7 +17,7 @@ from ..facts.shared_homes import one_per_home
 from ..plan.plan import STORE, run_dir_in
 from ..runs.record import RunRecord
 from ..ssh.many import ask_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names

@@ -8,7 +8,7 @@ from ..facts.gather import gather_one
 from ..plan.build import PlanInputs
 from ..plan.topology import gpu_ids, same_subnet_first
 from ..ssh.many import by_name, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted, names
 from .claim_gpus import Refused

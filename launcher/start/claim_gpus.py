@@ -14,7 +14,7 @@ from ..engines.claims import rivals, taken, those_ahead, undecided
 from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError, PreflightError
 from ..ssh.many import each_node
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted
 from .start_nodes import NodeInputs, PlannedAttempt, create_nodes, remove_nodes

@@ -14,7 +14,7 @@ from ..plan.container import IN_CONTAINER, writes_as_another_user
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..push.files.tar import archive, small_file
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..budget import SLOWEST, Budget
 from ..errors import CommandFailed
 from ..push.files.tar import Member, archive, file_info
-from ..ssh.node import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 

@@ -14,7 +14,7 @@ from ..preflight.findings import lines
 from ..push.push import ALL, KnownImages, PushResult
 from ..push.push import push as push_parts
 from ..ssh.many import each_node
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted
 from .request import Request

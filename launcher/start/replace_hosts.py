@@ -10,7 +10,7 @@ from ..facts.gather import gather_one
 from ..hosts import Cluster, Host
 from ..runs.record import RunRecord
 from ..ssh.many import try_each
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..supervisor.failure_kinds import KINDS, Restart
 from ..text import counted
 

@@ -15,7 +15,7 @@ from ..plan.build import PlanInputs, build_plan
 from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, new_record, run_folder
 from ..ssh.local import account_name
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from .may_restart import past_restarts
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..errors import RunKilled, UsageError
 from ..ssh.many import try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 

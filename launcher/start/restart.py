@@ -18,7 +18,7 @@ from ..preflight.blamed import remember_blame
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, timestamp
 from ..ssh.many import try_each
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..ssh.script_files import load_script
 from ..supervisor.restart_rule import without_progress
 from ..terminal.console import Console

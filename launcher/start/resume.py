@@ -12,7 +12,7 @@ from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.record import RunFolder, RunRecord
 from ..runs.reported import MOST_AHEAD, caught_up, reported_nodes
-from ..ssh.node import connected
+from ..ssh.host_connection import connected
 from ..terminal.console import Console
 from ..text import counted, names
 from .launch import run_to_the_end

@@ -16,7 +16,7 @@ from ..own_folders import require_writable
 from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..stop.kill import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted

@@ -13,7 +13,7 @@ from ..engines.status import NodeStatus
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.many import each_node, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted
 from .node_folders import fill_folders

@@ -24,7 +24,7 @@ from ..own_folders import locked, make_folder
 from ..plan.plan import Plan
 from ..runs.record import RunFolder
 from ..ssh.many import ask_each, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from .claim_gpus import Refused, taken_by_rivals
 from .may_restart import why_not

@@ -14,7 +14,7 @@ from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, names_hosts
 from ..runs.record import RunFolder
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted, names
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..run_id import is_run_id
-from ..ssh.node import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 
 INVENTORY = load_script(__file__, "inventory.sh")

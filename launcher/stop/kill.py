@@ -16,7 +16,7 @@ from ..runs.record import RunRecord, UnreadableRecord, run_folder, run_folders, 
 from ..ssh.background import in_background
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, by_name, one_per_account
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import counted, names

@@ -17,7 +17,7 @@ from ..push.packages.wheels import collected
 from ..push.push_progress import HostsNotReady, PushReport
 from ..push.transfer.payload import script_output
 from ..ssh.many import one_per_account, try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, duration

@@ -12,7 +12,7 @@ from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import DdpctlError
 from ..ssh.local import account_name
 from ..ssh.many import try_each
-from ..ssh.node import Node
+from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..text import counted
 from .inventory import processes_on

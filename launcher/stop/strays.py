@@ -19,7 +19,7 @@ from ..hosts import Cluster
 from ..outcomes import Exit
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each, unique_names
-from ..ssh.node import Node, connected
+from ..ssh.host_connection import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen

@@ -22,7 +22,7 @@ from launcher.hosts import Host
 from launcher.look import stacks
 from launcher.preflight import container_test
 from launcher.runs import newest_attempt
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.ssh.stream import CHUNK, Completed, Stderr, Stream
 
 PATIENCE = 0.1  # seconds that these tests wait for any answer

@@ -45,7 +45,7 @@ from launcher.plan.plan import CONTROL_DIR
 from launcher.ssh import client, connect
 from launcher.ssh import node as ssh_node
 from launcher.ssh.local import LocalMachine
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.ssh.stream import Stream
 
 IMAGE = {"Id": "sha256:" + "1" * 64, "Architecture": "amd64", "RootFS": {"Layers": ["sha256:2"]}}

@@ -8,7 +8,7 @@ from launcher.engines.process import Processes
 from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.hosts import Host
 from launcher.plan.plan import Place
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def local_attempt(folder: Path, journal: bytes, node: Node | None = None) -> RunningAttempt:

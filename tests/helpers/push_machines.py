@@ -11,7 +11,7 @@ from sshd_server import Sshd
 
 from launcher.hosts import Cluster, Job
 from launcher.push.push import ALL, PushResult, push
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.terminal.console import Console
 
 

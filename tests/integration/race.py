@@ -22,7 +22,7 @@ from launcher.hosts import Cluster, load
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.many import each_node
-from launcher.ssh.node import Node, connected
+from launcher.ssh.host_connection import Node, connected
 from launcher.start.claim_gpus import claim_gpus
 from launcher.start.request import Request
 from launcher.start.start_nodes import (

@@ -25,7 +25,7 @@ from ...facts.shared_homes import find_shared_homes
 from ...own_folders import cache_home, write_cache
 from ...ssh import shell
 from ...ssh.many import try_each
-from ...ssh.node import Node
+from ...ssh.host_connection import Node
 from ...ssh.script_files import load_script
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload, script_output

@@ -3,7 +3,7 @@
 from ...engines.choose import images_of
 from ...errors import CommandFailed, UsageError
 from ...hosts import Host
-from ...ssh.node import connected
+from ...ssh.host_connection import connected
 from ...terminal.console import Console
 from .recipe import Recipe
 

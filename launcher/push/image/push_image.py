@@ -12,7 +12,7 @@ from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...hosts import Host
 from ...own_folders import cache_home, read_cache, write_cache
 from ...ssh.many import try_each
-from ...ssh.node import Node, connected
+from ...ssh.host_connection import Node, connected
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
 from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag

@@ -13,7 +13,7 @@ from ...errors import DdpctlError, PushFailed
 from ...hosts import Host
 from ...own_folders import cache_home
 from ...plan.plan import IMAGE_FILE
-from ...ssh.node import connected
+from ...ssh.host_connection import connected
 from ..files.scan import Tree, scan_file
 from ..make_once import make_once
 from ..push_progress import PushProgress

@@ -20,7 +20,7 @@ from ...hosts import Job
 from ...own_folders import cache_home
 from ...plan.supervisor_spec import python_on
 from ...ssh.many import try_each
-from ...ssh.node import Node
+from ...ssh.host_connection import Node
 from ...ssh.script_files import load_script
 from ..files.scan import Tree, scan
 from ..image.recipe import find_source, requirements_of, with_named

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
-from ...ssh.node import Node
+from ...ssh.host_connection import Node
 from ...text import duration
 from ..push_progress import PushProgress
 from .payload import END_TIMEOUT, Payload, failed

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable
 from ...ssh.many import try_each
-from ...ssh.node import Node
+from ...ssh.host_connection import Node
 from ..push_progress import PushProgress
 from .chain import Transfer
 from .payload import END_TIMEOUT, Payload, failed

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...errors import PushFailed
-from ...ssh.node import Node
+from ...ssh.host_connection import Node
 
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it received
 

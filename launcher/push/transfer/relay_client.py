@@ -11,7 +11,7 @@ from typing import Any
 
 from ...budget import parse_json
 from ...errors import DdpctlError, PushFailed
-from ...ssh.node import Node
+from ...ssh.host_connection import Node
 from .payload import failed
 
 SOURCE = Path(__file__).with_name("relay_agent.py").read_bytes()

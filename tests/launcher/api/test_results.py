@@ -26,7 +26,7 @@ from launcher.failure import FirstFailure
 from launcher.hosts import Host
 from launcher.outcomes import RunState
 from launcher.plan.plan import place_in
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def record(state: RunState, world_size: int = 2, failed: int | None = None) -> Any:

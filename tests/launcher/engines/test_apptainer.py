@@ -23,7 +23,7 @@ from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.plan import LaunchOptions, Mount, Plan
 from launcher.push.image import sif
 from launcher.push.push_progress import PushProgress
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.terminal.console import Console
 
 

@@ -15,7 +15,7 @@ from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.hosts.schema import SCHEMA
 from launcher.plan.plan import EngineTraits
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 LOCAL = Node(Host("local"))
 REMOTE = Node(Host("gpu1"))

@@ -10,7 +10,7 @@ from fakes import FakeCluster, FakeNode
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 ROOTLESS = {
     "BuildahVersion": "1.39.3",

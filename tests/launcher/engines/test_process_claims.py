@@ -17,7 +17,7 @@ from launcher.engines.process import Processes
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 LABELS = {
     "io.ddpctl.run-id": "r",

@@ -13,7 +13,7 @@ from launcher.engines.process import Processes
 from launcher.engines.status import inspected, read_status, seen_in_list
 from launcher.hosts import Host
 from launcher.run_id import is_run_id, new_run_id
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 LABELS = {
     "io.ddpctl.run-id": "20261122-101500-ab12",

@@ -23,7 +23,7 @@ from launcher.facts.network import Address
 from launcher.facts.nvidia import gpu_pairs
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 eth0\t00000000\t0102A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0

@@ -22,7 +22,7 @@ from launcher.facts.network import Interface, IpRoute
 from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
 from launcher.hosts import parse
 from launcher.preflight import check as run
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 SAMPLE = """
 @@user

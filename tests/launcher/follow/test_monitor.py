@@ -19,7 +19,7 @@ from launcher.follow.node_watcher import EVENTS, Batch, ContactReport, Exited
 from launcher.hosts import Host
 from launcher.logs.journal_reader import Reader
 from launcher.logs.store import Mark
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.ssh.stream import Completed
 
 JOURNAL = b"""\

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def test_past_events_are_those_before_the_offset_without_usage(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from local_machine import Machine
 from launcher.hosts import Host
 from launcher.look.fetch import parse_row
 from launcher.plan.plan import Place
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 SIZE = 400_000_000  # bytes; enough for a fetch to be met in the middle
 

@@ -19,7 +19,7 @@ from launcher.hosts import Cluster, Host, parse
 from launcher.plan.node_address import node_addresses
 from launcher.preflight.check import Survey, survey_hosts
 from launcher.preflight.findings import Finding
-from launcher.ssh.node import connected
+from launcher.ssh.host_connection import connected
 
 HERE = ("ssh", "clock", "disk", "network", "ports")  # docker is another test's
 pytestmark = pytest.mark.skipif(bool(namespaces.lacking()), reason=namespaces.lacking() or "-")

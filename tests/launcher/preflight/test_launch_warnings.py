@@ -9,7 +9,7 @@ from local_machine import Machine
 
 from launcher.facts.gather import gather_one
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def test_a_launch_on_a_host_where_gpus_all_finds_none_says_that_there_is_a_warning(

@@ -21,7 +21,7 @@ from launcher.push.push import PushResult, push
 from launcher.push.push_progress import HostsNotReady
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.terminal.console import Console
 
 MEGABYTE = 1 << 20

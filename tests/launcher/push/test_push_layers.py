@@ -19,7 +19,7 @@ from launcher.push.image import push_image as pushing
 from launcher.push.image.archive import Archive
 from launcher.push.push_progress import PushProgress
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.terminal.console import Console
 
 HERE = ImageInfo("sha256:new", ("a", "b", "c", "d"), fingerprint="new")

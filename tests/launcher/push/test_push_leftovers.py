@@ -14,7 +14,7 @@ from launcher.engines.image_store import ImageStore
 from launcher.hosts import Host
 from launcher.push.image import archive, registry
 from launcher.push.push_progress import PushProgress
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.terminal.console import Console
 
 pytestmark = [

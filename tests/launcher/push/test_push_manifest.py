@@ -18,7 +18,7 @@ from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.push_tree import fetched_manifest
 from launcher.push.files.scan import scan
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def test_the_digest_is_of_content_names_and_the_executable_bit(tmp_path: Path) -> None:

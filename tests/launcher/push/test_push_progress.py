@@ -16,7 +16,7 @@ from launcher.push import push_progress
 from launcher.push.push_progress import HostReport, PushProgress, PushReport
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.terminal.console import Console
 
 

@@ -23,7 +23,7 @@ from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer import relay_client
 from launcher.push.transfer.fanout import MIN_SAVING, Fanout
 from launcher.push.transfer.payload import Payload
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.terminal.console import Console
 
 SIZE = 24 << 20  # bytes

@@ -5,7 +5,7 @@ from typing import Any
 from launcher.engines.engine_info import parse_image
 from launcher.hosts import Host
 from launcher.push.image.push_image import as_here, remember
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def inspected(id: str, *layers: str, **config: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from launcher.push.files.scan import scan
 from launcher.push.push import PushResult
 from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.ssh.stream import Completed
 from launcher.terminal.console import Console
 

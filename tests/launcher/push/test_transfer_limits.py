@@ -17,7 +17,7 @@ from launcher.push.transfer import chain
 from launcher.push.transfer.chain import Transfer
 from launcher.push.transfer.payload import Payload
 from launcher.push.transfer.relay_client import RelayEvent
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 class Progress:

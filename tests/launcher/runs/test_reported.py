@@ -15,7 +15,7 @@ from local_machine import Machine
 from launcher.errors import UsageError
 from launcher.hosts import Host, parse
 from launcher.runs.reported import ReportedRun, by_rank, parse_reports, record_of, reported_nodes
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 EVIL = {
     "hosts_file": "hosts: [evil.example]\njob: {command: [evil.py], engine: process}\n",

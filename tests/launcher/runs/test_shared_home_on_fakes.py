@@ -11,7 +11,7 @@ from fakes import FakeCluster
 
 from launcher.facts.shared_homes import find_shared_homes
 from launcher.hosts import Host
-from launcher.ssh.node import connected
+from launcher.ssh.host_connection import connected
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]

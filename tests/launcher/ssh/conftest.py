@@ -8,7 +8,7 @@ import pytest
 from sshd_server import Sshd
 
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 @pytest.fixture(autouse=True)

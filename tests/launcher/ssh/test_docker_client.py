@@ -33,7 +33,7 @@ from launcher.errors import (
 )
 from launcher.hosts import Host
 from launcher.ssh.many import each_node
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 NodeMaker = Callable[..., Node]
 Server = Callable[..., Sshd]

@@ -12,7 +12,7 @@ from launcher.hosts import Host
 from launcher.outcomes import Exit
 from launcher.ssh.background import in_background
 from launcher.ssh.many import try_each
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def test_background_processes_do_not_delay_the_exit() -> None:

@@ -21,7 +21,7 @@ from launcher.errors import HostUnreachable, NodesFailed
 from launcher.hosts import Host
 from launcher.ssh.connect import connect_early
 from launcher.ssh.many import each_node
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 NodeMaker = Callable[..., Node]
 Server = Callable[..., Sshd]

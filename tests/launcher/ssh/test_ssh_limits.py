@@ -14,7 +14,7 @@ from test_ssh_connect import Config, NodeMaker, Server, listener
 
 from launcher.errors import DdpctlError
 from launcher.ssh import connect
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 
 
 def connect_all(nodes: Sequence[Node]) -> dict[Node, DdpctlError]:

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.ssh.stream import Completed
 from launcher.start import plain_files
 from launcher.start.checkpoints import Checkpoints, File, ResumePoint, choose, with_content

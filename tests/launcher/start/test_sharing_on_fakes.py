@@ -25,7 +25,7 @@ from launcher.outcomes import Exit, Outcome
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
-from launcher.ssh.node import connected
+from launcher.ssh.host_connection import connected
 from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module

@@ -11,7 +11,7 @@ from local_machine import Machine
 
 from launcher.errors import HostUnreachable, UsageError
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.start.reservation import Reservation
 from launcher.terminal.console import Console
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.stop.inventory import (
     Inventory,
     OpenAttempt,

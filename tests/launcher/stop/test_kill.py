@@ -15,7 +15,7 @@ from launcher.commands import options
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
 

@@ -11,7 +11,7 @@ from fakes import FakeCluster, FakeHost
 
 from launcher.hosts import Host
 from launcher.push.push import INSPECT
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.stop import prune
 
 Make = Callable[..., FakeCluster]

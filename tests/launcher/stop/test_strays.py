@@ -13,7 +13,7 @@ from builders import node_status as node
 
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Cluster, Host, Job
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.stop.inventory import RunProcess, take_inventory
 from launcher.stop.strays import RunTraces, Stray, end_strays, run_traces, strays_of
 

@@ -23,7 +23,7 @@ from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, Node
 from launcher.hosts import Host
 from launcher.ssh.local import LocalMachine, LocalStream
 from launcher.ssh.many import ask_each, each_node
-from launcher.ssh.node import Node
+from launcher.ssh.host_connection import Node
 from launcher.ssh.shell import command_line, framed
 
 MIB = 1024 * 1024
@@ -199,7 +199,7 @@ def test_a_home_folder_that_is_not_absolute_is_an_error(
 def test_a_login_shell_that_hangs_is_named(
     sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.ssh.node.START_TIMEOUT", 0.3)
+    monkeypatch.setattr("launcher.ssh.host_connection.START_TIMEOUT", 0.3)
     machine = node(sshd(ForceCommand="sleep 60").host())
     with pytest.raises(CommandTimeout, match="the login shell did not start `cat` within"):
         machine.open(["cat"])

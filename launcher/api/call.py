@@ -21,8 +21,8 @@ from ..logs.event_reader import parsed
 from ..outcomes import RunState
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
-from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from .handle import JobOptions, LoggingConsole, launch
 from .parcel import CALLER, MAX_RESULTS, pack
@@ -146,7 +146,7 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
     folders = {(m.node.name, m.place.run_dir): m.node for m in attempt.members}
     limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
 
-    def read(node: Node) -> bytes:
+    def read(node: HostConnection) -> bytes:
         place = attempt.by_node[node].place
         script = READ, place.run_dir, str(place.attempt)
         return node.script(*script, timeout=READ_TIMEOUT, limit=limit).stdout

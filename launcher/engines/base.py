@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from ..plan.plan import Container, EngineTraits, NodePlan, Place
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from .engine_info import EngineInfo
 from .status import NodeStatus
 
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     traits: ClassVar[EngineTraits]
 
-    def __init__(self, node: Node) -> None: ...
+    def __init__(self, node: HostConnection) -> None: ...
 
     def is_installed(self) -> bool:
         return True

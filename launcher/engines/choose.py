@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from ..errors import CommandFailed, DockerUnavailable, UsageError
 from ..hosts import Host
 from ..plan.plan import EngineTraits
-from ..ssh.host_connection import Node, connected
+from ..ssh.host_connection import HostConnection, connected
 from ..text import quoted
 from .base import Engine
 from .status import NodeStatus
@@ -39,11 +39,11 @@ def engine_traits(name: str) -> EngineTraits:
     return _engine(name).traits
 
 
-def engine_of(node: Node, name: str) -> Engine:
+def engine_of(node: HostConnection, name: str) -> Engine:
     return _engine(name)(node)
 
 
-def images_of(node: Node) -> ImageStore:
+def images_of(node: HostConnection) -> ImageStore:
     """Return the images of the host's Docker or Podman."""
     from .image_store import ImageStore
 
@@ -60,7 +60,7 @@ def image_here(name: str) -> ImageInfo | None:
     return None
 
 
-def engines_on(node: Node, name: str) -> list[Engine]:
+def engines_on(node: HostConnection, name: str) -> list[Engine]:
     """Return the engines that may have nodes of runs on this host: `name` and local processes."""
     own = engine_of(node, name)
     if node.host.is_local and own.traits.keeps_containers:
@@ -68,12 +68,12 @@ def engines_on(node: Node, name: str) -> list[Engine]:
     return [own]
 
 
-def nodes_on(node: Node, name: str, run_id: str | None = None) -> list[NodeStatus]:
+def nodes_on(node: HostConnection, name: str, run_id: str | None = None) -> list[NodeStatus]:
     """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
     return [status for engine in engines_on(node, name) for status in engine.list(run_id)]
 
 
-def installed_engines(node: Node, name: str) -> list[Engine]:
+def installed_engines(node: HostConnection, name: str) -> list[Engine]:
     """Return the engine `name`, plus the installed engine of the other kind on this host.
 
     Processes and Apptainer are one kind: each lists and stops the other's nodes.

@@ -12,7 +12,7 @@ from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.labels import LABEL
 from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name
 from ..run_id import MADE
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..text import duration
 from .base import Engine, Exec
@@ -47,7 +47,7 @@ ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl re
 class Docker(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("docker", in_container=True)
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: HostConnection) -> None:
         self.node = node
         self.host = node.name
 

@@ -23,7 +23,7 @@ from urllib3.exceptions import HTTPError
 
 from ..budget import Budget, parse_json
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.stream import CHUNK, Stream
 from .command import DIAL, NOT_INSTALLED, unavailable
 from .engine_info import WRITE_CDI_SPEC, Capabilities, parse_capabilities
@@ -51,12 +51,12 @@ SDK_ERRORS = (docker.errors.DockerException, RequestException, HTTPError)
 LOOK_AT_DOCKER = "look at the engine's log on that host (`journalctl -u docker`)"
 
 
-def docker_of(node: Node) -> Api:
+def docker_of(node: HostConnection) -> Api:
     """Return the node's Docker SDK client, created on first use. Raises DockerUnavailable."""
     return node.resource(lambda: _connect(node))
 
 
-def _connect(node: Node) -> Api:
+def _connect(node: HostConnection) -> Api:
     try:
         return Api(node)
     except docker.errors.DockerException as error:
@@ -71,7 +71,7 @@ class Api(docker.APIClient):
     clock: float | None = None  # the host's clock in unix seconds, from its newest answer
     _about: dict[str, Any] | None = None
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: HostConnection) -> None:
         self.name = node.name
         self._adapter = _Adapter(lambda: StreamSocket(node.name, node.open_script(DIAL)))
         super().__init__("http://docker:80", version="auto", timeout=TIMEOUT)

@@ -10,7 +10,7 @@ from requests.exceptions import RequestException
 
 from ..budget import parse_json
 from ..errors import CommandFailed, DdpctlError
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..text import printable
 from .command import engine_command, unavailable
@@ -26,7 +26,7 @@ LIST_TIMEOUT = 120.0  # seconds
 class ImageStore:
     """Every method may raise a DdpctlError."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: HostConnection) -> None:
         self.node = node
 
     @property

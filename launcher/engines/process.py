@@ -18,7 +18,7 @@ from ..errors import CommandFailed
 from ..logs.journal_reader import Reader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
 from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 from ..supervisor.events import End
@@ -47,7 +47,7 @@ class Processes(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
     exec_script: ClassVar[str] = EXEC
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: HostConnection) -> None:
         self._node = node
         self._environment: Mapping[str, str] = {}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..plan.plan import Place
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from .base import Engine
 
 
@@ -13,7 +13,7 @@ from .base import Engine
 class RunningNode:
     """One node of an attempt, and the means to control it."""
 
-    node: Node
+    node: HostConnection
     engine: Engine
     place: Place
 
@@ -25,9 +25,9 @@ class RunningAttempt:
     members: tuple[RunningNode, ...]
 
     @property
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[HostConnection]:
         return [member.node for member in self.members]
 
     @cached_property
-    def by_node(self) -> Mapping[Node, RunningNode]:
+    def by_node(self) -> Mapping[HostConnection, RunningNode]:
         return {member.node: member for member in self.members}

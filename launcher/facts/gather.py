@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 
 from ..errors import CommandFailed
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
-from ..ssh.host_connection import Node
 from .facts import SCRIPT, Facts, parse
 
 LONGEST = 2_000_000  # bytes of the script's output
@@ -18,7 +18,7 @@ def request_time(facts: Facts) -> float:
     return time.time() + (skew if abs(skew) < MOST_SKEW else 0.0)
 
 
-def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
+def gather(nodes: Sequence[HostConnection]) -> tuple[Facts, ...]:
     """Return the facts of every host, with listening ports only for the first.
 
     Raises NodesFailed for the hosts that do not answer.
@@ -27,7 +27,7 @@ def gather(nodes: Sequence[Node]) -> tuple[Facts, ...]:
     return tuple(facts[node] for node in nodes)
 
 
-def gather_one(node: Node, *, ports: bool, check: Sequence[str] | None = None) -> Facts:
+def gather_one(node: HostConnection, *, ports: bool, check: Sequence[str] | None = None) -> Facts:
     """Return one host's facts.
 
     ports: include listening ports. check: the script's arguments for `check`; None: no Details.

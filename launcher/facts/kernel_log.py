@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..supervisor.events import GpuLoad
 from ..supervisor.usage import GPU_FIELDS, parse_gpus
@@ -39,7 +39,7 @@ class KernelLog:
         return tuple(self.pci.get(uuid, only) for uuid in uuids)
 
 
-def read_kernel_log(node: Node, seconds: float) -> KernelLog:
+def read_kernel_log(node: HostConnection, seconds: float) -> KernelLog:
     """Return what a host's kernel has logged in the last `seconds`."""
     text = node.script(SCRIPT, GPU_FIELDS, timeout=TIMEOUT).stdout.decode(errors="replace")
     return parse_kernel_log(text, seconds)

@@ -8,14 +8,14 @@ import os
 import secrets
 from collections.abc import Sequence
 
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import one_per_account, try_each
-from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 
 STEP = load_script(__file__, "shared_home.sh")
 
 
-def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
+def find_shared_homes(nodes: Sequence[HostConnection]) -> list[list[HostConnection]]:
     """Group the nodes that share one ~/.ddpctl, in the order given; most groups have one node.
 
     To read or write every ~/.ddpctl once, use the first node of each group. Best effort: a host
@@ -30,10 +30,10 @@ def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
         [*written], lambda node: os.fsdecode(node.script(STEP, "list", folder).stdout)
     )
 
-    def sees(node: Node, other: Node) -> bool:
+    def sees(node: HostConnection, other: HostConnection) -> bool:
         return tokens[other] in listed.get(node, "").split()
 
-    groups: list[list[Node]] = []
+    groups: list[list[HostConnection]] = []
     for node in nodes:
         if group := next((g for g in groups if sees(g[0], node) and sees(node, g[0])), None):
             group.append(node)
@@ -44,6 +44,6 @@ def find_shared_homes(nodes: Sequence[Node]) -> list[list[Node]]:
     return groups
 
 
-def one_per_home(nodes: Sequence[Node]) -> list[Node]:
+def one_per_home(nodes: Sequence[HostConnection]) -> list[HostConnection]:
     """Return one node of each home folder."""
     return [home[0] for home in find_shared_homes(one_per_account(nodes))]

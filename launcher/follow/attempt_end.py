@@ -13,8 +13,8 @@ from ..failure import FirstFailure
 from ..outcomes import RunState
 from ..own_folders import write_atomically
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import try_each
-from ..ssh.host_connection import Node
 from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..text import duration
@@ -69,7 +69,7 @@ def ask_kernels(
     began = parse_timestamp(record.by_hand.created) or time.time()
     members, seconds = running.by_node, time.time() - began
 
-    def ask(node: Node) -> None:
+    def ask(node: HostConnection) -> None:
         member = members[node]
         rank = member.place.node_rank
         log = read_kernel_log(node, seconds)

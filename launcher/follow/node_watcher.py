@@ -12,7 +12,7 @@ from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal_reader import Reader
 from ..logs.log_record import Record
-from ..ssh.host_connection import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..supervisor.events import End
@@ -85,7 +85,7 @@ class NodeWatcher:
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
-        node = Node(self._member.node.host, connect_timeout=PROBE_TIMEOUT)
+        node = HostConnection(self._member.node.host, connect_timeout=PROBE_TIMEOUT)
         try:
             node.connect()
         except HostUnreachable as error:

@@ -13,8 +13,8 @@ from ..logs.store import LogStore, Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import RunFolder, RunRecord, timestamp
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name
-from ..ssh.host_connection import Node
 from ..stop.stop_run import Stop
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
@@ -71,7 +71,7 @@ class Session:
     interrupts: Interrupts
     console: Console
     _stopping: threading.Thread | None = None
-    _unconfirmed: Mapping[Node, DdpctlError] = field(default_factory=dict)
+    _unconfirmed: Mapping[HostConnection, DdpctlError] = field(default_factory=dict)
     _choices_shown: bool = False  # after the first Ctrl-C
     _interrupted: bool = False
     _failed_at: float | None = None  # time.monotonic()

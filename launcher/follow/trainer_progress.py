@@ -7,7 +7,7 @@ from typing import Any
 
 from ..engines.status import mapping
 from ..logs.metrics import entries, number
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 
 _RANK = re.compile("[0-9]{1,6}")
@@ -39,7 +39,9 @@ class Progress:
         )
 
 
-def read_progress(node: Node, run_dir: str, attempt: int, timeout: float) -> Progress | None:
+def read_progress(
+    node: HostConnection, run_dir: str, attempt: int, timeout: float
+) -> Progress | None:
     """Read the progress of an attempt on its node 0; None if it has not written any numbers yet."""
     done = node.script(PROGRESS, f"{run_dir}/output", timeout=timeout)
     return parse_progress(done.stdout, attempt)

@@ -13,8 +13,8 @@ from ..engines.status import ContainerState
 from ..errors import DdpctlError, NodesFailed, UsageError
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, each_node, try_each
-from ..ssh.host_connection import Node
 from ..ssh.stream import CHUNK
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
@@ -79,7 +79,7 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
             raise UsageError(what, "choose one of them")
         return attempt.members[number]
 
-    def ranks_of(node: Node) -> range:
+    def ranks_of(node: HostConnection) -> range:
         control_dir = attempt.by_node[node].place.control_dir
         answer = node.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
         numbers = dict(re.findall(RANKS, answer.decode(errors="replace")))
@@ -118,7 +118,7 @@ def _forward_stdin(running: Exec) -> None:
 
 
 def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: Console) -> int:
-    def run(node: Node) -> int:
+    def run(node: HostConnection) -> int:
         running = _start(attempt.by_node[node], run_id, wanted)
         prefix = f"[{node.name}] ".encode()
         partial = {1: b"", 2: b""}

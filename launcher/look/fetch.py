@@ -19,8 +19,8 @@ from ..facts.shared_homes import one_per_home
 from ..plan.plan import Place
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
+from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.many import ask_each
-from ..ssh.host_connection import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
@@ -34,7 +34,7 @@ ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    node: Node
+    node: HostConnection
     place: Place
     path: PurePosixPath  # relative to the run's folder on the host, in one of FOLDERS
     sha256: str
@@ -81,7 +81,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
             kept = folder.logs.glob("node-*.log"), folder.logs.glob("failure-*.txt")
             for path in (folder.record_file, folder.hosts_file, *chain(*kept)):
                 shutil.copyfile(path, to / path.relative_to(folder.path))
-            stuck: set[Node] = set()
+            stuck: set[HostConnection] = set()
             for target, file in targets(files, to).items():
                 if file.node in stuck:
                     continue
@@ -105,7 +105,7 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
     """
     nodes = one_per_home(attempt.nodes)
 
-    def ask(node: Node) -> list[RemoteFile]:
+    def ask(node: HostConnection) -> list[RemoteFile]:
         place = attempt.by_node[node].place
         listed = node.script(LIST, place.run_dir, timeout=600.0, limit=LONG_OUTPUT)
         sizes: dict[bytes, int] = {}
@@ -128,7 +128,7 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
 
 
 def parse_row(
-    row: bytes, node: Node, place: Place, sizes: Mapping[bytes, int]
+    row: bytes, node: HostConnection, place: Place, sizes: Mapping[bytes, int]
 ) -> RemoteFile | None:
     """Parse a row of LIST. Return None if it is malformed or its path is outside FOLDERS.
 

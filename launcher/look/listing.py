@@ -16,14 +16,14 @@ from ..outcomes import RunState, run_state
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..runs.find import list_nodes
 from ..runs.reported import ended_nodes
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, one_per_account
-from ..ssh.host_connection import Node
 from ..supervisor.events import Usage
 from ..text import names
 from .gpu_use import GpuRow, joined, short_time
 
 TIMEOUT = 60.0  # seconds; nvidia-smi is slow to start without persistence mode
-Connected = Sequence[tuple[Cluster, Sequence[Node]]]
+Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
     progress: dict[str, Progress] = {}
     usages: dict[str, dict[int, Usage]] = {}  # by run id and node rank
 
-    def ask(node: Node) -> tuple[GpuUse, ...]:
+    def ask(node: HostConnection) -> tuple[GpuUse, ...]:
         for status in statuses:
             if not status.alive or status.host != node.name:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..own_folders import make_folder, read_record, state_home, write_atomically
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..text import one_line, rfc3339
 from .findings import Finding, warning
 
@@ -21,7 +21,7 @@ def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
         _save(_load() | {name: [run_id, now, why] for name, why in hosts.items()})
 
 
-def blame_of(nodes: Sequence[Node]) -> list[Finding]:
+def blame_of(nodes: Sequence[HostConnection]) -> list[Finding]:
     """Return a warning for each host that was to blame."""
     here = {node.name for node in nodes}
     return [

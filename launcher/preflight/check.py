@@ -14,8 +14,8 @@ from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Cluster, Job
 from ..ssh.background import in_background
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import try_each
-from ..ssh.host_connection import Node
 from . import (
     check_container,
     check_docker,
@@ -101,7 +101,10 @@ class Survey:
 
 
 def survey_all(
-    nodes: Sequence[Node], spares: Sequence[Node], cluster: Cluster, **options: bool
+    nodes: Sequence[HostConnection],
+    spares: Sequence[HostConnection],
+    cluster: Cluster,
+    **options: bool,
 ) -> Survey:
     """Check the hosts, check the spares among themselves, and look up which were to blame before.
 
@@ -116,7 +119,7 @@ def survey_all(
 
 
 def survey_hosts(
-    nodes: Sequence[Node],
+    nodes: Sequence[HostConnection],
     cluster: Cluster,
     *,
     with_containers: bool = False,
@@ -153,21 +156,21 @@ def judge(fleet: Fleet) -> list[Finding]:
 
 
 def examine_all(
-    nodes: Sequence[Node], job: Job, probe: Probe
+    nodes: Sequence[HostConnection], job: Job, probe: Probe
 ) -> tuple[dict[str, tuple[int, ...]], list[Machine], dict[str, DdpctlError]]:
     """Examine every machine, and start the probe's agents if there are several.
 
     Return the node ranks of each machine by its name, the machines that answered, and the errors of
     the others by name.
     """
-    by_machine: dict[tuple[str, int], dict[int, Node]] = {}
+    by_machine: dict[tuple[str, int], dict[int, HostConnection]] = {}
     for rank, node in enumerate(nodes):
         by_machine.setdefault(node.host.machine, {})[rank] = node
     first = {next(iter(group.values())): group for group in by_machine.values()}
     names = Counter(node.name for node in first)
     peers = probe if len(first) > 1 else None
 
-    def name(node: Node) -> str:
+    def name(node: HostConnection) -> str:
         port = node.host.port if names[node.name] > 1 else None
         return f"{node.name}:{port}" if port else node.name
 
@@ -179,7 +182,9 @@ def examine_all(
     )
 
 
-def examine(name: str, nodes: Mapping[int, Node], job: Job, probe: Probe | None = None) -> Machine:
+def examine(
+    name: str, nodes: Mapping[int, HostConnection], job: Job, probe: Probe | None = None
+) -> Machine:
     """Gather the facts of the machine that these node ranks share, and start its probe agent."""
     first = next(iter(nodes))
     node = next((node for node in nodes.values() if node.host.gpus != 0), nodes[first])

@@ -8,7 +8,7 @@ from ..engines.status import host_text, mapping
 from ..errors import CommandFailed, DdpctlError
 from ..hosts import Job
 from ..plan.supervisor_spec import NO_PYTHON, python_on
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from .findings import Finding, failure, failure_of, warning
 from .fleet import Fleet, odd_one_out
@@ -17,7 +17,7 @@ from .machine import Machine
 SCRIPT = load_script(__file__, "python.sh")
 
 
-def versions_or_error(node: Node, job: Job) -> Mapping[str, str] | DdpctlError:
+def versions_or_error(node: HostConnection, job: Job) -> Mapping[str, str] | DdpctlError:
     """Return the versions of the job's Python and its packages, by name, or why there are none."""
     python = python_on(job, node.host)
     done = node.script(SCRIPT, python)

@@ -19,7 +19,7 @@ from ..plan.container import container_user, with_access
 from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
 from ..ssh.background import AT_ONCE
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from .fleet import Fleet
 from .machine import ContainerReport, Machine
 
@@ -64,7 +64,7 @@ os._exit(0)
 """
 
 
-def with_reports(fleet: Fleet, nodes: Mapping[int, Node]) -> Fleet:
+def with_reports(fleet: Fleet, nodes: Mapping[int, HostConnection]) -> Fleet:
     """Test a container on each machine that has the image. Return the fleet with the reports.
 
     nodes: connections, by the rank of each machine's first node.

@@ -8,8 +8,8 @@ from ..errors import HostUnreachable, UnknownHostKey, lines
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
-from ..ssh.many import ask_each
 from ..ssh.host_connection import connected
+from ..ssh.many import ask_each
 from ..ssh.route import route_to
 from ..terminal.console import Console
 from ..text import counted

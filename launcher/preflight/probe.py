@@ -15,7 +15,7 @@ from ..engines.choose import engine_of
 from ..errors import DdpctlError
 from ..hosts import Job
 from ..ssh.background import in_background
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from .machine import Machine
@@ -38,7 +38,7 @@ class Probe:
         self._ports: dict[int, int] = {}  # on which agents listen
         self._unfinished: set[int] = set()  # machines whose agent did not report in time
 
-    def start(self, rank: int, node: Node) -> None:
+    def start(self, rank: int, node: HostConnection) -> None:
         """Start the agent of the machine with this first node rank, if one can run there."""
         with contextlib.suppress(Exception):  # the facts of the machine show the reason
             in_image = engine_of(node, self._job.engine).python_in_image(self._job.image)

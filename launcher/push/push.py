@@ -14,8 +14,8 @@ from ..engines.choose import engine_traits, image_here, images_of
 from ..engines.engine_info import ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PushFailed, lines
 from ..hosts import Cluster, Job
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import one_per_account, try_each
-from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import duration
@@ -50,7 +50,7 @@ class KnownImages:
     """The job's image on this machine and on nodes; None: it is not there."""
 
     here: ImageInfo | None
-    there: Mapping[Node, ImageInfo | None]
+    there: Mapping[HostConnection, ImageInfo | None]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class HostContents:
 
 
 def push(
-    nodes: Sequence[Node],
+    nodes: Sequence[HostConnection],
     cluster: Cluster,
     *,
     parts: Set[Part],
     console: Console,
     only: bool = False,
     known: KnownImages | None = None,
-    spares: Sequence[Node] = (),
+    spares: Sequence[HostConnection] = (),
 ) -> PushResult:
     """Send `parts` of the job. Unless `only` is set, verify that hosts have the other parts.
 
@@ -81,7 +81,7 @@ def push(
     """
     machines, needed = one_per_account([*nodes, *spares]), parts if only else ALL
     progress = PushProgress(machines, console)
-    images: dict[Node, ImageInfo] = {}
+    images: dict[HostConnection, ImageInfo] = {}
     try:
         trees, failures = trees_of(cluster, machines, needed, progress)
         if not engine_traits(cluster.job.engine).keeps_containers or "image" not in needed:
@@ -124,8 +124,8 @@ def push(
 
 
 def trees_of(
-    cluster: Cluster, machines: Sequence[Node], needed: Set[Part], progress: PushProgress
-) -> tuple[dict[str, Tree], dict[Node, DdpctlError]]:
+    cluster: Cluster, machines: Sequence[HostConnection], needed: Set[Part], progress: PushProgress
+) -> tuple[dict[str, Tree], dict[HostConnection, DdpctlError]]:
     """Return the trees to send, by part, and the hosts that cannot use them, with the reasons."""
     trees, report = scan_job(cluster, needed), progress.report
     for tree in trees.values():
@@ -134,7 +134,7 @@ def trees_of(
             name = path_text(tree.skipped[0])
             progress.say(f"{name}{more}: not a file, folder or link; skipped")
     report.left_out = [each for tree in trees.values() for each in tree.left_out]
-    unfit: dict[Node, DdpctlError] = {}
+    unfit: dict[HostConnection, DdpctlError] = {}
     if cluster.job.requirements and "image" in needed:
         wheels, unfit = wheels_of(cluster.job, machines, progress)
         trees |= {"image": wheels} if wheels else {}
@@ -159,13 +159,17 @@ class Sender:
     parts: Set[Part]
     images: KnownImages | None
     progress: PushProgress
-    answered: set[Node] = field(default_factory=set)  # hosts that have at least once
-    relay_failed: set[Node] = field(default_factory=set)  # hosts that get all from this machine
+    answered: set[HostConnection] = field(default_factory=set)  # hosts that have at least once
+    relay_failed: set[HostConnection] = field(
+        default_factory=set
+    )  # hosts that get all from this machine
 
-    def may_retry(self, node: Node, error: DdpctlError) -> bool:
+    def may_retry(self, node: HostConnection, error: DdpctlError) -> bool:
         return node in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
-    def ask(self, known: Mapping[Node, ImageInfo | None], node: Node) -> HostContents:
+    def ask(
+        self, known: Mapping[HostConnection, ImageInfo | None], node: HostConnection
+    ) -> HostContents:
         """Ask a host which trees and image it has, and whether and where other hosts can read from it.
 
         known: the images that hosts are known to have. The host's address is the hosts file's
@@ -190,12 +194,12 @@ class Sender:
         return HostContents(names, image, address if can_relay else "")
 
     def send(
-        self, nodes: Sequence[Node], known: Mapping[Node, ImageInfo | None]
-    ) -> tuple[dict[Node, ImageInfo], dict[Node, DdpctlError]]:
+        self, nodes: Sequence[HostConnection], known: Mapping[HostConnection, ImageInfo | None]
+    ) -> tuple[dict[HostConnection, ImageInfo], dict[HostConnection, DdpctlError]]:
         """Return each host's image, and the failed hosts with their errors. known: see `ask`."""
         hosts, failures = try_each(nodes, partial(self.ask, known))
         self.answered |= hosts.keys()
-        images: dict[Node, ImageInfo] = {}
+        images: dict[HostConnection, ImageInfo] = {}
         relays = {node: host.address for node, host in hosts.items() if host.address}
         with closing(Fanout(relays, self.progress)) as fanout:
             if self.images is not None:
@@ -214,8 +218,8 @@ class Sender:
         return images, failures
 
     def _send_tree(
-        self, part: str, hosts: Mapping[Node, HostContents], fanout: Fanout
-    ) -> dict[Node, DdpctlError]:
+        self, part: str, hosts: Mapping[HostConnection, HostContents], fanout: Fanout
+    ) -> dict[HostConnection, DdpctlError]:
         """Send a tree to the hosts that lack it. Return the failed hosts.
 
         A tree that is not one of `parts` is not sent: all hosts that lack it have failed.
@@ -225,7 +229,9 @@ class Sender:
         kind, what = ("wheel", "packages") if packages else (part, part)
         missing = [node for node, host in hosts.items() if part not in host.trees]
         lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
-        failures: dict[Node, DdpctlError] = {node: lacks.on(node.name) for node in missing}
+        failures: dict[HostConnection, DdpctlError] = {
+            node: lacks.on(node.name) for node in missing
+        }
         tree_push = TreePush(tree, kind, fanout)
         if missing and part in self.parts:
             if tree.left_out:

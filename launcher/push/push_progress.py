@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from ..errors import DdpctlError, HostUnreachable, NodesFailed
 from ..outcomes import Exit
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from ..text import counted, printable
 from .files.left_out import LeftOut
@@ -81,7 +81,7 @@ class PushReport:
 class HostsNotReady(NodesFailed):
     """The push to some hosts failed; the others are ready."""
 
-    def __init__(self, failures: Mapping[Node, DdpctlError], report: PushReport) -> None:
+    def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: PushReport) -> None:
         super().__init__({node.name: error for node, error in failures.items()})
         self.report = report
         if not all(isinstance(error, HostUnreachable) for error in failures.values()):
@@ -95,7 +95,7 @@ class PushProgress:
     the end. `hosts` has each host's report. Thread-safe.
     """
 
-    def __init__(self, nodes: Sequence[Node], console: Console) -> None:
+    def __init__(self, nodes: Sequence[HostConnection], console: Console) -> None:
         self.hosts = {node: HostReport(node.name) for node in nodes}
         self.report = PushReport(list(self.hosts.values()))
         self._console = console
@@ -115,7 +115,7 @@ class PushProgress:
             transient=True,
             disable=lines or not sys.stderr.isatty(),
         )
-        self._rows: dict[tuple[Node, str], rich.progress.Task] = {}
+        self._rows: dict[tuple[HostConnection, str], rich.progress.Task] = {}
         self._began = time.monotonic()
         self._lock = threading.Lock()
 
@@ -138,7 +138,7 @@ class PushProgress:
         else:
             self._bars.console.print(f"ddpctl: {printable(text)}", markup=False, highlight=False)
 
-    def begin(self, part: str, nodes: Sequence[Node], total: int | None) -> None:
+    def begin(self, part: str, nodes: Sequence[HostConnection], total: int | None) -> None:
         """Start the rows of a part, or start them again. total: bytes for each host; None if unknown."""
         with self._lock:
             self._bars.start()
@@ -160,7 +160,7 @@ class PushProgress:
         if due:
             self._console.say(f"{part}: {doing}")
 
-    def received(self, node: Node, part: str, count: int) -> None:
+    def received(self, node: HostConnection, part: str, count: int) -> None:
         """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
         with self._lock:
             row = self._rows[node, part]
@@ -176,19 +176,19 @@ class PushProgress:
             known.append(f"{left} left" if row.total and "-" not in left else "")
             self._console.say(f"{node.name}: {part}: {', '.join(filter(None, known))}")
 
-    def sent(self, node: Node, count: int) -> None:
+    def sent(self, node: HostConnection, count: int) -> None:
         """Count bytes that this machine sent to a host. Those to local hosts do not count."""
         if not node.host.is_local:
             with self._lock:
                 self.report.sent_bytes += count
 
-    def settled(self, node: Node, part: str) -> None:
+    def settled(self, node: HostConnection, part: str) -> None:
         """Note the time at which a host has processed all that it received."""
         with self._lock:
             self._bars.stop_task(self._rows[node, part].id)
             self.hosts[node].seconds = self._seconds()
 
-    def end(self, part: str, nodes: Sequence[Node]) -> None:
+    def end(self, part: str, nodes: Sequence[HostConnection]) -> None:
         """End the rows of hosts that have the whole part."""
         for node in nodes:
             with self._lock:

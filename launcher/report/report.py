@@ -10,8 +10,8 @@ from ..outcomes import Exit
 from ..own_folders import read_record, write_atomically
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
-from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
@@ -65,11 +65,11 @@ def _ask(
     """
     step = console.step("reading the hosts' records")
     with newest_attempt(folder, console, record) as attempt, step:
-        machines: dict[tuple[str, str], Node] = {}
+        machines: dict[tuple[str, str], HostConnection] = {}
         for member in attempt.members:
             machines.setdefault((member.node.name, member.place.run_dir), member.node)
 
-        def read(node: Node) -> tuple[bytes, bytes]:
+        def read(node: HostConnection) -> tuple[bytes, bytes]:
             run_dir, newest = attempt.by_node[node].place.run_dir, str(LONGEST)
             tail = ["tail", "-c", newest, f"{run_dir}/output/metrics.jsonl"]
             metrics = node.run(tail, timeout=60.0, limit=LONGEST)

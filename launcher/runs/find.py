@@ -11,8 +11,8 @@ from ..errors import DdpctlError, NodesFailed, Several, UsageError
 from ..hosts import Cluster, is_host_list, load
 from ..hosts.load import Source
 from ..run_id import is_run_id, is_sanity_run, time_of
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import ask_each, one_per_account, try_each
-from ..ssh.host_connection import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names, quoted
@@ -106,7 +106,7 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     return matching[0] if matching else None
 
 
-def find_id(nodes: Sequence[Node], cluster: Cluster, prefix: str | None) -> str:
+def find_id(nodes: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
     """Return the id of the run on the hosts that starts with `prefix`.
 
     Without a prefix, return that of the newest live run or, if none is alive, of the newest run.
@@ -159,7 +159,7 @@ def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
 
 
 def list_nodes(
-    nodes: Sequence[Node], cluster: Cluster, run_id: str | None = None
+    nodes: Sequence[HostConnection], cluster: Cluster, run_id: str | None = None
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
     """Return all nodes of runs that the hosts' engines list, and the errors of silent hosts.
 

@@ -13,8 +13,8 @@ from ..hosts import load
 from ..logs.journal_reader import Reader
 from ..logs.store import LogStore, offset_in
 from ..plan.plan import place_in
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import ask_each
-from ..ssh.host_connection import Node, connected
 from ..terminal.console import Console
 from ..text import counted
 from .record import RunFolder, RunRecord
@@ -51,7 +51,9 @@ def newest_attempt(
         yield RunningAttempt(tuple(members))
 
 
-def in_rank_order(nodes: Sequence[Node], record: RunRecord, folder: RunFolder) -> list[Node]:
+def in_rank_order(
+    nodes: Sequence[HostConnection], record: RunRecord, folder: RunFolder
+) -> list[HostConnection]:
     """Return the nodes of the newest attempt. Raises UsageError if hosts.yaml lacks one.
 
     A run that waits in line may have fewer nodes than its hosts.yaml.
@@ -94,7 +96,7 @@ def sync_logs(
     if store is None:
         return {}
 
-    def copy(node: Node) -> None:
+    def copy(node: HostConnection) -> None:
         place = attempt.by_node[node].place
         try:
             log = store.node(place.node_rank)

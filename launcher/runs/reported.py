@@ -19,8 +19,8 @@ from ..logs.journal_reader import Reader
 from ..outcomes import RunState
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id, name_of
+from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.many import by_name, one_per_account, try_each
-from ..ssh.host_connection import LONG_OUTPUT, Node
 from ..ssh.script_files import load_script
 from ..supervisor.events import End, EndState
 from ..terminal.console import Console
@@ -64,11 +64,11 @@ Report = tuple[NodeStatus, ReportedRun]  # about the newest attempt of one node
 
 
 def reported_nodes(
-    nodes: Sequence[Node], run_id: str = ""
-) -> tuple[dict[Node, list[Report]], dict[Node, DdpctlError]]:
+    nodes: Sequence[HostConnection], run_id: str = ""
+) -> tuple[dict[HostConnection, list[Report]], dict[HostConnection, DdpctlError]]:
     """Return the reports of one run or of all, by host, and the errors of silent hosts."""
 
-    def ask(node: Node) -> list[Report]:
+    def ask(node: HostConnection) -> list[Report]:
         listed = node.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
         reports = parse_reports(listed, node.name)
         return [report for report in reports if run_id in ("", report[0].run_id)]
@@ -119,10 +119,10 @@ def agreed_attempt(newest: Iterable[int]) -> int:
     return others[0] if others else first
 
 
-def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
+def ended_nodes(nodes: Sequence[HostConnection]) -> list[NodeStatus]:
     """Return the nodes that have ended, without those of attempts before the agreed one."""
     by_host, _ = reported_nodes(nodes)
-    newest: dict[str, dict[Node, int]] = {}  # by run
+    newest: dict[str, dict[HostConnection, int]] = {}  # by run
     for node, reports in by_host.items():
         for status, _ in reports:
             own = newest.setdefault(status.run_id, {})
@@ -137,7 +137,7 @@ def ended_nodes(nodes: Sequence[Node]) -> list[NodeStatus]:
 
 def adopt(
     folder: RunFolder,
-    nodes: Sequence[Node],
+    nodes: Sequence[HostConnection],
     cluster: Cluster,
     console: Console,
     own: RunRecord | None = None,
@@ -162,7 +162,7 @@ def adopt(
 def caught_up(
     folder: RunFolder,
     own: RunRecord,
-    nodes: Sequence[Node],
+    nodes: Sequence[HostConnection],
     cluster: Cluster,
     console: Console,
 ) -> RunRecord:
@@ -188,11 +188,15 @@ def caught_up(
     return own
 
 
-def newest_by_host(by_host: Mapping[Node, Sequence[tuple[NodeStatus, object]]]) -> dict[Node, int]:
+def newest_by_host(
+    by_host: Mapping[HostConnection, Sequence[tuple[NodeStatus, object]]],
+) -> dict[HostConnection, int]:
     return {n: max(s.attempt for s, _ in reports) for n, reports in by_host.items() if reports}
 
 
-def say_unconfirmed(newest: Mapping[Node, int], agreed: int, console: Console) -> list[Node]:
+def say_unconfirmed(
+    newest: Mapping[HostConnection, int], agreed: int, console: Console
+) -> list[HostConnection]:
     """Print and return which hosts report a later attempt than the agreed one."""
     ahead = [node for node, number in newest.items() if number > agreed]
     for node in ahead:
@@ -201,8 +205,8 @@ def say_unconfirmed(newest: Mapping[Node, int], agreed: int, console: Console) -
 
 
 def ask_for_record(
-    run_id: str, nodes: Sequence[Node], cluster: Cluster, console: Console
-) -> tuple[RunRecord, list[Node]]:
+    run_id: str, nodes: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> tuple[RunRecord, list[HostConnection]]:
     """Build the record from the hosts' reports. Also return the nodes in rank order."""
     by_host, failures = reported_nodes(nodes, run_id)
     newest = newest_by_host(by_host)
@@ -230,18 +234,21 @@ def ask_for_record(
 
 
 def by_rank(
-    nodes: Sequence[Node], there: Mapping[Node, Sequence[int]], others: Collection[Node], file: str
-) -> list[Node]:
+    nodes: Sequence[HostConnection],
+    there: Mapping[HostConnection, Sequence[int]],
+    others: Collection[HostConnection],
+    file: str,
+) -> list[HostConnection]:
     """Return the run's nodes in rank order. Other hosts fill the gaps, in the order of the file.
 
     there: node ranks of the agreed attempt on each host that answered. others: hosts that may have
     nodes of it too: those that do not answer or report a later attempt. file: name of the hosts
     file, for errors.
     """
-    spare: dict[object, list[Node]] = {}  # by account
+    spare: dict[object, list[HostConnection]] = {}  # by account
     for node in nodes:
         spare.setdefault(node.host.account, []).append(node)
-    ranks: dict[int, Node] = {}
+    ranks: dict[int, HostConnection] = {}
     for node, reported in there.items():
         for rank in sorted(reported):
             if rank in ranks:

@@ -1,9 +1,9 @@
-"""Node: the connection to the host of one node, over SSH or to this machine.
+"""The connection to one host: over SSH, or to this machine.
 
-node = Node(Host("gpu1.lab"))
-node.run(["nvidia-smi", "-L"]).stdout
-node.script('df -k "$1"', "/data").stdout
-with node.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
+host = HostConnection(Host("gpu1.lab"))
+host.run(["nvidia-smi", "-L"]).stdout
+host.script('df -k "$1"', "/data").stdout
+with host.open(["tail", "-c", "+1", "-F", path], stdin=False) as log:
     while chunk := log.read():
         ...
 """
@@ -43,8 +43,8 @@ class Resource(Protocol):
         """Convert an error of this resource's library to one for the user; None for other errors."""
 
 
-class Node:
-    """The connection to a node's host, opened on first use and then kept. Thread-safe."""
+class HostConnection:
+    """The connection to one host, opened on first use and then kept. Thread-safe."""
 
     def __init__(self, host: Host, *, connect_timeout: float = CONNECT_TIMEOUT) -> None:
         self.host = host
@@ -61,7 +61,7 @@ class Node:
         self._unusable: UnusableAnswer | None = None  # its first one, so that it fills no disk
 
     def __repr__(self) -> str:
-        return f"Node({self.name})"
+        return f"HostConnection({self.name})"
 
     def connect(self) -> None:
         """Connect. Raises HostUnreachable with the remedy."""
@@ -177,9 +177,9 @@ class Node:
 
 
 @contextlib.contextmanager
-def connected(hosts: Iterable[Host]) -> Iterator[list[Node]]:
-    """Yield one Node per host, in order. Each connects on first use; all close at the end."""
-    nodes = [Node(host) for host in hosts]
+def connected(hosts: Iterable[Host]) -> Iterator[list[HostConnection]]:
+    """Yield one connection per host, in order. Each opens on first use; all close at the end."""
+    nodes = [HostConnection(host) for host in hosts]
     try:
         yield nodes
     finally:

@@ -6,12 +6,14 @@ from typing import TypeVar
 
 from ..errors import DdpctlError, NodesFailed
 from .background import AT_ONCE, in_background
-from .host_connection import Node
+from .host_connection import HostConnection
 
 T = TypeVar("T")
 
 
-def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
+def each_node(
+    nodes: Sequence[HostConnection], do: Callable[[HostConnection], T]
+) -> dict[HostConnection, T]:
     """Run `do` on all nodes concurrently; raise NodesFailed with every error if any fails."""
     results, failures = try_each(nodes, do)
     if failures:
@@ -20,7 +22,7 @@ def each_node(nodes: Sequence[Node], do: Callable[[Node], T]) -> dict[Node, T]:
 
 
 def ask_each(
-    nodes: Sequence[Node], ask: Callable[[Node], T]
+    nodes: Sequence[HostConnection], ask: Callable[[HostConnection], T]
 ) -> tuple[dict[str, T], dict[str, DdpctlError]]:
     """Run `ask` on all nodes concurrently; return results and errors by name (see `by_name`)."""
     answers, failures = try_each(nodes, ask)
@@ -28,14 +30,14 @@ def ask_each(
 
 
 def try_each(
-    nodes: Sequence[Node], do: Callable[[Node], T]
-) -> tuple[dict[Node, T], dict[Node, DdpctlError]]:
+    nodes: Sequence[HostConnection], do: Callable[[HostConnection], T]
+) -> tuple[dict[HostConnection, T], dict[HostConnection, DdpctlError]]:
     """Run `do` on all nodes, at most AT_ONCE at a time; return results and errors by node.
 
     Whatever `do` raises for one node becomes the error of that node.
     """
-    results: dict[Node, T] = {}
-    failures: dict[Node, DdpctlError] = {}
+    results: dict[HostConnection, T] = {}
+    failures: dict[HostConnection, DdpctlError] = {}
     todo = iter([*nodes])  # shared by the threads
 
     def work() -> None:
@@ -53,15 +55,15 @@ def try_each(
     )
 
 
-def one_per_account(nodes: Iterable[Node]) -> list[Node]:
+def one_per_account(nodes: Iterable[HostConnection]) -> list[HostConnection]:
     """Return the first node of each account: two nodes may be the same user on the same machine."""
-    first: dict[tuple[str | None, str, int], Node] = {}
+    first: dict[tuple[str | None, str, int], HostConnection] = {}
     for node in nodes:
         first.setdefault(node.host.account, node)
     return [*first.values()]
 
 
-def unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
+def unique_names(nodes: Sequence[HostConnection]) -> dict[HostConnection, str]:
     """Return the nodes with their names. A second node of the same name is `name (2)`."""
     counts = Counter[str]()
     unique = {}
@@ -72,6 +74,6 @@ def unique_names(nodes: Sequence[Node]) -> dict[Node, str]:
     return unique
 
 
-def by_name(nodes: Sequence[Node], values: Mapping[Node, T]) -> dict[str, T]:
+def by_name(nodes: Sequence[HostConnection], values: Mapping[HostConnection, T]) -> dict[str, T]:
     """Return `values` by the unique names of the nodes, in the order of `nodes`."""
     return {name: values[node] for node, name in unique_names(nodes).items() if node in values}

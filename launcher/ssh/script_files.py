@@ -10,7 +10,7 @@ _SOURCED = re.compile(r"^\. (\S+\.sh)$", re.MULTILINE)
 
 @functools.cache
 def load_script(module: str, name: str) -> str:
-    """Return the text of the script `name` beside `module` (a `__file__`), as `Node.script` takes it.
+    """Return the text of `name`, a script beside `module` (a `__file__`), for HostConnection.script.
 
     A host receives one text, so a line `. ./other.sh` is replaced by that file. Comments are
     removed: the host does not need them.

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ..facts.shared_homes import one_per_home
 from ..plan.plan import STORE, run_dir_in
 from ..runs.record import RunRecord
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
-from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names
@@ -65,8 +65,8 @@ class ResumePoint:
 
 
 def distribute_checkpoint(
-    nodes: Sequence[Node],
-    former: Sequence[Node],
+    nodes: Sequence[HostConnection],
+    former: Sequence[HostConnection],
     record: RunRecord,
     console: Console,
     *,
@@ -103,7 +103,7 @@ def distribute_checkpoint(
 
 
 def checkpoint_folders(
-    nodes: Sequence[Node], former: Sequence[Node], record: RunRecord
+    nodes: Sequence[HostConnection], former: Sequence[HostConnection], record: RunRecord
 ) -> list[Checkpoints]:
     """Return each folder once: nodes on one machine share it, and so do hosts with a shared home."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}

@@ -7,8 +7,8 @@ from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..plan.build import PlanInputs
 from ..plan.topology import gpu_ids, same_subnet_first
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
-from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted, names
 from .claim_gpus import Refused
@@ -18,8 +18,8 @@ from .waiting_line import in_the_way, list_claims
 
 
 def choose_hosts(
-    request: Request, nodes: Sequence[Node], console: Console
-) -> Sequence[Node] | Refused:
+    request: Request, nodes: Sequence[HostConnection], console: Console
+) -> Sequence[HostConnection] | Refused:
     """Return all nodes, or with --nodes N any N with free GPUs, in rank order; else Refused.
 
     Raises PreflightError or NodesFailed if too few hosts have the GPUs that the file names.
@@ -51,7 +51,7 @@ def choose_hosts(
     return chosen
 
 
-def with_requested_gpus(facts: Mapping[Node, Facts]) -> list[Node]:
+def with_requested_gpus(facts: Mapping[HostConnection, Facts]) -> list[HostConnection]:
     """Return the nodes with the GPUs that the hosts file names; all nodes if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)

@@ -13,8 +13,8 @@ from ..engines.choose import engines_on
 from ..engines.claims import rivals, taken, those_ahead, undecided
 from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError, PreflightError
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
-from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted
 from .start_nodes import NodeInputs, PlannedAttempt, create_nodes, remove_nodes
@@ -53,7 +53,7 @@ def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
     sharing = [node for node in wanted if wanted[node]]
     deadline = time.monotonic() + LEASE
 
-    def rivals_after_cleanup(node: Node) -> list[NodeStatus]:
+    def rivals_after_cleanup(node: HostConnection) -> list[NodeStatus]:
         """Remove what launches that have died left on the host; return the other rivals there."""
         listed = []
         for engine in engines_on(node, plan.engine.name):
@@ -80,8 +80,8 @@ def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
 
 def taken_by_rivals(
     attempt: PlannedAttempt,
-    ahead: Mapping[Node, Sequence[NodeStatus]],
-    wanted: Mapping[Node, Collection[str]],
+    ahead: Mapping[HostConnection, Sequence[NodeStatus]],
+    wanted: Mapping[HostConnection, Collection[str]],
 ) -> list[DdpctlError]:
     """Return an error per host and rival: which of `wanted` the rival has or waits for."""
     return [

@@ -14,7 +14,7 @@ from ..plan.container import IN_CONTAINER, writes_as_another_user
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..push.files.tar import archive, small_file
-from ..ssh.host_connection import Node
+from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"
@@ -24,7 +24,7 @@ GONE = 17  # exit code of PREPARE if a pushed tree is not there
 
 
 def fill_folders(
-    node: Node, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
+    node: HostConnection, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
 ) -> None:
     """Create and fill the folders that the container mounts. uid: the SSH user's on the host.
 

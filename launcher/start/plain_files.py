@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..budget import SLOWEST, Budget
 from ..errors import CommandFailed
 from ..push.files.tar import Member, archive, file_info
-from ..ssh.host_connection import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 
@@ -36,7 +36,7 @@ LOOK_THERE = "look at `df -h` and the permissions there"
 class HostFolder:
     """The folder of a run on a host."""
 
-    node: Node
+    node: HostConnection
     run_dir: str
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:

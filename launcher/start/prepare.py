@@ -13,8 +13,8 @@ from ..preflight.check import survey_all
 from ..preflight.findings import lines
 from ..push.push import ALL, KnownImages, PushResult
 from ..push.push import push as push_parts
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
-from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted
 from .request import Request
@@ -25,7 +25,7 @@ class HostSurvey:
     """What is known about the hosts of an attempt."""
 
     request: Request
-    nodes: Sequence[Node]  # this and `facts` in rank order
+    nodes: Sequence[HostConnection]  # this and `facts` in rank order
     facts: tuple[Facts, ...]
     images: KnownImages | None = None  # None: the engines were not asked
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
@@ -37,7 +37,10 @@ class HostSurvey:
 
 
 def check(
-    request: Request, nodes: Sequence[Node], spares: Sequence[Node], console: Console
+    request: Request,
+    nodes: Sequence[HostConnection],
+    spares: Sequence[HostConnection],
+    console: Console,
 ) -> HostSurvey:
     """Run the checks, or with --no-check only ask for facts. Print a line if there are warnings.
 
@@ -69,7 +72,7 @@ def check(
     return HostSurvey(request, nodes, checked.facts, images, unreached)
 
 
-def push(survey: HostSurvey, spares: Sequence[Node], console: Console) -> PushResult:
+def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console) -> PushResult:
     """Push what the hosts and spares lack; with --no-push, verify that the hosts lack nothing."""
     wants_push = survey.request.options.push
     step = "pushing what is missing" if wants_push else "checking what the hosts already have"

@@ -9,8 +9,8 @@ from ..errors import DdpctlError, PreflightError, Several
 from ..facts.gather import gather_one
 from ..hosts import Cluster, Host
 from ..runs.record import RunRecord
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import try_each
-from ..ssh.host_connection import Node, connected
 from ..supervisor.failure_kinds import KINDS, Restart
 from ..text import counted
 
@@ -74,7 +74,7 @@ def replace_hosts(
 def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
     """Return the hosts and spares that do not answer, whose engines do not, or that have lost a GPU."""
 
-    def look(node: Node) -> None:
+    def look(node: HostConnection) -> None:
         node.connect()
         listed = engine_of(node, cluster.job.engine).list(run_id)
         if before := {uuid for each in listed if not each.is_ticket for uuid in each.gpus}:

@@ -14,8 +14,8 @@ from ..hosts import Cluster, Host, user_env
 from ..plan.build import PlanInputs, build_plan
 from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, new_record, run_folder
+from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
-from ..ssh.host_connection import Node
 from .may_restart import past_restarts
 
 
@@ -67,7 +67,7 @@ class Request:
         hooks.keep(self.folder, self.options)
         return record
 
-    def on(self, nodes: Sequence[Node]) -> Request:
+    def on(self, nodes: Sequence[HostConnection]) -> Request:
         """Return this request for the hosts of `nodes`. The others become spares."""
         hosts = tuple(node.host for node in nodes)
         spares = (*self.cluster.spares, *(h for h in self.cluster.hosts if h not in hosts))

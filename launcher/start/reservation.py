@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import RunKilled, UsageError
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import try_each
-from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 
@@ -24,7 +24,7 @@ class Reservation:
     handed_over: bool = False  # another process has taken it for this one
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this command
 
-    def take(self, nodes: Sequence[Node], console: Console) -> None:
+    def take(self, nodes: Sequence[HostConnection], console: Console) -> None:
         """Reserve the attempt. A second call has no effect. Raises UsageError if another was first.
 
         The first host that answers decides: all commands for a run ask its hosts in the same order.
@@ -46,7 +46,7 @@ class Reservation:
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
         done.expect(what, "look at `df -h` and the permissions of ~/.ddpctl there", node.name)
 
-    def confirm(self, nodes: Sequence[Node]) -> None:
+    def confirm(self, nodes: Sequence[HostConnection]) -> None:
         """Raise RunKilled if `kill` has cancelled the attempt on one of these hosts.
 
         Call this when the run has nodes or tickets there, and before it relies on them. `kill` marks the

@@ -17,8 +17,8 @@ from ..plan.plan import LaunchOptions
 from ..preflight.blamed import remember_blame
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, timestamp
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import try_each
-from ..ssh.host_connection import Node, connected
 from ..ssh.script_files import load_script
 from ..supervisor.restart_rule import without_progress
 from ..terminal.console import Console
@@ -211,7 +211,7 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
     step = console.step("looking for new checkpoints")
     with newest_attempt(folder, console, record) as attempt, step:
 
-        def look(node: Node) -> bool:
+        def look(node: HostConnection) -> bool:
             place = attempt.by_node[node].place
             return bool(node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
 

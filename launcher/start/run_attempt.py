@@ -16,7 +16,7 @@ from ..own_folders import require_writable
 from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
-from ..ssh.host_connection import Node, connected
+from ..ssh.host_connection import HostConnection, connected
 from ..stop.kill import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
@@ -82,9 +82,9 @@ class Ready:
 
 def make_ready(
     request: Request,
-    nodes: Sequence[Node],
-    spares: Sequence[Node],
-    former: Sequence[Node],
+    nodes: Sequence[HostConnection],
+    spares: Sequence[HostConnection],
+    former: Sequence[HostConnection],
     reservation: Reservation,
     console: Console,
 ) -> Ready | Refused:
@@ -145,7 +145,11 @@ def failed_start_recorded(request: Request, hook: EventHook, console: Console) -
 
 
 def send_checkpoint(
-    request: Request, survey: HostSurvey, plan: Plan, former: Sequence[Node], console: Console
+    request: Request,
+    survey: HostSurvey,
+    plan: Plan,
+    former: Sequence[HostConnection],
+    console: Console,
 ) -> None:
     """Before a resume, say what has changed, and send the newest checkpoint where it is missing."""
     if request.earlier is None:

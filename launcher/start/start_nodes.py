@@ -12,8 +12,8 @@ from ..engines.running import RunningAttempt, RunningNode
 from ..engines.status import NodeStatus
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
-from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted
 from .node_folders import fill_folders
@@ -26,10 +26,10 @@ class PlannedAttempt:
     """A plan, and the connections to its hosts in rank order."""
 
     plan: Plan
-    nodes: Sequence[Node]
+    nodes: Sequence[HostConnection]
 
     @cached_property
-    def plans(self) -> Mapping[Node, NodePlan]:
+    def plans(self) -> Mapping[HostConnection, NodePlan]:
         return dict(zip(self.nodes, self.plan.nodes, strict=True))
 
     @cached_property
@@ -39,10 +39,10 @@ class PlannedAttempt:
         members = (RunningNode(n, engine_of(n, name), own.place) for n, own in self.plans.items())
         return RunningAttempt(tuple(members))
 
-    def engine(self, node: Node) -> Engine:
+    def engine(self, node: HostConnection) -> Engine:
         return self.running.by_node[node].engine
 
-    def nodes_on(self, node: Node) -> list[NodeStatus]:
+    def nodes_on(self, node: HostConnection) -> list[NodeStatus]:
         """Return this node of every attempt, without the tickets: the run may go on waiting."""
         listed = self.engine(node).list(self.plan.run_id)
         rank = self.plans[node].node_rank
@@ -62,7 +62,7 @@ def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
     """Fill the folders and create the nodes on all hosts, without starting them."""
     plan, token = attempt.plan, secrets.token_hex(32)
 
-    def create(node: Node) -> None:
+    def create(node: HostConnection) -> None:
         engine, node_plan = attempt.engine(node), attempt.plans[node]
         if plan.attempt > 1:  # a container name can be used only once
             for status in attempt.nodes_on(node):
@@ -88,7 +88,7 @@ def remove_nodes(attempt: PlannedAttempt, *, folders: bool = False) -> None:
     If a node cannot be removed now, `kill` finds it by its labels.
     """
 
-    def remove(node: Node) -> None:
+    def remove(node: HostConnection) -> None:
         engine = attempt.engine(node)
         for status in attempt.nodes_on(node):
             if status.attempt == attempt.plan.attempt:

@@ -23,8 +23,8 @@ from ..outcomes import Outcome, RunState
 from ..own_folders import locked, make_folder
 from ..plan.plan import Plan
 from ..runs.record import RunFolder
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
-from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from .claim_gpus import Refused, taken_by_rivals
 from .may_restart import why_not
@@ -92,7 +92,9 @@ class Tickets:
                 remove_tickets(self.attempt.nodes, self.attempt.plan)
                 return
 
-    def renew(self) -> tuple[dict[Node, list[NodeStatus]], dict[Node, DdpctlError]]:
+    def renew(
+        self,
+    ) -> tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]:
         """Replace this run's tickets that are old or gone. Return what `list_claims` does.
 
         Raises RunKilled if a ticket was replaced although the run was killed.
@@ -106,16 +108,16 @@ class Tickets:
                 self._reservation.confirm(due)
             return listed, failures
 
-    def _own(self, node: Node, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
+    def _own(self, node: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
         mine = (self.attempt.plan.run_id, self.attempt.plans[node].node_rank)
         return [s for s in listed if s.is_ticket and (s.run_id, s.node_rank) == mine]
 
-    def _put(self, node: Node) -> None:
+    def _put(self, node: HostConnection) -> None:
         own = self.attempt.plans[node]
         name = f"{own.place.container}-{secrets.token_hex(3)}"
         self.attempt.engine(node).wait_in_line(name, own.container.labels)
 
-    def _replace(self, node: Node, own: Sequence[NodeStatus]) -> None:
+    def _replace(self, node: HostConnection, own: Sequence[NodeStatus]) -> None:
         self._put(node)
         for ticket in own:
             self.attempt.engine(node).withdraw(ticket)
@@ -132,7 +134,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         self,
         request: Request,
         reservation: Reservation,
-        former: Sequence[Node],
+        former: Sequence[HostConnection],
         interrupts: Interrupts,
         console: Console,
         kept: Tickets | None,
@@ -241,7 +243,7 @@ def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
 
 def list_claims(
     attempt: PlannedAttempt,
-) -> tuple[dict[Node, list[NodeStatus]], dict[Node, DdpctlError]]:
+) -> tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]:
     """Return the nodes and tickets of all runs on each host, and the errors of silent hosts."""
     name = attempt.plan.engine.name
     return try_each(attempt.nodes, lambda n: [s for e in engines_on(n, name) for s in e.claims()])
@@ -249,9 +251,9 @@ def list_claims(
 
 def in_the_way(
     attempt: PlannedAttempt,
-    listed: Mapping[Node, Sequence[NodeStatus]],
-    failures: Mapping[Node, DdpctlError],
-) -> tuple[dict[Node, list[NodeStatus]], list[DdpctlError]]:
+    listed: Mapping[HostConnection, Sequence[NodeStatus]],
+    failures: Mapping[HostConnection, DdpctlError],
+) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
     """Return the rivals that are ahead or undecided, by host, and an error for each of them.
 
     A port that the plan has chosen does not count: the next plan chooses another one.
@@ -266,10 +268,10 @@ def in_the_way(
     return ahead, [*taken_by_rivals(attempt, ahead, wanted), *failures.values()]
 
 
-def remove_tickets(nodes: Sequence[Node], plan: Plan) -> None:
+def remove_tickets(nodes: Sequence[HostConnection], plan: Plan) -> None:
     """Remove the run's tickets on these hosts. On a host that does not answer, they expire."""
 
-    def remove(node: Node) -> None:
+    def remove(node: HostConnection) -> None:
         for engine in engines_on(node, plan.engine.name):
             for status in engine.claims():
                 if status.is_ticket and status.run_id == plan.run_id:

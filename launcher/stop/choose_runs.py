@@ -12,9 +12,9 @@ from ..hosts import Cluster, load
 from ..run_id import time_of
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, names_hosts
 from ..runs.record import RunFolder
+from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each
-from ..ssh.host_connection import Node
 from ..terminal.console import Console
 from ..text import counted, names
 
@@ -52,7 +52,7 @@ class HostedRun:
     """A run, and the hosts that may have it. owners: users besides this one who own nodes of it."""
 
     run_id: str
-    hosts: Sequence[Node]
+    hosts: Sequence[HostConnection]
     owners: Sequence[str] = ()
 
 
@@ -83,7 +83,9 @@ def hosts_of(folder: RunFolder) -> Cluster:
         raise UsageError(error.what, remedy) from None
 
 
-def choose_runs(hosts: Sequence[Node], target: Target, console: Console) -> list[HostedRun]:
+def choose_runs(
+    hosts: Sequence[HostConnection], target: Target, console: Console
+) -> list[HostedRun]:
     """Return the runs that the target means, each with those of the hosts that may have it."""
     cluster = target.cluster
     match target:
@@ -108,7 +110,7 @@ def launched_here(folder: RunFolder, console: Console) -> bool:
 
 
 def own_runs(
-    hosts: Sequence[Node], cluster: Cluster, console: Console, *, everything: bool
+    hosts: Sequence[HostConnection], cluster: Cluster, console: Console, *, everything: bool
 ) -> list[HostedRun]:
     """Return this user's runs, each with the hosts that show it, and those that may have it.
 
@@ -117,7 +119,7 @@ def own_runs(
     """
     machines = one_per_account(hosts)
 
-    def ask(node: Node) -> tuple[list[NodeStatus], list[str]]:
+    def ask(node: HostConnection) -> tuple[list[NodeStatus], list[str]]:
         listed = [each.list_all() for each in engines_on(node, cluster.job.engine)]
         own = [s for statuses, _ in listed for s in statuses if s.user == account_name()]
         return own, [name for _, unreadable in listed for name in unreadable]
@@ -145,7 +147,7 @@ def own_runs(
         what = f"several live runs on these hosts: {', '.join(run_ids)}"
         raise UsageError(what, "name one of them, or pass --all")
 
-    def may_have(node: Node, run_id: str) -> bool:
+    def may_have(node: HostConnection, run_id: str) -> bool:
         return node in failures or run_id in {s.run_id for s in answers[node][0]}
 
     return [HostedRun(each, [n for n in machines if may_have(n, each)]) for each in run_ids]

@@ -18,8 +18,8 @@ from ..facts.shared_homes import one_per_home
 from ..hosts import Cluster
 from ..outcomes import Exit
 from ..run_id import is_run_id
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each, unique_names
-from ..ssh.host_connection import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
@@ -134,7 +134,13 @@ def total(traces: Collection[Traces]) -> str:
     return f"{items}, {size}, on {counted(len(traces), 'host')}"
 
 
-def look(node: Node, leaders: Collection[Node], cluster: Cluster, *, sizes: bool = True) -> Traces:
+def look(
+    node: HostConnection,
+    leaders: Collection[HostConnection],
+    cluster: Cluster,
+    *,
+    sizes: bool = True,
+) -> Traces:
     """List a host's traces. Only `leaders` look into ~/.ddpctl; other hosts share theirs.
 
     sizes: measure the parts, which is slow if they are large.
@@ -158,8 +164,11 @@ def look(node: Node, leaders: Collection[Node], cluster: Cluster, *, sizes: bool
 
 
 def without_new_runs(
-    listed: Mapping[Node, Traces], leaders: Collection[Node], cluster: Cluster, console: Console
-) -> dict[Node, Traces]:
+    listed: Mapping[HostConnection, Traces],
+    leaders: Collection[HostConnection],
+    cluster: Cluster,
+    console: Console,
+) -> dict[HostConnection, Traces]:
     """Look again, and leave out the hosts of runs that have started since these traces were listed."""
     now, _ = try_each([*listed], lambda node: look(node, leaders, cluster, sizes=False))
     new = {
@@ -188,11 +197,11 @@ def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
 
 
 def remove(
-    machines: Sequence[Node],
-    answered: Collection[Node],
-    leaders: Collection[Node],
+    machines: Sequence[HostConnection],
+    answered: Collection[HostConnection],
+    leaders: Collection[HostConnection],
     cluster: Cluster,
-    to_remove: Mapping[Node, Traces],
+    to_remove: Mapping[HostConnection, Traces],
     console: Console,
 ) -> None:
     """Stop the live runs, each on the hosts whose own traces show it; remove containers and folders."""
@@ -205,12 +214,12 @@ def remove(
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
     kill_runs([hosted(run_id) for run_id in live], cluster.job.engine, console, asked=answered)
 
-    def run(node: Node, script: str) -> None:
+    def run(node: HostConnection, script: str) -> None:
         if (done := node.script(script, timeout=TIMEOUT)).code != 0:
             remedy = "only their owner or root can remove another user's files"
             raise CommandFailed(done.reason, remedy, host=node.name)
 
-    def empty(node: Node) -> None:
+    def empty(node: HostConnection) -> None:
         if containers := to_remove[node].containers:
             for engine in installed_engines(node, cluster.job.engine):
                 for status in containers if engine.traits.keeps_containers else ():

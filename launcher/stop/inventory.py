@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..run_id import is_run_id
-from ..ssh.host_connection import LONG_OUTPUT, Node
+from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 
 INVENTORY = load_script(__file__, "inventory.sh")
@@ -55,7 +55,7 @@ class Inventory:
     time: int = 0  # of this list: unix seconds on the host's clock
 
 
-def take_inventory(node: Node, *, folder: bool, run_id: str = "") -> Inventory:
+def take_inventory(node: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
     """List what is on a host. folder: with ~/.ddpctl. run_id: list only this run's processes."""
     what, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
     done = node.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
@@ -82,13 +82,13 @@ def parse_inventory(text: str, host: str) -> Inventory:
     )
 
 
-def processes_on(node: Node, run_id: str) -> list[RunProcess]:
+def processes_on(node: HostConnection, run_id: str) -> list[RunProcess]:
     """Return the processes of this user on the host that carry the run id."""
     inventory = take_inventory(node, folder=False, run_id=run_id)
     return [process for process in inventory.processes if process.run_id == run_id]
 
 
-def sizes_of(node: Node, entries: Iterable[str]) -> Mapping[str, int]:
+def sizes_of(node: HostConnection, entries: Iterable[str]) -> Mapping[str, int]:
     """Return the sizes in bytes of entries of ~/.ddpctl. Omits those that cannot be measured."""
     names = "".join(f"{name}\0" for name in entries).encode()
     done = node.script(SIZES, stdin=names, timeout=TIMEOUT)

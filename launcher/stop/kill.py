@@ -14,9 +14,9 @@ from ..hosts import Cluster
 from ..outcomes import Exit, RunState
 from ..runs.record import RunRecord, UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.background import in_background
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, by_name, one_per_account
-from ..ssh.host_connection import Node, connected
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import counted, names
@@ -81,7 +81,11 @@ def confirm_owners(run: HostedRun, target: Target, confirm: Confirm) -> bool:
 
 
 def kill_runs(
-    runs: Sequence[HostedRun], engine: str, console: Console, *, asked: Collection[Node] = ()
+    runs: Sequence[HostedRun],
+    engine: str,
+    console: Console,
+    *,
+    asked: Collection[HostConnection] = (),
 ) -> list[Killed]:
     """Stop runs, say what was stopped, and record it. asked: other hosts that were asked for them."""
     killed = stop_at_once([(run, stop_of(run, engine, console)) for run in runs], console)
@@ -92,7 +96,7 @@ def kill_runs(
     return killed
 
 
-def finish_pending(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
+def finish_pending(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
     """Complete stops that run.json lists as unconfirmed on these hosts.
 
     Does not report hosts that do not answer: the caller does.
@@ -142,9 +146,9 @@ class Killed:
     """What a stop of one run did on its machines, or why that is unknown."""
 
     run_id: str
-    machines: Sequence[Node]
-    by_node: Mapping[Node, Stopped]
-    errors: Mapping[Node, DdpctlError]
+    machines: Sequence[HostConnection]
+    by_node: Mapping[HostConnection, Stopped]
+    errors: Mapping[HostConnection, DdpctlError]
 
     @cached_property
     def stopped(self) -> dict[str, Stopped]:
@@ -224,10 +228,10 @@ class Killed:
         }
 
 
-def remove_finished(nodes: Sequence[Node], cluster: Cluster, console: Console) -> None:
+def remove_finished(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
     """Remove the containers of this user's finished runs, but not their folders. Prints how many."""
 
-    def remove(node: Node) -> set[str]:
+    def remove(node: HostConnection) -> set[str]:
         run_ids = set()
         for engine in engines_on(node, cluster.job.engine):
             for status in engine.list() if engine.traits.keeps_containers else ():

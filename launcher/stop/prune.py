@@ -16,8 +16,8 @@ from ..push.image.sif import converted_file
 from ..push.packages.wheels import collected
 from ..push.push_progress import HostsNotReady, PushReport
 from ..push.transfer.payload import script_output
+from ..ssh.host_connection import HostConnection
 from ..ssh.many import one_per_account, try_each
-from ..ssh.host_connection import Node
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, duration
@@ -60,7 +60,10 @@ class PruneResult:
 
 
 def prune(
-    nodes: Sequence[Node], cluster: Cluster, confirm: Callable[[str, str], bool], console: Console
+    nodes: Sequence[HostConnection],
+    cluster: Cluster,
+    confirm: Callable[[str, str], bool],
+    console: Console,
 ) -> PruneResult:
     """Remove the trees that neither a run nor this hosts file uses, if `confirm` accepts list and total.
 
@@ -76,7 +79,7 @@ def prune(
         what = f"cannot read the job's folders: {error}; nothing was deleted"
         raise PushFailed(what, "make them readable", host="this machine") from None
 
-    def look(node: Node) -> tuple[Inventory, set[str]]:
+    def look(node: HostConnection) -> tuple[Inventory, set[str]]:
         """Return what is on a host, and the digests of the trees that its runs use."""
         inventory = take_inventory(node, folder=True)
         engines = installed_engines(node, cluster.job.engine)
@@ -101,7 +104,7 @@ def prune(
     removed = bool(trees) and confirm(listed, total(trees))
     if removed:
 
-        def remove(node: Node) -> None:
+        def remove(node: HostConnection) -> None:
             rows = "".join(f"{name}\n" for name in names[node]).encode()
             newest = str(looks[node][0].time - MIN_AGE)
             script_output(node, "prune", REMOVE, newest, stdin=rows, timeout=TIMEOUT)

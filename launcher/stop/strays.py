@@ -17,9 +17,9 @@ from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster
 from ..outcomes import Exit
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each, unique_names
-from ..ssh.host_connection import Node, connected
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
@@ -85,14 +85,14 @@ def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool)
 
 
 def find_strays(
-    machines: Sequence[Node], cluster: Cluster
+    machines: Sequence[HostConnection], cluster: Cluster
 ) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """Return the strays of this user's runs, and the errors of silent hosts."""
     by_host, failures = ask_each(machines, lambda node: run_traces(node, cluster))
     return strays_of(by_host, account_name(), complete=not failures), failures
 
 
-def run_traces(node: Node, cluster: Cluster) -> RunTraces:
+def run_traces(node: HostConnection, cluster: Cluster) -> RunTraces:
     memory: dict[int, int] = {}
     if node.host.gpus != 0:
         use = node.script(USE, timeout=60.0).stdout.decode(errors="replace")
@@ -132,10 +132,12 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
     return strays
 
 
-def end_strays(machines: Sequence[Node], cluster: Cluster, strays: Sequence[Stray]) -> None:
+def end_strays(
+    machines: Sequence[HostConnection], cluster: Cluster, strays: Sequence[Stray]
+) -> None:
     hosts = unique_names(machines)
 
-    def end(node: Node) -> None:
+    def end(node: HostConnection) -> None:
         own = [stray for stray in strays if stray.host == hosts[node]]
         handles = {stray.handle for stray in own if stray.kind != "process"}
         for engine in engines_on(node, cluster.job.engine) if handles else ():

@@ -22,7 +22,7 @@ from launcher.hosts import Host
 from launcher.look import stacks
 from launcher.preflight import container_test
 from launcher.runs import newest_attempt
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import CHUNK, Completed, Stderr, Stream
 
 PATIENCE = 0.1  # seconds that these tests wait for any answer
@@ -103,15 +103,17 @@ class EvilCluster(FakeCluster):
         super().__init__(folder, monkeypatch, ["good1", "evil", "good2"], **job)
         self.evil = EvilHost("evil", folder / "hosts" / "evil-too")
         self.hosts["evil"] = self.evil
-        run = Node.run
+        run = HostConnection.run
 
-        def impatient(node: Node, *args: Any, timeout: float = PATIENCE, **how: Any) -> Completed:
+        def impatient(
+            node: HostConnection, *args: Any, timeout: float = PATIENCE, **how: Any
+        ) -> Completed:
             timeout = (
                 min(timeout, PATIENCE) if node.name == "evil" and self.evil.scripts else timeout
             )
             return run(node, *args, timeout=timeout, **how)
 
-        monkeypatch.setattr(Node, "run", impatient)
+        monkeypatch.setattr(HostConnection, "run", impatient)
         monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 0.5)
         monkeypatch.setattr(container_test, "TIMEOUT", PATIENCE)  # no fake runs what it starts
         monkeypatch.setattr(stacks, "TIMEOUT", 1)
@@ -139,7 +141,7 @@ class EvilCluster(FakeCluster):
         fake = self.host(host.name)
         return EvilMachine(fake) if isinstance(fake, EvilHost) else FakeMachine(fake)
 
-    def _docker(self, node: Node) -> Any:
+    def _docker(self, node: HostConnection) -> Any:
         if not getattr(self.host(node.name), "scripts", ""):
             return super()._docker(node)
         api = self._connect(node)

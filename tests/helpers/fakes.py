@@ -42,10 +42,9 @@ from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 from launcher.plan.labels import LABEL
 from launcher.plan.plan import CONTROL_DIR
-from launcher.ssh import client, connect
-from launcher.ssh import node as ssh_node
+from launcher.ssh import client, connect, host_connection
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.local import LocalMachine
-from launcher.ssh.host_connection import Node
 from launcher.ssh.stream import Stream
 
 IMAGE = {"Id": "sha256:" + "1" * 64, "Architecture": "amd64", "RootFS": {"Layers": ["sha256:2"]}}
@@ -209,7 +208,7 @@ class FakeExec:
 
 
 class FakeMachine(LocalMachine):
-    """What a Node uses instead of an SSH connection: processes of this machine, in the host's home."""
+    """What a HostConnection uses instead of SSH: processes of this machine, in the host's home."""
 
     def __init__(self, host: FakeHost) -> None:
         super().__init__()
@@ -427,7 +426,7 @@ class FakeCluster:
         monkeypatch.setattr(cli, "application", command_line)
         monkeypatch.setattr(client, "SshMachine", self._machine)
         monkeypatch.setattr(connect, "connect_early", lambda hosts: None)
-        monkeypatch.setattr(ssh_node, "LocalMachine", lambda: FakeMachine(self.local))
+        monkeypatch.setattr(host_connection, "LocalMachine", lambda: FakeMachine(self.local))
         monkeypatch.setattr(docker_client, "_connect", self._docker)
         monkeypatch.setattr(
             "launcher.follow.detach.start_recorder",
@@ -448,7 +447,7 @@ class FakeCluster:
     def _machine(self, host: Host, connect_timeout: float) -> FakeMachine:
         return FakeMachine(self.host(host.name))
 
-    def _docker(self, node: Node) -> FakeDocker:
+    def _docker(self, node: HostConnection) -> FakeDocker:
         return FakeDocker(self.host(node.name))
 
     def share_home(self, *names: str) -> Path:

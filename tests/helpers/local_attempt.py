@@ -8,13 +8,15 @@ from launcher.engines.process import Processes
 from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.hosts import Host
 from launcher.plan.plan import Place
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
-def local_attempt(folder: Path, journal: bytes, node: Node | None = None) -> RunningAttempt:
+def local_attempt(
+    folder: Path, journal: bytes, node: HostConnection | None = None
+) -> RunningAttempt:
     control = folder / "node-0"
     control.mkdir()
     (control / "journal").write_bytes(journal)
-    node = node or Node(Host("local"))
+    node = node or HostConnection(Host("local"))
     place = Place(0, 1, "none", str(folder), str(control))
     return RunningAttempt((RunningNode(node, Processes(node), place),))

@@ -11,7 +11,7 @@ from sshd_server import Sshd
 
 from launcher.hosts import Cluster, Job
 from launcher.push.push import ALL, PushResult, push
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 
@@ -19,7 +19,7 @@ from launcher.terminal.console import Console
 class Machine:
     """A host with a home folder of its own behind an sshd of its own."""
 
-    node: Node
+    node: HostConnection
     home: Path
     server: Sshd
 
@@ -78,7 +78,7 @@ def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
             )
             server.know()
             server.start()
-            made.append(Machine(Node(server.host()), folder, server))
+            made.append(Machine(HostConnection(server.host()), folder, server))
         return made[-count:]
 
     yield start

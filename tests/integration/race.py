@@ -21,8 +21,8 @@ from launcher.facts.gpus import Gpu
 from launcher.hosts import Cluster, load
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan
+from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import each_node
-from launcher.ssh.host_connection import Node, connected
 from launcher.start.claim_gpus import claim_gpus
 from launcher.start.request import Request
 from launcher.start.start_nodes import (
@@ -33,7 +33,7 @@ from launcher.start.start_nodes import (
 )
 from launcher.terminal.console import Console
 
-Party = tuple[Plan, list[Node]]
+Party = tuple[Plan, list[HostConnection]]
 
 
 def main(hosts: str, pairs: int) -> None:
@@ -69,7 +69,7 @@ def main(hosts: str, pairs: int) -> None:
 
 def party(
     run_id: str,
-    nodes: Sequence[Node],
+    nodes: Sequence[HostConnection],
     given: Cluster,
     facts: Sequence[Facts],
     shared: int,
@@ -93,7 +93,7 @@ def party(
     return dataclasses.replace(plan, nodes=asleep), [nodes[rank] for rank in ranks]
 
 
-def race(plan: Plan, nodes: Sequence[Node], barrier: threading.Barrier) -> str | None:
+def race(plan: Plan, nodes: Sequence[HostConnection], barrier: threading.Barrier) -> str | None:
     """The run id if it started."""
     barrier.wait()
     console = Console(quiet=True)

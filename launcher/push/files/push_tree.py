@@ -24,8 +24,8 @@ from ...errors import CommandFailed, DdpctlError, HostUnreachable, PushFailed
 from ...facts.shared_homes import find_shared_homes
 from ...own_folders import cache_home, write_cache
 from ...ssh import shell
+from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
-from ...ssh.host_connection import Node
 from ...ssh.script_files import load_script
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload, script_output
@@ -69,12 +69,14 @@ class Start:
 class TreePush:
     def __init__(self, tree: Tree, part: str, fanout: Fanout) -> None:
         self.tree, self.part, self.fanout = tree, part, fanout
-        self.tokens: dict[Node, str] = {}  # one token per host, because homes may be shared
-        self.files_sent: dict[Node, int] = {}
+        self.tokens: dict[
+            HostConnection, str
+        ] = {}  # one token per host, because homes may be shared
+        self.files_sent: dict[HostConnection, int] = {}
         self.deltas: dict[str, Delta] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
 
-    def run(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    def run(self, nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
         """Push to hosts that lack the tree. Return the failed ones, which have no partial tree."""
         cached = _cache_file(self.tree.manifest.digest)
         if not cached.exists():  # tells the next push what the hosts' tree contains
@@ -85,9 +87,9 @@ class TreePush:
         # The other hosts of a shared home now have the tree, unless its first host failed.
         return failures | self._push([node for home in homes for node in home[1:]])
 
-    def _push(self, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    def _push(self, nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
         starts, failures = try_each(nodes, self._start)
-        groups: dict[tuple[str, int], tuple[Start, list[Node]]] = {}
+        groups: dict[tuple[str, int], tuple[Start, list[HostConnection]]] = {}
         for node, start in starts.items():
             if start is not None:
                 groups.setdefault((start.base, len(start.write)), (start, []))[1].append(node)
@@ -95,14 +97,14 @@ class TreePush:
             failures |= self._send(start, members)
         return failures
 
-    def _names(self, node: Node) -> tuple[str, str, str]:
+    def _names(self, node: HostConnection) -> tuple[str, str, str]:
         return f"{self.part}s", self.tree.manifest.digest, self.tokens[node]
 
-    def _script(self, node: Node, script: str, *more: str, stdin: bytes = b"") -> str:
+    def _script(self, node: HostConnection, script: str, *more: str, stdin: bytes = b"") -> str:
         arguments = *self._names(node), *more
         return script_output(node, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
 
-    def _start(self, node: Node) -> Start | None:
+    def _start(self, node: HostConnection) -> Start | None:
         """Prepare the draft. Return None if the host has the tree by now."""
         trees = parse_trees(self._script(node, BEGIN))
         if trees.present:
@@ -129,7 +131,7 @@ class TreePush:
         self._script(node, PREPARE, base, stdin=b"\0".join((*deltas[base].remove, b"")))
         return Start(base, deltas[base].write)
 
-    def _delta(self, node: Node, earlier: str) -> Delta | None:
+    def _delta(self, node: HostConnection, earlier: str) -> Delta | None:
         """Return the changes from an earlier tree; None if its contents are unknown."""
         with self.lock:  # computed once for all hosts
             if earlier not in self.deltas and (old := cached_manifest(earlier)):
@@ -140,7 +142,9 @@ class TreePush:
         there = fetched_manifest(node, earlier, most)  # without the lock: no host waits for another
         return self.tree.manifest.after(there) if there else None
 
-    def _send(self, start: Start, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    def _send(
+        self, start: Start, nodes: Sequence[HostConnection]
+    ) -> dict[HostConnection, DdpctlError]:
         size = sum(entry.size for entry in start.write)
         # The manifest is for later pushes from other machines.
         packed = zlib.compress(self.tree.manifest.text, 1)
@@ -159,7 +163,7 @@ class TreePush:
                     self._script(node, ABANDON)
         return failures
 
-    def _publish(self, start: Start, node: Node) -> None:
+    def _publish(self, start: Start, node: HostConnection) -> None:
         self._script(node, PUBLISH)
         self.files_sent[node] = sum(1 for entry in start.write if entry.is_file)
 
@@ -186,7 +190,7 @@ def cached_manifest(digest: str) -> Manifest | None:
     return None
 
 
-def fetched_manifest(node: Node, digest: str, most: int) -> Manifest | None:
+def fetched_manifest(node: HostConnection, digest: str, most: int) -> Manifest | None:
     """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one.
 
     most: bytes of the longest manifest that is worth comparing with.

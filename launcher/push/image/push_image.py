@@ -11,22 +11,22 @@ from ...engines.engine_info import ImageInfo
 from ...errors import CommandFailed, DdpctlError, PushFailed
 from ...hosts import Host
 from ...own_folders import cache_home, read_cache, write_cache
+from ...ssh.host_connection import HostConnection, connected
 from ...ssh.many import try_each
-from ...ssh.host_connection import Node, connected
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Payload
 from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag
 
 ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 
-Images = dict[Node, ImageInfo]  # the image of each host that has it
-Failures = dict[Node, DdpctlError]
+Images = dict[HostConnection, ImageInfo]  # the image of each host that has it
+Failures = dict[HostConnection, DdpctlError]
 
 
 def push_image(
     name: str,
     here: ImageInfo | None,
-    there: Mapping[Node, ImageInfo | None],
+    there: Mapping[HostConnection, ImageInfo | None],
     fanout: Fanout,
     *,
     only_verify: bool = False,
@@ -75,7 +75,7 @@ def differing(name: str, images: Images) -> Failures:
     }
 
 
-def _pull(node: Node, name: str) -> ImageInfo:
+def _pull(node: HostConnection, name: str) -> ImageInfo:
     """Let the host pull an image that this machine does not have."""
     try:
         return images_of(node).pull(name)
@@ -91,14 +91,14 @@ def _pull(node: Node, name: str) -> ImageInfo:
 class _Sending:
     """Sends the image from this machine to hosts that have a different one or none."""
 
-    def __init__(self, name: str, here: ImageInfo, local: Node, fanout: Fanout) -> None:
+    def __init__(self, name: str, here: ImageInfo, local: HostConnection, fanout: Fanout) -> None:
         self.name, self.here, self.local = name, here, images_of(local)
         self.fanout, self.progress = fanout, fanout.progress
         self.load = lambda node: images_of(node).load_command()
         self.refs = [name] if with_tag(name) else [here.id]
         self.partial = partial_ids(here)
 
-    def run(self, hosts: Mapping[Node, ImageInfo | None]) -> tuple[Images, Failures]:
+    def run(self, hosts: Mapping[HostConnection, ImageInfo | None]) -> tuple[Images, Failures]:
         """Send to `hosts`, which have these images of that name, or none."""
         there, failures = try_each([*hosts], lambda node: self._layers_there(node, hosts[node]))
         for by_diff_id in (False, True):
@@ -112,7 +112,7 @@ class _Sending:
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
         return {**verified, **again}, {**failures, **still_broken}
 
-    def _layers_there(self, node: Node, different: ImageInfo | None) -> tuple[int, bool]:
+    def _layers_there(self, node: HostConnection, different: ImageInfo | None) -> tuple[int, bool]:
         """Return how many of the lowest layers a host has, and whether its archives need diff ids.
 
         Only the lowest layers can be left out of an archive. different: the host's image of that
@@ -125,7 +125,9 @@ class _Sending:
         common = [[*takewhile(lambda pair: pair[0] == pair[1], row)] for row in pairs]
         return max(map(len, common)), store.needs_diff_ids()
 
-    def _send_layers(self, nodes: Sequence[Node], first: int, by_diff_id: bool) -> Failures:
+    def _send_layers(
+        self, nodes: Sequence[HostConnection], first: int, by_diff_id: bool
+    ) -> Failures:
         remove_stale_tags(self.local)
         export = layer_archives(
             self.local, self.name, self.here, first, self.progress, by_diff_id=by_diff_id
@@ -146,12 +148,14 @@ class _Sending:
             self.refs += archive.image_ids
         return Payload("image", self.load, archive.size, archive.chunks)
 
-    def _send_whole(self, nodes: Sequence[Node]) -> Failures:
+    def _send_whole(self, nodes: Sequence[HostConnection]) -> Failures:
         """Send all layers in one stream, as the engine saves them."""
         whole = Payload("image", self.load, None, partial(self.local.save, self.name))
         return self._fan_out([whole], nodes, 0) if nodes else {}
 
-    def _fan_out(self, payloads: Iterable[Payload], nodes: Sequence[Node], first: int) -> Failures:
+    def _fan_out(
+        self, payloads: Iterable[Payload], nodes: Sequence[HostConnection], first: int
+    ) -> Failures:
         """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
         failures = self.fanout.send("image", payloads, nodes, None)
         for node in nodes:
@@ -160,7 +164,7 @@ class _Sending:
                 self.progress.hosts[node].layers_skipped = first
         return failures
 
-    def _verify(self, node: Node) -> ImageInfo:
+    def _verify(self, node: HostConnection) -> ImageInfo:
         image = images_of(node).verify(self.refs, self.partial)
         if not image.layers:
             remember(image, node, self.here)
@@ -174,13 +178,13 @@ class _Sending:
         return image
 
 
-def as_here(image: ImageInfo, node: Node) -> ImageInfo:
+def as_here(image: ImageInfo, node: HostConnection) -> ImageInfo:
     """Return a host's image with this machine's id of it, if an earlier push cached that."""
     known = read_cache(cache_home() / ALIASES).get(_key(image, node))
     return dataclasses.replace(image, id=known) if isinstance(known, str) else image
 
 
-def remember(there: ImageInfo, node: Node, here: ImageInfo) -> None:
+def remember(there: ImageInfo, node: HostConnection, here: ImageInfo) -> None:
     """Cache the host engine's id of an image that was pushed and verified there.
 
     containerd's store may list an image without its layers, if it already had some of them with
@@ -192,5 +196,5 @@ def remember(there: ImageInfo, node: Node, here: ImageInfo) -> None:
         write_cache(cache_home() / ALIASES, json.dumps({**known, _key(there, node): here.id}))
 
 
-def _key(image: ImageInfo, node: Node) -> str:
+def _key(image: ImageInfo, node: HostConnection) -> str:
     return " ".join(map(str, (*node.host.account, image.id)))

@@ -19,8 +19,8 @@ from ...errors import DdpctlError, PushFailed, UsageError
 from ...hosts import Job
 from ...own_folders import cache_home
 from ...plan.supervisor_spec import python_on
+from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
-from ...ssh.host_connection import Node
 from ...ssh.script_files import load_script
 from ..files.scan import Tree, scan
 from ..image.recipe import find_source, requirements_of, with_named
@@ -52,8 +52,8 @@ class WheelTarget:
 
 
 def wheels_of(
-    job: Job, nodes: Sequence[Node], progress: PushProgress
-) -> tuple[Tree | None, dict[Node, DdpctlError]]:
+    job: Job, nodes: Sequence[HostConnection], progress: PushProgress
+) -> tuple[Tree | None, dict[HostConnection, DdpctlError]]:
     """Collect the wheels for these hosts. Return them, and the hosts whose Python cannot use them.
 
     Raises UsageError or PushFailed, for example if a package has no wheel.
@@ -64,7 +64,7 @@ def wheels_of(
     return (_collect(job, sorted(targets.values()), progress) if targets else None), failures
 
 
-def make_venv(job: Job, digest: str, node: Node) -> None:
+def make_venv(job: Job, digest: str, node: HostConnection) -> None:
     """Make the virtual environment of the wheels that the host has, unless it is there."""
     arguments = digest, python_on(job, node.host)
     script_output(node, "packages", MAKE_VENV, *arguments, timeout=INSTALL_TIME)
@@ -78,7 +78,7 @@ def collected(job: Job) -> set[str]:
     return {_scan(folder).manifest.digest for folder in folders}
 
 
-def _target(job: Job, node: Node) -> WheelTarget:
+def _target(job: Job, node: HostConnection) -> WheelTarget:
     text = script_output(node, "packages", PLATFORM, python_on(job, node.host), timeout=60.0)
     if match := ANSWER.fullmatch(text):
         return WheelTarget(match[1], int(match[2]))

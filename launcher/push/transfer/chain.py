@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
-from ...ssh.host_connection import Node
+from ...ssh.host_connection import HostConnection
 from ...text import duration
 from ..push_progress import PushProgress
 from .payload import END_TIMEOUT, Payload, failed
@@ -70,7 +70,7 @@ class Transfer:
                 argv = self.payload.command(relay.node)
                 self._read_from(host, self._sources(host), "open", argv=argv)
 
-    def finish(self) -> dict[Node, DdpctlError]:
+    def finish(self) -> dict[HostConnection, DdpctlError]:
         """Wait for all hosts. Return the failed hosts with their errors."""
         deadline, before = 0.0, (-1, -1)
         with self._changed:

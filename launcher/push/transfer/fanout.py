@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable
+from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
-from ...ssh.host_connection import Node
 from ..push_progress import PushProgress
 from .chain import Transfer
 from .payload import END_TIMEOUT, Payload, failed
@@ -19,10 +19,10 @@ MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for start
 class Fanout:
     """Sends the payloads of one push. `close` ends the agents that it started."""
 
-    def __init__(self, addresses: Mapping[Node, str], progress: PushProgress) -> None:
+    def __init__(self, addresses: Mapping[HostConnection, str], progress: PushProgress) -> None:
         """addresses: where other hosts reach each host that can relay, in the chain's order."""
         self._addresses, self.progress = addresses, progress
-        self._relays: dict[Node, Relay] | None = None  # the hosts whose agent has started
+        self._relays: dict[HostConnection, Relay] | None = None  # the hosts whose agent has started
         self._transfers: dict[str, Transfer] = {}
 
     def close(self) -> None:
@@ -30,15 +30,19 @@ class Fanout:
             relay.close()
 
     def send(
-        self, part: str, payloads: Iterable[Payload], nodes: Sequence[Node], size: int | None
-    ) -> dict[Node, DdpctlError]:
+        self,
+        part: str,
+        payloads: Iterable[Payload],
+        nodes: Sequence[HostConnection],
+        size: int | None,
+    ) -> dict[HostConnection, DdpctlError]:
         """Send the payloads of a part. Return the failed hosts with their errors.
 
         Each host receives the payloads in order, and none after it has failed. A payload is sent
         before the next one is ready. size: of all together; None if unknown.
         """
         self.progress.begin(part, nodes, size)
-        failures: dict[Node, DdpctlError] = {}
+        failures: dict[HostConnection, DdpctlError] = {}
         row: list[Relay] = []
         transfers: list[Transfer] = []
         begun = 0  # bytes
@@ -64,7 +68,7 @@ class Fanout:
         self.progress.end(part, [node for node in nodes if node not in failures])
         return failures
 
-    def _row(self, nodes: Sequence[Node], size: int) -> list[Relay]:
+    def _row(self, nodes: Sequence[HostConnection], size: int) -> list[Relay]:
         """Return the hosts to send to through a chain; [] if that saves too little."""
         saved = sum(node in self._addresses for node in nodes) - 1  # copies on the uplink
         if saved < 1 or size * saved < MIN_SAVING:
@@ -105,12 +109,12 @@ class Fanout:
                 transfer.end(transfer.hosts[relay], why)
 
     def _send_directly(
-        self, payload: Payload, nodes: Sequence[Node], failed: Collection[Node]
-    ) -> dict[Node, DdpctlError]:
+        self, payload: Payload, nodes: Sequence[HostConnection], failed: Collection[HostConnection]
+    ) -> dict[HostConnection, DdpctlError]:
         ready = [node for node in nodes if node not in failed]
         return try_each(ready, partial(self._send_to, payload))[1]
 
-    def _send_to(self, payload: Payload, node: Node) -> None:
+    def _send_to(self, payload: Payload, node: HostConnection) -> None:
         stream = node.open(payload.command(node))
         try:
             for chunk in payload.chunks():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...errors import PushFailed
-from ...ssh.host_connection import Node
+from ...ssh.host_connection import HostConnection
 
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it received
 
@@ -27,14 +27,23 @@ class Payload:
     """A byte stream for a command on each host. Each call of `chunks` yields it from the start."""
 
     part: str  # image, wheel, dataset, workdir
-    command: Callable[[Node], tuple[str, ...]]  # on the host; reads the payload from stdin
+    command: Callable[
+        [HostConnection], tuple[str, ...]
+    ]  # on the host; reads the payload from stdin
     size: int | None  # approximate bytes; None if unknown
     chunks: Callable[[], Iterator[bytes]]
-    finish: Callable[[Node], None] = lambda node: None  # called for each host that has all of it
+    finish: Callable[[HostConnection], None] = lambda node: (
+        None
+    )  # called for each host that has all of it
 
 
 def script_output(
-    node: Node, part: str, script: str, *arguments: str, stdin: bytes = b"", timeout: float
+    node: HostConnection,
+    part: str,
+    script: str,
+    *arguments: str,
+    stdin: bytes = b"",
+    timeout: float,
 ) -> str:
     """Run a script on a host and return its output. Raises PushFailed with the line that tells why."""
     done = node.script(script, *arguments, stdin=stdin, timeout=timeout)

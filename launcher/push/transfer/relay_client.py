@@ -11,7 +11,7 @@ from typing import Any
 
 from ...budget import parse_json
 from ...errors import DdpctlError, PushFailed
-from ...ssh.host_connection import Node
+from ...ssh.host_connection import HostConnection
 from .payload import failed
 
 SOURCE = Path(__file__).with_name("relay_agent.py").read_bytes()
@@ -41,7 +41,7 @@ class RelayEvent:
 class Relay:
     """One host with an agent. `lost`: the error, once the host or its agent is gone."""
 
-    def __init__(self, node: Node, address: str, certificate: str, key: str) -> None:
+    def __init__(self, node: HostConnection, address: str, certificate: str, key: str) -> None:
         """Start the agent. Raises PushFailed if the host has no suitable python3 or does not answer.
 
         address: where other hosts reach it.

@@ -26,7 +26,7 @@ from launcher.failure import FirstFailure
 from launcher.hosts import Host
 from launcher.outcomes import RunState
 from launcher.plan.plan import place_in
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
 def record(state: RunState, world_size: int = 2, failed: int | None = None) -> Any:
@@ -103,7 +103,7 @@ def place_with(folder: Path, rank: int, text: str) -> Any:
 
 
 def attempt(*places: Any) -> RunningAttempt:
-    nodes = [Node(Host("local")) for _ in places]
+    nodes = [HostConnection(Host("local")) for _ in places]
     for number, node in enumerate(nodes):
         node.name = f"gpu{number}"
     return RunningAttempt(

@@ -23,7 +23,7 @@ from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.plan import LaunchOptions, Mount, Plan
 from launcher.push.image import sif
 from launcher.push.push_progress import PushProgress
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 
@@ -95,7 +95,7 @@ def test_an_image_file_is_a_path_and_needs_apptainer(tmp_path: Path) -> None:
 
 
 def test_processes_and_apptainer_see_each_others_nodes() -> None:
-    local = Node(Host("local"))
+    local = HostConnection(Host("local"))
     names = [engine.traits.name for engine in engines_on(local, "apptainer")]
     assert names == ["apptainer"]
 
@@ -131,7 +131,7 @@ def test_a_missing_apptainer_is_one_line_with_a_remedy(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", "/nowhere:/bin")
     monkeypatch.setattr("launcher.engines.apptainer.CHECK", "exit 3")
     with pytest.raises(CommandFailed, match="Apptainer is not installed; install it there"):
-        Apptainer(Node(Host("local"))).engine_info("any")
+        Apptainer(HostConnection(Host("local"))).engine_info("any")
 
 
 def test_an_image_file_is_pushed_once_and_the_same_bytes_are_the_same_image(

@@ -15,10 +15,10 @@ from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.hosts.schema import SCHEMA
 from launcher.plan.plan import EngineTraits
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
-LOCAL = Node(Host("local"))
-REMOTE = Node(Host("gpu1"))
+LOCAL = HostConnection(Host("local"))
+REMOTE = HostConnection(Host("gpu1"))
 
 
 class Plain(Engine):
@@ -26,7 +26,7 @@ class Plain(Engine):
 
     traits: ClassVar = EngineTraits("plain", in_container=False)
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: HostConnection) -> None:
         self.node = node
 
 

@@ -10,7 +10,7 @@ from fakes import FakeCluster, FakeNode
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 ROOTLESS = {
     "BuildahVersion": "1.39.3",
@@ -32,7 +32,7 @@ def launched_on_podman(
     """A finished run, the engine of its Podman host, and the node there."""
     cluster = podman_hosts(folder, monkeypatch)
     assert cluster.launch()[0] == 0
-    engine = Docker(Node(Host("gpu1")))
+    engine = Docker(HostConnection(Host("gpu1")))
     [status] = engine.list()
     return cluster, engine, status
 

@@ -17,7 +17,7 @@ from launcher.engines.process import Processes
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 LABELS = {
     "io.ddpctl.run-id": "r",
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def engine() -> Processes:
-    return Processes(Node(Host("local")))
+    return Processes(HostConnection(Host("local")))
 
 
 @pytest.fixture

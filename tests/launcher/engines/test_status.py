@@ -13,7 +13,7 @@ from launcher.engines.process import Processes
 from launcher.engines.status import inspected, read_status, seen_in_list
 from launcher.hosts import Host
 from launcher.run_id import is_run_id, new_run_id
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 LABELS = {
     "io.ddpctl.run-id": "20261122-101500-ab12",
@@ -158,7 +158,7 @@ def test_odd_files_of_the_process_engine_are_skipped(
     control("r-list", "attempt-1", "[]")
     control("r-torn", "attempt-1", '{"run-id"')
     control("r-word", "attempt-1", json.dumps({**whole, "attempt": "abc"}))
-    listed = Processes(Node(Host("local"))).list()
+    listed = Processes(HostConnection(Host("local"))).list()
     [status] = [each for each in listed if not each.is_ticket]  # of a test beside this one
     assert (status.run_id, status.state) == ("20261122-101500-ab12", "created")
 

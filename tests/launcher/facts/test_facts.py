@@ -23,7 +23,7 @@ from launcher.facts.network import Address
 from launcher.facts.nvidia import gpu_pairs
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 eth0\t00000000\t0102A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
@@ -316,7 +316,7 @@ def test_a_shell_that_did_not_run_the_script() -> None:
 
 
 def test_a_slow_script_does_not_pass_for_a_wrong_clock() -> None:
-    with contextlib.closing(Node(Host("local", gpus=0))) as node:
+    with contextlib.closing(HostConnection(Host("local", gpus=0))) as node:
         found = gather_one(node, ports=False, check=["", ""])
     assert abs(found.clock_skew) <= found.clock_error + 0.05
     assert found.clock_error < 0.5

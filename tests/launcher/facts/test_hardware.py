@@ -22,7 +22,7 @@ from launcher.facts.network import Interface, IpRoute
 from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
 from launcher.hosts import parse
 from launcher.preflight import check as run
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 SAMPLE = """
 @@user
@@ -309,7 +309,7 @@ def test_an_unusual_docker_root_is_asked_for_too(
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
-    node = Node(cluster.hosts[0])
+    node = HostConnection(cluster.hosts[0])
     found = run.examine("here", {0: node}, cluster.job).details
     assert found.disk(str(root)) is not None
     assert found.missing == ("/no/such",)

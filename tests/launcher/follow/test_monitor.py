@@ -19,7 +19,7 @@ from launcher.follow.node_watcher import EVENTS, Batch, ContactReport, Exited
 from launcher.hosts import Host
 from launcher.logs.journal_reader import Reader
 from launcher.logs.store import Mark
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import Completed
 
 JOURNAL = b"""\
@@ -29,7 +29,7 @@ JOURNAL = b"""\
 """
 
 
-class Busy(Node):
+class Busy(HostConnection):
     """This machine, where the events are read only once the journal's size is known."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
 def test_past_events_are_those_before_the_offset_without_usage(tmp_path: Path) -> None:
@@ -14,5 +14,5 @@ def test_past_events_are_those_before_the_offset_without_usage(tmp_path: Path) -
     rows = ['1.5\t!\t{"kind": "start"}', "2.5\t0\ttext", '3.5\t!\t{"gpus": [], "kind": "usage"}']
     before = "".join(f"{row}\n" for row in [*rows, '4.5\t!\t{"kind": "stopping"}'])
     journal.write_text(before + '5.5\t!\t{"kind": "end"}\n')
-    done = Node(Host("local")).script(EVENTS, str(journal), str(len(before)), "\t!\t")
+    done = HostConnection(Host("local")).script(EVENTS, str(journal), str(len(before)), "\t!\t")
     assert done.stdout.decode().splitlines() == [rows[0], '4.5\t!\t{"kind": "stopping"}']

@@ -21,7 +21,7 @@ from launcher.push.push import PushResult, push
 from launcher.push.push_progress import HostsNotReady
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 MEGABYTE = 1 << 20
@@ -183,7 +183,7 @@ def test_an_interrupted_push_continues_at_the_next_layer(
     class Cut(BaseException):
         pass
 
-    def first_two(self: Fanout, payload: Payload, node: Node) -> None:
+    def first_two(self: Fanout, payload: Payload, node: HostConnection) -> None:
         if not left:
             raise Cut
         left.pop()

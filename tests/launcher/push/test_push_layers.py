@@ -19,7 +19,7 @@ from launcher.push.image import push_image as pushing
 from launcher.push.image.archive import Archive
 from launcher.push.push_progress import PushProgress
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 HERE = ImageInfo("sha256:new", ("a", "b", "c", "d"), fingerprint="new")
@@ -65,7 +65,7 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.setattr(Fanout, "send", lambda *_: {})
 
     def push(different: ImageInfo | None, listed: Sequence[Sequence[str]]) -> int:
-        node = Node(Host("gpu1"))
+        node = HostConnection(Host("gpu1"))
         store: Any = Store(listed)
         monkeypatch.setattr(pushing, "images_of", lambda *_: store)
         progress = PushProgress([node], Console(quiet=True))
@@ -128,7 +128,7 @@ class PushingStore(Store):
         return PUSHED
 
 
-class LoadingHost(Node):
+class LoadingHost(HostConnection):
     """A host that loads image archives. first_arrived: it has read the first layer."""
 
     def __init__(self) -> None:

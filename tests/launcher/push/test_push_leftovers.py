@@ -14,7 +14,7 @@ from launcher.engines.image_store import ImageStore
 from launcher.hosts import Host
 from launcher.push.image import archive, registry
 from launcher.push.push_progress import PushProgress
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 pytestmark = [
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def local_images() -> ImageStore:
-    return ImageStore(Node(Host(host="local")))
+    return ImageStore(HostConnection(Host(host="local")))
 
 
 def docker(*words: str, stdin: str = "") -> str:

@@ -18,7 +18,7 @@ from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.push_tree import fetched_manifest
 from launcher.push.files.scan import scan
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
 def test_the_digest_is_of_content_names_and_the_executable_bit(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(
     there = tmp_path / ".ddpctl" / "manifests" / made.digest
     there.parent.mkdir(parents=True)
     there.write_bytes(zlib.compress(made.text))
-    node = Node(Host("local"))
+    node = HostConnection(Host("local"))
     assert fetched_manifest(node, made.digest, len(made.text)) == made
     assert fetched_manifest(node, made.digest, len(made.text) - 1) is None
     there.write_bytes(b"x")

@@ -16,7 +16,7 @@ from launcher.push import push_progress
 from launcher.push.push_progress import HostReport, PushProgress, PushReport
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 
@@ -40,7 +40,7 @@ class Sink:
         return "no space left on device"
 
 
-class SinkNode(Node):
+class SinkNode(HostConnection):
     def __init__(self, name: str, code: int = 0) -> None:
         super().__init__(Host(name))
         self.code = code
@@ -94,7 +94,7 @@ def test_the_summary_counts_what_this_machine_copied_for_itself() -> None:
 def test_a_host_that_fails_gets_no_line_of_success(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = [SinkNode("gpu1", code=1), SinkNode("gpu2")]
     progress = PushProgress(nodes, Console())
-    failures: dict[Node, DdpctlError]
+    failures: dict[HostConnection, DdpctlError]
     failures = Fanout({}, progress).send("image", [payload("image", 10)] * 2, nodes, 20)
     assert list(failures) == nodes[:1]
     assert "gpu1" not in capsys.readouterr().err

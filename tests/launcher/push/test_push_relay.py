@@ -23,7 +23,7 @@ from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer import relay_client
 from launcher.push.transfer.fanout import MIN_SAVING, Fanout
 from launcher.push.transfer.payload import Payload
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 SIZE = 24 << 20  # bytes
@@ -125,7 +125,7 @@ def test_hosts_relay_a_layer_before_the_next_is_ready_and_keep_it_if_that_fails(
     nodes = [machine.node for machine in hosts]
     layer, has_it = os.urandom(MIN_SAVING), threading.Barrier(len(hosts) + 1)
 
-    def arrived(node: Node) -> None:
+    def arrived(node: HostConnection) -> None:
         has_it.wait(30)
 
     def layers() -> Iterator[Payload]:

@@ -5,7 +5,7 @@ from typing import Any
 from launcher.engines.engine_info import parse_image
 from launcher.hosts import Host
 from launcher.push.image.push_image import as_here, remember
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
 def inspected(id: str, *layers: str, **config: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_an_image_from_a_registry_is_known_by_its_digest() -> None:
 def test_a_pushed_image_without_visible_layers_is_remembered_by_its_id() -> None:
     here = parse_image(inspected("sha256:here", "a"))
     bare, twin = parse_image(inspected("sha256:x")), parse_image(inspected("sha256:y"))
-    gpu1, gpu2 = Node(Host("gpu1")), Node(Host("gpu2"))
+    gpu1, gpu2 = HostConnection(Host("gpu1")), HostConnection(Host("gpu2"))
     remember(bare, gpu1, here)
     assert as_here(bare, gpu1).same_as(here)
     assert not as_here(twin, gpu1).same_as(here)
@@ -50,8 +50,8 @@ def test_the_id_that_a_host_names_says_nothing_about_another_hosts_images() -> N
     here = parse_image(inspected("sha256:new", "a"))
     old = parse_image(inspected("sha256:old", "b"))
     claimed = parse_image(inspected("sha256:old"))
-    remember(claimed, Node(Host("evil")), here)
-    assert not as_here(old, Node(Host("good"))).same_as(here)
+    remember(claimed, HostConnection(Host("evil")), here)
+    assert not as_here(old, HostConnection(Host("good"))).same_as(here)
 
 
 def test_nonsense_from_an_engine_is_an_image_like_no_other() -> None:

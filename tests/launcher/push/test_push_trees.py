@@ -23,7 +23,7 @@ from launcher.push.files.scan import scan
 from launcher.push.push import PushResult
 from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import Completed
 from launcher.terminal.console import Console
 
@@ -343,7 +343,7 @@ def test_a_host_whose_partner_in_a_shared_home_dies_gets_the_tree_itself(
     hosts = machines(2, share=tmp_path / "nfs")
     send = TreePush._push
 
-    def die(self: TreePush, nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+    def die(self: TreePush, nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
         if hosts[0].node in nodes:
             hosts[0].server.stop()
         return send(self, nodes)

@@ -17,7 +17,7 @@ from launcher.push.transfer import chain
 from launcher.push.transfer.chain import Transfer
 from launcher.push.transfer.payload import Payload
 from launcher.push.transfer.relay_client import RelayEvent
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
 class Progress:
@@ -31,7 +31,7 @@ class StuckRelay:
     lost, is_leaf, slow_readers, address, port = None, False, 0, "127.0.0.1", 1
 
     def __init__(self) -> None:
-        self.node, self.feeds = Node(Host("evil")), queue.SimpleQueue[Any]()
+        self.node, self.feeds = HostConnection(Host("evil")), queue.SimpleQueue[Any]()
 
         self.orders: list[str] = []
 

@@ -15,7 +15,7 @@ from local_machine import Machine
 from launcher.errors import UsageError
 from launcher.hosts import Host, parse
 from launcher.runs.reported import ReportedRun, by_rank, parse_reports, record_of, reported_nodes
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 EVIL = {
     "hosts_file": "hosts: [evil.example]\njob: {command: [evil.py], engine: process}\n",
@@ -101,7 +101,7 @@ def test_reported_values_of_another_form_are_left_out() -> None:
 
 
 def test_nodes_take_the_ranks_that_their_hosts_report_and_silent_hosts_the_others() -> None:
-    nodes = [Node(host) for host in parse("hosts: [a, b, c]", "h").hosts]
+    nodes = [HostConnection(host) for host in parse("hosts: [a, b, c]", "h").hosts]
     a, b, c = nodes
     assert by_rank(nodes, {a: [2], c: [0]}, [b], "h") == [c, b, a]
     with pytest.raises(UsageError, match="node 1 of the run is on none of these hosts"):
@@ -122,7 +122,7 @@ def test_a_fifo_in_the_folder_of_a_run_holds_up_nobody(
     (attempt / name).unlink()
     os.mkfifo(attempt / name)
     began = time.monotonic()
-    with contextlib.closing(Node(Host("local"))) as node:
+    with contextlib.closing(HostConnection(Host("local"))) as node:
         reports, failures = reported_nodes([node])
     assert not failures and time.monotonic() - began < 30
     assert len(reports[node]) == (0 if name == "host" else 1)

@@ -8,7 +8,7 @@ import pytest
 from sshd_server import Sshd
 
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +63,12 @@ def sshd(tmp_path: Path, home: Path) -> Iterator[Callable[..., Sshd]]:
 
 
 @pytest.fixture
-def node() -> Iterator[Callable[..., Node]]:
+def node() -> Iterator[Callable[..., HostConnection]]:
     """Makes nodes and closes them after the test."""
-    made: list[Node] = []
+    made: list[HostConnection] = []
 
-    def make(host: Host, connect_timeout: float = 5.0) -> Node:
-        made.append(Node(host, connect_timeout=connect_timeout))
+    def make(host: Host, connect_timeout: float = 5.0) -> HostConnection:
+        made.append(HostConnection(host, connect_timeout=connect_timeout))
         return made[-1]
 
     yield make

@@ -32,10 +32,10 @@ from launcher.errors import (
     NodesFailed,
 )
 from launcher.hosts import Host
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.many import each_node
-from launcher.ssh.host_connection import Node
 
-NodeMaker = Callable[..., Node]
+NodeMaker = Callable[..., HostConnection]
 Server = Callable[..., Sshd]
 
 cluster = pytest.mark.cluster
@@ -44,7 +44,7 @@ cluster = pytest.mark.cluster
 # -- where there is no engine, or none for us
 
 
-def why_not(node: Node) -> str:
+def why_not(node: HostConnection) -> str:
     with pytest.raises(DockerUnavailable) as caught:
         _ = docker_of(node)
     message = str(caught.value)
@@ -54,10 +54,10 @@ def why_not(node: Node) -> str:
 
 
 @pytest.fixture
-def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], Node]:
+def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], HostConnection]:
     """A machine whose docker command is the given script; "" for none."""
 
-    def make(script: str) -> Node:
+    def make(script: str) -> HostConnection:
         folder = tmp_path / "bin"
         folder.mkdir()
         for name in ("sh", "cat", "sleep", "printf"):
@@ -108,7 +108,7 @@ def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], N
     ],
 )
 def test_an_engine_that_is_not_there_is_one_line(
-    stand_in: Callable[[str], Node], script: str, problem: str, remedy: str
+    stand_in: Callable[[str], HostConnection], script: str, problem: str, remedy: str
 ) -> None:
     message = why_not(stand_in(script))
     assert problem in message
@@ -155,7 +155,7 @@ def test_a_login_shell_that_runs_no_commands_is_not_called_an_old_docker(
 
 
 def test_an_engine_that_does_not_answer_is_given_up(
-    stand_in: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+    stand_in: Callable[[str], HostConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.engines.docker_client.TIMEOUT", 1)
     with pytest.raises(CommandTimeout, match="did not answer GET /version within 1 s"):
@@ -235,7 +235,7 @@ def test_no_engine_waits_for_another_ones_info(
 # -- where there is one
 
 
-def sdk(node: Node) -> docker.DockerClient:
+def sdk(node: HostConnection) -> docker.DockerClient:
     client = docker.DockerClient.__new__(docker.DockerClient)
     client.api = docker_of(node)
     return client
@@ -279,13 +279,13 @@ def image(engine: docker.DockerClient) -> Iterator[str]:
 
 
 @pytest.fixture(params=["ssh", "local"])
-def machine(request: pytest.FixtureRequest, sshd: Server, node: NodeMaker) -> Node:
+def machine(request: pytest.FixtureRequest, sshd: Server, node: NodeMaker) -> HostConnection:
     return node(sshd().host() if request.param == "ssh" else Host("local"))
 
 
 @pytest.fixture
 def start(
-    machine: Node, image: str
+    machine: HostConnection, image: str
 ) -> Iterator[Callable[[str], docker.models.containers.Container]]:
     """Starts a container on the machine that runs a shell script."""
     started = []
@@ -319,7 +319,9 @@ def test_logs_are_streamed_and_the_exit_code_is_waited_for(start: Start) -> None
 
 
 @cluster
-def test_many_calls_use_few_connections(machine: Node, engine: docker.DockerClient) -> None:
+def test_many_calls_use_few_connections(
+    machine: HostConnection, engine: docker.DockerClient
+) -> None:
     opened = []
     machine_open = machine._machine.open
     machine._machine.open = lambda *a, **k: opened.append(1) or machine_open(*a, **k)  # type: ignore
@@ -330,7 +332,7 @@ def test_many_calls_use_few_connections(machine: Node, engine: docker.DockerClie
 
 @cluster
 def test_twelve_waits_at_once_are_more_than_one_connection_allows(
-    machine: Node, start: Start
+    machine: HostConnection, start: Start
 ) -> None:
     containers = [start("sleep 1; exit 3") for _ in range(12)]
     codes: list[int] = []
@@ -362,7 +364,7 @@ def test_files_go_into_a_container_and_come_out(start: Start) -> None:
 
 
 @cluster
-def test_an_image_is_saved_and_loaded(machine: Node, image: str) -> None:
+def test_an_image_is_saved_and_loaded(machine: HostConnection, image: str) -> None:
     client = sdk(machine)
     before = client.images.get(image)
     saved = b"".join(before.save(chunk_size=1024 * 1024, named=True))
@@ -373,7 +375,7 @@ def test_an_image_is_saved_and_loaded(machine: Node, image: str) -> None:
 
 @cluster
 def test_a_command_reads_its_input_to_the_end_and_may_be_silent_for_long(
-    machine: Node, start: Start
+    machine: HostConnection, start: Start
 ) -> None:
     api, container = docker_of(machine), start("sleep 60")
     api.timeout = 1
@@ -389,14 +391,16 @@ def test_a_command_reads_its_input_to_the_end_and_may_be_silent_for_long(
 
 
 @cluster
-def test_the_engines_own_errors_stay_its_own(machine: Node, engine: docker.DockerClient) -> None:
+def test_the_engines_own_errors_stay_its_own(
+    machine: HostConnection, engine: docker.DockerClient
+) -> None:
     with pytest.raises(docker.errors.NotFound):
         sdk(machine).containers.get("no-such-container")
 
 
 @cluster
 def test_each_node_makes_one_line_of_the_engines_errors(
-    machine: Node, engine: docker.DockerClient
+    machine: HostConnection, engine: docker.DockerClient
 ) -> None:
     with pytest.raises(NodesFailed) as caught:
         each_node([machine], lambda n: sdk(n).images.get("no-such-image"))

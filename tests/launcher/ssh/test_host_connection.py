@@ -21,9 +21,9 @@ from sshd_server import Sshd
 
 from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, NodesFailed
 from launcher.hosts import Host
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.local import LocalMachine, LocalStream
 from launcher.ssh.many import ask_each, each_node
-from launcher.ssh.host_connection import Node
 from launcher.ssh.shell import command_line, framed
 
 MIB = 1024 * 1024
@@ -31,18 +31,18 @@ MIB = 1024 * 1024
 
 @pytest.fixture(params=["ssh", "local"])
 def machine(
-    request: pytest.FixtureRequest, sshd: Callable[..., Sshd], node: Callable[..., Node]
-) -> Node:
+    request: pytest.FixtureRequest, sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
+) -> HostConnection:
     return node(sshd().host() if request.param == "ssh" else Host("local"))
 
 
-def test_a_command_returns_both_outputs_and_its_code(machine: Node) -> None:
+def test_a_command_returns_both_outputs_and_its_code(machine: HostConnection) -> None:
     done = machine.run(["sh", "-c", "cat; echo err >&2; exit 3"], stdin=b"in")
     assert (done.code, done.stdout, done.stderr) == (3, b"in", b"err\n")
 
 
 def test_large_outputs_on_both_streams_do_not_block(
-    machine: Node, monkeypatch: pytest.MonkeyPatch
+    machine: HostConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 4 * MIB
     monkeypatch.setattr("launcher.ssh.stream.STDERR_TAIL", 2 * size)
@@ -52,7 +52,7 @@ def test_large_outputs_on_both_streams_do_not_block(
 
 
 def test_key_exchanges_during_large_outputs_do_not_block(
-    sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paramiko.packet.Packetizer.REKEY_BYTES", MIB)  # 512 MiB by default
     size = 8 * MIB
@@ -62,18 +62,18 @@ def test_key_exchanges_during_large_outputs_do_not_block(
     assert (len(done.stdout), len(done.stderr)) == (size, size)
 
 
-def test_input_larger_than_any_buffer_arrives(machine: Node) -> None:
+def test_input_larger_than_any_buffer_arrives(machine: HostConnection) -> None:
     data = os.urandom(8 * MIB)
     assert machine.run(["cat"], stdin=data, limit=len(data)).stdout == data
 
 
-def test_a_command_need_not_read_its_input(machine: Node) -> None:
+def test_a_command_need_not_read_its_input(machine: HostConnection) -> None:
     done = machine.run(["sh", "-c", "exit 4"], stdin=b"x" * (4 * MIB))
     assert done.code == 4
 
 
 def test_a_late_end_of_input_does_not_break_the_connection(
-    sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = node(sshd().host())
     watching = machine.open(["sleep", "60"])
@@ -112,7 +112,7 @@ AWKWARD = [
 ]
 
 
-def test_arguments_arrive_unchanged(machine: Node) -> None:
+def test_arguments_arrive_unchanged(machine: HostConnection) -> None:
     done = machine.run(["printf", "%s\\0", *AWKWARD])
     assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in AWKWARD]
     assert machine.run(["ls"]).stdout == b""  # nothing was expanded into a command
@@ -150,7 +150,7 @@ GREETINGS = {
 
 @pytest.mark.parametrize("greeting", GREETINGS)
 def test_output_of_the_login_shell_is_not_output_of_the_command(
-    sshd: Callable[..., Sshd], node: Callable[..., Node], tmp_path: Path, greeting: str
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], tmp_path: Path, greeting: str
 ) -> None:
     server = sshd(ForceCommand=f'{GREETINGS[greeting]}; exec sh -c "$SSH_ORIGINAL_COMMAND"')
     machine = node(server.host())
@@ -166,7 +166,7 @@ def test_output_of_the_login_shell_is_not_output_of_the_command(
 
 @pytest.mark.parametrize("shell", ["echo 'Not available.'; exit 1", "yes"])
 def test_a_login_shell_that_runs_no_command_is_named(
-    sshd: Callable[..., Sshd], node: Callable[..., Node], shell: str
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], shell: str
 ) -> None:
     machine = node(sshd(ForceCommand=shell).host())
     for use in (lambda: machine.run(["true"]), lambda: machine.open(["cat"])):
@@ -178,7 +178,7 @@ def test_a_login_shell_that_runs_no_command_is_named(
 
 
 def test_no_terminal_escape_of_a_host_is_in_an_error(
-    sshd: Callable[..., Sshd], node: Callable[..., Node]
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
 ) -> None:
     machine = node(sshd(ForceCommand=r"printf '\033]0;owned\007\033[31mhello\r'; exit 1").host())
     with pytest.raises(CommandFailed) as caught:
@@ -189,7 +189,7 @@ def test_no_terminal_escape_of_a_host_is_in_an_error(
 
 @pytest.mark.parametrize("folder", ["nowhere", ""])
 def test_a_home_folder_that_is_not_absolute_is_an_error(
-    sshd: Callable[..., Sshd], node: Callable[..., Node], folder: str
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], folder: str
 ) -> None:
     machine = node(sshd(ForceCommand=f'HOME={folder} exec sh -c "$SSH_ORIGINAL_COMMAND"').host())
     with pytest.raises(CommandFailed, match=r"\$HOME is `.*`, which is not an absolute path"):
@@ -197,7 +197,7 @@ def test_a_home_folder_that_is_not_absolute_is_an_error(
 
 
 def test_a_login_shell_that_hangs_is_named(
-    sshd: Callable[..., Sshd], node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.ssh.host_connection.START_TIMEOUT", 0.3)
     machine = node(sshd(ForceCommand="sleep 60").host())
@@ -205,24 +205,24 @@ def test_a_login_shell_that_hangs_is_named(
         machine.open(["cat"])
 
 
-def test_an_argument_with_a_null_byte_is_an_error(machine: Node) -> None:
+def test_an_argument_with_a_null_byte_is_an_error(machine: HostConnection) -> None:
     with pytest.raises(ValueError, match="null byte"):
         machine.run(["echo", "a\0b"])
 
 
 @pytest.mark.parametrize("name", ["KILL", "TERM", "SEGV"])
-def test_a_signal_is_reported_as_128_plus_its_number(machine: Node, name: str) -> None:
+def test_a_signal_is_reported_as_128_plus_its_number(machine: HostConnection, name: str) -> None:
     done = machine.run(["sh", "-c", f"kill -{name} $$"])
     assert done.code == 128 + signal.Signals[f"SIG{name}"]
 
 
-def test_a_missing_command_exits_with_127(machine: Node) -> None:
+def test_a_missing_command_exits_with_127(machine: HostConnection) -> None:
     done = machine.run(["no-such-command-here"])
     assert done.code == 127
     assert b"not found" in done.stderr
 
 
-def test_a_command_that_hangs_times_out(machine: Node) -> None:
+def test_a_command_that_hangs_times_out(machine: HostConnection) -> None:
     start = time.monotonic()
     with pytest.raises(CommandTimeout, match=r"`sleep` did not end within 0\.3s"):
         machine.run(["sleep", "60"], timeout=0.3)
@@ -230,7 +230,9 @@ def test_a_command_that_hangs_times_out(machine: Node) -> None:
     assert machine.run(["echo", "still here"]).stdout == b"still here\n"
 
 
-def test_a_command_that_prints_without_end_is_stopped(machine: Node, tmp_path: Path) -> None:
+def test_a_command_that_prints_without_end_is_stopped(
+    machine: HostConnection, tmp_path: Path
+) -> None:
     script = 'echo $$ > "$1"; exec cat /dev/zero'
     with pytest.raises(
         CommandFailed, match=r"`sh` printed more than 1 MB and was stopped; .*"
@@ -241,7 +243,7 @@ def test_a_command_that_prints_without_end_is_stopped(machine: Node, tmp_path: P
 
 
 def test_the_deadline_holds_for_a_command_that_never_pauses(
-    machine: Node, monkeypatch: pytest.MonkeyPatch
+    machine: HostConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Endless(LocalStream):
         def read(self, size: int = 0, timeout: float | None = None) -> bytes:
@@ -261,13 +263,13 @@ def await_end(pid: int) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_command_starts_in_the_home_folder(machine: Node) -> None:
+def test_a_command_starts_in_the_home_folder(machine: HostConnection) -> None:
     account = machine.run(["sh", "-c", 'getent passwd "$(id -u)" | cut -d: -f6']).stdout
     expected = machine.home().encode() if machine.host.is_local else account.strip()
     assert machine.run(["pwd"]).stdout.strip() == expected
 
 
-def test_a_stream_is_read_written_and_waited_for(machine: Node) -> None:
+def test_a_stream_is_read_written_and_waited_for(machine: HostConnection) -> None:
     with machine.open(["sh", "-c", "echo ready >&2; cat; exit 7"]) as stream:
         stream.write(b"one")
         assert stream.read() == b"one"
@@ -283,7 +285,7 @@ def test_a_stream_is_read_written_and_waited_for(machine: Node) -> None:
         assert stream.stderr_tail() == "ready"
 
 
-def test_writing_to_a_command_that_has_ended_is_a_broken_pipe(machine: Node) -> None:
+def test_writing_to_a_command_that_has_ended_is_a_broken_pipe(machine: HostConnection) -> None:
     with machine.open(["true"]) as stream:
         assert stream.read() == b""
         assert stream.wait(5) == 0
@@ -292,7 +294,7 @@ def test_writing_to_a_command_that_has_ended_is_a_broken_pipe(machine: Node) -> 
                 stream.write(b"x" * MIB)
 
 
-def test_stderr_does_not_block_a_command_that_is_only_written_to(machine: Node) -> None:
+def test_stderr_does_not_block_a_command_that_is_only_written_to(machine: HostConnection) -> None:
     with machine.open(["sh", "-c", f"head -c {4 * MIB} /dev/zero >&2; cat; echo end >&2"]) as s:
         s.write(b"x")
         assert s.read(timeout=20) == b"x"
@@ -301,7 +303,9 @@ def test_stderr_does_not_block_a_command_that_is_only_written_to(machine: Node) 
         assert s.stderr_tail().endswith("end")
 
 
-def test_tail_follows_a_file_and_ends_with_the_stream(machine: Node, tmp_path: Path) -> None:
+def test_tail_follows_a_file_and_ends_with_the_stream(
+    machine: HostConnection, tmp_path: Path
+) -> None:
     journal = tmp_path / "journal with space"
     journal.write_text("first\n")
     with machine.open(["tail", "-c", "+1", "-F", str(journal)], stdin=False) as stream:
@@ -316,7 +320,7 @@ def test_tail_follows_a_file_and_ends_with_the_stream(machine: Node, tmp_path: P
         time.sleep(0.05)
 
 
-def test_a_silent_command_ends_with_its_stream(machine: Node) -> None:
+def test_a_silent_command_ends_with_its_stream(machine: HostConnection) -> None:
     with machine.open(["sh", "-c", "echo $$; exec sleep 600"], stdin=False) as stream:
         pid = int(stream.read())
         os.kill(pid, 0)
@@ -327,7 +331,7 @@ def test_a_silent_command_ends_with_its_stream(machine: Node) -> None:
 
 
 def test_on_a_terminal_a_command_gets_its_size_and_ctrl_c_and_its_exit_code_arrives(
-    machine: Node, monkeypatch: pytest.MonkeyPatch
+    machine: HostConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "vt102")
     script = """
@@ -350,7 +354,7 @@ def test_on_a_terminal_a_command_gets_its_size_and_ctrl_c_and_its_exit_code_arri
 
 @pytest.mark.parametrize("how", [{"tty": True}, {"stdin": False}, {"stdin": False, "tty": False}])
 def test_what_a_command_has_started_ends_with_its_stream(
-    machine: Node, how: dict[str, bool]
+    machine: HostConnection, how: dict[str, bool]
 ) -> None:
     with machine.open(["sh", "-c", "sleep 600 & echo $$ $!; wait"], **how) as stream:  # type: ignore[arg-type]
         pids = stream.read(timeout=10).split()
@@ -361,7 +365,7 @@ def test_what_a_command_has_started_ends_with_its_stream(
         time.sleep(0.05)
 
 
-def test_stderr_that_nobody_collects_is_read_as_it_arrives(machine: Node) -> None:
+def test_stderr_that_nobody_collects_is_read_as_it_arrives(machine: HostConnection) -> None:
     script = f"echo out; head -c {4 * MIB} /dev/zero >&2; exit 3"
     with machine.open(["sh", "-c", script], stdin=False, tty=False) as stream:
         size = 0
@@ -370,14 +374,14 @@ def test_stderr_that_nobody_collects_is_read_as_it_arrives(machine: Node) -> Non
         assert (stream.read(), stream.read(), size, stream.wait(10)) == (b"out\n", b"", 4 * MIB, 3)
 
 
-def test_without_stdin_the_exit_code_is_still_reported(machine: Node) -> None:
+def test_without_stdin_the_exit_code_is_still_reported(machine: HostConnection) -> None:
     for script, code in (("cat; exit 9", 9), ("kill -9 $$", 137)):
         with machine.open(["sh", "-c", script], stdin=False) as stream:
             assert stream.read(timeout=10) == b""
             assert stream.wait(10) == code
 
 
-def test_many_threads_share_one_node(machine: Node) -> None:
+def test_many_threads_share_one_node(machine: HostConnection) -> None:
     results: list[bytes] = []
 
     def work(n: int) -> None:
@@ -392,7 +396,7 @@ def test_many_threads_share_one_node(machine: Node) -> None:
 
 
 def test_all_results_and_all_errors_are_returned(
-    sshd: Callable[..., Sshd], node: Callable[..., Node]
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
 ) -> None:
     server = sshd()
     good = [node(server.host()), node(Host("local")), node(server.host())]
@@ -408,14 +412,14 @@ def test_all_results_and_all_errors_are_returned(
     assert set(failures) == {"127.0.0.1 (2)", "no-such-host.invalid"}
     assert "connection refused" in str(failures["127.0.0.1 (2)"])
     with pytest.raises(NodesFailed) as caught:
-        each_node(nodes, Node.connect)
+        each_node(nodes, HostConnection.connect)
     assert caught.value.exit_code == 4
     assert set(caught.value.failures) == set(failures)
     assert len(str(caught.value).splitlines()) == 2
 
 
 def test_each_node_runs_concurrently_and_returns_in_order(
-    node: Callable[..., Node],
+    node: Callable[..., HostConnection],
 ) -> None:
     nodes = [node(Host("local")) for _ in range(6)]
     together = threading.Barrier(6, timeout=10)
@@ -425,14 +429,14 @@ def test_each_node_runs_concurrently_and_returns_in_order(
 
 
 def test_what_ddpctl_cannot_handle_is_the_error_of_the_host_that_caused_it(
-    node: Callable[..., Node],
+    node: Callable[..., HostConnection],
 ) -> None:
     with pytest.raises(NodesFailed, match="local: ddpctl could not handle its answer"):
         each_node([node(Host("local"))], lambda n: 1 // 0)
 
 
 def test_a_lost_connection_is_an_error_not_an_exit_code(
-    sshd: Callable[..., Sshd], node: Callable[..., Node]
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
 ) -> None:
     server = sshd()
     machine = node(server.host())
@@ -448,7 +452,7 @@ def test_a_lost_connection_is_an_error_not_an_exit_code(
 
 
 def test_a_lost_connection_is_replaced(
-    sshd: Callable[..., Sshd], node: Callable[..., Node]
+    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
 ) -> None:
     server = sshd()
     machine = node(server.host())

@@ -11,8 +11,8 @@ from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.outcomes import Exit
 from launcher.ssh.background import in_background
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.many import try_each
-from launcher.ssh.host_connection import Node
 
 
 def test_background_processes_do_not_delay_the_exit() -> None:
@@ -41,10 +41,10 @@ def test_whatever_one_host_causes_is_the_error_of_that_host(
     odd: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    evil, plain, good = nodes = [Node(Host(name)) for name in ("evil", "plain", "good")]
+    evil, plain, good = nodes = [HostConnection(Host(name)) for name in ("evil", "plain", "good")]
     causes = {evil: odd, plain: CommandFailed("no space")}
 
-    def ask(node: Node) -> str:
+    def ask(node: HostConnection) -> str:
         if node in causes:
             raise causes[node]
         return "fine"
@@ -62,8 +62,8 @@ def test_whatever_one_host_causes_is_the_error_of_that_host(
 
 
 def test_what_ends_ddpctl_itself_is_no_hosts_error() -> None:
-    def leave(_: Node) -> None:
+    def leave(_: HostConnection) -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        try_each([Node(Host("gpu0"))], leave)
+        try_each([HostConnection(Host("gpu0"))], leave)

@@ -20,15 +20,15 @@ from sshd_server import USER, Sshd, add_to_agent, free_port, keygen, ssh_agent
 from launcher.errors import HostUnreachable, NodesFailed
 from launcher.hosts import Host
 from launcher.ssh.connect import connect_early
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.many import each_node
-from launcher.ssh.host_connection import Node
 
-NodeMaker = Callable[..., Node]
+NodeMaker = Callable[..., HostConnection]
 Server = Callable[..., Sshd]
 Config = Callable[[str], None]
 
 
-def why_not(node: Node) -> str:
+def why_not(node: HostConnection) -> str:
     """The error that the user sees."""
     with pytest.raises(HostUnreachable) as caught:
         node.connect()
@@ -122,7 +122,7 @@ def test_hosts_that_refuse_the_same_key_share_a_line(
     servers = [sshd(address=f"127.0.0.{n}") for n in (1, 2)]
     nodes = [node(server.host(identity_file=key)) for server in servers]
     with pytest.raises(NodesFailed) as caught:
-        each_node(nodes, Node.connect)
+        each_node(nodes, HostConnection.connect)
     [line] = str(caught.value).splitlines()
     assert line.startswith(f"127.0.0.[1-2]: permission denied for user {USER}: tried {key};")
 
@@ -320,8 +320,8 @@ def test_an_account_without_a_passwd_entry_and_a_home_gets_one_line(
         try:
             signal.alarm(30)  # a forked child may deadlock
             os.setuid(54321)
-            os.write(write, why_not(Node(Host("gpu1"))).encode())
-            done = Node(Host("local")).run(["pwd"])
+            os.write(write, why_not(HostConnection(Host("gpu1"))).encode())
+            done = HostConnection(Host("local")).run(["pwd"])
             os.write(write, b" local: " + done.stdout)
         except BaseException as error:
             os.write(write, repr(error).encode())
@@ -418,7 +418,7 @@ def test_dropped_logins_are_retried(sshd: Server, node: NodeMaker) -> None:
     nodes = [node(server.host(), connect_timeout=10) for _ in range(8)]
     failures: list[Exception] = []
 
-    def connect(one: Node) -> None:
+    def connect(one: HostConnection) -> None:
         try:
             one.connect()
         except Exception as error:

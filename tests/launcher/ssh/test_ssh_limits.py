@@ -14,14 +14,14 @@ from test_ssh_connect import Config, NodeMaker, Server, listener
 
 from launcher.errors import DdpctlError
 from launcher.ssh import connect
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 
 
-def connect_all(nodes: Sequence[Node]) -> dict[Node, DdpctlError]:
+def connect_all(nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
     """Connect all nodes, each in a thread of its own; return the failures."""
-    failures: dict[Node, DdpctlError] = {}
+    failures: dict[HostConnection, DdpctlError] = {}
 
-    def work(node: Node) -> None:
+    def work(node: HostConnection) -> None:
         try:
             node.connect()
         except DdpctlError as error:

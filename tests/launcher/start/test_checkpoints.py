@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import Completed
 from launcher.start import plain_files
 from launcher.start.checkpoints import Checkpoints, File, ResumePoint, choose, with_content
@@ -20,7 +20,7 @@ from launcher.start.plain_files import copy_files
 
 
 def host(name: str, rank: int | None, **has: object) -> Checkpoints:
-    return Checkpoints(Node(Host(name)), "/run", rank, **{"same_rank": True, **has})  # type: ignore[arg-type]
+    return Checkpoints(HostConnection(Host(name)), "/run", rank, **{"same_rank": True, **has})  # type: ignore[arg-type]
 
 
 def chosen(*hosts: Checkpoints) -> tuple[str, str, dict[str, list[str]]]:
@@ -76,7 +76,7 @@ def test_without_any_checkpoint_there_is_nothing_to_give() -> None:
 
 
 def keeper(folder: Path, rank: int | None, same_rank: bool = True) -> Checkpoints:
-    return Checkpoints(Node(Host("local")), str(folder), rank, same_rank)
+    return Checkpoints(HostConnection(Host("local")), str(folder), rank, same_rank)
 
 
 def send(source: Checkpoints, target: Checkpoints, paths: Sequence[str], aside: str) -> None:
@@ -215,7 +215,7 @@ def test_a_source_that_sends_something_else_than_it_listed_changes_nothing(
     assert list((tmp_path / "b" / "checkpoints").iterdir()) == []
 
 
-class Listing(Node):
+class Listing(HostConnection):
     """A host that lists these files, whatever it has."""
 
     def __init__(self, *paths: bytes) -> None:
@@ -258,7 +258,7 @@ def test_nothing_is_written_through_a_link_of_the_target(
     assert list(home.iterdir()) == []
 
 
-class Reporting(Node):
+class Reporting(HostConnection):
     """A host that reports these rows as its checkpoints."""
 
     def __init__(self, *rows: str) -> None:

@@ -11,7 +11,7 @@ from local_machine import Machine
 
 from launcher.errors import HostUnreachable, UsageError
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.start.reservation import Reservation
 from launcher.terminal.console import Console
 
@@ -28,7 +28,7 @@ def test_an_attempt_can_be_reserved_only_once(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     host = Host("local")
-    node = Node(host)
+    node = HostConnection(host)
 
     def reserve(attempt: int) -> None:
         Reservation("r1", attempt).take([node], Console(quiet=True))
@@ -46,7 +46,7 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
         raise HostUnreachable("no answer", host="gpu0")
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    lost, node = Node(Host("gpu0")), Node(Host("local"))
+    lost, node = HostConnection(Host("gpu0")), HostConnection(Host("local"))
     monkeypatch.setattr(lost, "script", no_answer)
     console = Console(quiet=True)
     own = Reservation("r1", 2)

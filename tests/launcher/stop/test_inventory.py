@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.stop.inventory import (
     Inventory,
     OpenAttempt,
@@ -23,7 +23,7 @@ from launcher.stop.prune import MIN_AGE, unused_trees
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 DIGEST = "0" * 64
-HERE = Node(Host("local"))
+HERE = HostConnection(Host("local"))
 
 
 @pytest.fixture

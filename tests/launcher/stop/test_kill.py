@@ -15,7 +15,7 @@ from launcher.commands import options
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
 
@@ -87,7 +87,7 @@ def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make
 def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
     stopped = Stopped([], ["ddpctl-r-0", "pid 41"])
     assert stopped.describe() == "was not running, STILL THERE: ddpctl-r-0, pid 41"
-    node = Node(Host("gpu0"))
+    node = HostConnection(Host("gpu0"))
     [host] = Killed("r", [node], {node: stopped}, {}).document()["hosts"]
     assert host["left"] == ["ddpctl-r-0", "41"]
 

@@ -11,7 +11,7 @@ from fakes import FakeCluster, FakeHost
 
 from launcher.hosts import Host
 from launcher.push.push import INSPECT
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.stop import prune
 
 Make = Callable[..., FakeCluster]
@@ -31,7 +31,7 @@ def test_a_tree_that_a_launch_looks_up_while_the_user_reads_the_list_stays(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster("gpu0")
-    trees, node = with_trees(cluster.hosts["gpu0"]), Node(Host("gpu0"))
+    trees, node = with_trees(cluster.hosts["gpu0"]), HostConnection(Host("gpu0"))
 
     def looked_up(*_: object, **__: object) -> bool:
         return b"have dataset" in node.script(INSPECT, USED, "", "").stdout

@@ -13,7 +13,7 @@ from builders import node_status as node
 
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Cluster, Host, Job
-from launcher.ssh.host_connection import Node
+from launcher.ssh.host_connection import HostConnection
 from launcher.stop.inventory import RunProcess, take_inventory
 from launcher.stop.strays import RunTraces, Stray, end_strays, run_traces, strays_of
 
@@ -68,7 +68,7 @@ def test_root_sees_only_processes_of_its_own_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed() -> Sequence[RunProcess]:
-        return take_inventory(Node(Host("local")), folder=False).processes
+        return take_inventory(HostConnection(Host("local")), folder=False).processes
 
     monkeypatch.setenv("HOME", str(tmp_path))
     environment = {**os.environ, "DDPCTL_RUN_ID": "theirs"}
@@ -98,7 +98,9 @@ def test_the_gpu_memory_of_each_process_is_found(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     here = Host("local")
-    assert run_traces(Node(here), Cluster((here,), Job(engine="process"))).gpu_mib == {41: 70000}
+    assert run_traces(HostConnection(here), Cluster((here,), Job(engine="process"))).gpu_mib == {
+        41: 70000
+    }
 
 
 def test_the_gpu_memory_that_a_stray_holds_is_reported() -> None:
@@ -111,8 +113,8 @@ def test_a_process_is_ended_by_the_account_that_found_it(monkeypatch: pytest.Mon
     hosts = tuple(Host("gpu1", user=user) for user in ("ann", "bob"))
     ended = []
     monkeypatch.setattr(
-        Node, "script", lambda self, _, *args: ended.append((self.host.user, *args))
+        HostConnection, "script", lambda self, _, *args: ended.append((self.host.user, *args))
     )
     stray = Stray("gpu1 (2)", "r", "process", "41", "python3")
-    end_strays([Node(host) for host in hosts], Cluster(hosts, Job()), [stray])
+    end_strays([HostConnection(host) for host in hosts], Cluster(hosts, Job()), [stray])
     assert ended == [("bob", "41", "r")]

@@ -4,36 +4,14 @@ Code outside this package knows engines only by this interface. An engine withou
 inherits the plain answers to the questions about containers and images.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from ..plan.plan import Container, EngineTraits, NodePlan, Place
 from ..ssh.host_connection import HostConnection
+from ..ssh.stream import Stream
 from .engine_info import EngineInfo
 from .status import NodeStatus
-
-
-class Exec(Protocol):
-    """A command that runs inside a node. One thread may read while another writes."""
-
-    def output(self) -> Iterator[tuple[int, bytes]]:
-        """Yield output as it arrives: (1, stdout) and (2, stderr).
-
-        With a terminal, everything is stdout.
-        """
-
-    def write(self, data: bytes) -> None:
-        """Send all of `data` to stdin. Raises OSError if the command no longer reads."""
-
-    def close_stdin(self) -> None: ...
-
-    def resize(self, rows: int, columns: int) -> None: ...
-
-    def wait(self) -> int:
-        """Return the exit code. Call this after the output has ended."""
-
-    def close(self) -> None:
-        """Stop listening to the command, whether or not it has ended."""
 
 
 class Engine(Protocol):
@@ -90,7 +68,7 @@ class Engine(Protocol):
         Includes the tickets of launches that have died.
         """
 
-    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
+    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         """Start a command with the node's environment. Without `stdin`, its input is empty."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:

@@ -14,11 +14,11 @@ from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name
 from ..run_id import MADE
 from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
+from ..ssh.stream import Stream
 from ..text import duration
-from .base import Engine, Exec
+from .base import Engine
 from .command import engine_command
 from .docker_client import Api, docker_of
-from .docker_exec import DockerExec
 from .engine_info import Capabilities, EngineInfo, parse_engine
 from .image_store import ImageStore
 from .status import (
@@ -127,8 +127,10 @@ class Docker(Engine):
         expired = (ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired)
         return [*self._inspected(below), *expired]
 
-    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
-        return DockerExec(self._api, status.handle, command, stdin=stdin, tty=tty)
+    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
+        flags = ["-i"] * stdin + ["-t"] * tty
+        words = engine_command("exec", *flags, status.handle, *command)
+        return self.node.open(words, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.is_ticket:

@@ -245,9 +245,6 @@ class StreamSocket:
         size = sys.maxsize if timeout is None else LARGEST
         self._budget = Budget("the engine", self._name, size, timeout)
 
-    def shutdown(self, _how: int) -> None:
-        self._stream.close_stdin()
-
     def _error_output(self) -> str:
         """Return why the command ended: its error output, or a sentence if it printed none."""
         with contextlib.suppress(TimeoutError):

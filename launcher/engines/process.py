@@ -6,11 +6,9 @@ knows is in files on the host, which `sh` scripts read and write there; process_
 
 import json
 import shlex
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from queue import Queue
 from typing import ClassVar
 
 from ..budget import parse_json
@@ -22,7 +20,7 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 from ..supervisor.events import End
-from .base import Engine, Exec
+from .base import Engine
 from .status import UNSTARTED, ContainerState, NodeStatus, read_status
 
 CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
@@ -38,7 +36,6 @@ os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.execv(sys.executable, [sys.executable] + sys.argv[1:])"""  # becomes the supervisor
 STATES = (*UNSTARTED, ContainerState.RUNNING, ContainerState.EXITED)
 TAIL = 131072  # bytes kept of a state, which ends with a line of a journal
-AHEAD = 4  # chunks of output that may wait; then the command does
 SCRIPT_TIME = 30.0  # seconds
 KILL_TIME = 10  # seconds for a process to end after SIGKILL
 
@@ -124,10 +121,9 @@ class Processes(Engine):
     def using(self, folder: str) -> Sequence[NodeStatus]:
         return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
 
-    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Exec:
+    def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         arguments = status.handle, f"exec {shlex.join(command)}"
-        stream = self._node.open_script(self.exec_script, *arguments, stdin=stdin, tty=tty)
-        return ProcessExec(stream)
+        return self._node.open_script(self.exec_script, *arguments, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.is_process:
@@ -155,36 +151,6 @@ class Processes(Engine):
                 remedy = NO_PYTHON
             raise CommandFailed(f"cannot {what}: {done.reason}", remedy, host=self._node.name)
         return done
-
-
-class ProcessExec:
-    """A command that runs beside a node. Satisfies launcher.engines.base.Exec."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self.write, self.close_stdin, self.resize = stream.write, stream.close_stdin, stream.resize
-        self.wait, self.close = stream.wait, stream.close
-
-    def output(self) -> Iterator[tuple[int, bytes]]:
-        chunks: Queue[tuple[int, bytes | Exception]] = Queue(AHEAD)
-
-        def copy(number: int, read: Callable[[], bytes]) -> None:
-            try:
-                while data := read():
-                    chunks.put((number, data))
-                chunks.put((number, b""))
-            except Exception as error:
-                chunks.put((number, error))
-
-        reads = (self._stream.read, self._stream.read_stderr)
-        for number, read in enumerate(reads, 1):
-            threading.Thread(target=copy, args=(number, read), daemon=True).start()
-        for _ in reads:
-            while (chunk := chunks.get())[1]:
-                number, data = chunk
-                if isinstance(data, Exception):
-                    raise data
-                yield number, data
 
 
 def _claim(status: NodeStatus) -> str:

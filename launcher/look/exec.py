@@ -5,23 +5,30 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..engines.base import Exec
 from ..engines.running import RunningAttempt, RunningNode
 from ..engines.status import ContainerState
-from ..errors import DdpctlError, NodesFailed, UsageError
+from ..errors import CommandTimeout, DdpctlError, NodesFailed, UsageError
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, each_node, try_each
-from ..ssh.stream import CHUNK
+from ..ssh.stream import CHUNK, Stream
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
+from ..text import duration
 
 LONGEST_LINE = 1 << 20  # bytes of a line that are kept
+END_TIMEOUT = 60.0  # seconds
+# what Docker prints as output if it cannot start the command, with the reason
+NOT_STARTED = re.compile(
+    rb"(?:OCI runtime exec failed: .*?exec|Error response from daemon): (.*?)(?:: unknown)?\r?\n?$",
+    re.DOTALL,
+)
 # the two numbers in spec.json, for Python and grep -E
 RANKS = r'"(first_rank|nproc_per_node)": ([0-9]{1,7})'
 
@@ -46,19 +53,38 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
         with console.step(f"starting {wanted.command[0]} in the run"):
             member = _chosen(attempt, folder.run_id, wanted)
             asked = each_node([member.node], lambda _: _start(member, folder.run_id, wanted))
-        running = asked[member.node]
-        with contextlib.closing(running):
+        with asked[member.node] as running:
             if wanted.stdin:
                 threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
             with raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext():
-                _print_output(running, console, unchanged=wanted.tty)
-            return running.wait()
+                _print_output(running, member.node.name, console, unchanged=wanted.tty)
+            return _exit_code(running, member.node.name)
 
 
-def _print_output(running: Exec, console: Console, *, unchanged: bool) -> None:
+def _output(running: Stream, host: str, *, tty: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield the output. If the engine could not start the command, yield one line that says why."""
+    for number, data in running.output():
+        if refusal := NOT_STARTED.match(data):
+            number, end = (1, b"\r\n") if tty else (2, b"\n")
+            data = b"%s: cannot run the command: %s%s" % (host.encode(), refusal[1], end)
+        yield number, data
+
+
+def _exit_code(running: Stream, host: str) -> int:
+    try:
+        return running.wait(END_TIMEOUT)
+    except TimeoutError:
+        raise CommandTimeout(
+            f"the command did not end within {duration(END_TIMEOUT)} of its output",
+            "look for it with `ps` there: it may run on without output",
+            host=host,
+        ) from None
+
+
+def _print_output(running: Stream, host: str, console: Console, *, unchanged: bool) -> None:
     """Print the output. On a terminal, remove escapes other than colors, unless `unchanged`."""
     errors = Sanitizer()
-    for number, data in running.output():
+    for number, data in _output(running, host, tty=unchanged):
         if number == 1 and not unchanged:
             console.write(data)
             console.flush()
@@ -96,7 +122,7 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
     raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}", "choose one of them")
 
 
-def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
+def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Stream:
     """Start the command. Raises UsageError if the node is not running."""
     rank, state = member.place.node_rank, "gone"
     for status in member.engine.list(run_id):
@@ -109,7 +135,7 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Exec:
     raise UsageError(what, "see `ddpctl ps`", host=member.node.name)
 
 
-def _forward_stdin(running: Exec) -> None:
+def _forward_stdin(running: Stream) -> None:
     """Send stdin to the command. Ignores errors, which show in its output or exit code."""
     with contextlib.suppress(OSError, DdpctlError):
         while data := os.read(sys.stdin.fileno(), CHUNK):
@@ -119,20 +145,20 @@ def _forward_stdin(running: Exec) -> None:
 
 def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: Console) -> int:
     def run(node: HostConnection) -> int:
-        running = _start(attempt.by_node[node], run_id, wanted)
         prefix = f"[{node.name}] ".encode()
         partial = {1: b"", 2: b""}
-        for number, data in running.output():
-            *lines, partial[number] = (partial[number] + data).split(b"\n")
-            if lines:
-                console.write(b"".join(prefix + line + b"\n" for line in lines))
-                console.flush()
-            if len(partial[number]) > LONGEST_LINE:  # shown in parts
-                console.write(prefix + partial[number] + b"\n")
-                partial[number] = b""
-        for rest in filter(None, partial.values()):
-            console.write(prefix + rest + b"\n")
-        return running.wait()
+        with _start(attempt.by_node[node], run_id, wanted) as running:
+            for number, data in _output(running, node.name, tty=False):
+                *lines, partial[number] = (partial[number] + data).split(b"\n")
+                if lines:
+                    console.write(b"".join(prefix + line + b"\n" for line in lines))
+                    console.flush()
+                if len(partial[number]) > LONGEST_LINE:  # shown in parts
+                    console.write(prefix + partial[number] + b"\n")
+                    partial[number] = b""
+            for rest in filter(None, partial.values()):
+                console.write(prefix + rest + b"\n")
+            return _exit_code(running, node.name)
 
     codes, failures = try_each(attempt.nodes, run)
     console.flush()

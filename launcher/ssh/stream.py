@@ -2,16 +2,19 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from queue import Queue
 from typing import Self
 
 from ..errors import CommandFailed
+from .background import in_background
 
 CHUNK = 256 * 1024  # bytes per read or write; the fastest size measured over SSH
 LAST_OUTPUT_TIMEOUT = 1.0  # seconds for output in transit after a command has ended
 STDERR_TAIL = 64 * 1024  # bytes
+AHEAD = 4  # chunks of output that may wait for their reader; then the command does
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,28 @@ class Stream(AbstractContextManager["Stream"]):
     def read_stderr(self) -> bytes:
         """Return some bytes of standard error, or b"" at its end. A terminal has none."""
         return b""
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        """Yield output as it arrives: (1, stdout) and (2, stderr). Raises like `read`."""
+        chunks: Queue[tuple[int, bytes | Exception]] = Queue(AHEAD)
+
+        def copy(number: int, read: Callable[[], bytes]) -> None:
+            try:
+                while data := read():
+                    chunks.put((number, data))
+                chunks.put((number, b""))
+            except Exception as error:
+                chunks.put((number, error))
+
+        reads = (self.read, self.read_stderr)
+        for number, read in enumerate(reads, 1):
+            in_background(copy, number, read)
+        for _ in reads:
+            while (chunk := chunks.get())[1]:
+                number, data = chunk
+                if isinstance(data, Exception):
+                    raise data
+                yield number, data
 
     @abstractmethod
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
@@ -36,7 +35,7 @@ import requests
 import typer
 
 from launcher import cli
-from launcher.engines import docker_client
+from launcher.engines import command, docker_client
 from launcher.engines.docker_client import Api
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
@@ -154,9 +153,7 @@ class FakeHost:
         self.ignores_stop = False
         self.on_start: Callable[[FakeNode], object] = lambda node: None
         self.on_stop: Callable[[FakeNode], object] = FakeNode.stop
-        self.exec_output: list[tuple[int, bytes]] = []  # of a command: (1 stdout or 2 stderr, data)
-        self.exec_code = 0
-        self.execs: list[FakeExec] = []
+        self.exec_script = ":"  # acts as `docker exec`
 
     def give_gpus(self, count: int) -> None:
         """A stand-in for nvidia-smi."""
@@ -186,27 +183,6 @@ class FakeHost:
         return sum(words[0] == call for words in self.asked)
 
 
-class FakeExec:
-    """The connection of a command in a container: what it wrote, and what it is sent."""
-
-    def __init__(self, output: Sequence[tuple[int, bytes]]) -> None:
-        frames = [bytes([n, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for n, data in output]
-        reader = io.BufferedReader(io.BytesIO(b"".join(frames)))  # type: ignore[arg-type]
-        self._response = SimpleNamespace(raw=SimpleNamespace(_fp=SimpleNamespace(fp=reader)))
-        self._sock = self
-        self.sent = b""
-        self.closed = threading.Event()
-
-    def sendall(self, data: bytes) -> None:
-        self.sent += data
-
-    def shutdown(self, _how: int) -> None:
-        self.closed.set()
-
-    def close(self) -> None:
-        pass
-
-
 class FakeMachine(LocalMachine):
     """What a HostConnection uses instead of SSH: processes of this machine, in the host's home."""
 
@@ -220,6 +196,9 @@ class FakeMachine(LocalMachine):
     def open(self, argv: Sequence[str], **how: Any) -> Stream:
         self.host.ask("open", *argv)
         match argv:
+            case ["sh", "-c", command.RUN_ENGINE, "sh", "exec", *words]:
+                self.host.asked.append(("exec", *words))
+                return super().open(["sh", "-c", self._as_host() + self.host.exec_script], **how)
             case ["sh", "-c", text, *args]:
                 text = text.replace("/tmp/ddpctl-claims", f"{self.host.home}/claims")
                 return super().open(["sh", "-c", self._as_host() + text, *args], **how)
@@ -348,19 +327,6 @@ class FakeDocker(Api):
         if not self.host.ignores_stop:
             node.ended.set()
             self.host.nodes.pop(name, None)  # another user of the host may have been faster
-
-    def exec_create(
-        self, name: str, command: Sequence[str], *, stdin: bool, tty: bool
-    ) -> dict[str, str]:
-        self.host.ask("exec", name, *command)
-        return {"Id": name}
-
-    def exec_start(self, exec_id: str, *, tty: bool, socket: bool) -> FakeExec:
-        self.host.execs.append(FakeExec(self.host.exec_output))
-        return self.host.execs[-1]
-
-    def exec_inspect(self, exec_id: str) -> dict[str, Any]:
-        return self.host.lie("exec_inspect", {"Running": False, "ExitCode": self.host.exec_code})  # type: ignore[no-any-return]
 
     def close(self) -> None:
         pass

@@ -44,7 +44,7 @@ def lines_are_shown(cluster: EvilCluster, out: str, err: str) -> bool:
 
 
 def commands_have_run(cluster: EvilCluster, out: str, err: str) -> bool:
-    return all(host.execs for host in cluster.good)
+    return all(host.count("exec") for host in cluster.good)
 
 
 def hosts_were_asked(cluster: EvilCluster, out: str, err: str) -> bool:

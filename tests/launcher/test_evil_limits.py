@@ -11,7 +11,6 @@ import pytest
 from evil_answers import DOCKER, once, response
 from evil_host import EvilCluster
 
-from launcher.engines import docker_exec
 from launcher.engines.docker_client import LARGEST
 from launcher.look import exec as look_exec
 from launcher.outcomes import Exit
@@ -66,8 +65,8 @@ def test_logs_stops_a_journal_that_does_not_end_in_time(
 def test_exec_gives_up_a_command_that_runs_forever_after_its_output(
     cluster: EvilCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_exec, "END_TIMEOUT", 0.1)
-    cluster.hosts["good2"].lies["exec_inspect"] = {"Running": True}
+    monkeypatch.setattr(look_exec, "END_TIMEOUT", 0.5)
+    cluster.hosts["good2"].exec_script = "exec >&- 2>&-; sleep 60"
     began = time.monotonic()
     code, _, err = cluster.ddpctl("exec", cluster.run_id, "--all", "--", "true")
     assert code == Exit.UNREACHABLE and time.monotonic() - began < 10
@@ -78,6 +77,7 @@ def test_exec_shows_a_line_that_does_not_end_in_parts(
     cluster: EvilCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(look_exec, "LONGEST_LINE", 10)
-    cluster.hosts["good2"].exec_output = [(1, b"0123456789abcdef")] * 3
+    part = "printf 0123456789abcdef; sleep 0.1;"
+    cluster.hosts["good2"].exec_script = 3 * part
     code, out, _ = cluster.ddpctl("exec", cluster.run_id, "--all", "--", "true")
     assert code == Exit.DONE and out.count("[good2] 0123456789abcdef\n") == 3

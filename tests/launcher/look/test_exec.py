@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from fakes import FakeCluster
@@ -47,8 +48,7 @@ def ran_on(cluster: FakeCluster) -> list[str]:
 def test_the_command_runs_in_the_container_of_the_chosen_node(
     running: FakeCluster, flags: list[str], host: str
 ) -> None:
-    running.hosts[host].exec_output = [(1, b"out\xff\n"), (2, b"err\n"), (1, b"more")]
-    running.hosts[host].exec_code = 9
+    running.hosts[host].exec_script = r"printf 'out\377\n'; echo err >&2; printf more; exit 9"
     code, out, err = running.ddpctl("exec", *flags, "--", "ls", "-l", "a b")
     assert (code, out, err) == (9, "out\udcff\nmore", "err\n")  # bytes as they are
     assert ran_on(running) == [host]
@@ -59,12 +59,11 @@ def test_the_command_runs_in_the_container_of_the_chosen_node(
 
 def test_a_command_that_the_image_does_not_have_is_one_line(running: FakeCluster) -> None:
     refusal = (
-        b"OCI runtime exec failed: exec failed: unable to start container process: "
-        b'exec: "nope": executable file not found in $PATH: unknown\r\n'
+        "OCI runtime exec failed: exec failed: unable to start container process: "
+        'exec: "nope": executable file not found in $PATH: unknown'
     )
-    running.hosts["gpu0"].exec_output = [(1, refusal)]
-    running.hosts["gpu0"].exec_code = 127
-    line = 'gpu0: cannot run "nope": executable file not found in $PATH\n'
+    running.hosts["gpu0"].exec_script = f"echo {quote(refusal)}; exit 127"
+    line = 'gpu0: cannot run the command: "nope": executable file not found in $PATH\n'
     assert running.ddpctl("exec", "--", "nope") == (127, "", line)
 
 
@@ -107,17 +106,20 @@ def test_a_node_that_has_ended(running: FakeCluster) -> None:
 
 
 def test_a_host_that_does_not_answer_or_refuses(running: FakeCluster) -> None:
-    running.hosts["gpu0"].refuses["exec"] = "no more processes"
-    code, _, err = running.ddpctl("exec", "--", "ls")
-    assert code == 1 and "gpu0: could not run the command: no more processes" in err
+    running.hosts["gpu0"].exec_script = "echo Error response from daemon: no memory >&2; exit 1"
+    line = "gpu0: cannot run the command: no memory\n"
+    assert running.ddpctl("exec", "--", "ls") == (1, "", line)
     running.hosts["gpu0"].reachable = False
     assert running.ddpctl("exec", "--", "ls")[0] == 4
 
 
 def test_on_all_nodes_lines_are_complete_and_prefixed(running: FakeCluster) -> None:
     for number, host in enumerate(running):
-        host.exec_output = [(1, b"he"), (2, b"warn\n"), (1, b"llo\nlast"), (1, b" line")]
-        host.exec_code = 3 + number if number else 0
+        code = 3 + number if number else 0
+        host.exec_script = (
+            r"printf he; echo warn >&2; sleep 0.1; printf 'llo\nlast'; sleep 0.1; printf ' line';"
+            f"exit {code}"
+        )
     code, out, _ = running.ddpctl("exec", "--all", "--", "ls")
     assert code == 4  # of node 1; node 0 has 0
     assert sorted(out.splitlines()) == sorted(
@@ -127,7 +129,7 @@ def test_on_all_nodes_lines_are_complete_and_prefixed(running: FakeCluster) -> N
 
 def test_on_all_nodes_one_silent_host_does_not_hide_the_others(running: FakeCluster) -> None:
     for host in running:
-        host.exec_output = [(1, b"fine\n")]
+        host.exec_script = "echo fine"
     running.hosts["gpu1"].reachable = False
     code, out, err = running.ddpctl("exec", "--all", "--", "ls")
     assert code == 4 and "gpu1: no answer" in err
@@ -141,10 +143,10 @@ def test_stdin_is_forwarded_to_its_end(
     os.write(writer, b"some\x00input")
     os.close(writer)
     monkeypatch.setattr(sys, "stdin", os.fdopen(reader))
-    assert running.ddpctl("exec", "-i", "--", "cat")[0] == 0
-    [connection] = running.hosts["gpu0"].execs
-    assert connection.closed.wait(10)
-    assert connection.sent == b"some\x00input"
+    running.hosts["gpu0"].exec_script = "cat"
+    assert running.ddpctl("exec", "-i", "--", "cat")[:2] == (0, "some\0input")
+    [node] = running.hosts["gpu0"].nodes
+    assert ("exec", "-i", node, "cat") in running.hosts["gpu0"].asked
 
 
 def test_another_machine_finds_the_run_on_its_hosts(running: FakeCluster) -> None:

@@ -22,8 +22,9 @@ import docker.errors
 import pytest
 from sshd_server import Sshd
 
+from launcher.engines.docker import Docker
 from launcher.engines.docker_client import docker_of
-from launcher.engines.docker_exec import DockerExec
+from launcher.engines.status import NodeStatus
 from launcher.errors import (
     CommandFailed,
     CommandTimeout,
@@ -377,10 +378,9 @@ def test_an_image_is_saved_and_loaded(machine: HostConnection, image: str) -> No
 def test_a_command_reads_its_input_to_the_end_and_may_be_silent_for_long(
     machine: HostConnection, start: Start
 ) -> None:
-    api, container = docker_of(machine), start("sleep 60")
-    api.timeout = 1
+    status = NodeStatus(handle=start("sleep 60").id)
     command = ["/bin/sh", "-c", "cat; sleep 2; echo err >&2; exit 4"]
-    running = DockerExec(api, container.id, command, stdin=True, tty=False)
+    running = Docker(machine).exec(status, command, stdin=True, tty=False)
     payload = os.urandom(100_000)
     running.write(payload)
     running.close_stdin()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import names, ranges
-from .log_record import Record, label
+from .log_record import Record
 
 LIMIT = 4096  # maximum number of open groups; bounds memory
 WAIT = 0.5  # seconds that a group of a live run waits for more ranks
@@ -29,7 +29,8 @@ class Group:
         of, text = self.text
         if len(self.who) == 1:
             return self.first + text + b"\n"
-        return label(ranges(self.who) if of is int else names(self.who)) + text + b"\n"
+        who = ranges(self.who) if of is int else names(self.who)
+        return b"[%b] %b\n" % (who.encode(errors="surrogateescape"), text)
 
 
 class Fold:

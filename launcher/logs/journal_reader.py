@@ -1,4 +1,4 @@
-"""Parse a node's journal, whose format is that of launcher.supervisor.journal_format. Pure."""
+"""Parse a node's journal, in the format of launcher.supervisor.journal. Pure."""
 
 import re
 from collections.abc import Iterator

@@ -1,20 +1,15 @@
-"""Log lines as records. On disk and on screen, a line begins with its label. Pure."""
+"""Log lines as records. Pure.
 
-from __future__ import annotations
+On disk and on screen, a line is `[host:rank] text`, or `[host] text` if it belongs to no rank.
+"""
 
-import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ..supervisor import journal_format
+from ..supervisor.events import Event
 
-if TYPE_CHECKING:
-    from ..supervisor.events import Event
-
-LABEL = re.compile(rb"\[([^\]]+)\] ")
-WHO = re.compile(rb"(.+?)(?::(0|[1-9]\d{0,6}))?", re.DOTALL)  # a label without its brackets
-KEPT = 1 << 14  # labels kept in memory
+LABEL = re.compile(rb"\[([^\]]+?)(?::(0|[1-9]\d{0,6}))?\] ")  # host and rank
 
 
 class Record(NamedTuple):
@@ -30,17 +25,8 @@ class Record(NamedTuple):
 
     @property
     def label(self) -> bytes:
-        return _label(self.host, self.rank)
-
-
-def label(host: str, rank: int | None = None) -> bytes:
-    number = b"" if rank is None else b"%d" % rank
-    return journal_format.label(host.encode(errors="surrogateescape"), number)
-
-
-@functools.lru_cache(KEPT)
-def _label(host: str, rank: int | None) -> bytes:
-    return label(host, rank) if host else b""
+        who = self.host if self.rank is None else f"{self.host}:{self.rank}"
+        return f"[{who}] ".encode(errors="surrogateescape") if self.host else b""
 
 
 def render(records: Iterable[Record]) -> bytes:
@@ -60,17 +46,10 @@ def parse(text: bytes, node_rank: int, time: float) -> list[Record]:
         del lines[-1]
     records = []
     for head, texts in grouped(lines, LABEL):
-        host, rank = _who(head[1]) if head else ("", None)
+        host = head[1].decode(errors="surrogateescape") if head else ""
+        rank = int(head[2]) if head and head[2] else None
         records.append(Record(host, node_rank, time, rank, None, texts))
     return records
-
-
-@functools.lru_cache(KEPT)
-def _who(text: bytes) -> tuple[str, int | None]:
-    """Return the host and rank of a label."""
-    match = WHO.fullmatch(text)
-    assert match
-    return match[1].decode(errors="surrogateescape"), int(match[2]) if match[2] else None
 
 
 def grouped(

@@ -1,4 +1,9 @@
-"""Write the journal of this node's attempt, in the format of journal_format.py."""
+"""Write the journal of this node's attempt.
+
+It is append-only and has one record per line: TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds on the
+node's own clock. WHO is a global rank, `-` for torchrun and the supervisor itself, or `!` for an
+event, whose TEXT is a JSON object with a "kind" (see events.py). The event `end` is the last record.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ import tempfile
 import time
 
 from .events import Event, document
-from .journal_format import label
 
 BALLAST = 1 << 20  # bytes of disk reserved for the last events on a full disk
 STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
@@ -34,8 +38,8 @@ class Journal:
         """Write whole lines, each with its newline. On a full disk they are lost, but counted."""
         if not self._append(_records(who, data)):
             self._lost += data.count(b"\n")
-        rank = b"" if who == b"-" else who
-        self._copy(_prefixed(label(self._host, rank), data))
+        label = self._host if who == b"-" else b"%b:%b" % (self._host, who)
+        self._copy(_prefixed(b"[%b] " % label, data))
 
     def say(self, text: str) -> None:
         """Write a message from the supervisor itself."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .log_record import Record, parse
-from .store import Marks, known_marks, read_index
+from .store import Marks, read_index
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,13 @@ class LogFilter:
 
 
 def merged(
-    folder: Path, log_filter: LogFilter, known: Marks | None = None, shown: Marks | None = None
+    folder: Path, log_filter: LogFilter, known: Marks, shown: Marks | None = None
 ) -> Iterator[list[Record]]:
     """Yield the recorded lines that the filter selects, in batches ordered by time.
 
-    known: the marks to end at (default: the last ones). shown: the marks to begin after (default: begin
-    with the first line).
+    known: the marks to end at. shown: the marks to begin after (default: begin with the first line).
     """
-    marks = known_marks(folder) if known is None else known
-    batches = map(log_filter.choose, _batches(folder, log_filter, marks, shown or {}))
+    batches = map(log_filter.choose, _batches(folder, log_filter, known, shown or {}))
     if log_filter.tail is None:
         return batches
     return iter([last_lines(itertools.chain.from_iterable(batches), log_filter.tail)])

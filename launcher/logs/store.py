@@ -65,15 +65,11 @@ class NodeLog:
             group = list(second)
             text, last = render(group), group[-1]
             if text or last is records[-1]:  # a second with only events needs no mark before
-                self.write(text, time=last.time, attempt=attempt, offset=last.end)
-
-    def write(self, text: bytes, *, time: float, attempt: int, offset: int) -> None:
-        """Append `text`, which consists of whole lines."""
-        self._log.write(text)
-        self._log.flush()
-        self.mark = Mark(time, attempt, offset, self.mark.size + len(text))
-        self._index.write(f"{time:.6f} {attempt} {offset} {self.mark.size}\n")
-        self._index.flush()
+                self._log.write(text)
+                self._log.flush()
+                self.mark = Mark(last.time, attempt, last.end, self.mark.size + len(text))
+                self._index.write(f"{last.time:.6f} {attempt} {last.end} {self.mark.size}\n")
+                self._index.flush()
 
     def close(self) -> None:
         self._log.close()

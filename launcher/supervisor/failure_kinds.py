@@ -13,7 +13,7 @@ import enum
 import pkgutil
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Iterator, Pattern, Sequence
 
 
@@ -46,9 +46,10 @@ class ErrorText:
     phrases: tuple[str, ...]
     remedy: str
 
-    @property
-    def pattern(self) -> str:
-        return "|".join(map(_pattern, self.phrases))
+    @cached_property
+    def pattern(self) -> Pattern[str]:
+        text = "|".join(map(_pattern, self.phrases))
+        return re.compile(text, re.IGNORECASE | re.MULTILINE)
 
 
 def parse_kinds(text: str) -> dict[str, FailureKind]:
@@ -72,16 +73,10 @@ def meaning_of(texts: Sequence[str]) -> tuple[str, str, str]:
     remedy: "" for the kind's own.
     """
     for text in texts:
-        for entry, pattern in _patterns():
-            if pattern.search(text):
+        for entry in ERROR_TEXTS:
+            if entry.pattern.search(text):
                 return entry.kind, entry.remedy, text.strip()
     return "", "", ""
-
-
-@lru_cache(maxsize=None)
-def _patterns() -> list[tuple[ErrorText, Pattern[str]]]:
-    flags = re.IGNORECASE | re.MULTILINE
-    return [(entry, re.compile(entry.pattern, flags)) for entry in ERROR_TEXTS]
 
 
 def _pattern(phrase: str) -> str:

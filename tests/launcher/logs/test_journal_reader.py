@@ -69,7 +69,9 @@ def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
     store.close()
 
     def lines(log_filter: LogFilter) -> list[bytes]:
-        return b"".join(map(render, merged(tmp_path, log_filter))).split(b"\n")[:-1]
+        return b"".join(map(render, merged(tmp_path, log_filter, known_marks(tmp_path)))).split(
+            b"\n"
+        )[:-1]
 
     assert lines(LogFilter()) == [
         b"[h:%d] minute %d" % (node, i) for i in range(100) for node in (0, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.logs.log_record import Record, parse, render
 from launcher.logs.query import LogFilter, merged
-from launcher.logs.store import LogStore, Mark, NodeLog, known_marks, offset_in
+from launcher.logs.store import LogStore, Mark, Marks, NodeLog, known_marks, offset_in
 from launcher.plan.plan import place_in
 from launcher.text import numbers_in
 
@@ -21,7 +21,8 @@ def write(
     store: LogStore, node: int, *lines: str, time: float, offset: int, attempt: int = 1
 ) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
-    store.node(node).write(text, time=time, attempt=attempt, offset=offset)
+    records = [record._replace(end=offset) for record in parse(text, node, time)]
+    store.node(node).record(records, attempt)
 
 
 def acquired(folder: Path) -> LogStore:
@@ -100,7 +101,8 @@ def two_nodes(folder: Path) -> Path:
     return folder
 
 
-def shown(folder: Path, log_filter: LogFilter, known: dict[int, Mark] | None = None) -> list[bytes]:
+def shown(folder: Path, log_filter: LogFilter, known: Marks | None = None) -> list[bytes]:
+    known = known_marks(folder) if known is None else known
     text = b"".join(map(render, merged(folder, log_filter, known)))
     return [line + b"\n" for line in text.split(b"\n")[:-1]]
 

@@ -121,13 +121,10 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     weight, kind = Weight.CAUSE, "host-lost"
     if node.oom_killed:
         kind, message = "oom-killed", classify.oom_message(node.resources)
-    elif node.exit_code is not None:
-        kind, message = (
-            "container-killed",
-            f"its {node.unit} was killed (exit code {node.exit_code})",
-        )
-    elif node.exited and not node.unseen:
-        kind, message = "container-killed", f"its {node.unit} was killed and left no exit code"
+    elif node.exit_code is not None or (node.exited and not node.unseen):
+        code = node.exit_code
+        how = "and left no exit code" if code is None else f"(exit code {code})"
+        kind, message = "container-killed", f"its {node.unit} was killed {how}"
     elif lost or not node.unseen:
         message = f"the host is lost: {lost[0].message if lost else f'its {node.unit} is gone'}"
     elif "peer-gone" in kinds:

@@ -65,7 +65,7 @@ class MetricsFile:
 
     def _training(self) -> dict[str, float]:
         """Return the trainer's newest numbers by name; {} on a node that does not write them."""
-        path, lines = os.path.join(self._spec.output_dir or "", "metrics.jsonl"), [b""]
+        path, lines = os.path.join(self._spec.output_dir, "metrics.jsonl"), [b""]
         with contextlib.suppress(OSError), open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             lines = file.read().split(b"\n")

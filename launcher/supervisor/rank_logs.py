@@ -138,4 +138,4 @@ class RankLogs:
 
     def _paths(self, local_rank: str, name: str) -> list[str]:
         folder = RANK_FOLDER.format(local_rank=local_rank)
-        return glob.glob(os.path.join(self.folder, folder, name))
+        return glob.glob(os.path.join(glob.escape(self.folder), folder, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -92,9 +93,8 @@ class Ranks:
 class Liveness:
     """Detects progress from the ranks' output, their I/O, and the trainer's progress files."""
 
-    def __init__(self, output_dir: str | None) -> None:
-        folder = output_dir or "/nonexistent"
-        self._files = [os.path.join(folder, name) for name in ("metrics.jsonl", "status.json")]
+    def __init__(self, output_dir: str) -> None:
+        self._files = [os.path.join(output_dir, name) for name in ("metrics.jsonl", "status.json")]
         self._began = time.time()
         self._output_at = self._looked_at = time.monotonic()
         self._before: dict[int, tuple[int, float]] = {}  # pid -> (bytes, CPU seconds)
@@ -133,6 +133,8 @@ class Liveness:
         In a shared folder, another host may have written the files. NFS then shows their times some
         seconds late, and by the server's clock. That matters little for a hang timeout.
         """
-        times = [os.stat(path).st_mtime for path in self._files if os.path.exists(path)]
-        newest = max(times, default=0.0)
+        newest = 0.0
+        for path in self._files:
+            with contextlib.suppress(OSError):  # not written, or just removed
+                newest = max(newest, os.stat(path).st_mtime)
         return max(0.0, time.time() - newest) if newest >= self._began else None

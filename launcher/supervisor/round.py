@@ -305,10 +305,10 @@ class Round:
         self.logs.close()
 
 
-def newest_file(folder: str | None) -> int:
+def newest_file(folder: str) -> int:
     """Return when the newest file was written, in ns. Ignores hidden files: they are incomplete."""
     newest = 0
-    for path, folders, names in os.walk(folder or "/nonexistent"):
+    for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             with contextlib.suppress(OSError):  # just removed

@@ -26,8 +26,8 @@ class Spec:
     master_addr: str
     control_port: int
     token: str
-    checkpoint_dir: str | None
-    output_dir: str | None
+    checkpoint_dir: str
+    output_dir: str
     internal_ip: str | None
     metrics_dir: str | None = None  # for a Prometheus textfile
     hang_timeout: float | None = None  # without progress; None: unlimited

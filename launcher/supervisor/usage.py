@@ -120,13 +120,13 @@ def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
 
 def resource_usage(spec: Spec, kills_before: int) -> ResourceUsage:
     """Measure the resources that can run out. kills_before: oom_kills() before torchrun started."""
-    checkpoints, output = spec.checkpoint_dir, spec.output_dir
-    disks = {"shm": "/dev/shm", "checkpoints": checkpoints, "output": output, "logs": spec.dir}
+    disks = {"shm": "/dev/shm", "checkpoints": spec.checkpoint_dir}
+    disks.update(output=spec.output_dir, logs=spec.dir)
     limit = memory_figure("memory.max", "memory.limit_in_bytes")
     return ResourceUsage(
         oom_kills=oom_kills() - kills_before,
         memory_limit=limit if 0 < limit < 1 << 60 else None,
-        free={name: free_bytes(path) for name, path in disks.items() if path},
+        free={name: free_bytes(path) for name, path in disks.items()},
     )
 
 

@@ -42,6 +42,7 @@ def spec(**given: Any) -> Spec:
     known = dict.fromkeys(Spec.__annotations__) | vars(Spec)
     fields = {name: known[name] for name in Spec.__annotations__}
     nodes = {"nnodes": 2, "node_rank": 0, "nproc_per_node": 2, "first_rank": 0, "host": "gpu1"}
+    nodes |= dict.fromkeys(("checkpoint_dir", "output_dir"), "/nowhere")
     return Spec(**{**fields, **nodes, "hosts": ["gpu1", "gpu2", "gpu3"], **given})
 
 

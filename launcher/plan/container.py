@@ -4,7 +4,7 @@ import dataclasses
 
 from ..facts.facts import Facts
 from ..hosts import Host, Job
-from .plan import CONTROL_DIR, Container, Gpus, JobPaths, Mount, NodePlan, Plan
+from .plan import CONTROL_DIR, Container, Gpus, JobPaths, Mount, Plan
 from .topology import gpu_ids
 
 METRICS_DIR = "/ddpctl-metrics"  # in the container
@@ -49,10 +49,10 @@ def container_user(job: Job, facts: Facts | None) -> str:
     return "0:0" if job.user == "root" else job.user
 
 
-def writes_as_another_user(plan: Plan, node: NodePlan, uid: int) -> bool:
-    """Return whether there is a container whose user is neither root nor `uid`, the SSH user."""
-    user = node.container.user.split(":")[0]
-    return plan.engine.in_container and user not in (str(uid), "0")
+def fixed_uid(plan: Plan) -> str:
+    """Return the user id that the job sets for its containers; "" for root or each host's SSH user."""
+    chosen = plan.engine.in_container and plan.job.user not in ("host", "root")
+    return plan.job.user.split(":")[0] if chosen else ""
 
 
 def container_gpus(host: Host, facts: Facts | None) -> Gpus:

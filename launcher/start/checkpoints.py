@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..facts.shared_homes import one_per_home
-from ..plan.plan import STORE, run_dir_in
+from ..plan.container import fixed_uid
+from ..plan.plan import STORE, Plan, run_dir_in
 from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
@@ -68,15 +69,14 @@ def distribute_checkpoint(
     nodes: Sequence[HostConnection],
     former: Sequence[HostConnection],
     record: RunRecord,
+    plan: Plan,
     console: Console,
-    *,
-    open_to_all: bool = False,
 ) -> None:
     """Send the hosts of the next attempt the missing parts of its checkpoint.
 
-    nodes: of the next attempt, in rank order. former: other hosts that may have checkpoints.
-    open_to_all: the container's user is neither root nor the SSH user. Raises DdpctlError if a host
-    does not receive a checkpoint that it needs.
+    nodes: of the next attempt, in rank order. former: other hosts that may have checkpoints. record:
+    of the attempts so far. plan: of the next. Raises DdpctlError if a host does not receive a
+    checkpoint that it needs.
     """
     hosts = counted(len(nodes) + len(former), "host")
     with console.step(f"looking for the newest checkpoint on {hosts}"):
@@ -95,11 +95,11 @@ def distribute_checkpoint(
         return
     source = point.source.node.name
     console.say(f"resuming from {point.what}, on {source}")
-    aside = f".before-attempt-{len(record.attempts) + 1}"
+    aside, uid = f".before-attempt-{len(record.attempts) + 1}", fixed_uid(plan)
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.node.name}"):
             raw_paths = [path.encode(errors="surrogateescape") for path in paths]
-            copy_files(point.source, target, raw_paths, aside, open_to_all=open_to_all)
+            copy_files(point.source, target, raw_paths, aside, uid)
 
 
 def checkpoint_folders(

@@ -8,6 +8,7 @@ import dataclasses
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..engines.choose import engines_on
 from ..engines.claims import rivals, taken, those_ahead, undecided
@@ -17,7 +18,7 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
 from ..terminal.console import Console
 from ..text import counted
-from .start_nodes import NodeInputs, PlannedAttempt, create_nodes, remove_nodes
+from .start_nodes import PlannedAttempt, create_nodes, remove_nodes
 
 LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
 
@@ -31,11 +32,19 @@ class Refused:
     choose_again: bool = False  # with --nodes: other hosts of the file may be free
 
 
-def claim_gpus(attempt: PlannedAttempt, inputs: NodeInputs, console: Console) -> Refused | None:
-    """Create the nodes on all hosts, then look for rivals. If one comes first, remove all nodes."""
+def claim_gpus(
+    attempt: PlannedAttempt,
+    user_env: Mapping[str, str],
+    record: Mapping[str, Any],
+    console: Console,
+) -> Refused | None:
+    """Create the nodes on all hosts, then look for rivals. If one comes first, remove all nodes.
+
+    user_env, record: see `create_nodes`.
+    """
     with console.step(f"creating {counted(attempt.plan.nnodes, 'node')}"):
         try:
-            create_nodes(attempt, inputs)
+            create_nodes(attempt, user_env, record)
             reasons = _rivals_ahead(attempt)
         except BaseException:
             remove_nodes(attempt)

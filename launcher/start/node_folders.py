@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CommandFailed
-from ..plan.container import IN_CONTAINER, writes_as_another_user
+from ..plan.container import IN_CONTAINER, fixed_uid
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import BUNDLE
 from ..push.files.tar import archive, small_file
@@ -24,9 +24,9 @@ GONE = 17  # exit code of PREPARE if a pushed tree is not there
 
 
 def fill_folders(
-    node: HostConnection, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any], uid: int
+    node: HostConnection, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any]
 ) -> None:
-    """Create and fill the folders that the container mounts. uid: the SSH user's on the host.
+    """Create and fill the folders that the container mounts.
 
     documents: JSON for the node's control folder, by file name. Raises CommandFailed, for example if
     there is no space or no permission, or the pushed code is gone.
@@ -41,7 +41,7 @@ def fill_folders(
         place.run_dir,
         place.control_dir,
         plan.workdir_digest or "",
-        "open" if writes_as_another_user(plan, node_plan, uid) else "",
+        fixed_uid(plan),
         mounted[IN_CONTAINER.cache] if plan.engine.in_container else "",
         plan.dataset_digest or "",
         stdin=b"".join(control_files),

@@ -83,11 +83,12 @@ def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
 
 
 def copy_files(
-    source: HostFolder, target: HostFolder, paths: Sequence[bytes], aside: str, *, open_to_all: bool
+    source: HostFolder, target: HostFolder, paths: Sequence[bytes], aside: str, uid: str
 ) -> None:
     """Copy files and folders to the target's checkpoints, which change only once all have arrived.
 
-    aside: the folder among its checkpoints for the files that they replace. Raises CommandFailed.
+    aside: the folder among its checkpoints for the files that they replace. uid: see
+    `fixed_uid`. Raises CommandFailed.
     """
     files = listed_files(source, "checkpoints", paths)
     try:
@@ -96,7 +97,7 @@ def copy_files(
         if {file.path: file.sha256 for file in arrived} != {f.path: f.sha256 for f in files}:
             raise target.failed(f"files from {source.node.name} arrived damaged", "resume again")
         wanted = b"".join(path + b"\0" for path in paths)
-        target.script(PLACE, ARRIVING, aside, "open" if open_to_all else "", stdin=wanted)
+        target.script(PLACE, ARRIVING, aside, uid, stdin=wanted)
     except BaseException:
         with contextlib.suppress(Exception):
             target.node.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{ARRIVING}"])

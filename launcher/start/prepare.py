@@ -30,11 +30,6 @@ class HostSurvey:
     images: KnownImages | None = None  # None: the engines were not asked
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
-    @property
-    def uids(self) -> list[int]:
-        """The ids of the SSH users, by node rank."""
-        return [facts.uid for facts in self.facts]
-
 
 def check(
     request: Request,

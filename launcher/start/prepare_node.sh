@@ -1,9 +1,10 @@
 #!/bin/sh
 # Creates and fills the folders of a node. $1: run folder, $2: control folder, $3: digest of the
-# pushed code to copy or "", $4: "open" if another user must write, $5: the cache folder or "", $6: digest of
-# the dataset or "". stdin: a tar stream with the control files. Exits with 17 if code or dataset is not there.
+# pushed code to copy or "", $4: the user id that job.user sets or "", $5: the cache folder or "",
+# $6: digest of the dataset or "". stdin: a tar stream with the control files. Exits with 17 if code or dataset
+# is not there.
 set -e
-run=$1 control=$2 code=${3:+$HOME/.ddpctl/workdirs/$3} open=$4 cache=$5 data=${6:+$HOME/.ddpctl/datasets/$6}
+run=$1 control=$2 code=${3:+$HOME/.ddpctl/workdirs/$3} uid=$4 cache=$5 data=${6:+$HOME/.ddpctl/datasets/$6}
 for tree in ${code:+"$code"} ${data:+"$data"}; do # Docker would create an empty dataset
   touch -c "$tree" # so that nothing prunes it before the node uses it
   [ -d "$tree" ] || exit 17
@@ -21,7 +22,7 @@ if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/nul
 fi
 tar -x -m -o -f - -C "$control"
 : >> "$control/journal"
-if [ "$open" = open ]; then
+if [ "${uid:-0}" != 0 ] && [ "$uid" != "$(id -u)" ]; then
   chmod 0777 "$run/checkpoints" "$run/output" "$control" "$control/ranks"
   chmod 0666 "$control/journal"
   chmod 0644 "$control/spec.json" "$control/supervisor.pyz"

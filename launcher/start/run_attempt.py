@@ -13,7 +13,6 @@ from ..follow.session import StartedRun, follow
 from ..hosts import user_env
 from ..outcomes import NodeState, Outcome, RunState
 from ..own_folders import require_writable
-from ..plan.container import writes_as_another_user
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.host_connection import HostConnection, connected
@@ -26,7 +25,7 @@ from .claim_gpus import Refused, claim_gpus
 from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
-from .start_nodes import NodeInputs, PlannedAttempt, remove_nodes, start_nodes
+from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
 from .waiting_line import PlaceInLine, Tickets
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
@@ -74,11 +73,6 @@ class Ready:
     reservation: Reservation
     on_chosen_hosts: bool  # with --nodes: other hosts of the file may be free
 
-    @property
-    def inputs(self) -> NodeInputs:
-        job = self.survey.request.cluster.job
-        return NodeInputs(self.survey.uids, user_env(job), for_hosts(self.record))
-
 
 def make_ready(
     request: Request,
@@ -114,8 +108,9 @@ def start_and_follow(
     """Claim the GPUs, start all nodes or none, and follow the run. Refused: other runs come first."""
     attempt, request = ready.attempt, ready.survey.request
     line.confirm()
+    variables = user_env(request.cluster.job)
     with interrupts.held():  # until `follow` handles signals, so that nothing is left half done
-        if refused := claim_gpus(attempt, ready.inputs, console):
+        if refused := claim_gpus(attempt, variables, for_hosts(ready.record), console):
             return dataclasses.replace(refused, choose_again=ready.on_chosen_hosts)
         start(attempt, ready.reservation, console)
         started = record_start(ready, hook, console)
@@ -155,9 +150,7 @@ def send_checkpoint(
     if request.earlier is None:
         return
     compare(request.earlier, plan, console)
-    users = zip(plan.nodes, survey.uids, strict=True)
-    open_to_all = any(writes_as_another_user(plan, node, uid) for node, uid in users)
-    distribute_checkpoint(survey.nodes, former, request.earlier, console, open_to_all=open_to_all)
+    distribute_checkpoint(survey.nodes, former, request.earlier, plan, console)
 
 
 def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -> None:

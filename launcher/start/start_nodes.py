@@ -49,17 +49,13 @@ class PlannedAttempt:
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
 
 
-@dataclass(frozen=True)
-class NodeInputs:
-    """What the hosts get besides the plan."""
+def create_nodes(
+    attempt: PlannedAttempt, user_env: Mapping[str, str], record: Mapping[str, Any]
+) -> None:
+    """Fill the folders and create the nodes on all hosts, without starting them.
 
-    uids: Sequence[int]  # of the SSH users, by node rank
-    user_env: Mapping[str, str]  # the variables that the user sets; may be secret
-    record: Mapping[str, Any]  # run.json, for the hosts to keep
-
-
-def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
-    """Fill the folders and create the nodes on all hosts, without starting them."""
+    user_env: the variables that the user sets; may be secret. record: run.json, for the hosts to keep.
+    """
     plan, token = attempt.plan, secrets.token_hex(32)
 
     def create(node: HostConnection) -> None:
@@ -69,9 +65,8 @@ def create_nodes(attempt: PlannedAttempt, inputs: NodeInputs) -> None:
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token)
-        documents = {"spec.json": spec, "run.json": inputs.record}
-        fill_folders(node, plan, node_plan, documents, inputs.uids[node_plan.node_rank])
-        engine.create(node_plan, inputs.user_env)
+        fill_folders(node, plan, node_plan, {"spec.json": spec, "run.json": record})
+        engine.create(node_plan, user_env)
 
     each_node(attempt.nodes, create)
 

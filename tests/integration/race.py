@@ -26,7 +26,6 @@ from launcher.ssh.many import each_node
 from launcher.start.claim_gpus import claim_gpus
 from launcher.start.request import Request
 from launcher.start.start_nodes import (
-    NodeInputs,
     PlannedAttempt,
     remove_nodes,
     start_nodes,
@@ -98,7 +97,7 @@ def race(plan: Plan, nodes: Sequence[HostConnection], barrier: threading.Barrier
     barrier.wait()
     console = Console(quiet=True)
     attempt = PlannedAttempt(plan, nodes)
-    if claim_gpus(attempt, NodeInputs([0] * len(nodes), {}, {}), console):
+    if claim_gpus(attempt, {}, {}, console):
         return None
     start_nodes(attempt, console)
     return plan.run_id

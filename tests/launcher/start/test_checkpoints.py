@@ -81,7 +81,7 @@ def keeper(folder: Path, rank: int | None, same_rank: bool = True) -> Checkpoint
 
 def send(source: Checkpoints, target: Checkpoints, paths: Sequence[str], aside: str) -> None:
     wanted = [path.encode(errors="surrogateescape") for path in paths]
-    copy_files(source, target, wanted, aside, open_to_all=False)
+    copy_files(source, target, wanted, aside, uid="")
 
 
 def write_step(folder: Path, number: int, content: bytes) -> Path:

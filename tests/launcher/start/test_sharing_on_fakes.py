@@ -34,7 +34,7 @@ from launcher.start.claim_gpus import Refused, claim_gpus
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation
 from launcher.start.run_attempt import run_attempt
-from launcher.start.start_nodes import NodeInputs, PlannedAttempt, start_nodes
+from launcher.start.start_nodes import PlannedAttempt, start_nodes
 from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
@@ -131,9 +131,8 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
         with connected(hosts) as nodes:
             plan = wanted.plan(PlanInputs(gather(nodes), ("i",) * len(hosts)))
             barrier.wait()
-            inputs = NodeInputs([0] * len(hosts), {}, {})
             attempt = PlannedAttempt(plan, nodes)
-            if claim_gpus(attempt, inputs, Console(quiet=True)):
+            if claim_gpus(attempt, {}, {}, Console(quiet=True)):
                 return None
             start_nodes(attempt, Console(quiet=True))
             return plan.run_id
@@ -388,7 +387,7 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         attempt = PlannedAttempt(plan, nodes)
         [member] = attempt.running.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
-        assert claim_gpus(attempt, NodeInputs([0], {}, {}), Console(quiet=True))
+        assert claim_gpus(attempt, {}, {}, Console(quiet=True))
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
@@ -406,7 +405,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         attempt = PlannedAttempt(plan, nodes)
         ahead, _ = waiting_line.in_the_way(attempt, *waiting_line.list_claims(attempt))
         assert [rival.run_id for rival in ahead[nodes[0]]] == [undecided]
-        refused = claim_gpus(attempt, NodeInputs([0], {}, {}), Console(quiet=True))
+        refused = claim_gpus(attempt, {}, {}, Console(quiet=True))
     assert refused and undecided in str(refused.reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
 

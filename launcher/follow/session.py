@@ -14,7 +14,7 @@ from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import by_name
+from ..ssh.many import by_name, try_each
 from ..stop.stop_run import Stop
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
@@ -174,7 +174,7 @@ class Session:
         stop = Stop(record.run_id, record.engine, timeout, owners, remove=False, cancel=cancel)
 
         def stop_all() -> None:
-            _, self._unconfirmed = stop.on_all(nodes)
+            _, self._unconfirmed = try_each(nodes, stop.on_host)
 
         self._stopping = threading.Thread(target=stop_all, daemon=True)
         self._stopping.start()

@@ -42,17 +42,17 @@ def claim_gpus(
 
     user_env, record: see `create_nodes`.
     """
-    with console.step(f"creating {counted(attempt.plan.nnodes, 'node')}"):
-        try:
+    try:
+        with console.step(f"creating {counted(attempt.plan.nnodes, 'node')}"):
             create_nodes(attempt, user_env, record)
             reasons = _rivals_ahead(attempt)
-        except BaseException:
-            remove_nodes(attempt)
-            raise
-        if reasons:
-            remove_nodes(attempt, folders=True)
-            return Refused(attempt, reasons)
-    return None
+    except BaseException:
+        remove_nodes(attempt, console)
+        raise
+    if not reasons:
+        return None
+    remove_nodes(attempt, console, folders=True)
+    return Refused(attempt, reasons)
 
 
 def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:

@@ -26,7 +26,7 @@ from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
-from .waiting_line import PlaceInLine, Tickets
+from .waiting_line import PlaceInLine, Tickets, kept_for_restart
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
@@ -70,7 +70,6 @@ class Ready:
     attempt: PlannedAttempt
     survey: HostSurvey
     record: RunRecord
-    reservation: Reservation
     on_chosen_hosts: bool  # with --nodes: other hosts of the file may be free
 
 
@@ -93,9 +92,10 @@ def make_ready(
     plan = make_plan(survey, pushed, console)
     reservation.take(nodes, console)
     record = request.remember(plan)
-    send_checkpoint(request, survey, plan, former, console)
-    attempt = PlannedAttempt(plan, chosen)
-    return Ready(attempt, survey, record, reservation, len(chosen) < len(nodes))
+    if request.earlier:
+        compare(request.earlier, plan, console)
+        distribute_checkpoint(chosen, former, request.earlier, plan, console)
+    return Ready(PlannedAttempt(plan, chosen), survey, record, len(chosen) < len(nodes))
 
 
 def start_and_follow(
@@ -112,13 +112,14 @@ def start_and_follow(
     with interrupts.held():  # until `follow` handles signals, so that nothing is left half done
         if refused := claim_gpus(attempt, variables, for_hosts(ready.record), console):
             return dataclasses.replace(refused, choose_again=ready.on_chosen_hosts)
-        start(attempt, ready.reservation, console)
+        start(attempt, line.reservation, console)
         started = record_start(ready, hook, console)
         line.leave(attempt)
         if request.options.detach:
             hook.close()
             return detach.detach(request.folder, RunState.RUNNING, console)
-        with line.kept_for_restart(attempt):
+        tickets = Tickets(attempt, line.reservation)
+        with kept_for_restart(tickets, request.folder, console):
             return follow(started, hook, interrupts, console)
 
 
@@ -139,20 +140,6 @@ def failed_start_recorded(request: Request, hook: EventHook, console: Console) -
         raise
 
 
-def send_checkpoint(
-    request: Request,
-    survey: HostSurvey,
-    plan: Plan,
-    former: Sequence[HostConnection],
-    console: Console,
-) -> None:
-    """Before a resume, say what has changed, and send the newest checkpoint where it is missing."""
-    if request.earlier is None:
-        return
-    compare(request.earlier, plan, console)
-    distribute_checkpoint(survey.nodes, former, request.earlier, plan, console)
-
-
 def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -> None:
     """Start all nodes or none. Raises RunKilled after a `kill`."""
     try:
@@ -160,17 +147,12 @@ def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -
             reservation.confirm(attempt.nodes)
         start_nodes(attempt, console)
     except RunKilled:
-        undo(attempt, console, folders=True)
+        remove_nodes(attempt, console, folders=True)
         raise
     except BaseException:
-        undo(attempt, console)
+        remove_nodes(attempt, console)
         reservation.confirm(attempt.nodes)  # `kill` may have removed a node just before its start
         raise
-
-
-def undo(attempt: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
-    with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
-        remove_nodes(attempt, folders=folders)
 
 
 def record_start(ready: Ready, hook: EventHook, console: Console) -> StartedRun:

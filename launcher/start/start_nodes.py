@@ -77,7 +77,7 @@ def start_nodes(attempt: PlannedAttempt, console: Console) -> None:
         each_node(attempt.nodes, lambda node: attempt.engine(node).start(attempt.plans[node]))
 
 
-def remove_nodes(attempt: PlannedAttempt, *, folders: bool = False) -> None:
+def remove_nodes(attempt: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
     """Stop and remove the nodes of this attempt. folders: its folders too, as if it had never existed.
 
     If a node cannot be removed now, `kill` finds it by its labels.
@@ -92,4 +92,5 @@ def remove_nodes(attempt: PlannedAttempt, *, folders: bool = False) -> None:
         if folders:
             node.run(["rm", "-rf", "--", attempt.plans[node].place.control_dir])
 
-    try_each(attempt.nodes, remove)
+    with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
+        try_each(attempt.nodes, remove)

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..engines.choose import engines_on
 from ..engines.claims import rivals, those_ahead
@@ -123,6 +124,7 @@ class Tickets:
             self.attempt.engine(node).withdraw(ticket)
 
 
+@dataclass
 class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     """A run's place in line, from the first refusal until the run starts or this command ends.
 
@@ -130,26 +132,17 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     taken over its place.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        reservation: Reservation,
-        former: Sequence[HostConnection],
-        interrupts: Interrupts,
-        console: Console,
-        kept: Tickets | None,
-    ) -> None:
-        """former: the run's earlier hosts. kept: the tickets of a run that restarts.
+    request: Request
+    reservation: Reservation
+    former: Sequence[HostConnection]  # the run's earlier hosts
+    interrupts: Interrupts
+    console: Console
+    kept: Tickets | None  # of a run that restarts; they stay if it does not start
+    _tickets: Tickets | None = None
+    _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-        The kept tickets stay if the run does not start.
-        """
-        self._request, self._reservation, self._kept = request, reservation, kept
-        self._former, self._interrupts, self._console = former, interrupts, console
-        # an earlier process may have waited, or followed the run
-        self._may_have_more = request.since is not None
-        self._tickets: Tickets | None = None
-        self._lock = contextlib.ExitStack()
-        self._until = request.until
+    def __post_init__(self) -> None:
+        self._until = self.request.until
 
     def __exit__(self, *_: object) -> None:
         if self._tickets:
@@ -161,7 +154,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
 
         Raises PreflightError without --wait or after its limit, and RunKilled after a `kill`.
         """
-        request, limit = self._request, self._request.options.wait
+        request, limit = self.request, self.request.options.wait
         if limit is None:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
             raise refusal(refused.reasons, remedy)
@@ -171,12 +164,12 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
             return None
         if self._tickets is None:
             self._lock.enter_context(locked(make_folder(request.folder.path) / WAITING))
-            self._tickets = Tickets(refused.attempt, self._reservation)
+            self._tickets = Tickets(refused.attempt, self.reservation)
         self._record(refused)
         self._tickets.join()
         if request.options.detach:
             self._tickets.abandon()
-            return detach.detach(request.folder, RunState.WAITING, self._console)
+            return detach.detach(request.folder, RunState.WAITING, self.console)
         number = self._await_turn(self._tickets, lines(refused.reasons))
         if number is None:
             return None
@@ -188,30 +181,27 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
 
     def confirm(self) -> None:
         """Raise RunKilled if a run that restarts was killed."""
-        if self._kept:
-            with self._console.step("asking whether the run was killed"):
-                self._kept.confirm()
+        if self.kept:
+            with self.console.step("asking whether the run was killed"):
+                self.kept.confirm()
 
     def leave(self, attempt: PlannedAttempt) -> None:
         """Remove all tickets of the run, because it has started."""
-        for tickets in (self._kept, self._tickets):
+        for tickets in (self.kept, self._tickets):
             if tickets:
                 tickets.close()
-        if self._may_have_more:
-            remove_tickets([*attempt.nodes, *self._former], attempt.plan)
-
-    def kept_for_restart(self, attempt: PlannedAttempt) -> contextlib.AbstractContextManager[None]:
-        """Hold new tickets while somebody follows the run that has left the line."""
-        tickets = Tickets(attempt, self._reservation)
-        return kept_for_restart(tickets, self._request.folder, self._console)
+        if (
+            self.request.since is not None
+        ):  # an earlier process may have waited, or followed the run
+            remove_tickets([*attempt.nodes, *self.former], attempt.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead. Return None, or a signal that arrived.
 
         printed: lines already printed. Raises Several after the limit.
         """
-        needed = self._request.options.nodes or self._request.cluster.nnodes
-        with self._interrupts.held():
+        needed = self.request.options.nodes or self.request.cluster.nnodes
+        with self.interrupts.held():
             while True:
                 ahead, reasons = in_the_way(tickets.attempt, *tickets.renew())
                 if sum(not listed for listed in ahead.values()) >= needed:
@@ -221,20 +211,20 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
                     raise refusal(reasons, remedy)
                 for line in lines(reasons):
                     if line not in printed:
-                        self._console.say(f"run {self._request.run_id} is waiting: {line}")
+                        self.console.say(f"run {self.request.run_id} is waiting: {line}")
                 printed = lines(reasons)
                 for _ in range(round(POLL / TICK)):
                     time.sleep(TICK)
-                    if (number := self._interrupts.take()) is not None:
+                    if (number := self.interrupts.take()) is not None:
                         return number
 
     def _record(self, refused: Refused) -> None:
-        folder, record = self._request.folder, self._request.remember(refused.attempt.plan)
+        folder, record = self.request.folder, self.request.remember(refused.attempt.plan)
         record.attempt.state = RunState.WAITING
         record.attempt.waiting_until = self._until
-        folder.try_save(record, self._console)
+        folder.try_save(record, self.console)
         for line in lines(refused.reasons):
-            self._console.say(f"run {folder.run_id} is waiting: {line}")
+            self.console.say(f"run {folder.run_id} is waiting: {line}")
 
 
 def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:

@@ -54,6 +54,7 @@ class HostedRun:
     run_id: str
     hosts: Sequence[HostConnection]
     owners: Sequence[str] = ()
+    cancel: bool = True  # see Stop
 
 
 def read_target(
@@ -96,17 +97,13 @@ def choose_runs(
                 run_id = find_id(hosts, cluster, typed)
         case KnownRun(folder=folder):
             run_id = folder.run_id
-            if launched_here(folder, console):
+            record = folder.load_if_readable(console)
+            if record and not record.adopted:  # launched here
                 return [HostedRun(run_id, hosts)]
     with console.step(f"asking {counted(len(hosts), 'host')} whose run it is"):
         statuses, _ = list_nodes(hosts, cluster, run_id)
     others = {s.owner for s in statuses if s.run_id == run_id and s.user != account_name()}
     return [HostedRun(run_id, hosts, sorted(others))]
-
-
-def launched_here(folder: RunFolder, console: Console) -> bool:
-    record = folder.load_if_readable(console)
-    return record is not None and not record.adopted
 
 
 def own_runs(

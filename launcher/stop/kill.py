@@ -16,7 +16,7 @@ from ..runs.record import RunRecord, UnreadableRecord, run_folder, run_folders, 
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.local import account_name
-from ..ssh.many import ask_each, by_name, one_per_account
+from ..ssh.many import ask_each, by_name, one_per_account, try_each
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import counted, names
@@ -88,7 +88,7 @@ def kill_runs(
     asked: Collection[HostConnection] = (),
 ) -> list[Killed]:
     """Stop runs, say what was stopped, and record it. asked: other hosts that were asked for them."""
-    killed = stop_at_once([(run, stop_of(run, engine, console)) for run in runs], console)
+    killed = stop_at_once(runs, engine, console)
     for each in killed:
         each.report(console)
         report_unconfirmed(each.failures, console)
@@ -101,7 +101,7 @@ def finish_pending(nodes: Sequence[HostConnection], cluster: Cluster, console: C
 
     Does not report hosts that do not answer: the caller does.
     """
-    stops = []
+    runs = []
     for folder in run_folders():
         if folder.is_settled():
             continue
@@ -111,34 +111,29 @@ def finish_pending(nodes: Sequence[HostConnection], cluster: Cluster, console: C
             continue  # the command that needs this record reports it
         if here := [node for node in nodes if node.name in record.pending_stop]:
             may_restart = record.state is RunState.FAILED
-            run = HostedRun(folder.run_id, here)
-            stops.append((run, stop_of(run, cluster.job.engine, console, cancel=not may_restart)))
-    for killed in stop_at_once(stops, console):
+            runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
+    for killed in stop_at_once(runs, cluster.job.engine, console):
         killed.report(console)
         killed.save({node.name for node in killed.machines}, console)
 
 
-def stop_of(run: HostedRun, engine: str, console: Console, *, cancel: bool = True) -> Stop:
-    """Return how to stop the run, by what its record says."""
-    record = run_folder(run.run_id).load_if_readable(console)
-    timeout = record.stop_timeout if record else STOP_TIMEOUT
-    owners = [*run.owners, record.owner if record else ""]
-    return Stop(run.run_id, engine, timeout, owners, cancel=cancel)
-
-
-def stop_at_once(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[Killed]:
+def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
     """Stop all runs at once, each on all its hosts at once."""
 
-    def stop_run(run: HostedRun, stop: Stop) -> Killed:
+    def stop_run(run: HostedRun) -> Killed:
+        record = run_folder(run.run_id).load_if_readable(console)
+        timeout = record.stop_timeout if record else STOP_TIMEOUT
+        owners = [*run.owners, record.owner if record else ""]
+        stop = Stop(run.run_id, engine, timeout, owners, cancel=run.cancel)
         machines = one_per_account(run.hosts)
-        return Killed(run.run_id, machines, *stop.on_all(machines))
+        return Killed(run.run_id, machines, *try_each(machines, stop.on_host))
 
-    if not stops:
+    if not runs:
         return []
-    run_ids = ", ".join(run.run_id for run, _ in stops)
-    hosts = names(dict.fromkeys(node.name for run, _ in stops for node in run.hosts))
+    run_ids = ", ".join(run.run_id for run in runs)
+    hosts = names(dict.fromkeys(node.name for run in runs for node in run.hosts))
     with console.step(f"stopping {run_ids} on {hosts}"):
-        return [each.result() for each in [in_background(stop_run, *each) for each in stops]]
+        return [each.result() for each in [in_background(stop_run, run) for run in runs]]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from ..engines.base import Engine
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import UNSTARTED, NodeStatus
-from ..errors import DdpctlError
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
-from ..ssh.many import try_each
 from ..ssh.script_files import load_script
 from ..text import counted
 from .inventory import processes_on
@@ -68,19 +66,15 @@ class Stop:
     def users(self) -> set[str]:
         return {account_name(), *(owner.split("@")[0] for owner in self.owners if owner)}
 
-    def on_all(
-        self, nodes: Sequence[HostConnection]
-    ) -> tuple[dict[HostConnection, Stopped], dict[HostConnection, DdpctlError]]:
-        """Stop the run on all hosts at once. Return each result, and the errors of silent hosts."""
-        return try_each(nodes, self.on_host)
-
     def on_host(self, node: HostConnection) -> Stopped:
         listed = [s for s in nodes_on(node, self.engine, self.run_id) if s.run_id == self.run_id]
         others = [status for status in listed if status.user not in self.users]
         if others and others == listed:
             return Stopped([], [], others)
         if self.cancel:
-            self._mark_cancelled(node)
+            what = f"could not mark {self.run_id} as cancelled"
+            remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
+            node.script(MARK_CANCELLED, self.run_id).expect(what, remedy, node.name)
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(node, self.engine):
@@ -94,11 +88,6 @@ class Stop:
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
         return own if self.cancel else [status for status in own if not status.is_ticket]
-
-    def _mark_cancelled(self, node: HostConnection) -> None:
-        what = f"could not mark {self.run_id} as cancelled"
-        remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
-        node.script(MARK_CANCELLED, self.run_id).expect(what, remedy, node.name)
 
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
         def end(status: NodeStatus) -> None:

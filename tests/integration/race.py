@@ -63,7 +63,7 @@ def main(hosts: str, pairs: int) -> None:
                 ]
                 print(json.dumps({"started": started, "there": alive}), flush=True)
                 for plan, nodes in both:
-                    remove_nodes(PlannedAttempt(plan, nodes))
+                    remove_nodes(PlannedAttempt(plan, nodes), Console(quiet=True))
 
 
 def party(

@@ -22,7 +22,7 @@ Make = Callable[..., FakeCluster]
 RUN = "20261125-031500-doomed"
 MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "remember"),
-    "recorded": (run_attempt, "send_checkpoint"),
+    "recorded": (run_attempt, "PlannedAttempt"),
     "filled": (start_nodes, "supervisor_spec"),
     "created": (claim_gpus, "_rivals_ahead"),
     "starting": (None, "start"),  # of the engine
@@ -126,8 +126,7 @@ def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     cluster = fake_cluster()
-    owner = waiting_line if step == "kept_for_restart" else run_attempt
-    just_before(monkeypatch, owner, step, lambda: signal.raise_signal(signal.SIGTERM))
+    just_before(monkeypatch, run_attempt, step, lambda: signal.raise_signal(signal.SIGTERM))
     code, _, err = cluster.launch()
     assert code == 130, err
     assert "stopping the run on 2 hosts" in err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,12 @@ from fakes import FakeCluster, FakeNode
 
 from launcher.errors import StateError
 from launcher.follow.node_watcher import NodeWatcher
+from launcher.plan.plan import Plan
 from launcher.runs import record
+from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt
 from launcher.start.run_attempt import where_time_went
+from launcher.start.start_nodes import PlannedAttempt
 
 Make = Callable[..., FakeCluster]
 ERROR = "ValueError: bad label 1000"
@@ -226,10 +229,11 @@ def test_a_dataset_that_is_removed_during_a_launch_stops_it_instead_of_leaving_a
     datasets = cluster.hosts["gpu0"].home / ".ddpctl" / "datasets"
     assert cluster.ddpctl("push", cluster.hosts_file, "--dataset")[0] == 0
 
-    def pruned_elsewhere(*_: object) -> None:
+    def pruned_elsewhere(plan: Plan, nodes: Sequence[HostConnection]) -> PlannedAttempt:
         shutil.rmtree(datasets)
+        return PlannedAttempt(plan, nodes)
 
-    monkeypatch.setattr(run_attempt, "send_checkpoint", pruned_elsewhere)
+    monkeypatch.setattr(run_attempt, "PlannedAttempt", pruned_elsewhere)
     code, _, err = cluster.launch()
     assert code == 1 and "removed the pushed code or dataset" in err
     assert not datasets.exists() and cluster.nodes == []

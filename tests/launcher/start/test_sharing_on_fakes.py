@@ -26,6 +26,7 @@ from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
 from launcher.ssh.host_connection import connected
+from launcher.ssh.many import try_each
 from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
@@ -78,7 +79,7 @@ def once(true: Callable[[], object], do: Callable[[], object]) -> threading.Thre
 def kill_from_elsewhere(cluster: FakeCluster, run_id: str) -> None:
     """Kill a run as from a machine that has only the hosts file."""
     with connected(load(cluster.hosts_file).hosts) as nodes:
-        stopped, failures = Stop(run_id, "docker", 1.0, ()).on_all(nodes)
+        stopped, failures = try_each(nodes, Stop(run_id, "docker", 1.0, ()).on_host)
     assert not failures and all(each.clean for each in stopped.values())
 
 

@@ -57,10 +57,13 @@ class Transfer:
         self.hosts = {relay: HostTransfer(relay) for relay in row}
         self._progress = progress
         self._size: int | None = None  # unknown until the end
-        self._source_error: DdpctlError | None = None
         self._trial: float | None = None  # when this machine began to feed the second host too
         self._trial_over = False
         self._changed = threading.Condition()
+
+    @property
+    def over(self) -> bool:
+        return all(host.done for host in self.hosts.values())
 
     def open(self) -> None:
         for relay, host in self.hosts.items():
@@ -95,6 +98,8 @@ class Transfer:
 
     def handle(self, host: HostTransfer, event: RelayEvent) -> None:
         name, part = host.relay.node.name, self.payload.part
+        if self.over:
+            return
         if event.kind == "have":
             self._count(host, event.count)
         elif event.kind == "starved" and not host.fed:
@@ -107,7 +112,8 @@ class Transfer:
             self.end(host, failed(name, part, event.text or f"exit {event.count}"))
         elif event.kind == "done":
             try:
-                self.payload.finish(host.relay.node)
+                if self.payload.finish:
+                    self.payload.finish(host.relay.node)
                 self.end(host, None)
             except DdpctlError as failure:
                 self.end(host, failure)
@@ -128,12 +134,12 @@ class Transfer:
         with self._changed:
             if host.done:
                 return
-            host.done, host.error = True, self._source_error or error
-            if host.error is None and self._size is not None:
+            host.done, host.error = True, error
+            if error is None and self._size is not None:
                 self._count(host, self._size)
-            all_done = all(other.done for other in self.hosts.values())
+            over = self.over
             self._changed.notify_all()
-        if all_done:
+        if over:
             self._order_all("close")  # the next payload needs the disk space
         self._progress.settled(host.relay.node, self.payload.part)
 
@@ -156,11 +162,11 @@ class Transfer:
         host.relay.feeds.put(partial(self._feed, host, event.count))
 
     def _feed(self, host: HostTransfer, at: int) -> None:
-        """Send the payload from offset `at` to one host, as long as this machine is its source."""
+        """Send the payload from offset `at` to a host while this machine is its source."""
         relay, digest, done = host.relay, hashlib.sha256(), 0
         try:
             for chunk in self.payload.chunks():
-                if not host.fed:
+                if not host.fed or self.over:
                     return
                 digest.update(chunk)
                 fresh = chunk[max(at - done, 0) :]
@@ -171,8 +177,8 @@ class Transfer:
         except (OSError, HostUnreachable):
             return  # the host is gone: `_follow` notices, and its reader will report starvation
         except DdpctlError as error:
-            self._source_error = error
-            self._order_all("fail", why="dropped")
+            for each in self.hosts.values():
+                self.end(each, error)
             return
         self._size = done
         self._order_all("end", size=done, sha256=digest.hexdigest())

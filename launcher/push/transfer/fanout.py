@@ -51,7 +51,10 @@ class Fanout:
                 begun += MIN_SAVING if payload.size is None else payload.size
                 row = row or self._row([node for node in nodes if node not in failures], begun)
                 if row:
-                    transfers.append(self._start(payload, row))
+                    name = f"p{len(self._transfers)}"
+                    transfers.append(Transfer(name, payload, row, self.progress))
+                    self._transfers[name] = transfers[-1]
+                    transfers[-1].open()
                 else:
                     failures |= self._send_directly(payload, nodes, failures)
                 if len(failures) == len(nodes):
@@ -82,13 +85,6 @@ class Fanout:
                 threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
         row = [relay for node, relay in self._relays.items() if node in nodes]
         return row if len(row) > 1 else []
-
-    def _start(self, payload: Payload, row: Sequence[Relay]) -> Transfer:
-        """Start sending a payload through a chain. `Transfer.finish` waits for it to end."""
-        transfer = Transfer(f"p{len(self._transfers)}", payload, row, self.progress)
-        self._transfers[transfer.name] = transfer
-        transfer.open()
-        return transfer
 
     def _follow(self, relay: Relay) -> None:
         """Handle a host's events until its agent ends, which ends its transfers too."""
@@ -127,7 +123,8 @@ class Fanout:
             code = stream.wait(END_TIMEOUT)
             if code != 0:
                 raise failed(node.name, payload.part, stream.stderr_tail() or f"exit {code}")
-            payload.finish(node)
+            if payload.finish:
+                payload.finish(node)
         except OSError as error:  # the command stopped reading, or the host stopped answering
             with contextlib.suppress(TimeoutError, DdpctlError):
                 stream.wait(5.0)

@@ -24,17 +24,16 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A byte stream for a command on each host. Each call of `chunks` yields it from the start."""
+    """A byte stream for a command on each host. Each call of `chunks` yields it from the start.
+
+    command: reads the payload from stdin. finish: is called for each host that has all of it.
+    """
 
     part: str  # image, wheel, dataset, workdir
-    command: Callable[
-        [HostConnection], tuple[str, ...]
-    ]  # on the host; reads the payload from stdin
+    command: Callable[[HostConnection], tuple[str, ...]]
     size: int | None  # approximate bytes; None if unknown
     chunks: Callable[[], Iterator[bytes]]
-    finish: Callable[[HostConnection], None] = lambda node: (
-        None
-    )  # called for each host that has all of it
+    finish: Callable[[HostConnection], None] | None = None
 
 
 def script_output(

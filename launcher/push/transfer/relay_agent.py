@@ -8,8 +8,7 @@ when its standard input does. Orders arrive there, one JSON object per line. `op
     receive  id, at, n: n bytes of the payload from offset `at` follow the line
     take     id, upstreams: read on from these hosts
     end      id, size, sha256: of the whole payload
-    fail     id, why: give up
-    close    id: no host needs it anymore
+    close    id: no host needs it anymore; give up unless it is complete
 
 Events go to standard output, one JSON array [event, id, count, text] per line: `ready` (count: port),
 `have` (count: bytes of a payload so far), `starved` (no host to take the payload from; count: bytes so far,
@@ -110,8 +109,7 @@ class RelayedPayload:
     def receive(self, at: int, data: bytes) -> None:
         """Store the bytes that are new. Ignore data that would leave a gap after the stored bytes."""
         with self.changed:
-            while self.have - self.consumed > MAX_AHEAD and not self.failed:
-                self.changed.wait(KEEPALIVE)
+            self.changed.wait_for(lambda: self.failed or self.have - self.consumed <= MAX_AHEAD)
             data = data[max(self.have - at, 0) :]
             if self.failed or at > self.have or not data:
                 return
@@ -147,7 +145,9 @@ class RelayedPayload:
 
     def close(self) -> None:
         with self.changed:
+            self.failed = not self.complete
             self.spool.forget(self.have + SEGMENT)
+            self.changed.notify_all()
 
     def take(self, upstreams: Upstreams) -> None:
         with self.changed:
@@ -169,8 +169,7 @@ class RelayedPayload:
             else:
                 self.agent.emit("starved", self.id, self.have, why)
                 with self.changed:
-                    while self.version == version and not self.over:
-                        self.changed.wait()
+                    self.changed.wait_for(lambda: self.version != version or self.over)
 
     def pull_from(self, address: str, port: int, version: int) -> None:
         raw = socket.create_connection((address, port), CONNECT_TIMEOUT)

@@ -72,7 +72,10 @@ def test_if_the_bytes_cannot_be_read_here_every_host_stops_waiting_for_them() ->
     made.payload = replace(made.payload, chunks=unreadable)
     made.handle(made.hosts[relays[0]], RelayEvent("starved", "p0", 0, ""))
     relays[0].feeds.get()()
-    assert all("fail" in relay.orders for relay in relays)
+    assert all("close" in relay.orders for relay in relays)
+    assert all("Permission denied" in str(host.error) for host in made.hosts.values())
+    made.handle(made.hosts[relays[1]], RelayEvent("starved", "p0", 0, "its source hung up"))
+    assert relays[1].feeds.empty()
 
 
 def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

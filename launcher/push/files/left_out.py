@@ -17,7 +17,6 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
-from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 from rich.filesize import decimal
@@ -53,8 +52,7 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
 
 
-LARGEST = 1 << 20  # characters read of an ignore file
-LARGEST_KEY = 1 << 16  # bytes
+LARGEST = 1 << 20  # bytes read of an ignore file
 PRIVATE_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-")
 _NAME, _FILE = _any_of(NAMES), _any_of(FILES)
 _NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
@@ -99,16 +97,12 @@ class IgnoreFile:
 
 def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
     """Read the ignore files of a folder of the tree; the one that takes precedence comes last."""
-    base = os.fsdecode(folder + b"/" if folder else b"")
-    for name in (".gitignore", ".ddpctlignore"):
-        with contextlib.suppress(OSError):  # no such file
-            path = Path(os.fsdecode(root), base, name)
-            if not stat.S_ISREG(path.lstat().st_mode):
-                continue  # git follows no links either
-            with path.open(encoding="utf-8", errors="replace") as file:
-                text = file.read(LARGEST)
+    base = folder + b"/" if folder else b""
+    for name in (b".gitignore", b".ddpctlignore"):
+        text = _beginning(os.path.join(root, base, name), LARGEST).decode(errors="replace")
+        if text:
             spec = GitIgnoreSpec.from_lines(text.splitlines(), QuickPattern)
-            yield IgnoreFile(base, spec, can_keep=name == ".ddpctlignore")
+            yield IgnoreFile(os.fsdecode(base), spec, can_keep=name == b".ddpctlignore")
 
 
 def is_left_out(
@@ -134,7 +128,8 @@ def is_left_out(
     if children is None:
         is_data = bool(_FILE.match(name)) and not _NO_KEY.match(name)
         full = os.path.join(root, os.fsencode(path))
-        return is_data or _is_private_key(full) or _is_ddpctls(full)
+        is_private_key = bool(PRIVATE_KEY.match(_beginning(full, 64)))
+        return is_data or is_private_key or _is_ddpctls(full)
     is_output = bool(_OUTPUT.match(name)) and "__init__.py" not in children
     return is_output or any(mark <= children for mark in MARKS)
 
@@ -145,31 +140,22 @@ def _names(pattern: str, name: str) -> bool:
     return bool(last.strip("*?.")) and fnmatchcase(name, last)
 
 
-def _is_private_key(path: bytes) -> bool:
-    """Return whether a file begins as private keys do, whatever its name is."""
-    with contextlib.suppress(OSError):
-        status = os.lstat(path)
-        if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_KEY:
-            with open(path, "rb") as file:
-                return bool(PRIVATE_KEY.match(file.read(64)))
-    return False
-
-
 def _is_ddpctls(path: bytes) -> bool:
     """Return whether a file is a hosts file, which may contain values of `env`, or a report."""
     extension = path.rpartition(b".")[2].lower()
-    if extension not in (b"yaml", b"yml", b"html"):
-        return False
-    if os.path.islink(path) or not os.path.isfile(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_HEAD if extension == b"html" else MAX_BYTES)
-    except OSError:
-        return False
     if extension == b"html":
-        return REPORT.encode() in text
+        return REPORT.encode() in _beginning(path, _HEAD)
+    text = _beginning(path, MAX_BYTES) if extension in (b"yaml", b"yml") else b""
     return all(re.search(rb"^%b:" % key, text, re.MULTILINE) for key in (b"hosts", b"job"))
+
+
+def _beginning(path: bytes, most: int) -> bytes:
+    """Return up to `most` bytes of a regular file; b"" of anything else, or if it is unreadable."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.lstat(path).st_mode):  # not through a link: git follows none either
+            with open(path, "rb") as file:
+                return file.read(most)
+    return b""
 
 
 class NamedPaths:

@@ -69,9 +69,7 @@ class Start:
 class TreePush:
     def __init__(self, tree: Tree, part: str, fanout: Fanout) -> None:
         self.tree, self.part, self.fanout = tree, part, fanout
-        self.tokens: dict[
-            HostConnection, str
-        ] = {}  # one token per host, because homes may be shared
+        self.tokens: dict[HostConnection, str] = {}  # one each, because homes may be shared
         self.files_sent: dict[HostConnection, int] = {}
         self.deltas: dict[str, Delta] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
@@ -170,17 +168,13 @@ class TreePush:
 
 def parse_trees(text: str) -> HostTrees:
     """Parse BEGIN's output. Ignore malformed lines, because hosts are not trusted."""
-
-    def lines(pattern: str) -> list[tuple[str, ...]]:
-        return [match.groups() for match in re.finditer(f"^{pattern}$", text, re.MULTILINE)]
-
-    draft = lines("resume (none|[0-9a-f]{64}) ([0-9]{1,18})")
-    free = lines("free ([0-9]{1,18})")
+    draft = re.search("(?m)^resume (none|[0-9a-f]{64}) ([0-9]{1,18})$", text)
+    free = re.search("(?m)^free ([0-9]{1,18})$", text)
     return HostTrees(
-        present=bool(lines("present")),
-        earlier=tuple(digest for (digest,) in lines("earlier ([0-9a-f]{64})")),
-        draft=(draft[0][0], int(draft[0][1])) if draft else None,
-        free=int(free[0][0]) * 1024 if free else None,
+        present=bool(re.search("(?m)^present$", text)),
+        earlier=tuple(re.findall("(?m)^earlier ([0-9a-f]{64})$", text)),
+        draft=(draft[1], int(draft[2])) if draft else None,
+        free=int(free[1]) * 1024 if free else None,
     )
 
 

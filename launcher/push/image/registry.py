@@ -46,8 +46,10 @@ class Blob:
             yield from iter(partial(stream.read, CHUNK), b"")
 
 
-class Registry:
+class Registry(ThreadingHTTPServer):
     """Receives one image's `wanted` layers (diff ids). Tells the engine that it has the others."""
+
+    request_queue_size = 2 * MAX_STRANGERS
 
     def __init__(self, image: ImageInfo, wanted: Collection[str]) -> None:
         self.image, self.wanted = image, wanted
@@ -60,16 +62,25 @@ class Registry:
         self.name = f"ddpctl/{secrets.token_hex(16)}"
         self._index_file = cache / "layers.json"
         self._index = read_cache(self._index_file)
-        self._server = _listen(self, cache / "registry-port")
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self._strangers: dict[socket.socket, None] = {}  # oldest first
+        self._listen(cache / "registry-port")
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def _listen(self, port_file: Path) -> None:
+        """Listen on the last push's port if it is free. Engines reuse layers only within one registry."""
+        try:
+            super().__init__(("127.0.0.1", int(port_file.read_text())), _Handler)
+        except (OSError, ValueError, OverflowError):
+            super().__init__(("127.0.0.1", 0), _Handler)
+            write_cache(port_file, str(self.server_port))
 
     @property
     def repository(self) -> str:
-        return f"localhost:{self._server.server_address[1]}/{self.name}"
+        return f"localhost:{self.server_port}/{self.name}"
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def size_of(self, digest: str) -> int | None:
@@ -108,15 +119,6 @@ class Registry:
                 return text, config
         return None
 
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 2 * MAX_STRANGERS
-
-    def __init__(self, registry: Registry, port: int) -> None:
-        self.registry = registry
-        self._strangers: dict[socket.socket, None] = {}  # oldest first
-        super().__init__(("127.0.0.1", port), _Handler)
-
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own. If there are too many strangers, hang up on the oldest."""
         self._strangers[request] = None
@@ -138,20 +140,10 @@ class _Server(ThreadingHTTPServer):
         pass  # a client misbehaves or disconnects; the engine reports its own failures
 
 
-def _listen(registry: Registry, port_file: Path) -> _Server:
-    """Listen on the last push's port if it is free. Engines reuse layers only within one registry."""
-    try:
-        return _Server(registry, int(port_file.read_text()))
-    except (OSError, ValueError, OverflowError):
-        server = _Server(registry, 0)
-    write_cache(port_file, str(server.server_address[1]))
-    return server
-
-
 class _Handler(BaseHTTPRequestHandler):
     """The part of the distribution API that a push needs."""
 
-    server: _Server
+    server: Registry
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
@@ -162,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Refuse requests for anything except this push's repository."""
         if not super().parse_request():
             return False
-        mine = f"/v2/{self.server.registry.name}/"
+        mine = f"/v2/{self.server.name}/"
         if self.path.startswith(mine):
             self.server.trust(self.connection)
             return True
@@ -177,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         digest = self.path.rpartition("/blobs/")[2]
-        size = self.server.registry.size_of(digest)
+        size = self.server.size_of(digest)
         if size is None:
             self._answer(404)
         else:
@@ -187,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Start an upload, or confirm a blob that counts as present."""
         deque(self._body(), maxlen=0)  # read and ignore it
         mounted = self._query("mount")
-        if self.server.registry.size_of(mounted) is not None:
+        if self.server.size_of(mounted) is not None:
             self._answer(201, {"Docker-Content-Digest": mounted, "Location": self.path})
             return
         upload = f"{urlsplit(self.path).path.rstrip('/')}/tmp{secrets.token_hex(8)}"
@@ -201,12 +193,12 @@ class _Handler(BaseHTTPRequestHandler):
         if "/manifests/" in self.path:
             text = b"".join(self._body())
             json.loads(text)  # raises ValueError if it is not JSON
-            self.server.registry.manifests.append(text)
+            self.server.manifests.append(text)
             digest = digest_of(text)
         else:
             self._append()
             digest = self._query("digest")
-            if not self.server.registry.add_blob(digest, self._file()):
+            if not self.server.add_blob(digest, self._file()):
                 self._file().unlink()
                 self._answer(400)
                 return
@@ -219,13 +211,13 @@ class _Handler(BaseHTTPRequestHandler):
         name = urlsplit(self.path).path.rpartition("/")[2]
         if not re.fullmatch(r"tmp\w+", name):
             raise ValueError("no such upload")
-        return self.server.registry.folder / name
+        return self.server.folder / name
 
     def _append(self) -> int:
         with self._file().open("ab") as file:
             for block in self._body():
                 file.write(block)
-                self.server.registry.received[file.name] = file.tell()
+                self.server.received[file.name] = file.tell()
             return file.tell()
 
     def _body(self) -> Iterator[bytes]:

@@ -56,9 +56,7 @@ def push(
             return
         try:
             with console.step("pushing what is missing"):
-                result = pushing.push(
-                    nodes, cluster, parts=parts, console=console, only=True, spares=spares
-                )
+                result = pushing.push(nodes, cluster, parts=parts, console=console, spares=spares)
         except HostsNotReady as error:
             if as_json:
                 console.json(error.report.document())

@@ -22,7 +22,7 @@ from ..text import duration
 from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
-from .image.push_image import differing, push_image
+from .image.push_image import Failures, Images, differing, push_image
 from .image.sif import image_file
 from .packages.wheels import make_venv, wheels_of
 from .push_progress import HostsNotReady, PushProgress, PushReport
@@ -68,41 +68,40 @@ def push(
     *,
     parts: Set[Part],
     console: Console,
-    only: bool = False,
     known: KnownImages | None = None,
     spares: Sequence[HostConnection] = (),
 ) -> PushResult:
-    """Send `parts` of the job. Unless `only` is set, verify that hosts have the other parts.
+    """Send `parts` of the job. If there are none, only verify that the hosts have all of it.
 
     known: what the engines answered to the checks. The others are asked.
     spares: get everything too, but if that fails, it is only a warning.
     Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
-    machines, needed = one_per_account([*nodes, *spares]), parts if only else ALL
+    machines, needed = one_per_account([*nodes, *spares]), parts or ALL
     progress = PushProgress(machines, console)
-    images: dict[HostConnection, ImageInfo] = {}
+    images: Images = {}
     try:
         trees, failures = trees_of(cluster, machines, needed, progress)
         if not engine_traits(cluster.job.engine).keeps_containers or "image" not in needed:
             known = None
         elif known is None:
             known = KnownImages(image_here(cluster.job.image), {})
-        sender = Sender(cluster.job, trees, parts, known, progress)
+        there = {**known.there} if known else {}
+        sender = Sender(cluster.job, trees, known, there, progress, only_verify=not parts)
         todo = [node for node in machines if node not in failures]
-        there = known.there if known else {}
         for pause in (*PAUSES, None):
-            sent, failed = sender.send(todo, there)
+            sent, failed = sender.send(todo)
             images |= sent
             failures = {node: each for node, each in failures.items() if node not in todo} | failed
-            again = {node: each for node, each in failed.items() if sender.may_retry(node, each)}
-            if not again or pause is None:
+            todo = [node for node, error in failed.items() if sender.may_retry(node, error)]
+            if not todo or pause is None:
                 break
             goes_on = f"the push goes on in {duration(pause)}"
-            for line in lines(DdpctlError(e.what, goes_on, host=n.name) for n, e in again.items()):
+            again = [DdpctlError(failed[node].what, goes_on, host=node.name) for node in todo]
+            for line in lines(again):
                 progress.say(line)
             time.sleep(pause)
-            todo, there = [*again], {}
         if known is not None:
             failures |= differing(cluster.job.image, images)
             # The id on this machine, or else on the first host. run.json records it.
@@ -125,7 +124,7 @@ def push(
 
 def trees_of(
     cluster: Cluster, machines: Sequence[HostConnection], needed: Set[Part], progress: PushProgress
-) -> tuple[dict[str, Tree], dict[HostConnection, DdpctlError]]:
+) -> tuple[dict[str, Tree], Failures]:
     """Return the trees to send, by part, and the hosts that cannot use them, with the reasons."""
     trees, report = scan_job(cluster, needed), progress.report
     for tree in trees.values():
@@ -134,7 +133,7 @@ def trees_of(
             name = path_text(tree.skipped[0])
             progress.say(f"{name}{more}: not a file, folder or link; skipped")
     report.left_out = [each for tree in trees.values() for each in tree.left_out]
-    unfit: dict[HostConnection, DdpctlError] = {}
+    unfit: Failures = {}
     if cluster.job.requirements and "image" in needed:
         wheels, unfit = wheels_of(cluster.job, machines, progress)
         trees |= {"image": wheels} if wheels else {}
@@ -148,32 +147,31 @@ def trees_of(
 
 @dataclass
 class Sender:
-    """Sends what hosts lack of `parts`, and verifies that they have the rest.
+    """Sends what hosts lack, or only verifies that they have it.
 
     trees: by part. With engine: process, wheels take the place of the image, and with engine:
-    apptainer its file does. images: None if no engine needs the image.
+    apptainer its file does. images: None if no engine needs the image. there: images that hosts are
+    known to have until they are sent to. answered: hosts that have done so at least once.
+    relay_failed: hosts that get everything from this machine.
     """
 
     job: Job
     trees: Mapping[str, Tree]
-    parts: Set[Part]
     images: KnownImages | None
+    there: dict[HostConnection, ImageInfo | None]
     progress: PushProgress
-    answered: set[HostConnection] = field(default_factory=set)  # hosts that have at least once
-    relay_failed: set[HostConnection] = field(
-        default_factory=set
-    )  # hosts that get all from this machine
+    only_verify: bool
+    answered: set[HostConnection] = field(default_factory=set)
+    relay_failed: set[HostConnection] = field(default_factory=set)
 
     def may_retry(self, node: HostConnection, error: DdpctlError) -> bool:
         return node in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
-    def ask(
-        self, known: Mapping[HostConnection, ImageInfo | None], node: HostConnection
-    ) -> HostContents:
+    def ask(self, node: HostConnection) -> HostContents:
         """Ask a host which trees and image it has, and whether and where other hosts can read from it.
 
-        known: the images that hosts are known to have. The host's address is the hosts file's
-        internal_ip, or else the one at which this machine or the last jump host reached the host.
+        Its address is the hosts file's internal_ip, or else the one at which this machine or the
+        last jump host reached it.
         """
         digests = [
             self.trees[part].manifest.digest if part in self.trees else ""
@@ -188,18 +186,18 @@ class Sender:
             with contextlib.suppress(ValueError):
                 address = str(ipaddress.ip_address(connection[1]))
         can_relay = "python3" in names and not node.host.is_local and node not in self.relay_failed
-        image = known.get(node)
-        if self.images is not None and node not in known:
+        image = None
+        if node in self.there:
+            image = self.there.pop(node)
+        elif self.images is not None:
             image = images_of(node).inspect(self.job.image)
         return HostContents(names, image, address if can_relay else "")
 
-    def send(
-        self, nodes: Sequence[HostConnection], known: Mapping[HostConnection, ImageInfo | None]
-    ) -> tuple[dict[HostConnection, ImageInfo], dict[HostConnection, DdpctlError]]:
-        """Return each host's image, and the failed hosts with their errors. known: see `ask`."""
-        hosts, failures = try_each(nodes, partial(self.ask, known))
+    def send(self, nodes: Sequence[HostConnection]) -> tuple[Images, Failures]:
+        """Return each host's image, and the failed hosts with their errors."""
+        hosts, failures = try_each(nodes, self.ask)
         self.answered |= hosts.keys()
-        images: dict[HostConnection, ImageInfo] = {}
+        images: Images = {}
         relays = {node: host.address for node, host in hosts.items() if host.address}
         with closing(Fanout(relays, self.progress)) as fanout:
             if self.images is not None:
@@ -208,7 +206,7 @@ class Sender:
                     self.images.here,
                     {node: host.image for node, host in hosts.items()},
                     fanout,
-                    only_verify="image" not in self.parts,
+                    only_verify=self.only_verify,
                 )
                 failures |= failed
             for part in self.trees:
@@ -219,21 +217,16 @@ class Sender:
 
     def _send_tree(
         self, part: str, hosts: Mapping[HostConnection, HostContents], fanout: Fanout
-    ) -> dict[HostConnection, DdpctlError]:
-        """Send a tree to the hosts that lack it. Return the failed hosts.
-
-        A tree that is not one of `parts` is not sent: all hosts that lack it have failed.
-        """
+    ) -> Failures:
+        """Send a tree to the hosts that lack it, or count them as failed. Return the failed hosts."""
         tree = self.trees[part]
         packages = part == "image" and self.job.requirements
         kind, what = ("wheel", "packages") if packages else (part, part)
         missing = [node for node, host in hosts.items() if part not in host.trees]
         lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
-        failures: dict[HostConnection, DdpctlError] = {
-            node: lacks.on(node.name) for node in missing
-        }
+        failures: Failures = {node: lacks.on(node.name) for node in missing}
         tree_push = TreePush(tree, kind, fanout)
-        if missing and part in self.parts:
+        if missing and not self.only_verify:
             if tree.left_out:
                 self.progress.say(f"left out of the {part}: {listed(tree.left_out)}")
             failures = tree_push.run(missing)

@@ -9,7 +9,7 @@ and a path below an excluded folder cannot be kept. .ddpctlignore overrides .git
 """
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
-# ruff: noqa: PTH112, PTH113, PTH114, PTH116, PTH118, PTH123
+# ruff: noqa: PTH112, PTH116, PTH118, PTH123
 import contextlib
 import os
 import re

@@ -169,7 +169,8 @@ class RelayedPayload:
             else:
                 self.agent.emit("starved", self.id, self.have, why)
                 with self.changed:
-                    self.changed.wait_for(lambda: self.version != version or self.over)
+                    while self.version == version and not self.over:
+                        self.changed.wait()
 
     def pull_from(self, address: str, port: int, version: int) -> None:
         raw = socket.create_connection((address, port), CONNECT_TIMEOUT)

@@ -94,29 +94,30 @@ class Probe:
         try:
             for line in _answers(self._agents[source], orders, ROUND_TIMEOUT):
                 results |= parse_dialed(line, dials)
+                if len(results) == len(dials):
+                    return results
         except Exception:  # an agent that reports nonsense has not finished
             pass
-        if len(results) < len(dials):
-            self._unfinished.add(source)
+        self._unfinished.add(source)
         return results
 
 
 def _listen(agent: Stream, port: int) -> int:
     """Let the agent listen on this port (0 for any). Return the actual port, or 0."""
-    actual = 0
     with contextlib.suppress(DdpctlError, OSError):
         for line in _answers(agent, [f"listen {port}"], AGENT_TIMEOUT):
-            actual = parse_listening(line, port) or actual
-    return actual
+            if (actual := parse_listening(line, port)) is not None:
+                return actual
+    return 0
 
 
 def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[str]:
-    """Send the orders to the agent. Yield its lines until it has carried out all of them.
+    """Send the orders to the agent. Yield its lines for as long as the caller wants more.
 
-    Raises OSError or DdpctlError if it ends, writes too long a line or does not finish in time.
+    Raises OSError or DdpctlError if it ends, writes too long a line or takes too long.
     """
     deadline = Deadline(timeout)
-    agent.write("".join(f"{order}\n" for order in (*orders, "wait")).encode(), timeout=timeout)
+    agent.write("".join(f"{order}\n" for order in orders).encode(), timeout=timeout)
     rest = b""
     while deadline.left() and len(rest) < LONGEST_LINE:
         chunk = agent.read(timeout=deadline.left())
@@ -124,17 +125,14 @@ def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[s
             break
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            text = line.decode(errors="replace").strip()
-            if text == "ready":
-                return
-            yield text
+            yield line.decode(errors="replace").strip()
     raise TimeoutError("the agent did not finish")
 
 
-def parse_listening(line: str, port: int) -> int:
-    """Parse a `listening` line into the actual port; 0 if it does not answer `listen PORT`."""
+def parse_listening(line: str, port: int) -> int | None:
+    """Parse a `listening` line into the actual port; None if it does not answer `listen PORT`."""
     match = re.fullmatch(rf"listening {port} (\d{{1,5}})", line, re.ASCII)
-    return int(match[1]) if match else 0
+    return int(match[1]) if match else None
 
 
 def parse_dialed(line: str, dials: Sequence[Dial]) -> Mapping[Dial, DialResult]:

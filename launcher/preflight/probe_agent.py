@@ -3,11 +3,10 @@
 Standard library only, Python 3.6 or later. Its source comes over SSH and nothing is installed. It
 ends when its standard input does, or after LIFETIME. Orders arrive there, one per line:
 
-    listen PORT              answered by `listening PORT ACTUAL_PORT`, unless the port is taken
+    listen PORT              answered by `listening PORT ACTUAL_PORT`, with 0 for a port that is taken
     dial KEY ADDRESS PORT    answered by `dialed KEY ok NAME SECONDS` (the name of the agent there)
                              or `dialed KEY wrong|refused|timeout|unreachable`; a timeout is tried
                              once more
-    wait                     answered by `ready` once all earlier orders are answered
 
 An address counts as reached only if an agent with the same token answers there: every host with a
 docker0 has the address 172.17.0.1, and reaches itself there.
@@ -68,11 +67,11 @@ def listen(requested: int, greeting: bytes) -> None:
             if error.errno == errno.EADDRINUSE:
                 for s in listeners:
                     s.close()
-                return
+                listeners = []
+                break
     for s in listeners:
         threading.Thread(target=serve, args=(s, greeting), daemon=True).start()
-    if listeners:
-        report("listening", requested, port)
+    report("listening", requested, port if listeners else 0)
 
 
 def outcome_of(address: str, port: int, token: str) -> str:
@@ -103,21 +102,14 @@ def main(name: str, token: str) -> None:
     end = threading.Timer(LIFETIME, os._exit, (1,))
     end.daemon = True
     end.start()
-    dials = []
     for line in sys.stdin:
         order, *words = line.split()
         if order == "listen":
             listen(int(words[0]), f"{token} {name}\n".encode())
-        elif order == "dial":
+        else:
             key, address, port = words
-            dials.append(
-                threading.Thread(target=dial, args=(key, address, int(port), token), daemon=True)
-            )
-            dials[-1].start()
-        elif order == "wait":
-            for each in dials:
-                each.join()
-            report("ready")
+            dialing = (key, address, int(port), token)
+            threading.Thread(target=dial, args=dialing, daemon=True).start()
     os._exit(0)
 
 

@@ -70,10 +70,25 @@ class Facts:
         )
 
     def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
-        """Return `rdma.nccl_settings` for `ip`; empty without RDMA or if the user sets one of them."""
-        if not self.infiniband or not rdma.NAMES.isdisjoint(user_sets):
+        """Return NCCL's variables for RoCE (the ports and the GID) if `ip` is the address in use.
+
+        Empty if the user sets one of them, or if `ip` has no RoCE v2 GID. Empty also if a setting
+        for all ports would exclude a port that may be better: InfiniBand, a faster one, or one with
+        its RoCE v2 address at another index.
+        """
+        up = [port for port in self.rdma_ports if port.is_up]
+        v2 = {port: [gid.index for gid in port.gids if gid.is_roce_v2] for port in up}
+        own = [(port, gid) for port in up if (gid := port.gid_of(ip)) and gid.is_roce_v2]
+        if not self.infiniband or not rdma.NAMES.isdisjoint(user_sets) or not own:
             return {}
-        return rdma.nccl_settings(self.rdma_ports, ip)
+        used, index = own[0][0], own[0][1].index
+        others = [port for port in up if index not in v2[port]]
+        if not all(port.is_ethernet for port in up):
+            return {}
+        if any(v2[port] or port.gbits > used.gbits for port in others):
+            return {}
+        names = ",".join(port.name for port in up if index in v2[port])
+        return {"NCCL_IB_HCA": f"={names}", "NCCL_IB_GID_INDEX": str(index)}
 
     def interface_of(self, ip: str) -> str | None:
         return next((a.interface for a in self.addresses if a.ip == ip), None)
@@ -153,6 +168,6 @@ def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
         boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
         clock_skew=(started + ended - asked - answered) / 2,
         clock_error=max(0.0, answered - asked - max(0.0, ended - started)) / 2,
-        details=details(sections) if "disk" in sections else None,
+        details=details(sections, first) if "disk" in sections else None,
         resolved=folder if (folder := first("folder")).startswith("/") else "",
     )

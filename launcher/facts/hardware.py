@@ -2,10 +2,13 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..text import one_line
 from .nvidia import Nvidia, number, parse_nvidia
+
+LONGEST_COMMAND = 80  # characters shown; a command line may contain anything, including passwords
 
 
 @dataclass(frozen=True)
@@ -17,15 +20,6 @@ class Disk:
     kib: int
     kib_free: int
     inodes_free: int | None
-
-
-@dataclass(frozen=True)
-class Holder:
-    """The process that listens on the master port. pid: 0 if hidden from the SSH user."""
-
-    user: str
-    pid: int
-    command: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Details:
     missing: tuple[str, ...] = ()  # requested folders that do not exist
     home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
     firewalls: tuple[str, ...] = ()
-    holder: Holder | None = None
+    holder: str = ""  # the process that listens on the master port
     kernel_driver: str | None = None  # version of the loaded NVIDIA module
     open_driver: bool = False  # it is NVIDIA's open kernel module
     peermem: bool = False  # GPUDirect RDMA by nvidia-peermem
@@ -59,12 +53,11 @@ class Details:
         return next((disk for disk in self.disks if disk.path == path), None)
 
 
-def details(sections: defaultdict[str, list[str]]) -> Details:
-    """Parse the sections of the script's output. Unreadable values keep their defaults."""
+def details(sections: defaultdict[str, list[str]], first: Callable[[str], str]) -> Details:
+    """Parse the sections of the script's output. Unreadable values keep their defaults.
 
-    def first(name: str) -> str:
-        return next(iter(sections[name]), "").strip()
-
+    first: returns the first line of a section, or "".
+    """
     writable = sections["writable"]
     memory = dict(row.partition(":")[::2] for row in sections["memory"])
     driver = re.search(
@@ -114,6 +107,8 @@ def _disks(lines: Sequence[str]) -> Iterator[Disk]:
         yield Disk(path, mount, kib, free, int(inodes[2]) if inodes and counted else None)
 
 
-def _holder(lines: Sequence[str]) -> Holder | None:
+def _holder(lines: Sequence[str]) -> str:
+    """Describe the process on the master port, by user, pid (if the SSH user sees it) and command."""
     user, pid, command = [*"".join(lines[:1]).split("\t", 2), "", ""][:3]
-    return Holder(user, number(pid), command.strip()) if user else None
+    who = f"user {user}, pid {number(pid)}" if number(pid) else f"user {user}"
+    return f"{one_line(command, LONGEST_COMMAND) or 'a process'} ({who})" if user else ""

@@ -29,14 +29,16 @@ class IpRoute:
 
 @dataclass(frozen=True)
 class Interface:
-    """speed: Mbit/s; 0 if unknown."""
+    """speed: Mbit/s; 0 if unknown.
+
+    kind: bridge, ethernet (a physical port that is not part of a bond, bridge or VLAN) or plain.
+    """
 
     name: str
     mtu: int
     state: str
     speed: int
-    is_bridge: bool
-    is_port: bool = False  # a physical port of Ethernet that is not part of a bond, bridge or VLAN
+    kind: str = "plain"
 
 
 def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
@@ -80,10 +82,8 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
 
 
 def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
-    """Parse rows of name, MTU, state, speed and `bridge`, `ethernet` or `plain`."""
+    """Parse rows of name, MTU, state, speed and kind."""
     return tuple(
-        Interface(
-            nic[1], int(nic[2]), nic[3], int(nic[4] or 0), nic[5] == "bridge", nic[5] == "ethernet"
-        )
+        Interface(nic[1], int(nic[2]), nic[3], int(nic[4] or 0), nic[5])
         for nic in filter(None, map(_NIC.fullmatch, lines))
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
@@ -61,23 +61,3 @@ def rdma_ports(lines: Sequence[str]) -> tuple[RdmaPort, ...]:
             ip = str(IPv4Address(int(match[2] + match[3], 16)))
             gids.append(Gid(int(match[1]), ip, match[4]))
     return tuple(dataclasses.replace(port, gids=tuple(gids)) for port, gids in ports)
-
-
-def nccl_settings(ports: Sequence[RdmaPort], ip: str) -> Mapping[str, str]:
-    """Return NCCL's variables for RoCE (the ports and the GID) if `ip` is the address in use.
-
-    Empty if the address has no RoCE v2 GID. Empty also if a setting for all ports would exclude a
-    port that may be better: InfiniBand, a faster one, or one with its RoCE v2 address at another
-    index.
-    """
-    up = [port for port in ports if port.is_up]
-    v2 = {port: [gid.index for gid in port.gids if gid.is_roce_v2] for port in up}
-    gids = ((port, port.gid_of(ip)) for port in up if port.is_ethernet)
-    own, index = next(((port, g.index) for port, g in gids if g and g.is_roce_v2), (None, 0))
-    others = [port for port in up if index not in v2[port]]
-    if own is None or not all(port.is_ethernet for port in up):
-        return {}
-    if any(v2[port] or port.gbits > own.gbits for port in others):
-        return {}
-    names = ",".join(port.name for port in up if index in v2[port])
-    return {"NCCL_IB_HCA": f"={names}", "NCCL_IB_GID_INDEX": str(index)}

@@ -115,7 +115,7 @@ def _path_cost(
     speeds = [way.mbits for way in paths if way and (way.mbits or not way.is_direct)]
     slowest = min([nic.speed if nic else 0, *speeds])
     is_routed = not all(way.is_direct for way in paths if way)
-    return None in paths, nic is not None and nic.is_bridge, -slowest, is_routed
+    return None in paths, nic is not None and nic.kind == "bridge", -slowest, is_routed
 
 
 def _leads_to_hosts(address: Address, host: Host, own: Facts) -> bool:

@@ -16,7 +16,6 @@ from ..supervisor.restart_rule import PastRestart
 HOME = "~/.ddpctl"  # on a host
 IMAGE_FILE = "image.sif"  # in a folder of ~/.ddpctl/images
 STORE = ".ddpctl"  # the same for commands, which start in the user's home folder
-CONTROL_DIRS = "runs/*/nodes/*/attempt-*"  # in ~/.ddpctl; in sh: attempts.sh
 CONTROL_DIR = "/ddpctl"  # in a container
 _CONTROL_DIR = re.compile(r"/runs/([^/]+)/nodes/([0-9]{1,6})/attempt-([0-9]{1,7})$")
 OUR_TRAINER = ("-m", "trainer")

@@ -130,7 +130,7 @@ def survey_hosts(
     waits: GPUs in use by other runs are no problem, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster.job)) as probe:
-        image_here = in_background(lambda: local_image(cluster.job))
+        image_here = in_background(local_image, cluster.job)
         ranks, machines, errors = examine_all(nodes, cluster.job, probe)
         reach = probe.run(machines)
     fleet = Fleet(cluster, machines, image_here.result(), reach, waits)

@@ -3,14 +3,13 @@
 from collections.abc import Collection, Iterator, Mapping
 from statistics import mode
 
-from ..text import names, one_line
+from ..text import names
 from .findings import Finding, failure, warning
 from .fleet import Fleet, odd_one_out
 from .machine import Machine
 from .reach import DialResult
 
 SLOW = 1.0  # seconds until a peer answers; TCP sends its first packet again after one second
-LONGEST_COMMAND = 80  # characters shown; a command line may contain anything, including passwords
 
 HOW = {
     "timeout": "timed out",
@@ -45,7 +44,7 @@ def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """
     facts, used = machine.facts, fleet.used(machine)
     if len(fleet.machines) > 1:
-        ups = {nic.name for nic in facts.interfaces if nic.state != "down" and not nic.is_bridge}
+        ups = {nic.name for nic in facts.interfaces if nic.state != "down" and nic.kind != "bridge"}
         for network in sorted({address.network for address in used if address.network}):
             routes = [r for r in facts.routes if not r.gateway and str(r.network) == network]
             if len(inside := sorted({route.interface for route in routes} & ups)) > 1:
@@ -167,7 +166,7 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         remedy = f"set job.master_port: auto, or run `ddpctl kill {run.run_id}`"
         yield failure(f"port {port} is taken by run {run.run_id} of {run.owner}", remedy)
     elif port in machine.facts.listening and not run:
-        what = f"port {port} is taken by {_holder(machine)}"
+        what = f"port {port} is taken by {machine.details.holder or 'a process'}"
         yield failure(what, "set job.master_port: auto, or stop the process")
     ip = fleet.addresses[machine.rank].ip
     cut_off, dials = fleet.reach.cut_off, fleet.reach.master.items()
@@ -175,11 +174,3 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if _failed(tried) and not _failed(fleet.dialed(machine, ip)):
         remedy = f"open TCP port {port} in its firewall, or set another job.master_port"
         yield failure(f"port {port} on {ip} {_how(tried, fleet)}", remedy)
-
-
-def _holder(machine: Machine) -> str:
-    if (holder := machine.details.holder) is None:
-        return "a process"
-    pid = f", pid {holder.pid}" if holder.pid else ""
-    command = one_line(holder.command, LONGEST_COMMAND) or "a process"
-    return f"{command} (user {holder.user}{pid})"

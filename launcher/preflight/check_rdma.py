@@ -120,12 +120,12 @@ def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
         for other in fleet.machines
         if not other.shares_network_with(machine)
         for nic in other.facts.interfaces
-        if nic.is_port and nic.state == "up"
+        if nic.kind == "ethernet" and nic.state == "up"
     ]
     return [
         nic
         for nic in facts.interfaces
-        if nic.is_port and nic.state == "up" and nic.name not in attached
+        if nic.kind == "ethernet" and nic.state == "up" and nic.name not in attached
         if nic.speed >= FAST and any(speed >= nic.speed for speed in speeds)
         if (nic.speed > used.speed > 0 and not by_user)
         or (nic.speed >= used.speed and {nic.name, used.name} <= roce)

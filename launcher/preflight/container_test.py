@@ -38,27 +38,25 @@ try:
     open(path, "w").close(); os.unlink(path)
 except OSError as error:
     found["write_error"] = str(error)
-try:
-    if sys.argv[1:] != ["torch"]:
-        raise SystemExit
-    import torch, torch.distributed as dist
-    found["torch"] = torch.__version__
-    found["cuda"] = torch.version.cuda or ""
-    found["gpus"] = torch.cuda.device_count()
-    if getattr(dist, "is_nccl_available")():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+if sys.argv[1:] == ["torch"]:
     try:
-        gpus = [torch.cuda.get_device_properties(i) for i in range(found["gpus"])]
-        found["architectures"] = [
-            gpu.gcnArchName.split(":")[0] if torch.version.hip else "sm_%d%d" % (gpu.major, gpu.minor)
-            for gpu in gpus]
-        found["built_for"] = [name.split(":")[0] for name in torch.cuda.get_arch_list()]
+        import torch, torch.distributed as dist
+        found["torch"] = torch.__version__
+        found["cuda"] = torch.version.cuda or ""
+        found["gpus"] = torch.cuda.device_count()
+        if dist.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        try:
+            gpus = [torch.cuda.get_device_properties(i) for i in range(found["gpus"])]
+            found["architectures"] = [
+                gpu.gcnArchName.split(":")[0] if torch.version.hip
+                else "sm_%d%d" % (gpu.major, gpu.minor)
+                for gpu in gpus]
+            found["built_for"] = [name.split(":")[0] for name in torch.cuda.get_arch_list()]
+        except Exception as error:
+            found["cuda_error"] = (str(error).splitlines() or [type(error).__name__])[0]
     except Exception as error:
-        found["cuda_error"] = (str(error).splitlines() or [type(error).__name__])[0]
-except SystemExit:
-    pass
-except Exception as error:
-    found["torch_error"] = "%s: %s" % (type(error).__name__, error)
+        found["torch_error"] = "%s: %s" % (type(error).__name__, error)
 print("ddpctl-check " + json.dumps(found), flush=True)
 os._exit(0)
 """

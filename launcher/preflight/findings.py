@@ -12,10 +12,6 @@ from ..text import one_line
 Severity = Literal["failure", "warning"]
 LONGEST = 400  # maximum characters of a clause
 
-# The columns of the table, in the order in which a launch depends on them.
-CHECKS = ("ssh", "docker", "gpus", "image", "disk", "memory", "clock", "network", "ports", "runs")
-BY_ENGINE = ("image", "runs")  # not checked where the engine does not answer
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -48,12 +44,8 @@ def failure_of(error: DdpctlError) -> Finding:
 
 
 def in_order(findings: Iterable[Finding], hosts: Sequence[str]) -> list[Finding]:
-    """Sort findings: failures first, then by host and check. Removes duplicates."""
-    places = {host: i for i, host in enumerate(hosts)}
-    return sorted(
-        dict.fromkeys(findings),
-        key=lambda f: (f.severity, places[f.host], CHECKS.index(f.check)),
-    )
+    """Sort findings: failures first, then by host. Removes duplicates."""
+    return sorted(dict.fromkeys(findings), key=lambda f: (f.severity, hosts.index(f.host)))
 
 
 def lines(findings: Iterable[Finding]) -> list[str]:
@@ -66,13 +58,3 @@ def lines(findings: Iterable[Finding]) -> list[str]:
         for severity, group in by_severity.items()
         for line in errors.lines(group)
     ]
-
-
-def table(hosts: Sequence[str], findings: Sequence[Finding]) -> list[list[str]]:
-    """Return a row per host and a cell per check: ok, warn, FAIL, or `-` if not checked."""
-    failed = [f for f in findings if f.severity == "failure"]
-    cells = {(f.host, check): "-" for f in findings if f.check == "ssh" for check in CHECKS}
-    cells |= {(f.host, check): "-" for f in failed if f.check == "docker" for check in BY_ENGINE}
-    cells |= {(f.host, f.check): "warn" for f in findings}
-    cells |= {(f.host, f.check): "FAIL" for f in failed}
-    return [[host, *(cells.get((host, check), "ok") for check in CHECKS)] for host in hosts]

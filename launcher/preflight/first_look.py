@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import HostUnreachable, UnknownHostKey, lines
+from ..errors import DdpctlError, HostUnreachable, UnknownHostKey, lines
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
@@ -42,13 +42,14 @@ def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
         )
     for line in lines(failures.values()):
         console.say(line)
-    unknown = {name for name, error in failures.items() if isinstance(error, UnknownHostKey)}
-    return [described(h.name, facts.get(h.name))._replace(new_key=h.name in unknown) for h in hosts]
+    answers: dict[str, Facts | DdpctlError] = {**facts, **failures}
+    return [described(host.name, answers[host.name]) for host in hosts]
 
 
-def described(host: str, facts: Facts | None) -> FirstLook:
-    if facts is None:
-        return FirstLook(host, None, "did not answer; `ddpctl check` shows why")
+def described(host: str, facts: Facts | DdpctlError) -> FirstLook:
+    if isinstance(facts, DdpctlError):
+        note = "did not answer; `ddpctl check` shows why"
+        return FirstLook(host, None, note, new_key=isinstance(facts, UnknownHostKey))
     models, count = {gpu.name for gpu in facts.gpus}, len(facts.gpus)
     what = f"{count} GPUs" if count else "no GPU"
     if len(models) == 1:

@@ -10,17 +10,21 @@ from ..hosts import user_env
 from ..plan.topology import nproc_on, rank_cores
 from ..terminal.console import Console
 from ..text import counted, ranges
-from .check import Survey
-from .findings import CHECKS, lines, table
+from .check import CHECKS, Survey
+from .findings import Finding, lines
 from .fleet import Fleet
 from .machine import Machine
 
+COLUMNS = ("ssh", *CHECKS)
+BY_ENGINE = ("image", "runs")  # not checked where the engine does not answer
 COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "-": "2"}
 
 
 def print_survey(survey: Survey, console: Console) -> None:
     """Print a table of all checks, the addresses and GPUs that a launch will use, and the findings."""
-    print_table(survey, console)
+    names = [*dict.fromkeys([*survey.ranks, *survey.spares])]
+    heads = ["HOST", *(column.upper() for column in COLUMNS)]
+    console.table(table(names, survey.findings), heads, COLORS)
     print_addresses(survey.fleet, console)
     for line in lines(survey.findings):
         console.print(line)
@@ -29,11 +33,14 @@ def print_survey(survey: Survey, console: Console) -> None:
         console.print(f"{count} checked, no problems found")
 
 
-def print_table(survey: Survey, console: Console) -> None:
-    """Print a row per host and a column per check."""
-    names = dict.fromkeys([*survey.ranks, *survey.spares])
-    rows = table([*names], survey.findings)
-    console.table(rows, ["HOST", *(check.upper() for check in CHECKS)], COLORS)
+def table(hosts: Sequence[str], findings: Sequence[Finding]) -> list[list[str]]:
+    """Return a row per host and a cell per check: ok, warn, FAIL, or `-` if not checked."""
+    failed = [f for f in findings if f.severity == "failure"]
+    cells = {(f.host, check): "-" for f in findings if f.check == "ssh" for check in COLUMNS}
+    cells |= {(f.host, check): "-" for f in failed if f.check == "docker" for check in BY_ENGINE}
+    cells |= {(f.host, f.check): "warn" for f in findings}
+    cells |= {(f.host, f.check): "FAIL" for f in failed}
+    return [[host, *(cells.get((host, check), "ok") for check in COLUMNS)] for host in hosts]
 
 
 def print_addresses(fleet: Fleet, console: Console) -> None:

@@ -279,7 +279,7 @@ def test_ports_of_ethernet_from_sysfs(tmp_path: Path) -> None:
     tree |= {"class/net/eth1/upper_bond0/mtu": "", "class/net/wlan0/wireless/x": ""}
     write_tree(tmp_path, tree)
     nics = answer_below(tmp_path).interfaces
-    assert {nic.name: nic.is_port for nic in nics} == {
+    assert {nic.name: nic.kind == "ethernet" for nic in nics} == {
         "eth0": True, "eth1": False, "wlan0": False, "ib0": False, "veth0": False,
     }  # fmt: skip
     assert (nics[0].mtu, nics[0].speed, nics[0].state) == (9000, 100000, "up")

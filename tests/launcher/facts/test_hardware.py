@@ -17,7 +17,7 @@ import pytest
 from launcher.engines.engine_info import EngineInfo
 from launcher.facts.facts import SCRIPT
 from launcher.facts.facts import parse as parse_script
-from launcher.facts.hardware import Details, Disk, Holder
+from launcher.facts.hardware import Details, Disk
 from launcher.facts.network import Interface, IpRoute
 from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
 from launcher.hosts import parse
@@ -141,7 +141,7 @@ def test_the_output_as_values() -> None:
         memory_available_kib=24327088,
         resolved="127.0.1.1",
         firewalls=("ufw",),
-        holder=Holder("eve", 99, "python serve.py"),
+        holder="python serve.py (user eve, pid 99)",
         kernel_driver="550.54.15",
         open_driver=True,
         nvswitches=2,
@@ -151,13 +151,23 @@ def test_the_output_as_values() -> None:
     )
 
 
+def test_the_command_that_holds_the_port_is_cut_and_printable() -> None:
+    command = "python \x1b]0;owned\x07\x1b[2J--password " + "x" * 500
+    holder = read(SAMPLE.replace("python serve.py", command)).holder
+    assert holder.isprintable() and len(holder) < 110
+    assert holder.startswith("python --password xx")
+    assert holder.endswith("x... (user eve, pid 99)")
+    assert read(SAMPLE.replace("99\tpython serve.py", "")).holder == "a process (user eve)"
+    assert read(SAMPLE.replace("eve\t99\tpython serve.py", "")).holder == ""
+
+
 def test_interfaces_and_routes_as_values() -> None:
     host = parse_script(SAMPLE)
     assert host.interfaces == (
-        Interface("eth0", 1500, "up", 25000, False),
-        Interface("docker0", 1500, "down", 0, True),
-        Interface("wlan0", 1500, "up", 0, False),
-        Interface("tun0", 1420, "unknown", 0, False),
+        Interface("eth0", 1500, "up", 25000),
+        Interface("docker0", 1500, "down", 0, "bridge"),
+        Interface("wlan0", 1500, "up", 0),
+        Interface("tun0", 1420, "unknown", 0),
     )
     assert host.network_stack == "boot net:[1]"
     assert host.routes == (
@@ -278,8 +288,7 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
     assert found.disk("/") is not None
     assert found.memory_kib > 0
     assert host.interface("lo") is not None
-    assert found.holder is not None
-    assert found.holder.pid == os.getpid()
+    assert found.holder.endswith(f", pid {os.getpid()})")
 
 
 def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:

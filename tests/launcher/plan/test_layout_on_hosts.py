@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from launcher.plan import plan
-from launcher.plan.plan import CONTROL_DIRS, STORE, attempt_in, place_in, run_dir_in
+from launcher.plan.plan import STORE, attempt_in, place_in, run_dir_in
 from launcher.ssh.script_files import load_script
 
 
@@ -16,7 +16,6 @@ def test_scripts_and_python_find_the_control_folders_of_a_run(tmp_path: Path) ->
     for place in places:
         Path(place.control_dir).mkdir(parents=True)
     folders = [place.control_dir for place in places]
-    assert sorted(map(str, (tmp_path / STORE).glob(CONTROL_DIRS))) == sorted(folders)
     script = load_script(plan.__file__, "attempts.sh")
     script += (
         'for each in "$runs"/*/$attempts; do echo "$each"; done; cd "$each/.."; newest_attempt'

@@ -26,7 +26,7 @@ DEFAULT = IpRoute(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0")
 
 
 def nic(name: str, mbits: int, **changes: Any) -> Interface:
-    return replace(Interface(name, 1500, "up", mbits, False), **changes)
+    return replace(Interface(name, 1500, "up", mbits), **changes)
 
 
 def attached(network: str, interface: str) -> IpRoute:
@@ -52,7 +52,7 @@ def host_facts(rank: int, *extra: tuple[Address, IpRoute, Interface], **changes:
         interfaces=(
             nic("lo", 0),
             nic("eth0", 1000),
-            nic("docker0", 0, is_bridge=True),
+            nic("docker0", 0, kind="bridge"),
             *(interface for _, _, interface in extra),
         ),
         network_stack=f"boot-{rank}",
@@ -164,7 +164,7 @@ def test_one_host_alone_does_not_use_loopback() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"state": "down"}, {"is_bridge": True}, {"name": "br-1234567890ab"}]
+    "changes", [{"state": "down"}, {"kind": "bridge"}, {"name": "br-1234567890ab"}]
 )
 def test_interfaces_that_are_down_bridges_and_container_networks_are_avoided(
     changes: dict[str, Any],

@@ -49,9 +49,9 @@ def machine(rank: int = 0, name: str = "", **changes: Any) -> Machine:
                 IpRoute(IPv4Network("0.0.0.0/0"), "10.0.0.254", "eth0"),
             ),
             interfaces=(
-                Interface("lo", 65536, "unknown", 0, False),
-                Interface("eth0", 1500, "up", 25000, False),
-                Interface("docker0", 1500, "down", 0, True),
+                Interface("lo", 65536, "unknown", 0),
+                Interface("eth0", 1500, "up", 25000),
+                Interface("docker0", 1500, "down", 0, "bridge"),
             ),
             details=Details(
                 disks=(

@@ -31,7 +31,7 @@ def some(count: int = 3) -> list[Machine]:
 def with_second_network(made: Machine, speed: int = 100000) -> Machine:
     """A fast private network beside the first: ib0 with 192.168.0.N."""
     address = Address(f"192.168.0.{made.rank + 1}", "ib0", "192.168.0.0/24")
-    nic = Interface("ib0", 1500, "up", speed, False)
+    nic = Interface("ib0", 1500, "up", speed)
     return with_facts(
         made,
         addresses=(*made.facts.addresses, address),

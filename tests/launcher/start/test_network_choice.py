@@ -34,8 +34,8 @@ def cluster(
             addresses=(Address(str(SLOW[rank + 1]), "eth1"), Address(str(FAST[rank + 1]), "eth10")),
             routes=(IpRoute(SLOW, "", "eth1"), IpRoute(FAST, "", "eth10")),
             interfaces=(
-                Interface("eth1", 1500, "up", 1000, False),
-                Interface("eth10", 1500, "up", 100000, False),
+                Interface("eth1", 1500, "up", 1000),
+                Interface("eth10", 1500, "up", 100000),
             ),
             network_stack=f"boot {rank}",
         )

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from ..ssh.script_files import load_script
@@ -44,7 +44,7 @@ class Facts:
     boot_id: str = ""  # equal if two hosts are one machine; "" if unknown
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # maximum error of clock_skew: half the network time
-    details: Details | None = None  # if requested
+    details: Details = field(default_factory=Details)  # with its defaults unless requested
     resolved: str = ""  # ~/.ddpctl without symlinks: on NFS, root may be unable to follow them
 
     @property
@@ -168,6 +168,6 @@ def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
         boot_id=boot if _BOOT_ID.fullmatch(boot) else "",
         clock_skew=(started + ended - asked - answered) / 2,
         clock_error=max(0.0, answered - asked - max(0.0, ended - started)) / 2,
-        details=details(sections, first) if "disk" in sections else None,
+        details=details(sections, first) if "disk" in sections else Details(),
         resolved=folder if (folder := first("folder")).startswith("/") else "",
     )

@@ -50,7 +50,6 @@ CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = 
     "image": [
         check_docker.check_image,
         check_python.check_packages,
-        check_container.check_torch,
         check_container.check_container,
         check_container.check_versions,
     ],

@@ -6,14 +6,14 @@ from functools import partial
 
 from .check_resources import LEAST_OPEN_FILES
 from .findings import Finding, failure, failure_of, warning
-from .fleet import Fleet, odd_one_out
+from .fleet import Fleet, different
 from .machine import Machine
 
 VERSIONS = {"torch": failure, "nccl": failure, "cuda": warning, "python": warning}
 
 
-def check_torch(machine: Machine, _: Fleet) -> Iterator[Finding]:
-    """Check that the container ran, and that the image's torch can be imported and knows the GPUs."""
+def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
+    """Check that the container ran, and what it allows: torch that knows the GPUs, RDMA, open files."""
     report = machine.report
     if report is None:
         return
@@ -30,13 +30,6 @@ def check_torch(machine: Machine, _: Fleet) -> Iterator[Finding]:
         built = " ".join(report.built_for)
         what = f"torch {report.torch} in the image has no code for {lacking[0]}, only for {built}"
         yield failure(what, "use an image with a newer torch that supports this GPU")
-
-
-def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
-    """Check what the image and the container allow: RDMA, and enough open files."""
-    report = machine.report
-    if report is None:
-        return
     rdma = machine.gpus and report.nccl and any(port.is_up for port in machine.facts.rdma_ports)
     if rdma and not report.verbs:
         what = "the image lacks libibverbs, so NCCL uses TCP instead of RDMA"
@@ -57,12 +50,11 @@ def check_versions(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         tested = m.report is not None and m.report.torch
         return (getattr(m.report, label) or "none") if tested else None
 
-    for label, severity in VERSIONS.items():
-        if odd := odd_one_out(machine, fleet, partial(version, label)):
-            what = f"{label} {odd[0]} in its image, while other hosts have {odd[1]}"
-            image = fleet.cluster.job.image
-            remedy = f"put the same {image} on all hosts with `ddpctl push HOSTS --image`"
-            yield severity(what, remedy)
+    image = fleet.cluster.job.image
+    remedy = f"put the same {image} on all hosts with `ddpctl push HOSTS --image`"
+    for label, kind in VERSIONS.items():
+        what = f"{label} {{}} in its image, while other hosts have {{}}"
+        yield from different(machine, fleet, partial(version, label), what, remedy, kind)
 
 
 def check_writing(machine: Machine, _: Fleet) -> Iterator[Finding]:

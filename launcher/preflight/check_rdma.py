@@ -58,12 +58,12 @@ def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         return
     chosen = facts.roce_settings(fleet.addresses[machine.rank].ip, env).get("NCCL_IB_HCA", "")
     names = {gid.ip: port.name for port in facts.roce_ports for gid in port.gids}
-    for dial, result in fleet.reach.rails.items():
-        name = names.get(dial.ip, "")
-        is_used = name in (chosen.lstrip("=").split(",") if chosen else names.values())
-        if dial.target == machine.rank and is_used and not result.ok:
-            source = next(m.name for m in fleet.machines if m.rank == dial.source)
-            what = f"{source} cannot reach RoCE port {name} at {dial.ip}: NCCL fails or hangs"
+    used = chosen.lstrip("=").split(",") if chosen else names.values()
+    for ip, name in names.items():
+        failed = [source for source, result in fleet.dialed(machine, ip).items() if not result.ok]
+        if name in used and failed:
+            source = next(m.name for m in fleet.machines if m.rank in failed)
+            what = f"{source} cannot reach RoCE port {name} at {ip}: NCCL fails or hangs"
             remedy = "check cable, switch and routes, or name the connected ports in NCCL_IB_HCA"
             yield warning(what, remedy)
 

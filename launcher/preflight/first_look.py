@@ -54,6 +54,6 @@ def described(host: str, facts: Facts | DdpctlError) -> FirstLook:
     what = f"{count} GPUs" if count else "no GPU"
     if len(models) == 1:
         what = f"{count} x {models.pop()}"
-    disk = facts.details.disk(facts.home) if facts.details else None
+    disk = facts.details.disk(facts.home)
     free = f", {disk.kib_free / 2**20:.0f} GiB free in {facts.home}" if disk else ""
     return FirstLook(host, count, what + free)

@@ -72,10 +72,11 @@ def different(
     value: Callable[[Machine], str | None],
     what: str,
     remedy: str,
+    kind: Callable[[str, str], Finding] = warning,
 ) -> Iterator[Finding]:
-    """Warn if this machine's value is not the usual one. what: has `{}` for both."""
+    """Report this machine's value if it is not the usual one. what: has `{}` for both."""
     if odd := odd_one_out(machine, fleet, value):
-        yield warning(what.format(*odd), remedy)
+        yield kind(what.format(*odd), remedy)
 
 
 def odd_one_out(

@@ -53,7 +53,7 @@ class Machine:
 
     @property
     def details(self) -> Details:
-        return self.facts.details or Details()
+        return self.facts.details
 
     @property
     def rank(self) -> int:

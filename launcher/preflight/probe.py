@@ -52,7 +52,7 @@ class Probe:
         """Find out at which addresses the machines reach each other.
 
         Every machine dials the best address of every other. If one fails, all dial the other
-        addresses of that machine too.
+        addresses of that machine too. One other machine dials each RoCE port.
         """
         if len(machines) < 2:
             return Reach()
@@ -63,13 +63,13 @@ class Probe:
         failed = {dial.target for dial, result in results.items() if not result.ok}
         others = {target: addresses[target][1:] for target in failed}
         results |= self._dial(dials_to(others, probed))
-        rails = self._dial(dials_to_rails(probed))
         master, port = {}, self._job.master_port
         # if it is taken, node 0's agent cannot listen there; the checks find out
         if port != "auto" and 0 in self._agents and _listen(self._agents[0], port):
             master = self._dial([dial for dial in results if dial.target == 0], port)
+        results |= self._dial([dial for dial in dials_to_rails(probed) if dial not in results])
         unprobed = {machine.rank for machine in machines} - self._agents.keys()
-        return Reach(results, frozenset(unprobed), frozenset(self._unfinished), rails, master)
+        return Reach(results, frozenset(unprobed), frozenset(self._unfinished), master)
 
     def close(self) -> None:
         for agent in [*self._agents.values()]:

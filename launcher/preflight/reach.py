@@ -42,14 +42,13 @@ class Reach:
     """What the probe found out.
 
     results: of the dials that were reported. unprobed: machines on which no agent could run.
-    unfinished: machines whose agent did not report all of its dials. rails: of the dials to RoCE
-    ports, each from one other machine. master: of the dials to the master port of node 0.
+    unfinished: machines whose agent did not report all of its dials. master: of the dials to the
+    master port of node 0.
     """
 
     results: Mapping[Dial, DialResult] = field(default_factory=dict)
     unprobed: frozenset[int] = frozenset()
     unfinished: frozenset[int] = frozenset()
-    rails: Mapping[Dial, DialResult] = field(default_factory=dict)
     master: Mapping[Dial, DialResult] = field(default_factory=dict)
 
     @functools.cached_property

@@ -126,9 +126,7 @@ NVIDIA = """<?xml version="1.0" ?>
 
 
 def read(text: str) -> Details:
-    found = parse_script(text).details
-    assert found is not None
-    return found
+    return parse_script(text).details
 
 
 def test_the_output_as_values() -> None:

@@ -123,12 +123,14 @@ def test_each_roce_port_is_dialed_by_one_other_host(monkeypatch: pytest.MonkeyPa
     network = Network([with_port(machine(rank)) for rank in range(3)], Job(master_port=29500))
     network.fates[0] = lambda ip, _: "refused" if ip.startswith("192.168") else "ok"
     reach = network.run(monkeypatch)
-    assert {(d.source, d.target, d.ip): r.ok for d, r in reach.rails.items()} == {
+    rails = {dial: r.ok for dial, r in reach.results.items() if dial.ip.startswith("192.168")}
+    assert {(dial.source, dial.target, dial.ip): ok for dial, ok in rails.items()} == {
         (2, 0, "192.168.0.1"): True,
         (0, 1, "192.168.0.2"): False,
         (1, 2, "192.168.0.3"): True,
     }
-    assert all(result.ok for result in reach.results.values())
+    assert all(result.ok for dial, result in reach.results.items() if dial not in rails)
+    assert all(ip.endswith("29500") for ip in network.agents[1].dialed[2:-1])
 
 
 def test_only_a_host_whose_best_address_fails_is_dialed_at_its_others(

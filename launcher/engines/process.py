@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from ..budget import parse_json
 from ..errors import CommandFailed
-from ..logs.journal_reader import Reader
+from ..logs.journal_reader import JournalReader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
 from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
 from ..ssh.host_connection import HostConnection
@@ -167,7 +167,7 @@ def _state(text: str) -> NodeStatus:
         return NodeStatus()
     since, until, code = [*map(_number, times), None, None, None][:3]
     exit_code = None if code is None else int(code)
-    for record in Reader().feed(journal.encode()):
+    for record in JournalReader().feed(journal.encode()):
         if isinstance(record.event, End):  # else the supervisor was killed
             exit_code = record.event.exit_code
     return NodeStatus(state=ContainerState(state), started=since, ended=until, exit_code=exit_code)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..engines.running import RunningNode
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
-from ..logs.journal_reader import Reader
+from ..logs.journal_reader import JournalReader
 from ..logs.log_record import Record
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
@@ -68,7 +68,7 @@ class NodeWatcher:
         self.node_rank = member.place.node_rank
         self._member, self._put, self._closed = member, put, closed
         self._past = offset  # bytes of the journal whose events have not been read yet
-        self._reader = Reader(member.node.name, self.node_rank, offset)
+        self._reader = JournalReader(member.node.name, self.node_rank, offset)
         self._stream: Stream | None = None
         self._read_whole = False  # whether the journal was read up to its end
 
@@ -113,11 +113,11 @@ class NodeWatcher:
             tries += 1
 
     def _read_journal(self) -> Iterator[Item]:
-        """Read on, even after a lost connection: the Reader still has the line that it cut off."""
+        """Read on, even after a lost connection: the reader still has the line that it cut off."""
         node, journal = self._member.node, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = node.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
-            events = Reader(node.name, self.node_rank).feed(done.stdout)
+            events = JournalReader(node.name, self.node_rank).feed(done.stdout)
             yield Batch(self.node_rank, [e._replace(end=self._past) for e in events], self._past)
             self._past = 0
         start = self._reader.consumed + 1  # for tail, bytes count from 1

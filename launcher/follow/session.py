@@ -86,7 +86,7 @@ class Session:
             match observation:
                 case Batch():
                     if self.store:
-                        self.store.record(observation.node_rank, observation.records, self._attempt)
+                        self.store.append(observation.node_rank, observation.records, self._attempt)
                     self._lines.show(observation.records)
                 case NodeEnded(outcome):
                     self._node_ended(outcome)

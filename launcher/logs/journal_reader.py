@@ -10,7 +10,7 @@ LONGEST_LINE = 32 << 20  # bytes kept of one line; supervisors split lines long 
 HEAD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t")  # TIME and WHO of a record
 
 
-class Reader:
+class JournalReader:
     """Parses the bytes of one journal, in pieces of any size. Only whole lines become records."""
 
     def __init__(self, host: str = "", node_rank: int = 0, offset: int = 0) -> None:

@@ -55,7 +55,7 @@ class NodeLog:
         self._index = (folder / f".node-{node_rank}.index").open("a")
         self._index.truncate(index.size)
 
-    def record(self, records: Sequence[Record], attempt: int) -> None:
+    def append(self, records: Sequence[Record], attempt: int) -> None:
         """Append the lines of records of the attempt's journal.
 
         One read may return hours of a quiet run. Each second with output gets its own mark, because
@@ -111,12 +111,12 @@ class LogStore:
             self._nodes[node_rank] = NodeLog(self.folder, node_rank)
         return self._nodes[node_rank]
 
-    def record(self, node_rank: int, records: Sequence[Record], attempt: int) -> None:
+    def append(self, node_rank: int, records: Sequence[Record], attempt: int) -> None:
         """Append the records of a live attempt. After an error, warn once and record no more."""
         if self._failed or not records:
             return
         try:
-            self.node(node_rank).record(records, attempt)
+            self.node(node_rank).append(records, attempt)
         except OSError as error:
             self._failed = True
             self._warn(f"not recorded: {error.filename or 'the logs'}: {error.strerror}")

@@ -74,7 +74,7 @@ def show_logs(
                     match event:
                         case Batch():
                             if store:
-                                store.record(event.node_rank, event.records, number)
+                                store.append(event.node_rank, event.records, number)
                             lines.show(log_filter.choose(event.records))
                         case Notice(text):
                             console.say(text)

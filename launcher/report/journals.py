@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
-from ..logs.journal_reader import Reader
+from ..logs.journal_reader import JournalReader
 from ..logs.metrics import number
 from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
 from ..supervisor.events import Environment, RankPids, Usage
@@ -112,7 +112,9 @@ def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
         for rank, attempt, lines in zip(parts, parts, parts, strict=True):
             place = (int(attempt), int(rank))
             if hosts.get(place) == host:
-                events = [(r.time, r.event) for r in Reader().feed(lines) if r.event is not None]
+                events = [
+                    (r.time, r.event) for r in JournalReader().feed(lines) if r.event is not None
+                ]
                 journals[place] = NodeJournal(place[1], host, events=events, attempt=place[0])
     return Journals([journals[place] for place in sorted(journals)])
 

@@ -10,7 +10,7 @@ from ..engines.choose import engine_of
 from ..engines.running import RunningAttempt, RunningNode
 from ..errors import CommandFailed, DdpctlError, StateError, UsageError
 from ..hosts import load
-from ..logs.journal_reader import Reader
+from ..logs.journal_reader import JournalReader
 from ..logs.store import LogStore, offset_in
 from ..plan.plan import place_in
 from ..ssh.host_connection import HostConnection, connected
@@ -100,13 +100,13 @@ def sync_logs(
         place = attempt.by_node[node].place
         try:
             log = store.node(place.node_rank)
-            reader = Reader(node.name, place.node_rank, offset_in(place, log.mark))
+            reader = JournalReader(node.name, place.node_rank, offset_in(place, log.mark))
             argv = ["tail", "-c", f"+{reader.consumed + 1}", place.journal]
             budget = Budget("`tail` of its journal", node.name, LONGEST_SYNC, SYNC_TIMEOUT)
             with node.open(argv, stdin=False) as stream:
                 for data in budget.chunks(stream):
                     if records := reader.feed(data):
-                        log.record(records, place.attempt)
+                        log.append(records, place.attempt)
         except TooMuch:
             raise CommandFailed(
                 f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",

@@ -15,7 +15,7 @@ from ..engines.status import ContainerState, NodeStatus, host_text
 from ..errors import DdpctlError, NodesFailed, UsageError
 from ..hosts import Cluster
 from ..logs.event_reader import parsed
-from ..logs.journal_reader import Reader
+from ..logs.journal_reader import JournalReader
 from ..outcomes import RunState
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id, name_of
@@ -88,7 +88,7 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
             run = parsed(ReportedRun, parse_json(document.encode()))
         except ValueError:
             run = ReportedRun()
-        events = [each.event for each in Reader().feed(record.encode() + b"\n")]
+        events = [each.event for each in JournalReader().feed(record.encode() + b"\n")]
         end = next((event for event in events if isinstance(event, End)), None)
         state = ContainerState.EXITED if end else ContainerState.UNKNOWN
         if end.state is EndState.CANCELLED if end else marked:

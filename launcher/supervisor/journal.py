@@ -39,7 +39,7 @@ class Journal:
         if not self._append(_records(who, data)):
             self._lost += data.count(b"\n")
         label = self._host if who == b"-" else b"%b:%b" % (self._host, who)
-        self._copy(_prefixed(b"[%b] " % label, data))
+        self._copy_to_engine_log(_prefixed(b"[%b] " % label, data))
 
     def say(self, text: str) -> None:
         """Write a message from the supervisor itself."""
@@ -77,7 +77,7 @@ class Journal:
         self._lost = 0
         return True
 
-    def _copy(self, data: bytes) -> None:
+    def _copy_to_engine_log(self, data: bytes) -> None:
         if len(self._stdout) > STDOUT_BACKLOG:
             return  # the journal has the line
         self._stdout += data

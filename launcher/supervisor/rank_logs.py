@@ -51,10 +51,10 @@ class Tail:
         head, newline, rest = data.rpartition(b"\n")
         if newline:
             self._partial += head
-            self._copy()
+            self._pass_on()
         self._partial += rest
         if len(self._partial) > LONGEST_LINE:
-            self._copy()
+            self._pass_on()
         return len(data)
 
     def finish(self) -> None:
@@ -62,7 +62,7 @@ class Tail:
         while self.read():
             pass
         if self._partial:
-            self._copy()
+            self._pass_on()
 
     def close(self) -> None:
         os.close(self._file)
@@ -70,7 +70,7 @@ class Tail:
     def last_lines(self) -> list[str]:
         return self._last.decode(errors="replace").rstrip("\n").split("\n") if self._last else []
 
-    def _copy(self) -> None:
+    def _pass_on(self) -> None:
         lines = bytes(self._partial) + b"\n"
         self._partial.clear()
         self._journal.write_lines(self._who, lines)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
-from launcher.logs.journal_reader import Reader
+from launcher.logs.journal_reader import JournalReader
 from launcher.logs.log_record import Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.start.node_folders import supervisor_file
@@ -86,7 +86,7 @@ class Node:
     def records(self) -> list[Record]:
         """Each line as a record of its own."""
         with contextlib.suppress(FileNotFoundError):
-            found = Reader().feed((self.folder / "journal").read_bytes())
+            found = JournalReader().feed((self.folder / "journal").read_bytes())
             alone = ([r._replace(lines=[line]) for line in r.lines] or [r] for r in found)
             return [record for records in alone for record in records]
         return []

@@ -34,7 +34,7 @@ from launcher.facts.hardware import details
 from launcher.facts.nvidia import Nvidia, parse_nvidia, parse_use
 from launcher.follow.trainer_progress import parse_progress
 from launcher.logs.event_reader import parsed_event
-from launcher.logs.journal_reader import Reader
+from launcher.logs.journal_reader import JournalReader
 from launcher.look.fetch import FOLDERS, parse_row
 from launcher.plan.plan import place_in
 from launcher.push.files import manifest
@@ -189,7 +189,7 @@ def test_journal_events(document: Any, noise: bytes) -> None:
     text = json.dumps(document).encode()
     parsed_event(text)
     parsed_event(noise)
-    reader = Reader()
+    reader = JournalReader()
     data = b"1.5\t!\t" + text + b"\n" + noise + b"\n"
     assert reader.feed(data)[-1].end == reader.consumed == len(data)
     parse_progress(text + b"\n" + noise, 1)
@@ -339,7 +339,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
         f"<nvidia_smi_log>{'<gpu><process_info>' * 5000}{'</process_info></gpu>' * 5000}</nvidia_smi_log>"
     ),
     "use of GPUs": parse_use,
-    "journal": lambda text: Reader().feed(text.encode()),
+    "journal": lambda text: JournalReader().feed(text.encode()),
     "event": lambda text: parsed_event(text.encode()),
     "metrics": lambda text: charts(text.encode()),
     "progress": lambda text: parse_progress(text.encode(), 1),

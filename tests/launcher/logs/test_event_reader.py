@@ -16,7 +16,7 @@ from launcher.diagnosis.first_failure import first_failure
 from launcher.diagnosis.stack_groups import grouped, located, verdict
 from launcher.logs import journal_reader as journal
 from launcher.logs.event_reader import KINDS, Unreadable, parsed_event
-from launcher.logs.journal_reader import Reader
+from launcher.logs.journal_reader import JournalReader
 from launcher.logs.log_record import Record
 from launcher.supervisor.events import (
     Clock,
@@ -64,7 +64,7 @@ EVENTS: list[Event] = [
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     monkeypatch.setattr(os, "set_blocking", lambda *_: None)  # this process's own stdout
-    monkeypatch.setattr(Journal, "_copy", lambda *_: None)
+    monkeypatch.setattr(Journal, "_copy_to_engine_log", lambda *_: None)
     return Journal(str(tmp_path), "gpu2")
 
 
@@ -74,7 +74,7 @@ def test_the_launcher_reads_every_event_that_a_supervisor_writes(
     for event in EVENTS:
         written.write_event(event)
     written.close()
-    records = Reader().feed((tmp_path / "journal").read_bytes())
+    records = JournalReader().feed((tmp_path / "journal").read_bytes())
     assert [record.event for record in records] == EVENTS
     assert (
         {type(event) for event in EVENTS}
@@ -165,7 +165,7 @@ def evidence_in(records: list[Record], node_rank: int) -> NodeEvidence:
 def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> None:
     nodes = []
     for node_rank, data in enumerate((first, second)):
-        reader = Reader()
+        reader = JournalReader()
         records = reader.feed(data)
         assert reader.consumed == len(data)
         assert [record.end for record in records[-1:]] in ([], [data.rfind(b"\n") + 1])
@@ -180,7 +180,7 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
 
 def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "LONGEST_LINE", 100)
-    reader, fed, ends = Reader(), 0, [9, 9 + 6 + 1502]
+    reader, fed, ends = JournalReader(), 0, [9, 9 + 6 + 1502]
     for piece in (b"1.0\t0\tok\n1.0\t0\t", *[b"x" * 30] * 50, b"x\n1.5\t!\t", *[b"{" * 99] * 9):
         records = reader.feed(piece)
         fed += len(piece)
@@ -198,5 +198,5 @@ def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPat
     [b"nan\t0\tx", b"inf\t0\tx", b"-1\t0\tx", b"1e300\t0\tx", b"1.0\t99999999\tx", b"1.0\t-7\tx"],
 )
 def test_a_line_with_an_impossible_time_or_rank_belongs_to_no_rank(line: bytes) -> None:
-    [_, bad] = Reader().feed(b"5.0\t1\tgood\n" + line + b"\n")
+    [_, bad] = JournalReader().feed(b"5.0\t1\tgood\n" + line + b"\n")
     assert (bad.time, bad.rank, bad.lines) == (5.0, None, [line])

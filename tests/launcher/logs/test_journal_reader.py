@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.journal_reader import Reader
+from launcher.logs.journal_reader import JournalReader
 from launcher.logs.log_record import render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, known_marks
@@ -30,7 +30,7 @@ def journal(lines: list[Line]) -> bytes:
 @given(LINES, st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random) -> None:
-    data, reader, found = journal(lines), Reader(), []
+    data, reader, found = journal(lines), JournalReader(), []
     fed = 0
     while fed < len(data):
         piece = data[fed : fed + chance.randint(1, 30)]
@@ -46,7 +46,7 @@ def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random
 def test_an_event_stands_between_the_lines_around_it() -> None:
     event = json.dumps({"kind": "ranks", "pids": {}}).encode()
     data = b"1.0\t0\ta\n1.0\t0\tb\n1.0\t!\t" + event + b"\n1.0\t0\tc\n"
-    records = Reader().feed(data)
+    records = JournalReader().feed(data)
     assert [record.lines for record in records] == [[b"a", b"b"], [], [b"c"]]
     assert records[1].event == RankPids({})
     assert [record.end for record in records] == [16, 16 + 7 + len(event), len(data)]
@@ -54,7 +54,7 @@ def test_an_event_stands_between_the_lines_around_it() -> None:
 
 def test_lines_that_are_no_records_belong_to_no_rank() -> None:
     data = b"5.0\t1\tgood\n5.0\t1\nhalf\n6.0\t1\tagain\n"
-    _, broken, _ = records = Reader().feed(data)
+    _, broken, _ = records = JournalReader().feed(data)
     assert (broken.time, broken.rank, broken.lines) == (5.0, None, [b"5.0\t1", b"half"])
     assert [data[: record.end].count(b"\n") for record in records] == [1, 3, 4]
 
@@ -64,8 +64,8 @@ def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
     assert store
     for node, minute in ((0, 0.0), (1, 30.0)):
         written: list[Line] = [(minute + 60 * i, node, b"minute %d" % i) for i in range(100)]
-        records = Reader("h", node).feed(journal(written))
-        store.record(node, records, attempt=1)
+        records = JournalReader("h", node).feed(journal(written))
+        store.append(node, records, attempt=1)
     store.close()
 
     def lines(log_filter: LogFilter) -> list[bytes]:

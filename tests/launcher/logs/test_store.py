@@ -22,7 +22,7 @@ def write(
 ) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
     records = [record._replace(end=offset) for record in parse(text, node, time)]
-    store.node(node).record(records, attempt)
+    store.node(node).append(records, attempt)
 
 
 def acquired(folder: Path) -> LogStore:
@@ -52,7 +52,7 @@ def test_a_store_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
     assert store
     (tmp_path / "node-0.log").mkdir()  # in the way
     for end in (20, 40):
-        store.record(0, [Record("a", 0, 10.0, 0, None, [b"one"], end)], attempt=1)
+        store.append(0, [Record("a", 0, 10.0, 0, None, [b"one"], end)], attempt=1)
     assert warnings == [f"not recorded: {tmp_path}/node-0.log: Is a directory"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from supervisors import free_port, spec, status, until, why
 
-from launcher.logs.journal_reader import Reader
+from launcher.logs.journal_reader import JournalReader
 from launcher.supervisor import coordinator, peers
 from launcher.supervisor.channel import Channel, Decision
 from launcher.supervisor.coordinator import RECONNECT
@@ -77,7 +77,7 @@ class Network:
         until(turned, 20)
 
     def events(self, rank: int, kind: type[Event]) -> list[Any]:
-        records = Reader().feed((self.folder / str(rank) / "journal").read_bytes())
+        records = JournalReader().feed((self.folder / str(rank) / "journal").read_bytes())
         return [record.event for record in records if isinstance(record.event, kind)]
 
     def close(self) -> None:

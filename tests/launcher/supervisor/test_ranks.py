@@ -12,7 +12,7 @@ from subprocess import Popen
 import pytest
 from supervisors import spec, until
 
-from launcher.logs.journal_reader import Reader
+from launcher.logs.journal_reader import JournalReader
 from launcher.supervisor import rank_logs
 from launcher.supervisor.journal import Journal
 from launcher.supervisor.proc import end_with, proc_stat
@@ -27,7 +27,7 @@ OUTPUTS = Path(__file__).parents[1] / "diagnosis" / "outputs"
 @pytest.fixture
 def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     monkeypatch.setattr(os, "set_blocking", lambda *_: None)  # this process's own stdout
-    monkeypatch.setattr(Journal, "_copy", lambda *_: None)
+    monkeypatch.setattr(Journal, "_copy_to_engine_log", lambda *_: None)
     return Journal(str(tmp_path), "h")
 
 
@@ -144,7 +144,9 @@ def test_output_that_is_in_the_journal_is_freed_on_the_disk(
         rank.write(b"more\n")
         assert tail.read() == 5
     journal.close()
-    found = [line for r in Reader().feed((tmp_path / "journal").read_bytes()) for line in r.lines]
+    found = [
+        line for r in JournalReader().feed((tmp_path / "journal").read_bytes()) for line in r.lines
+    ]
     assert found == [LINE[:-1]] * 3000 + [b"more"]
 
 
@@ -161,7 +163,9 @@ def test_a_line_without_end_is_cut_so_that_memory_stays_bounded(
         rank.write(b"end\nnext")
     tail.finish()
     journal.close()
-    found = [line for r in Reader().feed((tmp_path / "journal").read_bytes()) for line in r.lines]
+    found = [
+        line for r in JournalReader().feed((tmp_path / "journal").read_bytes()) for line in r.lines
+    ]
     assert b"".join(found) == b"x" * 1500 + b"endnext"
     assert max(map(len, found)) == 120 and found[-2:] == [b"x" * 60 + b"end", b"next"]
 

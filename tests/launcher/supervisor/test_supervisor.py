@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from supervisors import NPROC, Attempt, Node, attempt, spec, until
 
-from launcher.logs.journal_reader import Reader
+from launcher.logs.journal_reader import JournalReader
 from launcher.start.node_folders import SUPERVISOR, supervisor_file
 from launcher.supervisor.events import End, EndState, Environment
 from launcher.supervisor.journal import BALLAST, Journal
@@ -199,7 +199,7 @@ def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
         journal.write_lines(b"0", b"after\n")
     journal.write_event(End(EndState.FAILED, 1))
     journal.close()
-    *records, end = Reader().feed((small_disk / "journal").read_bytes())
+    *records, end = JournalReader().feed((small_disk / "journal").read_bytes())
     missing = b"ddpctl: the disk was full: 4 lines of output are missing here"
     shown = [(record.rank, line) for record in records for line in record.lines]
     assert shown == [(0, b"before"), (None, missing), (0, b"after")][: 3 if freed else 2]

@@ -34,7 +34,7 @@ def kill(
     if strays:
         return kill_strays(chosen.cluster, console, yes=yes, as_json=as_json)
 
-    def confirm(question: str, refusal: str | None = None) -> bool:
+    def confirm(question: str, refusal: str | None) -> bool:
         if yes or options.can_ask():
             return yes or typer.confirm(question, err=True)
         if refusal:

@@ -2,6 +2,6 @@
 
 What a launch is on its way, in run_attempt.py: a Request (what the user wants) -> HostSurvey (what the
 hosts answered) -> PushResult (what they got) -> Plan (all that will happen) -> PlannedAttempt (with
-the connections) -> Ready (its number is reserved) -> StartedRun (its containers run), which
-launcher.follow follows to its Outcome. A Refused attempt waits in line, and tries again.
+the connections) -> StartedRun (its containers run), which launcher.follow follows to its Outcome. A
+Refused attempt waits in line, and tries again.
 """

@@ -1,12 +1,12 @@
 """Check the job's command on this machine, before any host is contacted."""
 
-import difflib
 import os
 import warnings
 from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
 from ..hosts import Job
+from ..text import nearest
 
 
 def check_command(job: Job) -> str | None:
@@ -26,8 +26,8 @@ def check_command(job: Job) -> str | None:
     if not os.path.isfile(path):  # noqa: PTH113 # False for a name that is too long
         scripts = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
         names = sorted(str(path.relative_to(workdir)) for path in scripts)
-        near = difflib.get_close_matches(str(script), names, 1)
-        remedy = f"did you mean {near[0]}?" if near else "fix job.command or job.workdir"
+        near = nearest(str(script), names)
+        remedy = f"did you mean {near}?" if near else "fix job.command or job.workdir"
         raise UsageError(f"{script}, from job.command, is not in workdir {workdir}", remedy)
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ..errors import RunKilled
 from ..follow import detach
@@ -50,11 +49,8 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
     ):
         require_writable(request.folder.path.parent)
         finish_pending(nodes, request.cluster, console)
-        result: Ready | Refused | Outcome
         while True:
-            result = make_ready(request, nodes, spares, former, reservation, console)
-            if isinstance(result, Ready):
-                result = start_and_follow(result, line, interrupts, hook, console)
+            result = try_to_run(request, nodes, spares, line, hook)
             if isinstance(result, Outcome):
                 return result
             # it keeps the time of its request, and so its turn
@@ -63,25 +59,18 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
                 return left
 
 
-@dataclass(frozen=True)
-class Ready:
-    """An attempt whose hosts have all that it needs. Only its GPUs are not claimed yet."""
-
-    attempt: PlannedAttempt
-    survey: HostSurvey
-    record: RunRecord
-    on_chosen_hosts: bool  # with --nodes: other hosts of the file may be free
-
-
-def make_ready(
+def try_to_run(
     request: Request,
     nodes: Sequence[HostConnection],
     spares: Sequence[HostConnection],
-    former: Sequence[HostConnection],
-    reservation: Reservation,
-    console: Console,
-) -> Ready | Refused:
-    """Choose hosts, check them, push what they lack, plan the attempt, and reserve its number."""
+    line: PlaceInLine,
+    hook: EventHook,
+) -> Outcome | Refused:
+    """Give the hosts what they lack, claim the GPUs, start all nodes or none, and follow the run.
+
+    Return Refused if other runs come first.
+    """
+    console, reservation, folder = line.console, line.reservation, request.folder
     chosen = choose_hosts(request, nodes, console)
     if isinstance(chosen, Refused):
         reservation.take(nodes, console)
@@ -94,33 +83,22 @@ def make_ready(
     record = request.remember(plan)
     if request.earlier:
         compare(request.earlier, plan, console)
-        distribute_checkpoint(chosen, former, request.earlier, plan, console)
-    return Ready(PlannedAttempt(plan, chosen), survey, record, len(chosen) < len(nodes))
-
-
-def start_and_follow(
-    ready: Ready,
-    line: PlaceInLine,
-    interrupts: Interrupts,
-    hook: EventHook,
-    console: Console,
-) -> Outcome | Refused:
-    """Claim the GPUs, start all nodes or none, and follow the run. Refused: other runs come first."""
-    attempt, request = ready.attempt, ready.survey.request
+        distribute_checkpoint(chosen, line.former, request.earlier, plan, console)
+    attempt, variables = PlannedAttempt(plan, chosen), user_env(request.cluster.job)
     line.confirm()
-    variables = user_env(request.cluster.job)
-    with interrupts.held():  # until `follow` handles signals, so that nothing is left half done
-        if refused := claim_gpus(attempt, variables, for_hosts(ready.record), console):
-            return dataclasses.replace(refused, choose_again=ready.on_chosen_hosts)
-        start(attempt, line.reservation, console)
-        started = record_start(ready, hook, console)
+    with (
+        line.interrupts.held()
+    ):  # until `follow` handles signals, so that nothing is left half done
+        if refused := claim_gpus(attempt, variables, for_hosts(record), console):
+            return dataclasses.replace(refused, choose_again=len(chosen) < len(nodes))
+        start(attempt, reservation, console)
+        started = record_start(attempt, survey, record, hook, console)
         line.leave(attempt)
         if request.options.detach:
             hook.close()
-            return detach.detach(request.folder, RunState.RUNNING, console)
-        tickets = Tickets(attempt, line.reservation)
-        with kept_for_restart(tickets, request.folder, console):
-            return follow(started, hook, interrupts, console)
+            return detach.detach(folder, RunState.RUNNING, console)
+        with kept_for_restart(Tickets(attempt, reservation), folder, console):
+            return follow(started, hook, line.interrupts, console)
 
 
 @contextlib.contextmanager
@@ -155,10 +133,15 @@ def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -
         raise
 
 
-def record_start(ready: Ready, hook: EventHook, console: Console) -> StartedRun:
+def record_start(
+    attempt: PlannedAttempt,
+    survey: HostSurvey,
+    record: RunRecord,
+    hook: EventHook,
+    console: Console,
+) -> StartedRun:
     """Record, print and report that the attempt has started."""
-    plan, survey, record = ready.attempt.plan, ready.survey, ready.record
-    entry, folder = record.attempt, survey.request.folder
+    plan, entry, folder = attempt.plan, record.attempt, survey.request.folder
     entry.state, entry.started = RunState.RUNNING, timestamp()
     for node in entry.nodes:
         node.state = NodeState.RUNNING
@@ -172,7 +155,7 @@ def record_start(ready: Ready, hook: EventHook, console: Console) -> StartedRun:
     console.steps.clear()
     hook("attempt-started", record, message=entry.by)
     skews = [facts.clock_skew for facts in survey.facts]
-    return StartedRun(ready.attempt.running, folder, record, skews)
+    return StartedRun(attempt.running, folder, record, skews)
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:

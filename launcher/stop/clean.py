@@ -150,8 +150,8 @@ def look(
         what = "cannot find the home folder"
         remedy = "give the account a home folder in that host's /etc/passwd"
         raise CommandFailed(what, remedy, host=node.name)
-    top = [name for name in inventory.ages if "/" not in name and name != "runs"]
-    names = [*top, *(name for name in inventory.ages if name.startswith("runs/"))]
+    # all entries but `runs` itself and the pushed trees
+    names = [n for n in inventory.ages if n.startswith("runs/") or ("/" not in n and n != "runs")]
     measured = sizes_of(node, names) if names and sizes else {}
     nodes: list[NodeStatus] = []
     for engine in installed_engines(node, cluster.job.engine):

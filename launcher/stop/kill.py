@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from ..engines.choose import engine_traits, engines_on
 from ..engines.status import ContainerState
 from ..errors import CommandFailed, DdpctlError, NodesFailed
 from ..hosts import Cluster
 from ..outcomes import Exit, RunState
-from ..runs.record import RunRecord, UnreadableRecord, run_folder, run_folders, timestamp
+from ..runs.record import UnreadableRecord, run_folder, run_folders, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.local import account_name
@@ -26,9 +26,8 @@ from .stop_run import Stop, Stopped
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
 
-class Confirm(Protocol):
-    def __call__(self, question: str, refusal: str | None = None) -> bool:
-        """Ask the question on a terminal. A script goes on or, if there is a `refusal`, fails with it."""
+# asks the first text on a terminal; a script goes on or, if there is a second text, fails with it
+Confirm = Callable[[str, str | None], bool]
 
 
 def kill(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -> Exit:
@@ -66,7 +65,7 @@ def confirm_target(target: Target, confirm: Confirm) -> bool:
             refusal = "--all stops every run of yours on these hosts"
             return confirm("Stop all your runs on these hosts?", refusal)
         case KnownRun(folder=folder, typed=None):
-            return confirm(f"Stop run {folder.run_id}?")
+            return confirm(f"Stop run {folder.run_id}?", None)
     return True
 
 
@@ -193,17 +192,16 @@ class Killed:
         asked: names of all hosts that were asked about the run.
         """
         folder = run_folder(self.run_id)
-        if record := folder.load_if_readable(console):  # it may have a new attempt by now
-            self.note_in(record, asked)
-            folder.try_save(record, console)
-
-    def note_in(self, record: RunRecord, asked: Collection[str]) -> None:
+        record = folder.load_if_readable(console)  # it may have a new attempt by now
+        if record is None:
+            return
         elsewhere = {*record.pending_stop} - {*asked}
         record.pending_stop = sorted({*self.unconfirmed, *elsewhere})
         everywhere = {*record.hosts} <= {*asked}
         settled = record.state is RunState.UNKNOWN and not record.pending_stop
         if (everywhere and not record.state.is_final) or settled:
             record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
+        folder.try_save(record, console)
 
     def document(self) -> dict[str, Any]:
         return {

@@ -76,8 +76,6 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
 
 def find_run(text: str | None) -> RunFolder:
     """Return this machine's run with this id or unique prefix. None: its newest, sanity runs aside."""
-    if text is not None and is_run_id(text) and run_folder(text).is_recorded:
-        return run_folder(text)
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
         run_id = unique_match(text, folders)

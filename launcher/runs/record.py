@@ -158,7 +158,7 @@ class RunRecord:
 
     @property
     def state(self) -> RunState:
-        return self.attempts[-1].state if self.attempts else RunState.PENDING
+        return self.attempt.state
 
     @property
     def attempt(self) -> AttemptRecord:

@@ -141,8 +141,8 @@ def adopt(
     cluster: Cluster,
     console: Console,
     own: RunRecord | None = None,
-) -> None:
-    """Write run.json and hosts.yaml from the hosts' reports.
+) -> RunRecord:
+    """Write run.json and hosts.yaml from the hosts' reports. Return the record.
 
     own: this machine's record, to which only newer attempts are added. Raises UsageError if the
     user's hosts do not match the run.
@@ -157,6 +157,7 @@ def adopt(
     hosts = tuple(node.host for node in ranks)
     folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
     folder.save(record)
+    return record
 
 
 def caught_up(
@@ -179,8 +180,7 @@ def caught_up(
     agreed = agreed_attempt(numbers) if numbers else known
     if agreed > known:
         try:
-            adopt(folder, nodes, cluster, console, own)
-            return folder.load()
+            return adopt(folder, nodes, cluster, console, own)
         except DdpctlError as error:
             console.say(f"warning: attempt {agreed} was started elsewhere, but {error}")
             return own

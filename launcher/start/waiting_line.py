@@ -37,6 +37,7 @@ RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
 KEEP = LEASE / 6  # seconds between looks at tickets that nothing waits for
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
+Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]
 WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
@@ -93,9 +94,7 @@ class Tickets:
                 remove_tickets(self.attempt.nodes, self.attempt.plan)
                 return
 
-    def renew(
-        self,
-    ) -> tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]:
+    def renew(self) -> Claims:
         """Replace this run's tickets that are old or gone. Return what `list_claims` does.
 
         Raises RunKilled if a ticket was replaced although the run was killed.
@@ -231,9 +230,7 @@ def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
     return Several(PreflightError(each.what, remedy, host=each.host) for each in reasons)
 
 
-def list_claims(
-    attempt: PlannedAttempt,
-) -> tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]:
+def list_claims(attempt: PlannedAttempt) -> Claims:
     """Return the nodes and tickets of all runs on each host, and the errors of silent hosts."""
     name = attempt.plan.engine.name
     return try_each(attempt.nodes, lambda n: [s for e in engines_on(n, name) for s in e.claims()])

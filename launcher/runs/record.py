@@ -24,6 +24,7 @@ from ..own_folders import make_folder, open_record, read_record, state_home, wri
 from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
 from ..supervisor.events import Reason, RestartInPlace
+from ..supervisor.restart_rule import PastRestart, refusal
 from ..terminal.console import Console
 from ..text import rfc3339
 
@@ -170,6 +171,19 @@ class RunRecord:
         """The automatic restarts since the user last launched or resumed the run."""
         recent = self.attempts[self.attempts.index(self.by_hand) :]
         return [restart for attempt in recent for restart in attempt.restarts]
+
+    @property
+    def past_restarts(self) -> list[PastRestart]:
+        return [PastRestart(each.cause, each.saved) for each in self.restarts]
+
+    def why_not_restarted(self, max_restarts: int, *, saved: bool) -> str:
+        """Return why the launcher does not restart the run, which has failed; "" if it does.
+
+        saved: it has saved a new checkpoint since its last start.
+        """
+        failure = self.attempt.first_failure
+        cause = failure.kind if failure else "unknown"
+        return refusal(cause, saved, self.past_restarts, max_restarts, other_hosts=True)
 
     @property
     def by_hand(self) -> AttemptRecord:

@@ -17,9 +17,9 @@ from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from .attach import attach
+from .launch import run_to_the_end
 from .request import Request
 from .restart import gpus_kept, restart_until_done
-from .run_attempt import run_attempt
 
 
 def main() -> int:
@@ -39,15 +39,13 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended for good."""
     record, on_event = folder.load(), hooks.kept_for_events(folder)
     options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
+    if record.state is RunState.WAITING:
+        return run_to_the_end(still_waiting(folder, record, options), console)
     with hooks.ExitHook(folder, console) as hook:
-        if record.state is RunState.WAITING:
-            outcome = run_attempt(still_waiting(folder, record, options), console)
-        else:
-            with gpus_kept(folder, record, options, console):
-                outcome = attach(folder, console, on_event)
-        outcome = restart_until_done(folder, options, outcome, console)
-        hook.outcome = outcome
-    return outcome
+        with gpus_kept(folder, record, options, console):
+            outcome = attach(folder, console, on_event)
+        hook.outcome = restart_until_done(folder, options, outcome, console)
+    return hook.outcome
 
 
 def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:

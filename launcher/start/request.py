@@ -16,7 +16,6 @@ from ..plan.plan import LaunchOptions, Plan
 from ..runs.record import RunFolder, RunRecord, new_record, run_folder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
-from .may_restart import past_restarts
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Request:
 
     def plan(self, inputs: PlanInputs | None = None) -> Plan:
         """Return the plan of this attempt, as far as `inputs` determine it."""
+        restarts = self.options.by == "restart"
         asks_now = request_time(inputs.facts[0]) if inputs else None
         plan = build_plan(
             self.cluster,
@@ -50,7 +50,7 @@ class Request:
             attempt=self.attempt,
             inputs=inputs,
             env_names=list(user_env(self.cluster.job)),
-            past_restarts=past_restarts(self.earlier) if self.options.by == "restart" else (),
+            past_restarts=self.earlier.past_restarts if restarts and self.earlier else (),
             since=self.since or asks_now,
         )
         before = self.earlier.attempt.world_size if self.earlier else None

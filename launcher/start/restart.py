@@ -23,7 +23,6 @@ from ..ssh.script_files import load_script
 from ..supervisor.restart_rule import without_progress
 from ..terminal.console import Console
 from ..text import duration
-from .may_restart import past_restarts, why_not
 from .replace_hosts import (
     NextHosts,
     Problems,
@@ -77,16 +76,16 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
     Raises RunKilled.
     """
     folder, most, failure = base.folder, base.cluster.job.max_restarts, record.attempt.first_failure
-    why = why_not(record, most, saved=True)
+    why = record.why_not_restarted(most, saved=True)
     if why or failure is None:
         console.say(f"not restarting: {why}")
         return None
     with place_kept(base) as place:
         saved = has_saved(folder, record, console)
-        if why := why_not(record, most, saved=saved):
+        if why := record.why_not_restarted(most, saved=saved):
             console.say(f"not restarting: {why}")
             return None
-        wait = BACKOFF[without_progress(saved, past_restarts(record))]
+        wait = BACKOFF[without_progress(saved, record.past_restarts)]
         console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
         time.sleep(wait)
         now = timestamp()

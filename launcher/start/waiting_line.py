@@ -28,7 +28,6 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..terminal.console import Console
 from .claim_gpus import Refused, taken_by_rivals
-from .may_restart import why_not
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt
@@ -283,8 +282,10 @@ def kept_for_restart(tickets: Tickets, folder: RunFolder, console: Console) -> I
         yield
     finally:
         record = folder.load_if_readable(console)
-        failed = record is not None and record.state is RunState.FAILED
-        if record and (record.state.is_live or (failed and not why_not(record, most, saved=True))):
+        goes_on = record is not None and record.state.is_live
+        if record and record.state is RunState.FAILED:
+            goes_on = not record.why_not_restarted(most, saved=True)
+        if goes_on:
             tickets.abandon()
         else:
             tickets.close()

@@ -21,7 +21,6 @@ from launcher.runs.record import (
     RunFolder,
     RunRecord,
 )
-from launcher.start.may_restart import why_not
 from launcher.start.restart import has_saved
 from launcher.start.resume import on_other_hosts
 from launcher.terminal.console import Console
@@ -43,25 +42,25 @@ def record(kind: str, *restarts: tuple[str, bool], by: str = "launch") -> RunRec
 
 @pytest.mark.parametrize("kind", ["host-lost", "killed", "hung", "gpu-failed", "cuda-oom"])
 def test_failures_that_a_restart_may_fix_are_restarted(kind: str) -> None:
-    assert why_not(record(kind), 3, saved=True) == ""
+    assert record(kind).why_not_restarted(3, saved=True) == ""
 
 
 @pytest.mark.parametrize("kind", ["usage", "file-missing", "exception", "unknown"])
 def test_permanent_failures_are_not_restarted(kind: str) -> None:
-    assert kind in why_not(record(kind), 3, saved=True)
+    assert kind in record(kind).why_not_restarted(3, saved=True)
 
 
 def test_restarts_in_place_and_by_the_launcher_share_one_limit() -> None:
     run = record("host-lost", ("killed", True), ("host-lost", True), by="restart")
     run.attempts[0].restarts[0] = dataclasses.replace(run.restarts[0], kind=IN_PLACE)
-    assert why_not(run, 3, saved=True) == ""
-    assert "2 of 2" in why_not(run, 2, saved=True)
+    assert run.why_not_restarted(3, saved=True) == ""
+    assert "2 of 2" in run.why_not_restarted(2, saved=True)
 
 
 def test_a_resume_by_hand_begins_the_count_anew() -> None:
     used_up = [("killed", True)] * 3
-    assert why_not(record("killed", *used_up, by="restart"), 3, saved=True)
-    assert why_not(record("killed", *used_up, by="resume"), 3, saved=True) == ""
+    assert record("killed", *used_up, by="restart").why_not_restarted(3, saved=True)
+    assert record("killed", *used_up, by="resume").why_not_restarted(3, saved=True) == ""
 
 
 @pytest.mark.parametrize(("saver", "asked"), [("a", "a"), ("b", "ab"), ("", "ab")])

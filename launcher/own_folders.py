@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .errors import DdpctlError, StateError, UsageError
 
@@ -74,19 +74,13 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def open_record(path: Path) -> BinaryIO:
-    """Open a regular file of the state folder for reading. Raises OSError at once for any other."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
-    status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and status.st_size <= LONGEST_RECORD:
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, f"not a file of at most {LONGEST_RECORD} bytes", str(path))
-
-
 def read_record(path: Path) -> str:
-    """Read a file of the state folder. Raises OSError or, if it is not UTF-8, ValueError."""
-    with open_record(path) as file:
+    """Read a regular file of the state folder. Raises OSError, or ValueError if it is not UTF-8."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_RECORD:
+            what = f"not a file of at most {LONGEST_RECORD} bytes"
+            raise OSError(errno.EINVAL, what, str(path))
         return file.read(LONGEST_RECORD).decode()
 
 

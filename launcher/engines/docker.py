@@ -73,7 +73,7 @@ class Docker(Engine):
                 self._api.wait(place.container, timeout=LONGEST_WAIT)
                 return inspected(self._api.inspect_container(place.container))
             except docker.errors.NotFound:
-                return NodeStatus(state=ContainerState.DEAD, error="the container was removed")
+                return NodeStatus(state=ContainerState.DEAD)  # it was removed
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
@@ -155,7 +155,6 @@ class Docker(Engine):
                     raise
 
     def _containers(self, **filter: str) -> Sequence[dict[str, Any]]:
-        """Return the containers that match. Raises ValueError if the answer is not a list of containers."""
         filters = {key: [value] for key, value in filter.items()}
         rows = self._api.containers(all=True, filters=filters) or []
         if not all(isinstance(mapping(row).get("Id"), str) for row in rows):

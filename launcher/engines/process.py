@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..budget import parse_json
-from ..errors import CommandFailed
 from ..logs.journal_reader import JournalReader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
 from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
@@ -145,12 +144,10 @@ class Processes(Engine):
         timeout: float = SCRIPT_TIME,
     ) -> Completed:
         done = self._node.script(text, *args, stdin=stdin.encode(), timeout=timeout)
-        if done.code != 0:
-            remedy = "look at `df -h` and the permissions of /tmp and ~/.ddpctl there"
-            if "there is no " in done.reason:  # find_python.sh
-                remedy = NO_PYTHON
-            raise CommandFailed(f"cannot {what}: {done.reason}", remedy, host=self._node.name)
-        return done
+        remedy = "look at `df -h` and the permissions of /tmp and ~/.ddpctl there"
+        if "there is no " in done.reason:  # find_python.sh
+            remedy = NO_PYTHON
+        return done.expect(f"cannot {what}", remedy, self._node.name)
 
 
 def _claim(status: NodeStatus) -> str:

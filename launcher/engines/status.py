@@ -62,8 +62,6 @@ class NodeStatus:
     created: float | None = None  # unix seconds, the host's clock
     started: float | None = None
     ended: float | None = None
-    error: str = ""
-    image: str = ""
     master_port: str = ""
     gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it uses or would use
     container: str = ""  # container id; "" without a container
@@ -173,8 +171,6 @@ def inspected(answer: Mapping[str, Any]) -> NodeStatus:
         created=unix(answer.get("Created")),
         started=unix(state.get("StartedAt")),
         ended=unix(state.get("FinishedAt")) if ended else None,
-        error=host_text(state.get("Error")),
-        image=host_text(mapping(answer.get("Config")).get("Image")),
         container=host_text(answer.get("Id")),
     )
 

@@ -20,7 +20,7 @@ from ..failure import FirstFailure
 from ..hosts import Cluster, dump, load
 from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
-from ..own_folders import make_folder, open_record, read_record, state_home, write_atomically
+from ..own_folders import make_folder, read_record, state_home, write_atomically
 from ..plan.plan import Plan, RunOptions
 from ..run_id import is_run_id
 from ..supervisor.events import Reason, RestartInPlace
@@ -30,10 +30,8 @@ from ..text import rfc3339
 
 VERSION = 1
 IN_PLACE, BY_LAUNCHER = "in-place", "launcher"  # kinds of restarts
-SETTLED = re.compile(
-    rb'\{\s*"version": %d,\s*"state": "(%s)",\s*"pending_stop": \[\]'
-    % (VERSION, "|".join(state for state in RunState if state.is_final).encode())
-)
+FINAL = "|".join(state for state in RunState if state.is_final)
+SETTLED = re.compile(rf'\{{\s*"version": {VERSION},\s*"state": "({FINAL})",\s*"pending_stop": \[\]')
 MOST_RESTARTS = 1000  # in place, per attempt: what a host reports must not fill this machine
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 _warned: set[Path] = set()  # the folders whose run.json could not be read or written
@@ -265,12 +263,12 @@ class RunFolder:
             _warned.add(self.path)
 
     def is_settled(self) -> bool:
-        """Return whether the run has ended and all its stops are confirmed, without reading it all."""
+        """Return whether the run has ended and all its stops are confirmed, without parsing it all."""
         try:
-            with open_record(self.record_file) as file:
-                return self.path not in _unsaved and SETTLED.match(file.read(200)) is not None
-        except OSError:
+            text = read_record(self.record_file)
+        except (OSError, ValueError):
             return False
+        return self.path not in _unsaved and SETTLED.match(text) is not None
 
     def load(self) -> RunRecord:
         """Return the record, from memory if it could not be saved. Raises UnreadableRecord."""

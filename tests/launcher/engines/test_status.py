@@ -87,10 +87,9 @@ def test_odd_labels_are_skipped_with_one_warning(
 
 def test_texts_of_a_host_have_no_control_characters() -> None:
     labels = {**LABELS, "io.ddpctl.owner": "a\x1b[2Jb\n", "io.ddpctl.name": "n" * 9999}
-    answer = {**ANSWER, "State": {**ANSWER["State"], "Error": "x\x9b31m\r"}}  # type: ignore[dict-item]
-    status = read_status("gpu1", "c", labels, inspected(answer))
+    status = read_status("gpu1", "c", labels, inspected({**ANSWER, "Id": "x\x9b31m\r"}))
     assert status is not None
-    assert (status.owner, status.error, len(status.name)) == ("ab", "x", 300)
+    assert (status.owner, status.container, len(status.name)) == ("ab", "x", 300)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,6 @@ def test_texts_of_a_host_have_no_control_characters() -> None:
                 "ExitCode": "0",
                 "StartedAt": "soon",
                 "FinishedAt": 4,
-                "Error": [],
             }
         },
         {"State": {"Status": "exited", "ExitCode": None, "FinishedAt": "2026-99-99T00:00:00Z"}},

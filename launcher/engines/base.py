@@ -18,8 +18,10 @@ class Engine(Protocol):
     """Runs nodes on one host. Every method may raise a DdpctlError."""
 
     traits: ClassVar[EngineTraits]
+    node: HostConnection
 
-    def __init__(self, node: HostConnection) -> None: ...
+    def __init__(self, node: HostConnection) -> None:
+        self.node = node
 
     def is_installed(self) -> bool:
         return True

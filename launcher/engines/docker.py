@@ -12,7 +12,6 @@ from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.labels import LABEL
 from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name
 from ..run_id import MADE
-from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..text import duration
@@ -46,10 +45,6 @@ ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl re
 
 class Docker(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("docker", in_container=True)
-
-    def __init__(self, node: HostConnection) -> None:
-        self.node = node
-        self.host = node.name
 
     def is_installed(self) -> bool:
         return self.node.run(engine_command("--version")).code == 0
@@ -169,7 +164,7 @@ class Docker(Engine):
                     yield status
 
     def _read(self, name: str, row: Mapping[str, Any], about: NodeStatus) -> NodeStatus | None:
-        return read_status(self.host, name, row.get("Labels"), about, self._api.clock)
+        return read_status(self.node.name, name, row.get("Labels"), about, self._api.clock)
 
     # Containers and images
 
@@ -197,7 +192,7 @@ class Docker(Engine):
                 raise CommandTimeout(
                     f"a test container did not end within {duration(timeout)}",
                     "look at `docker ps` and the load there",
-                    host=self.host,
+                    host=self.node.name,
                 ) from None
             finally:
                 with contextlib.suppress(DdpctlError):
@@ -213,7 +208,7 @@ class Docker(Engine):
                 raise CommandFailed(
                     f"could not {action}: {missing.splitlines()[0]} does not exist",
                     "create it on that host, or fix job.mounts",
-                    host=self.host,
+                    host=self.node.name,
                 )
         with self._api.explained(action):
             self._api.create_container(**create_arguments(container, user_env, can))

@@ -241,7 +241,7 @@ class StreamSocket:
             raise
 
     def settimeout(self, timeout: float | None) -> None:
-        """Start the budget of one answer. Without a timeout, as for a command, it is unlimited."""
+        """Start the budget of one answer. Without a timeout, as for a stream, it is unlimited."""
         size = sys.maxsize if timeout is None else LARGEST
         self._budget = Budget("the engine", self._name, size, timeout)
 

@@ -15,7 +15,6 @@ from ..budget import parse_json
 from ..logs.journal_reader import JournalReader
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
 from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
-from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 from ..supervisor.events import End
@@ -42,10 +41,7 @@ KILL_TIME = 10  # seconds for a process to end after SIGKILL
 class Processes(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
     exec_script: ClassVar[str] = EXEC
-
-    def __init__(self, node: HostConnection) -> None:
-        self._node = node
-        self._environment: Mapping[str, str] = {}
+    _environment: Mapping[str, str]  # from `create`, for `start`
 
     def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         self._environment = {**node.container.env, **user_env}
@@ -54,7 +50,7 @@ class Processes(Engine):
         self._script("claim GPUs", CLAIM, claim, node.place.control_dir, stdin=labels)
 
     def start(self, node: NodePlan) -> None:
-        folder = str(Path.cwd()) if self._node.host.is_local else ""
+        folder = str(Path.cwd()) if self.node.host.is_local else ""
         environment = json.dumps(dict(self._environment))
         entering = self._enter(node)
         python, *arguments = node.container.entrypoint
@@ -67,7 +63,7 @@ class Processes(Engine):
         return ()
 
     def wait(self, place: Place) -> NodeStatus:
-        with self._node.open_script(WAIT, place.control_dir, stdin=False) as stream:
+        with self.node.open_script(WAIT, place.control_dir, stdin=False) as stream:
             output = b""
             while chunk := stream.read():
                 output = (output + chunk)[-TAIL:]
@@ -104,7 +100,7 @@ class Processes(Engine):
                 labels: object = parse_json(text.encode())
             except ValueError:
                 labels = None
-            status = read_status(self._node.name, handle, labels, about, clock)
+            status = read_status(self.node.name, handle, labels, about, clock)
             if status and status.is_process:
                 place = (status.run_id, status.node_rank, status.attempt)
                 status = status if attempt_in(handle) == place else None
@@ -122,7 +118,7 @@ class Processes(Engine):
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         arguments = status.handle, f"exec {shlex.join(command)}"
-        return self._node.open_script(self.exec_script, *arguments, stdin=stdin, tty=tty)
+        return self.node.open_script(self.exec_script, *arguments, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.is_process:
@@ -132,7 +128,7 @@ class Processes(Engine):
 
     def remove(self, status: NodeStatus) -> None:
         if status.is_process:
-            self._node.run(["rm", "-f", "--", f"{status.handle}/labels.json"])
+            self.node.run(["rm", "-f", "--", f"{status.handle}/labels.json"])
         self._script("remove a claim", WITHDRAW, _claim(status), "all")
 
     def _script(
@@ -143,11 +139,11 @@ class Processes(Engine):
         stdin: str = "",
         timeout: float = SCRIPT_TIME,
     ) -> Completed:
-        done = self._node.script(text, *args, stdin=stdin.encode(), timeout=timeout)
+        done = self.node.script(text, *args, stdin=stdin.encode(), timeout=timeout)
         remedy = "look at `df -h` and the permissions of /tmp and ~/.ddpctl there"
         if "there is no " in done.reason:  # find_python.sh
             remedy = NO_PYTHON
-        return done.expect(f"cannot {what}", remedy, self._node.name)
+        return done.expect(f"cannot {what}", remedy, self.node.name)
 
 
 def _claim(status: NodeStatus) -> str:

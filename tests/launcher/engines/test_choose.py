@@ -26,9 +26,6 @@ class Plain(Engine):
 
     traits: ClassVar = EngineTraits("plain", in_container=False)
 
-    def __init__(self, node: HostConnection) -> None:
-        self.node = node
-
 
 def names(engines: Sequence[Engine]) -> list[str]:
     return [engine.traits.name for engine in engines]

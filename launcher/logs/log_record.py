@@ -3,6 +3,7 @@
 On disk and on screen, a line is `[host:rank] text`, or `[host] text` if it belongs to no rank.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -57,21 +58,12 @@ def grouped(
 ) -> Iterator[tuple[re.Match[bytes] | None, list[bytes]]]:
     """Group adjacent lines that begin with the same head. Yield its match, and the rest of each.
 
-    Lines that begin with no head make a group too, with None. This is fast (millions of lines a
-    second), because only the first line of a group is matched.
+    Lines that begin with no head make a group too, with None.
     """
-    match, prefix, size = None, b"", 0
-    rests: list[bytes] = []
-    for line in lines:
-        if size and line.startswith(prefix):
-            rests.append(line[size:])
-            continue
-        before, match = match, head.match(line)
-        if rests and (before or match):
-            yield before, rests
-            rests = []
-        prefix = match[0] if match else b""
-        size = len(prefix)
-        rests.append(line[size:])
-    if rests:
-        yield match, rests
+
+    def head_of(line: bytes) -> bytes:
+        match = head.match(line)
+        return match[0] if match else b""
+
+    for prefix, group in itertools.groupby(lines, head_of):
+        yield head.match(prefix), [line[len(prefix) :] for line in group]

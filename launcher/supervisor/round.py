@@ -34,9 +34,8 @@ from .usage import oom_kills, resource_usage
 
 # Seconds between polls, each of which takes half a millisecond. The exit of a rank or a message
 # from a peer ends the wait early.
-LOGS_GROW = 0.02
-RANKS_START = 0.05
 POLL = 0.1
+SOON = 0.02  # while ranks start or print
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after their end
 ONLY_SOURCE = 5.0  # the same, if only torchrun knows how one of them ended
 NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
@@ -109,10 +108,8 @@ class Round:
     @property
     def interval(self) -> float:
         """The seconds until the next poll."""
-        if self.logs_grow:
-            return LOGS_GROW
         starting = self.phase is Phase.RUNNING and not self.ranks.complete
-        return RANKS_START if starting else POLL
+        return SOON if starting or self.logs_grow else POLL
 
     def look(self) -> None:
         """Find out which processes have started or ended."""

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.supervisor.events import Phase
-from launcher.supervisor.round import LOGS_GROW, POLL, RANKS_START, Round
+from launcher.supervisor.round import POLL, SOON, Round
 
 
 @pytest.mark.parametrize(
     ("phase", "complete", "grows", "seconds"),
     [
-        (Phase.RUNNING, False, False, RANKS_START),
+        (Phase.RUNNING, False, False, SOON),
         (Phase.RUNNING, True, False, POLL),
         (Phase.STOPPED, False, False, POLL),
-        (Phase.RUNNING, True, True, LOGS_GROW),
+        (Phase.RUNNING, True, True, SOON),
     ],
 )
 def test_the_supervisor_polls_often_only_while_ranks_start_or_print(

@@ -1,6 +1,6 @@
 """The launching machine's copy of a run's logs: one file per node, each line once.
 
-`node-<K>.log` holds the lines as shown. For each second with output, `.node-<K>.index` has one
+`node-<K>.log` holds the lines as shown. For each second with records, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. Its last line marks where to
 continue. Anything after that is from a process that was killed, and is cut off. An index is ignored
 from its first impossible line on, and `acquire` repairs it.
@@ -58,18 +58,17 @@ class NodeLog:
     def append(self, records: Sequence[Record], attempt: int) -> None:
         """Append the lines of records of the attempt's journal.
 
-        One read may return hours of a quiet run. Each second with output gets its own mark, because
-        nodes are merged and lines found by time.
+        One read may return hours of a quiet run. Each second gets its own mark, because nodes are
+        merged and lines found by time.
         """
         for _, second in itertools.groupby(records, lambda record: int(record.time)):
             group = list(second)
             text, last = render(group), group[-1]
-            if text or last is records[-1]:  # a second with only events needs no mark before
-                self._log.write(text)
-                self._log.flush()
-                self.mark = Mark(last.time, attempt, last.end, self.mark.size + len(text))
-                self._index.write(f"{last.time:.6f} {attempt} {last.end} {self.mark.size}\n")
-                self._index.flush()
+            self._log.write(text)
+            self._log.flush()
+            self.mark = Mark(last.time, attempt, last.end, self.mark.size + len(text))
+            self._index.write(f"{last.time:.6f} {attempt} {last.end} {self.mark.size}\n")
+            self._index.flush()
 
     def close(self) -> None:
         self._log.close()

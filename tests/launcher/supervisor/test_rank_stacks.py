@@ -254,13 +254,6 @@ def test_the_paths_of_open_files_are_not_followed(tmp_path: Path) -> None:
             assert has_open(os.getpid(), str(ours))
 
 
-def test_a_folder_that_no_search_path_can_hold_is_not_put_on_one(tmp_path: Path) -> None:
-    env = {"PYTHONPATH": "/mine"}
-    assert StackTaker(spec(dir=f"{tmp_path}/a:b")).environment(env) == env
-    plain = StackTaker(spec(dir=str(tmp_path))).environment(env)["PYTHONPATH"]
-    assert plain == f"{tmp_path}/stacks:/mine"
-
-
 def test_the_output_of_faulthandler_is_parsed() -> None:
     frames = 'File "/a b/x.py", line 7 in f\n  File "x.py", line 9 in <module>\n'
     main = (Frame("x.py", 9, "<module>"), Frame("/a b/x.py", 7, "f"))

@@ -21,7 +21,7 @@ from .journal import Journal
 from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
-RETRY = 0.2  # seconds between attempts to connect or bind
+RETRY = 0.2  # seconds between attempts to connect
 MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that is not connected
 
 
@@ -162,11 +162,10 @@ class Server(Peers):
         self._strangers: dict[Channel, str] = {}  # not authenticated yet, with their addresses
         self._channels: dict[int, Channel] = {}
         self._socket: socket.socket | None = None
-        self._bind_at = 0.0
 
     def decide(self, status: Status, now: float) -> None:
-        if self._socket is None and self.spec.nnodes > 1 and now >= self._bind_at:
-            self._listen(now)
+        if self._socket is None and self.spec.nnodes > 1:
+            self._listen()
         self.coordinator.report(status, now)
         self.coordinator.decide(now)
         if self.decision != self.coordinator.decision:
@@ -194,7 +193,7 @@ class Server(Peers):
         if self._socket:
             self.drop(self._socket)
 
-    def _listen(self, now: float) -> None:
+    def _listen(self) -> None:
         """Listen on node 0's own address if that is an IP address, else on all addresses."""
         address = self.spec.internal_ip or self.spec.master_addr
         try:
@@ -205,7 +204,7 @@ class Server(Peers):
         try:
             self._socket = socket.create_server(where, family=family, backlog=128)
         except OSError as error:
-            self.coordinator.port_error, self._bind_at = error, now + RETRY
+            self.coordinator.port_error = error
             return
         self.coordinator.port_error = None
         self._socket.setblocking(False)

@@ -14,6 +14,7 @@ import pkgutil
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import starmap
 from typing import Iterator, Pattern, Sequence
 
 
@@ -38,8 +39,8 @@ class FailureKind:
 class ErrorText:
     """kind: what the phrases mean. remedy: "" if the kind's own fits.
 
-    phrases: any of them, as whole words, in upper or lower case; `...` stands for anything on the
-    same line, `$` for the end of a line.
+    phrases: any of them, as whole words, in upper or lower case; ` | ` separates them in the table,
+    `...` stands for anything on the same line, `$` for the end of a line.
     """
 
     kind: str
@@ -50,21 +51,6 @@ class ErrorText:
     def pattern(self) -> Pattern[str]:
         text = "|".join(map(_pattern, self.phrases))
         return re.compile(text, re.IGNORECASE | re.MULTILINE)
-
-
-def parse_kinds(text: str) -> dict[str, FailureKind]:
-    """Parse entries `KIND (RESTART)`, or `KIND` if a restart cannot help, with a meaning and a remedy."""
-    kinds = {}
-    for head, meaning, remedy in _entries(text):
-        name, _, restart = head.rstrip(")").partition(" (")
-        kinds[name] = FailureKind(name, Restart(restart or "no"), meaning, remedy)
-    return kinds
-
-
-def parse_error_texts(text: str) -> list[ErrorText]:
-    """Parse entries: a kind, phrases separated by ` | `, and perhaps a remedy."""
-    entries = _entries(text)
-    return [ErrorText(kind, tuple(body.split(" | ")), remedy) for kind, body, remedy in entries]
 
 
 def meaning_of(texts: Sequence[str]) -> tuple[str, str, str]:
@@ -86,11 +72,18 @@ def _pattern(phrase: str) -> str:
     return start + words + ("$" if phrase.endswith("$") else end)
 
 
-def _entries(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the head, the body and the remedy ("" without one) of each entry.
+def _kind(head: str, meaning: str, remedy: str) -> FailureKind:
+    """head: `KIND (RESTART)`, or `KIND` if a restart cannot help."""
+    name, _, restart = head.rstrip(")").partition(" (")
+    return FailureKind(name, Restart(restart or "no"), meaning, remedy)
+
+
+def _entries(table: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the head, the body and the remedy ("" without one) of each entry of a table.
 
     Entries are separated by blank lines. The body is indented, the remedy begins with `  = `.
     """
+    text = (pkgutil.get_data(__package__, table) or b"").decode()
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
     for entry in re.split(r"\n\n+", text.strip()):
         head, _, rest = entry.partition("\n")
@@ -98,9 +91,8 @@ def _entries(text: str) -> Iterator[tuple[str, str, str]]:
         yield head, " ".join(body.split()), " ".join(remedy.split())
 
 
-def _table(name: str) -> str:
-    return (pkgutil.get_data(__package__, name) or b"").decode()
-
-
-KINDS = parse_kinds(_table("failure_kinds.txt"))
-ERROR_TEXTS = parse_error_texts(_table("error_texts.txt"))
+KINDS = {kind.name: kind for kind in starmap(_kind, _entries("failure_kinds.txt"))}
+ERROR_TEXTS = [
+    ErrorText(kind, tuple(phrases.split(" | ")), remedy)
+    for kind, phrases, remedy in _entries("error_texts.txt")
+]

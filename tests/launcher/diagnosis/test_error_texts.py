@@ -16,7 +16,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.supervisor.events import End, EndState, Event, RankExit, ResourceUsage, signal_name
-from launcher.supervisor.failure_kinds import ERROR_TEXTS, parse_error_texts
+from launcher.supervisor.failure_kinds import ERROR_TEXTS, ErrorText
 from launcher.supervisor.log_patterns import telling_end, telling_texts
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/workspace/train.py", line 1, in <module>'
@@ -79,14 +79,7 @@ def test_the_headline_of_an_nccl_error_is_what_nccl_says() -> None:
 
 
 def test_phrases_match_whole_words_on_one_line() -> None:
-    [entry] = parse_error_texts(
-        "# comment\nmemory\n    first...last |\n    MemoryError\n  = buy\n    more\n"
-    )
-    assert (entry.kind, entry.phrases, entry.remedy) == (
-        "memory",
-        ("first...last", "MemoryError"),
-        "buy more",
-    )
+    entry = ErrorText("memory", ("first...last", "MemoryError"), "buy more")
     for text, found in (
         ("the FIRST and the last one", True),
         ("first\nlast", False),

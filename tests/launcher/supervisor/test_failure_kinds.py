@@ -20,6 +20,17 @@ def test_a_kind_has_a_meaning(kind: FailureKind) -> None:
     assert kind.meaning.endswith(".") and not kind.remedy.endswith(".")
 
 
+def test_a_text_over_several_lines_is_joined_and_comments_are_left_out() -> None:
+    [kernel] = [text for text in ERROR_TEXTS if "unsupported display driver" in repr(text.phrases)]
+    assert kernel.phrases[1:3] == (
+        "driver on your system is too old",
+        "forward compatibility was attempted on non supported HW",
+    )
+    assert KINDS["shm-full"].remedy.endswith("raise job.shm_size, or use fewer DataLoader workers")
+    assert KINDS["library"].remedy.endswith("in matching versions, in the image")
+    assert "#" not in "".join(KINDS)
+
+
 def test_what_an_error_text_or_a_reason_to_stop_means_is_a_kind() -> None:
     assert {text.kind for text in ERROR_TEXTS} | set(WEIGHTS) <= set(KINDS)
 

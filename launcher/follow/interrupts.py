@@ -1,4 +1,8 @@
-"""Queue Ctrl-C, Ctrl-\\ and the other signals until the code can handle them."""
+"""Queue Ctrl-C, Ctrl-\\ and the other signals until the code can handle them.
+
+What each signal does to a run that is followed is decided in launcher.follow.session, and to one that
+waits in line in launcher.start.waiting_line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,9 @@ class Interrupts:
     """Inside `with`, a signal raises KeyboardInterrupt. Only the main thread can receive signals.
 
     Inside `held()`, a signal is only queued, so that the current action can be completed or undone
-    first. Such blocks may be nested.
+    first, and code that handles signals can `take` them. Such blocks may be nested. If nobody took a
+    Ctrl-C or SIGTERM, the end of the outermost block raises KeyboardInterrupt, unless the block raised
+    an error. LEAVING signals stay queued instead, because they let the run go on.
     """
 
     def __init__(self) -> None:
@@ -41,10 +47,16 @@ class Interrupts:
             yield
         finally:
             self._holds -= 1
+        if not self._holds and not set(self._pending) <= set(LEAVING):
+            raise KeyboardInterrupt
 
     def take(self) -> int | None:
         """Remove and return the oldest queued signal; None if the queue is empty."""
         return self._pending.pop(0) if self._pending else None
+
+    def forget(self) -> None:
+        """Drop the queued signals."""
+        self._pending.clear()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if not self._holds:

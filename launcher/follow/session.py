@@ -47,17 +47,20 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
     """Follow the attempt until it has ended or the user leaves."""
     with interrupts.held(), log_store(run.folder, console) as store:
         monitor = Monitor(run.attempt, run.shown)
-        for outcome, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
-            outcome.clock_skew = skew
+        for node, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
+            node.clock_skew = skew
         session = Session(run, monitor, store, hook, interrupts, console)
         with live_panel(run.record, run.attempt.members[0], monitor.outcomes, console):
             try:
-                return session.to_the_end()
+                outcome = session.to_the_end()
             except DdpctlError:
                 raise
             except Exception as error:
                 error.add_note(f"the run goes on: `ddpctl attach {run.folder.run_id}`")
                 raise
+        if outcome.interrupted:
+            interrupts.forget()  # further signals ask for the same
+        return outcome
 
 
 @dataclass

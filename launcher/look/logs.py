@@ -83,7 +83,7 @@ def show_logs(
                             if interrupts.take() is not None:
                                 result = Exit.INTERRUPTED
                                 break  # closes the monitor
-            lines.settle()
+                lines.settle()
     return result
 
 

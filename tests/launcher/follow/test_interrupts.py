@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.follow.interrupts import SIGNALS, Interrupts
+from launcher.follow.interrupts import LEAVING, SIGNALS, Interrupts
 
 
 def interrupts_at_once(number: signal.Signals = signal.SIGINT) -> bool:
@@ -36,7 +36,42 @@ def test_an_error_ends_only_the_hold_that_it_leaves() -> None:
             with pytest.raises(ValueError, match="boom"), interrupts.held():
                 raise ValueError("boom")
             assert not interrupts_at_once()
+            interrupts.forget()
         assert interrupts_at_once()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_that_nobody_took_interrupts_at_the_end_of_the_outermost_hold(number: int) -> None:
+    completed = []
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        with interrupts.held():
+            with interrupts.held():
+                signal.raise_signal(signal.SIGHUP)
+                signal.raise_signal(number)
+            completed.append("inner")
+        pytest.fail("it went on")
+    assert completed == ["inner"]
+
+
+@pytest.mark.parametrize("number", LEAVING)
+def test_a_signal_that_leaves_the_run_alone_waits_for_whoever_takes_it(number: int) -> None:
+    with Interrupts() as interrupts:
+        with interrupts.held():
+            signal.raise_signal(number)
+        with interrupts.held():
+            assert interrupts.take() == number
+
+
+def test_a_queued_signal_replaces_no_error() -> None:
+    with Interrupts() as interrupts, pytest.raises(ValueError, match="boom"), interrupts.held():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("boom")
+
+
+def test_a_forgotten_signal_interrupts_nothing() -> None:
+    with Interrupts() as interrupts, interrupts.held():
+        signal.raise_signal(signal.SIGINT)
+        interrupts.forget()
 
 
 def test_the_handlers_before_are_back_afterwards() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import signal
 import sys
 import threading
 import time
@@ -355,6 +356,42 @@ def test_a_run_waits_for_any_host_that_becomes_free(make: Make) -> None:
     code, _, err = cluster.launch("--wait", "--nodes", "1")
     assert code == 0, err
     assert "the run uses gpu1" in err and cluster.tickets == []
+
+
+def test_ctrl_c_while_hosts_are_claimed_ends_a_wait_for_any_host(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0", "gpu1")
+
+    asked: list[PlannedAttempt] = []
+
+    def refuse(attempt: PlannedAttempt, *_: object) -> Refused:
+        asked.append(attempt)
+        assert len(asked) == 1, "it waits and asks again"
+        signal.raise_signal(signal.SIGINT)
+        return Refused(attempt, [PreflightError("taken", "wait", host="gpu0")])
+
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
+    code, _, err = cluster.launch("--wait", "--nodes", "1")
+    assert code == 130, err
+    assert cluster.record["state"] == "CANCELLED"
+    assert cluster.tickets == []
+
+
+def test_ctrl_c_during_a_detached_start_is_not_swallowed_but_the_run_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+
+    def claim(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", claim)
+    monkeypatch.setattr(run_attempt_module, "start", lambda *_: None)
+    code, run_id, err = cluster.launch("--detach")
+    assert code == 130 and "detached: `ddpctl attach" in err
+    assert cluster.recorders == [run_id.strip()]
+    assert cluster.record["state"] == "RUNNING"
 
 
 def test_of_two_commands_that_wait_for_any_hosts_only_one_gets_the_attempt(make: Make) -> None:

@@ -28,6 +28,7 @@ from .node_watcher import Batch
 from .panel import live_panel
 from .run_lines import RunLines
 
+ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # states of `NodeOutcome`
 PEER_STOP_TIMEOUT = 8.0  # seconds for supervisors to stop each other before the launcher stops them
 
 
@@ -135,9 +136,8 @@ class Session:
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         node = self.record.attempt.nodes[outcome.node_rank]
-        is_news = node.state not in (NodeState.SUCCEEDED, NodeState.FAILED)
-        node.exit_code = outcome.exit_code
-        node.state = NodeState.SUCCEEDED if outcome.succeeded else NodeState.FAILED
+        is_news = node.state not in ENDED
+        node.exit_code, node.state = outcome.exit_code, outcome.state
         self._unsaved = True
         if is_news:  # otherwise an earlier command has reported it
             code = "" if outcome.exit_code is None else outcome.exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import threading
@@ -28,6 +29,16 @@ def test_ctrl_c_stops_every_node_and_exits_with_130(fake_cluster: Make) -> None:
     assert cluster.record["state"] == "CANCELLED"
 
 
+def test_a_node_that_ctrl_c_stopped_is_reported_as_cancelled(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    signal_once_started(cluster, signal.SIGINT)
+    events = cluster.folder / "events"
+    note = f'echo "$DDPCTL_EVENT $DDPCTL_MESSAGE $DDPCTL_EXIT_CODE" >> {events}'
+    assert cluster.launch("--on-event", note)[0] == 130
+    assert "node-ended CANCELLED 143" in events.read_text().splitlines()
+    assert [node["state"] for node in cluster.record["attempts"][0]["nodes"]] == ["CANCELLED"]
+
+
 def test_ctrl_backslash_leaves_the_run_to_a_recorder_and_exits_with_0(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     signal_once_started(cluster, signal.SIGQUIT)
@@ -48,6 +59,26 @@ def test_the_last_line_has_the_duration_and_the_next_command(
         _, _, err = cluster.ddpctl(*argv) if argv else cluster.launch()
         hint = f"`ddpctl {command} {cluster.record['run_id']}`"
         assert re.search(rf"\nddpctl: ran for \d+s; {hint} [^\n]+\n$", err), err
+
+
+def test_only_one_command_reports_that_a_node_was_cancelled(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    events = cluster.folder / "events"
+    events.touch()
+    note = f'[ "$DDPCTL_EVENT" != node-ended ] || echo "$DDPCTL_NODE_RANK" >> {events}'
+
+    def leave_once_reported() -> None:
+        until(lambda: bool(events.read_text()), 5)
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+    first, second = cluster.hosts.values()
+    first.on_start = FakeNode.kill
+    second.on_start = lambda _: threading.Thread(target=leave_once_reported).start()
+    assert cluster.launch("--on-event", note)[0] == 0
+    for node in cluster.nodes:
+        node.end(0)
+    cluster.ddpctl("attach", "--on-event", note)
+    assert events.read_text() == "0\n1\n"
 
 
 def test_ctrl_c_with_a_host_out_of_reach_says_that_its_stop_is_not_confirmed(

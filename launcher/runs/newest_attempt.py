@@ -43,9 +43,8 @@ def newest_attempt(
         else:
             with console.step(f"asking {counted(len(nodes), 'host')} for their record of the run"):
                 record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
-        members = []
+        members, number = [], record.attempt.number
         for node, entry in zip(ranks, record.attempt.nodes, strict=True):
-            number = record.attempt.number
             place = place_in(entry.run_dir, record.run_id, entry.node_rank, number)
             members.append(RunningNode(node, engine_of(node, record.engine), place))
         yield RunningAttempt(tuple(members))

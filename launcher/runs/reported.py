@@ -189,7 +189,7 @@ def caught_up(
 
 
 def newest_by_host(
-    by_host: Mapping[HostConnection, Sequence[tuple[NodeStatus, object]]],
+    by_host: Mapping[HostConnection, Sequence[Report]],
 ) -> dict[HostConnection, int]:
     return {n: max(s.attempt for s, _ in reports) for n, reports in by_host.items() if reports}
 

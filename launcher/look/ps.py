@@ -169,17 +169,16 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
     def render(columns: int, rows: int) -> list[str]:
         return live.fitted(f"{timestamp()[:19]}Z\n{shown(columns)}", columns, rows)
 
-    display = live.Live(render, share=0.9)
     try:
         with (
             connected_to(clusters_of(selection, console)) as clusters,
-            console.live(display) as redrawn,
+            console.live(live.Live(render, share=0.9)) as redrawn,
         ):
             while True:
                 listing = ask(clusters, selection, console, slow=selection.per_node)
                 before, text = text, shown()
                 if redrawn:
-                    display.draw()
+                    console.flush()
                 elif text != before:
                     console.print(text + "\n")
                 time.sleep(interval)

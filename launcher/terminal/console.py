@@ -168,4 +168,4 @@ class Console:
         finally:
             with self._lock:
                 self._live = None
-                display.close()
+                display.hide()

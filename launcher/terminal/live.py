@@ -8,7 +8,6 @@ again, and hides the cursor until it ends.)
 
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 from shutil import get_terminal_size
@@ -22,47 +21,35 @@ EVERY = 0.5  # seconds between two drawings
 
 
 class Live:
-    """Draws on stderr the lines that `render` returns. Thread-safe."""
+    """Draws on stderr the lines that `render` returns. `Console` calls it, one thread at a time."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
         """render: (columns, rows) -> lines without newlines. share: fraction of the terminal's height."""
         self._share = share
         self._render = render
-        self._lock = threading.RLock()
         self._shown: list[str] = []  # lines now on the terminal
         self._drawn_at = 0.0  # time.monotonic()
-        self._closed = False
 
     def hide(self) -> None:
         """Remove the lines before other output. The cursor returns to where the drawing began."""
-        with self._lock:
-            if self._shown:
-                columns = get_terminal_size().columns
-                # terminals rewrap long lines when they get narrower
-                widths = [cell_len(Text.from_ansi(line).plain) for line in self._shown]
-                rows = sum(max(1, -(-width // columns)) for width in widths)
-                self._write("\r" + "\x1b[1A" * rows + "\x1b[J")
-                self._shown = []
+        if self._shown:
+            columns = get_terminal_size().columns
+            # terminals rewrap long lines when they get narrower
+            widths = [cell_len(Text.from_ansi(line).plain) for line in self._shown]
+            rows = sum(max(1, -(-width // columns)) for width in widths)
+            self._write("\r" + "\x1b[1A" * rows + "\x1b[J")
+            self._shown = []
 
     def due(self) -> bool:
-        return not self._closed and time.monotonic() - self._drawn_at >= EVERY
+        return time.monotonic() - self._drawn_at >= EVERY
 
     def draw(self) -> None:
         """Draw the lines. The caller must have flushed all other output."""
-        with self._lock:
-            if self._closed:
-                return
-            columns, rows = get_terminal_size()
-            lines = self._render(columns, max(3, int(rows * self._share)))
-            self.hide()
-            self._shown, self._drawn_at = [colored(line) for line in lines], time.monotonic()
-            self._write("".join(f"{line}\x1b[0m\n" for line in self._shown))
-
-    def close(self) -> None:
-        """Remove the lines for good, but not the scrolled text."""
-        with self._lock:
-            self.hide()
-            self._closed = True
+        columns, rows = get_terminal_size()
+        lines = self._render(columns, max(3, int(rows * self._share)))
+        self.hide()
+        self._shown, self._drawn_at = [colored(line) for line in lines], time.monotonic()
+        self._write("".join(f"{line}\x1b[0m\n" for line in self._shown))
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone

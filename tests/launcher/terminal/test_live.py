@@ -54,7 +54,7 @@ def test_nothing_is_left_when_the_window_is_resized(
     live.hide()
     assert window.lines == ["a line of a rank", ""]
     live.draw()
-    live.close()
+    live.hide()
     assert window.lines == ["a line of a rank", ""]
 
 

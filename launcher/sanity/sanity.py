@@ -15,7 +15,7 @@ from ..facts.gather import gather
 from ..hosts import Cluster, override_job, user_env
 from ..logs.log_record import Record
 from ..outcomes import Exit
-from ..own_folders import make_folder, read_record, state_home, write_atomically
+from ..own_folders import read_cache, state_home, write_cache
 from ..plan.plan import LaunchOptions
 from ..plan.topology import gpu_ids
 from ..run_id import new_run_id
@@ -80,13 +80,10 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     # the last result for the same hosts and GPUs
     key = repr([(*host.machine, host.gpus) for host in cluster.hosts]).encode()
     record = state_home() / "sanity" / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
-    last = None
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        last = float(json.loads(read_record(record))["busbw"])
+    last = read_cache(record).get("busbw")
     lines = problems(report, options.min_busbw, last, code)
     if report.sizes:
-        make_folder(record.parent)
-        write_atomically(record, json.dumps({"version": 1, "busbw": report.busbw}) + "\n")
+        write_cache(record, json.dumps({"version": 1, "busbw": report.busbw}) + "\n")
     if as_json:
         console.json(document(report, lines, options.step_seconds))
     else:

@@ -9,12 +9,18 @@ import subprocess
 import sys
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.errors import UsageError
-from launcher.sanity.sanity import size_of
+from launcher.hosts import Cluster
+from launcher.hosts import parse as parse_hosts
+from launcher.outcomes import Exit
+from launcher.sanity import sanity as command
+from launcher.sanity.sanity import SanityOptions, size_of
 from launcher.sanity.verdict import MARK, Report, document, models, problems, text
+from launcher.terminal.console import Console
 
 
 def report(*records: dict[str, object], nodes: int = 3) -> Report:
@@ -160,6 +166,37 @@ def test_wrong_results_and_a_check_that_broke_off() -> None:
     assert "broadcast gave wrong results on rank 2" in problems(report(wrong, DONE), None, None)[0]
     assert "did not finish" in problems(report(), None, None)[0]
     assert "exited with 1" in problems(report(DONE), None, None, code=1)[0]
+
+
+def test_the_last_result_of_the_same_hosts_is_remembered_and_sockets_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    options = SanityOptions(30.0, 64, True, None, None, None)
+    rates = iter([2.0, 3.0, 1.0, 0.5, 1.0, 0.5])  # with one socket and with four
+    asked: list[tuple[bool, bool, str]] = []
+
+    def measure(cluster: Cluster, options: SanityOptions, found: Report, _: Console) -> Exit:
+        four = cluster.job.env.get("NCCL_NSOCKS_PERTHREAD", "")
+        asked.append((options.pairwise, options.largest_only, four))
+        for record in (size(1000, 1e-3, next(rates)), DONE):
+            assert found.take(MARK + json.dumps(record).encode())
+        return Exit.DONE
+
+    monkeypatch.setattr(command, "measure", measure)
+
+    def checked(*hosts: str) -> tuple[Exit, dict[str, Any]]:
+        cluster = parse_hosts(json.dumps({"hosts": hosts}), "hosts.yaml")
+        code = command.sanity(cluster, options, Console(), as_json=True)
+        return code, json.loads(capsys.readouterr().out)
+
+    code, first = checked("a", "b")
+    assert (code, first["problems"], first["sockets"]) == (Exit.DONE, [], {"1": 2.0, "4": 3.0})
+    assert asked == [(True, False, ""), (False, True, "4")]
+    assert checked("a", "c")[0] is Exit.DONE
+    code, worse = checked("a", "b")
+    assert code is Exit.FAILED
+    assert "but was 2 in the last run on these hosts" in worse["problems"][0]
 
 
 @pytest.mark.parametrize("text", ["big", "0"])

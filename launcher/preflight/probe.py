@@ -104,10 +104,11 @@ class Probe:
 
 def _listen(agent: Stream, port: int) -> int:
     """Let the agent listen on this port (0 for any). Return the actual port, or 0."""
+    answer = re.compile(rf"listening {port} (\d{{1,5}})", re.ASCII)
     with contextlib.suppress(DdpctlError, OSError):
         for line in _answers(agent, [f"listen {port}"], AGENT_TIMEOUT):
-            if (actual := parse_listening(line, port)) is not None:
-                return actual
+            if match := answer.fullmatch(line):
+                return int(match[1])
     return 0
 
 
@@ -127,12 +128,6 @@ def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[s
         for line in lines:
             yield line.decode(errors="replace").strip()
     raise TimeoutError("the agent did not finish")
-
-
-def parse_listening(line: str, port: int) -> int | None:
-    """Parse a `listening` line into the actual port; None if it does not answer `listen PORT`."""
-    match = re.fullmatch(rf"listening {port} (\d{{1,5}})", line, re.ASCII)
-    return int(match[1]) if match else None
 
 
 def parse_dialed(line: str, dials: Sequence[Dial]) -> Mapping[Dial, DialResult]:

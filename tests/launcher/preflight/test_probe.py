@@ -15,7 +15,7 @@ from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Job
 from launcher.preflight import probe as probe_module
 from launcher.preflight.machine import Machine
-from launcher.preflight.probe import Probe, parse_dialed, parse_listening
+from launcher.preflight.probe import Probe, parse_dialed
 from launcher.preflight.reach import Dial, DialResult, Reach
 from launcher.ssh.stream import Stderr, Stream
 
@@ -176,14 +176,17 @@ def test_an_agent_that_does_not_report_its_connections_is_not_asked_again(
     assert network.agents[0].dialed[-1] == "192.168.0.2"
 
 
+@pytest.mark.parametrize(
+    "said", ["no python here", "listening 0 99999999999", "listening 1 40001", "listening 0 ²"]
+)
 def test_an_agent_that_ends_is_unfinished_and_one_that_never_starts_is_unprobed(
-    monkeypatch: pytest.MonkeyPatch,
+    said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: object) -> bytes:
         raise HostUnreachable("gpu2: gone")
 
     network = Network([machine(rank) for rank in range(4)])
-    network.agents[2].answer = lambda *_: "no python here"  # type: ignore[method-assign]
+    network.agents[2].answer = lambda *_: said  # type: ignore[method-assign]
     network.agents[3].read = lambda *_, **__: b""  # type: ignore[method-assign]
     network.fates[1] = gone  # type: ignore[assignment]
     reach = network.run(monkeypatch)
@@ -241,7 +244,6 @@ def test_one_machine_alone_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_words_of_an_agent() -> None:
     dials = [Dial(0, 1, "10.0.0.2")]
-    assert parse_listening("listening 0 40001", 0) == 40001
     assert parse_dialed("dialed 0 ok 1 0.125", dials) == {dials[0]: DialResult("ok", 0.125)}
     assert parse_dialed("dialed 0 ok 2 0.125", dials) == {dials[0]: DialResult("wrong", 0.125)}
     assert parse_dialed("dialed 0 timeout", dials) == {dials[0]: DialResult("timeout")}
@@ -250,8 +252,7 @@ def test_the_words_of_an_agent() -> None:
 @pytest.mark.parametrize(
     "line",
     ["done", "", "dialed 1 ok 1 0.125", "dialed -1 ok 1 0.125", "dialed 0 ok", "dialed 0 nonsense",
-     "dialed ² refused", "dialed 0 ok 1 nan", "listening 0 99999999999", "listening 1 40001"],
+     "dialed ² refused", "dialed 0 ok 1 nan"],
 )  # fmt: skip
 def test_anything_else_that_a_host_prints_is_skipped(line: str) -> None:
     assert parse_dialed(line, [Dial(0, 1, "10.0.0.2")]) == {}
-    assert parse_listening(line, 0) is None

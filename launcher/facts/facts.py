@@ -31,7 +31,7 @@ class Facts:
     ssh_server_ip: str | None  # the address by which the launching machine reached this host
     ssh_client_ip: str | None  # the launching machine (or the last jump host) as this host sees it
     addresses: tuple[Address, ...]
-    listening: frozenset[int]  # TCP ports in state LISTEN, if requested
+    listening: frozenset[int]  # TCP ports in state LISTEN
     infiniband: tuple[str, ...]  # devices, such as uverbs0
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs

@@ -1,9 +1,8 @@
 #!/bin/sh
 # Prints what a host can say about itself: a section per subject, each after a line `@@NAME`.
-# Arguments: [ports] [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
-# `ports` lists the listening ports; the kernel walks its whole table for that. `gpus` runs
-# nvidia-smi, which can take seconds. `check` adds what only `ddpctl check` needs; DOCKER_ROOT and
-# MASTER_PORT may be empty.
+# Arguments: [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
+# `gpus` runs nvidia-smi, which can take seconds. `check` adds what only `ddpctl check` needs;
+# DOCKER_ROOT and MASTER_PORT may be empty.
 # Needs only a shell and coreutils. Values that the host cannot report stay empty. The shell does as
 # much as possible itself, because starting processes is slow on a small host.
 . ./amd_gpus.sh
@@ -103,12 +102,12 @@ for d in /sys/class/net/*; do
   printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done
 s network; readlink /proc/self/ns/net
+s listening; grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null
 s rdma; [ -d /sys/class/infiniband ] && rdma_ports
 s infiniband; [ -d /dev/infiniband ] && ls /dev/infiniband
 gpus=
 while [ $# -gt 0 ]; do
   case $1 in
-    ports) s listening; grep -h ' 0A ' /proc/net/tcp /proc/net/tcp6 2>/dev/null ;;
     gpus)
       gpus=yes; s gpus
       if command -v nvidia-smi >/dev/null 2>&1; then

@@ -19,22 +19,13 @@ def request_time(facts: Facts) -> float:
 
 
 def gather(nodes: Sequence[HostConnection]) -> tuple[Facts, ...]:
-    """Return the facts of every host, with listening ports only for the first.
-
-    Raises NodesFailed for the hosts that do not answer.
-    """
-    facts = each_node(nodes, lambda node: gather_one(node, ports=node is nodes[0]))
-    return tuple(facts[node] for node in nodes)
+    """Return the facts of every host. Raises NodesFailed for the hosts that do not answer."""
+    return tuple(each_node(nodes, gather_one).values())
 
 
-def gather_one(node: HostConnection, *, ports: bool, check: Sequence[str] | None = None) -> Facts:
-    """Return one host's facts.
-
-    ports: include listening ports. check: the script's arguments for `check`; None: no Details.
-    """
-    asked_for = ["ports"] if ports else []
-    if node.host.gpus != 0:
-        asked_for.append("gpus")
+def gather_one(node: HostConnection, check: Sequence[str] | None = None) -> Facts:
+    """Return one host's facts. check: the script's arguments for `check`; None: no Details."""
+    asked_for = ["gpus"] if node.host.gpus != 0 else []
     if check is not None:
         asked_for += ["check", *check]
     node.connect()

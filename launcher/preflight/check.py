@@ -194,7 +194,7 @@ def examine(
     engine_error: DdpctlError | None = None
     node.connect()
     agent = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
-    answer = in_background(lambda: gather_one(node, ports=first == 0, check=[USUAL_ROOT, *check]))
+    answer = in_background(gather_one, node, [USUAL_ROOT, *check])
     python = None if engine_traits(job.engine).in_container else versions_or_error(node, job)
     try:
         engine = engine_of(node, job.engine).engine_info(job.image)
@@ -204,7 +204,7 @@ def examine(
         engine_error = node.explain(error)
     facts = answer.result()
     if engine and engine.root != USUAL_ROOT:
-        facts = gather_one(node, ports=first == 0, check=[engine.root, *check])
+        facts = gather_one(node, [engine.root, *check])
     agent.result()
     hosts = tuple(node.host for node in nodes.values())
     return Machine(name, tuple(nodes), hosts, facts, engine, engine_error, python)

@@ -28,7 +28,7 @@ def choose_hosts(
     if count >= len(nodes):
         return nodes
     with console.step(f"asking {counted(len(nodes), 'host')} which GPUs are free"):
-        facts, failures = try_each(nodes, lambda node: gather_one(node, ports=False))
+        facts, failures = try_each(nodes, gather_one)
     for line in lines(failures.values()):
         console.say(f"left out: {line}")
     able = with_requested_gpus(facts)

@@ -78,7 +78,7 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
         node.connect()
         listed = engine_of(node, cluster.job.engine).list(run_id)
         if before := {uuid for each in listed if not each.is_ticket for uuid in each.gpus}:
-            lost = before - {gpu.uuid for gpu in gather_one(node, ports=False).gpus}
+            lost = before - {gpu.uuid for gpu in gather_one(node).gpus}
             if lost:
                 what = f"lost {len(lost)} of this run's {counted(len(before), 'GPU')}"
                 raise PreflightError(what, "look at `nvidia-smi` and `dmesg` there", host=node.name)

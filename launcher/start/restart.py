@@ -189,7 +189,7 @@ def place_kept(base: Request) -> Iterator[Tickets | None]:
     """
     silent = base.earlier.pending_stop if base.earlier else []
     with connected([host for host in base.cluster.hosts if host.name not in silent]) as nodes:
-        facts, _ = try_each(nodes, lambda node: gather_one(node, ports=False))
+        facts, _ = try_each(nodes, gather_one)
         tickets: Tickets | None = None
         with contextlib.suppress(NodesFailed, HostsFileError):
             if facts:

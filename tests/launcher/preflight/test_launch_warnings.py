@@ -19,7 +19,7 @@ def test_a_launch_on_a_host_where_gpus_all_finds_none_says_that_there_is_a_warni
     hosts = json.loads((tmp_path / "hosts.yaml").read_text())
     hosts["hosts"] = ["local"]
     (tmp_path / "hosts.yaml").write_text(json.dumps(hosts))
-    if gather_one(HostConnection(Host("local")), ports=False).gpus:
+    if gather_one(HostConnection(Host("local"))).gpus:
         return  # a machine with GPUs is no CPU node
     done = machine.ddpctl("launch", "hosts.yaml", "-v")
     assert "warning: local: gpus: no GPU found: it is a CPU node; set gpus: 0" in done.stderr

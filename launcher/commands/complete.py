@@ -1,33 +1,31 @@
 """Tab completion of run ids, hosts files and host names, from this machine's own files only."""
 
-import glob
+import contextlib
 import json
 from pathlib import Path
 
 import typer
 
 from ..errors import DdpctlError, UsageError
-from ..own_folders import expanded, read_record, state_home
+from ..own_folders import expanded, read_record
 
 HOSTS_FILES = (".yaml", ".yml")
 
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
     """Return the ids of the runs recorded on this machine, newest first, each with its state."""
-    rows = []
-    prefix = glob.escape(incomplete.replace("/", ""))
+    from ..runs.record import run_folders
+
     try:
-        root = state_home() / "runs"
-    except UsageError:
+        folders = [each for each in run_folders() if each.run_id.startswith(incomplete)]
+    except UsageError:  # this account has no home folder
         return []
-    for path in root.glob(f"{prefix}*/run.json"):
-        try:
-            state = str(json.loads(read_record(path)).get("state", ""))
-            age = (path.parent / "hosts.yaml").stat().st_mtime
-        except (OSError, ValueError, AttributeError):
-            continue  # damaged, or being removed right now
-        rows.append((age, path.parent.name, state))
-    return [(name, state) for _, name, state in sorted(rows, reverse=True)]
+    offered = []
+    for folder in folders:  # some may be damaged, or being removed right now
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            record = json.loads(read_record(folder.record_file))
+            offered.append((folder.run_id, str(record.get("state", ""))))
+    return offered
 
 
 def hosts_files(incomplete: str) -> list[str]:

@@ -242,6 +242,16 @@ def test_a_taken_control_port_is_reported(network: Network) -> None:
     assert first.decision.verdict and first.decision.verdict.kind == "port-in-use"
 
 
+def test_a_control_port_that_becomes_free_is_taken(network: Network) -> None:
+    with socket.create_server(("127.0.0.1", network.given["control_port"])):
+        network.turn()
+    peer = network.add(NodePeer)
+    network.until(lambda: 0 in peer.contacts, step=0.1)
+    end = network.clock.now + coordinator.SETTLE + 1.0
+    network.until(lambda: network.clock.now > end, step=0.5)
+    assert not any(node.decision.verdict for node in network.nodes)
+
+
 # --- strangers ------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 `node-<K>.log` holds the lines as shown. For each second with records, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. Its last line marks where to
 continue. Anything after that is from a process that was killed, and is cut off. An index is ignored
-from its first impossible line on, and `acquire` repairs it.
+from its first impossible line on, and repaired when its log is next written.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ def offset_in(place: Place, mark: Mark | None) -> int:
 
 
 class NodeLog:
-    """The log of one node, open for writing in one process at a time."""
+    """The log of one node, open for writing in one process at a time. Opening it repairs it."""
 
-    def __init__(self, folder: Path, node_rank: int) -> None:
-        index = read_index(folder, node_rank)
+    def __init__(self, folder: Path, node_rank: int, warn: Callable[[str], None]) -> None:
+        index, log = read_index(folder, node_rank), folder / f"node-{node_rank}.log"
+        if index.damaged:
+            shutil.copyfile(log, f"{log}.damaged")
+            again = "reading everything after the damage from the host again"
+            warn(f"{log}: its index was damaged; {again}")
         self.mark = index.last
-        self._log = (folder / f"node-{node_rank}.log").open("ab")
+        self._log = log.open("ab")
         self._log.truncate(self.mark.size)
         self._index = (folder / f".node-{node_rank}.index").open("a")
         self._index.truncate(index.size)
@@ -86,7 +90,7 @@ class LogStore:
 
     @classmethod
     def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
-        """Lock and repair the store. Return None if another process on this machine holds it."""
+        """Lock the store. Return None if another process on this machine holds it."""
         make_folder(folder)
         lock = (folder / ".lock").open("wb")
         try:
@@ -94,20 +98,11 @@ class LogStore:
         except OSError:
             lock.close()
             return None
-        store = cls(folder, lock, warn)
-        for node_rank in known_marks(folder):
-            if read_index(folder, node_rank).damaged:
-                log = folder / f"node-{node_rank}.log"
-                shutil.copyfile(log, f"{log}.damaged")
-                store.node(node_rank)  # cuts off damaged data
-                warn(
-                    f"{log}: its index was damaged; reading everything after the damage from the host again"
-                )
-        return store
+        return cls(folder, lock, warn)
 
     def node(self, node_rank: int) -> NodeLog:
         if node_rank not in self._nodes:
-            self._nodes[node_rank] = NodeLog(self.folder, node_rank)
+            self._nodes[node_rank] = NodeLog(self.folder, node_rank, self._warn)
         return self._nodes[node_rank]
 
     def append(self, node_rank: int, records: Sequence[Record], attempt: int) -> None:

@@ -176,7 +176,9 @@ def test_a_damaged_index_is_ignored_from_there_on_and_repaired_with_one_warning(
     [warning] = warnings
     assert "node-0.log: its index was damaged" in warning
     assert (tmp_path / "node-0.log.damaged").read_text() == "[a:0] one\n[a:0] two\n"
-    acquired(tmp_path).close()  # no second warning
+    store = acquired(tmp_path)
+    store.node(0)  # no second warning
+    store.close()
     assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n", b"[a:0] two\n"]
 
 

@@ -22,12 +22,12 @@ from ..text import duration
 from .files.left_out import listed
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
-from .image.push_image import Failures, Images, differing, push_image
+from .image.push_image import Images, differing, push_image
 from .image.sif import image_file
 from .packages.wheels import make_venv, wheels_of
 from .push_progress import HostsNotReady, PushProgress, PushReport
 from .transfer.fanout import Fanout
-from .transfer.payload import script_output
+from .transfer.payload import Failures, script_output
 from .transfer.relay_client import TransferDamaged
 
 Part = Literal["image", "dataset", "workdir"]

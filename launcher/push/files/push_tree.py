@@ -2,8 +2,8 @@
 
 A host builds the new tree beside the old ones. Files that an earlier tree already has are
 hard-linked, because pushed trees are never modified. All others arrive as one tar stream. A rename then
-publishes the tree. An interrupted push leaves a draft, `.<digest>.<token>`, and the next push
-continues it. A process that writes to a draft records its pid in the draft's file `holder`, so that
+makes the draft the tree. An interrupted push leaves a draft, `.<digest>.<token>`, and the next push
+continues it. The script that writes to a draft records its pid in the draft's file `holder`, so that
 no other push uses the draft.
 """
 
@@ -14,7 +14,6 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -28,7 +27,7 @@ from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
 from ...ssh.script_files import load_script
 from ..transfer.fanout import Fanout
-from ..transfer.payload import Payload, script_output
+from ..transfer.payload import Failures, Payload, script_output
 from . import manifest, tar
 from .manifest import Delta, Entry, Manifest
 from .scan import Tree
@@ -39,7 +38,6 @@ STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
 BEGIN = load_script(__file__, "begin_tree.sh")
 PREPARE = load_script(__file__, "prepare_tree.sh")
 RECEIVE = load_script(__file__, "receive_tree.sh")
-PUBLISH = load_script(__file__, "publish_tree.sh")
 ABANDON = load_script(__file__, "abandon_tree.sh")
 READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 
@@ -74,7 +72,7 @@ class TreePush:
         self.deltas: dict[str, Delta] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
 
-    def run(self, nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
+    def run(self, nodes: Sequence[HostConnection]) -> Failures:
         """Push to hosts that lack the tree. Return the failed ones, which have no partial tree."""
         cached = _cache_file(self.tree.manifest.digest)
         if not cached.exists():  # tells the next push what the hosts' tree contains
@@ -85,7 +83,7 @@ class TreePush:
         # The other hosts of a shared home now have the tree, unless its first host failed.
         return failures | self._push([node for home in homes for node in home[1:]])
 
-    def _push(self, nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
+    def _push(self, nodes: Sequence[HostConnection]) -> Failures:
         starts, failures = try_each(nodes, self._start)
         groups: dict[tuple[str, int], tuple[Start, list[HostConnection]]] = {}
         for node, start in starts.items():
@@ -140,30 +138,26 @@ class TreePush:
         there = fetched_manifest(node, earlier, most)  # without the lock: no host waits for another
         return self.tree.manifest.after(there) if there else None
 
-    def _send(
-        self, start: Start, nodes: Sequence[HostConnection]
-    ) -> dict[HostConnection, DdpctlError]:
+    def _send(self, start: Start, nodes: Sequence[HostConnection]) -> Failures:
         size = sum(entry.size for entry in start.write)
         # The manifest is for later pushes from other machines.
         packed = zlib.compress(self.tree.manifest.text, 1)
         extra = {"manifest.z": packed} if len(packed) < max(size // 10, 65536) else {}
+        extra["complete"] = b""  # the last file: see RECEIVE
         payload = Payload(
             part=self.part,
             command=lambda node: (*shell.script(RECEIVE, (*self._names(node), start.base)),),
             size=tar.size_of([*(entry.size for entry in start.write), *map(len, extra.values())]),
             chunks=lambda: tar.stream(self.tree, start.write, extra),
-            finish=partial(self._publish, start),
         )
         failures = self.fanout.send(self.part, [payload], nodes, payload.size)
+        files = sum(1 for entry in start.write if entry.is_file)
+        self.files_sent |= {node: files for node in nodes if node not in failures}
         for node, error in failures.items():
             if not isinstance(error, HostUnreachable):
                 with contextlib.suppress(DdpctlError):  # the draft may be what fills the disk
                     self._script(node, ABANDON)
         return failures
-
-    def _publish(self, start: Start, node: HostConnection) -> None:
-        self._script(node, PUBLISH)
-        self.files_sent[node] = sum(1 for entry in start.write if entry.is_file)
 
 
 def parse_trees(text: str) -> HostTrees:

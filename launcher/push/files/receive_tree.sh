@@ -1,8 +1,20 @@
 #!/bin/sh
-# Unpacks the tar stream on stdin into the draft, and marks it as in use meanwhile. $1: datasets or
-# workdirs, $2: digest, $3: token of this push, $4: digest of the earlier tree or none
+# Unpacks the tar stream on stdin into the draft, marks it as in use meanwhile, and makes it the tree.
+# $1: datasets or workdirs, $2: digest, $3: token of this push, $4: digest of the earlier tree or none
 umask 022
-cd "$HOME/.ddpctl/$1/.$2.$3" || exit 1
+draft=.$2.$3
+cd "$HOME/.ddpctl/$1/$draft" || exit 1
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
 echo "$$ ${boot:-unknown} $4" > holder || exit 1
-exec tar -x -o -f -
+rm -f complete
+tar -x -o -f - || exit
+# tar does not notice if the stream ends between two files. This one is the last.
+[ -f complete ] || { echo 'the stream ended early' >&2; exit 1; }
+cd .. || exit 1
+mkdir -p ../manifests
+[ -f "$draft/manifest.z" ] && mv -f "$draft/manifest.z" "../manifests/$2"
+# Another push may make the same tree at the same time.
+[ -d "$2" ] || mv -T "$draft/tree" "$2" || [ -d "$2" ] || exit 1
+touch -c "$2"
+rm -rf "$draft"
+exit 0

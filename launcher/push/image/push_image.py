@@ -8,19 +8,18 @@ from itertools import takewhile
 
 from ...engines.choose import images_of
 from ...engines.engine_info import ImageInfo
-from ...errors import CommandFailed, DdpctlError, PushFailed
+from ...errors import CommandFailed, PushFailed
 from ...hosts import Host
 from ...own_folders import cache_home, read_cache, write_cache
 from ...ssh.host_connection import HostConnection, connected
 from ...ssh.many import try_each
 from ..transfer.fanout import Fanout
-from ..transfer.payload import Payload
+from ..transfer.payload import Failures, Payload
 from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag
 
 ALIASES = "images.json"  # cache file: host and id there -> id on this machine
 
 Images = dict[HostConnection, ImageInfo]  # the image of each host that has it
-Failures = dict[HostConnection, DdpctlError]
 
 
 def push_image(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from ...errors import DdpctlError, PushFailed, UsageError
+from ...errors import PushFailed, UsageError
 from ...hosts import Job
 from ...own_folders import cache_home
 from ...plan.supervisor_spec import python_on
@@ -26,7 +26,7 @@ from ..files.scan import Tree, scan
 from ..image.recipe import find_source, requirements_of, with_named
 from ..make_once import make_once
 from ..push_progress import PushProgress
-from ..transfer.payload import failed, script_output
+from ..transfer.payload import Failures, failed, script_output
 
 PLATFORM = load_script(__file__, "python_platform.sh")
 MAKE_VENV = load_script(__file__, "make_venv.sh")
@@ -53,7 +53,7 @@ class WheelTarget:
 
 def wheels_of(
     job: Job, nodes: Sequence[HostConnection], progress: PushProgress
-) -> tuple[Tree | None, dict[HostConnection, DdpctlError]]:
+) -> tuple[Tree | None, Failures]:
     """Collect the wheels for these hosts. Return them, and the hosts whose Python cannot use them.
 
     Raises UsageError or PushFailed, for example if a package has no wheel.

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable, PushFailed
-from ...ssh.host_connection import HostConnection
 from ...text import duration
 from ..push_progress import PushProgress
-from .payload import END_TIMEOUT, Payload, failed
+from .payload import END_TIMEOUT, Failures, Payload, failed
 from .relay_client import Relay, RelayEvent, TransferDamaged
 
 WINDOW = 2.0  # seconds over which a rate is measured
@@ -73,7 +72,7 @@ class Transfer:
                 argv = self.payload.command(relay.node)
                 self._read_from(host, self._sources(host), "open", argv=argv)
 
-    def finish(self) -> dict[HostConnection, DdpctlError]:
+    def finish(self) -> Failures:
         """Wait for all hosts. Return the failed hosts with their errors."""
         deadline, before = 0.0, (-1, -1)
         with self._changed:
@@ -111,12 +110,7 @@ class Transfer:
         elif event.kind == "done" and event.count != 0:
             self.end(host, failed(name, part, event.text or f"exit {event.count}"))
         elif event.kind == "done":
-            try:
-                if self.payload.finish:
-                    self.payload.finish(host.relay.node)
-                self.end(host, None)
-            except DdpctlError as failure:
-                self.end(host, failure)
+            self.end(host, None)
 
     def _count(self, host: HostTransfer, have: int) -> None:
         with self._changed:

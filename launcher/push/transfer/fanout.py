@@ -10,7 +10,7 @@ from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
 from ..push_progress import PushProgress
 from .chain import Transfer
-from .payload import END_TIMEOUT, Payload, failed
+from .payload import END_TIMEOUT, Failures, Payload, failed
 from .relay_client import Relay, TransferDamaged, one_time_pair
 
 MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for starting agents
@@ -35,14 +35,14 @@ class Fanout:
         payloads: Iterable[Payload],
         nodes: Sequence[HostConnection],
         size: int | None,
-    ) -> dict[HostConnection, DdpctlError]:
+    ) -> Failures:
         """Send the payloads of a part. Return the failed hosts with their errors.
 
         Each host receives the payloads in order, and none after it has failed. A payload is sent
         before the next one is ready. size: of all together; None if unknown.
         """
         self.progress.begin(part, nodes, size)
-        failures: dict[HostConnection, DdpctlError] = {}
+        failures: Failures = {}
         row: list[Relay] = []
         transfers: list[Transfer] = []
         begun = 0  # bytes
@@ -106,7 +106,7 @@ class Fanout:
 
     def _send_directly(
         self, payload: Payload, nodes: Sequence[HostConnection], failed: Collection[HostConnection]
-    ) -> dict[HostConnection, DdpctlError]:
+    ) -> Failures:
         ready = [node for node in nodes if node not in failed]
         return try_each(ready, partial(self._send_to, payload))[1]
 
@@ -123,8 +123,6 @@ class Fanout:
             code = stream.wait(END_TIMEOUT)
             if code != 0:
                 raise failed(node.name, payload.part, stream.stderr_tail() or f"exit {code}")
-            if payload.finish:
-                payload.finish(node)
         except OSError as error:  # the command stopped reading, or the host stopped answering
             with contextlib.suppress(TimeoutError, DdpctlError):
                 stream.wait(5.0)

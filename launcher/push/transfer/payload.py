@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...errors import PushFailed
+from ...errors import DdpctlError, PushFailed
 from ...ssh.host_connection import HostConnection
 
+Failures = dict[HostConnection, DdpctlError]
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it received
 
 REMEDIES = {
@@ -24,16 +25,12 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A byte stream for a command on each host. Each call of `chunks` yields it from the start.
-
-    command: reads the payload from stdin. finish: is called for each host that has all of it.
-    """
+    """A byte stream for the stdin of a command on each host. `chunks` yields it from the start."""
 
     part: str  # image, wheel, dataset, workdir
     command: Callable[[HostConnection], tuple[str, ...]]
     size: int | None  # approximate bytes; None if unknown
     chunks: Callable[[], Iterator[bytes]]
-    finish: Callable[[HostConnection], None] | None = None
 
 
 def script_output(

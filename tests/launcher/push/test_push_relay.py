@@ -23,7 +23,6 @@ from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer import relay_client
 from launcher.push.transfer.fanout import MIN_SAVING, Fanout
 from launcher.push.transfer.payload import Payload
-from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 SIZE = 24 << 20  # bytes
@@ -123,20 +122,16 @@ def test_hosts_relay_a_layer_before_the_next_is_ready_and_keep_it_if_that_fails(
 ) -> None:
     hosts = machines(3)
     nodes = [machine.node for machine in hosts]
-    layer, has_it = os.urandom(MIN_SAVING), threading.Barrier(len(hosts) + 1)
-
-    def arrived(node: HostConnection) -> None:
-        has_it.wait(30)
+    layer = os.urandom(MIN_SAVING)
 
     def layers() -> Iterator[Payload]:
         yield Payload(
             "image",
-            lambda node: ("sh", "-c", "cat >$HOME/layer"),
+            lambda node: ("sh", "-c", "cat >$HOME/layer && : >$HOME/has-it"),
             len(layer),
             lambda: iter([layer]),
-            finish=arrived,
         )
-        has_it.wait(30)
+        until(lambda: all((machine.home / "has-it").exists() for machine in hosts), 30)
         raise PushFailed("the engine failed")
 
     progress = PushProgress(nodes, Console(quiet=True))

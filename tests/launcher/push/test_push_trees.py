@@ -18,7 +18,7 @@ from push_machines import Machines
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.files import manifest, tar
-from launcher.push.files.push_tree import BEGIN, PREPARE, PUBLISH, RECEIVE, TreePush
+from launcher.push.files.push_tree import BEGIN, PREPARE, RECEIVE, TreePush
 from launcher.push.files.scan import scan
 from launcher.push.push import PushResult
 from launcher.push.push_progress import HostsNotReady, PushProgress
@@ -229,33 +229,26 @@ def test_a_draft_that_a_process_writes_to_is_left_alone(
     stream.wait(10)
 
 
-def test_a_push_whose_complete_draft_another_push_continues_waits_for_that_one(
-    tmp_path: Path,
-) -> None:
-    def start(script: str, token: str, *rest: str, stdin: bytes = b"") -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            ["sh", "-c", script, "sh", "datasets", "d" * 64, token, *rest],
-            env={**os.environ, "HOME": str(tmp_path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdin
-        process.stdin.write(stdin)
-        process.stdin.close()
-        return process
+def test_a_stream_that_ends_between_two_files_makes_no_tree(tmp_path: Path, data: Path) -> None:
+    tree = scan(str(data), code_only=False)
+    names = ["datasets", tree.manifest.digest, "cut"]
 
-    (tmp_path / "file").write_text("x")
-    packed = subprocess.check_output(["tar", "-c", "-C", tmp_path, "file"])
-    for script, *rest in ((BEGIN,), (PREPARE, "none")):
-        assert start(script, "a", *rest).wait() == 0
-    assert start(RECEIVE, "a", "none", stdin=packed).wait() == 0
-    other = start(BEGIN, "b")
-    assert other.stdout and b"resume none" in other.stdout.read()
-    first = start(PUBLISH, "a")
-    with pytest.raises(subprocess.TimeoutExpired):
-        first.wait(0.5)
-    assert start(PUBLISH, "b").wait() == 0
-    assert first.wait(10) == 0
+    def start(script: str, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
+        argv = ["sh", "-c", script, "sh", *names, "none"]
+        home = {**os.environ, "HOME": str(tmp_path / "home")}
+        return subprocess.run(argv, env=home, input=stdin, capture_output=True)
+
+    assert start(BEGIN, b"").returncode == 0
+    assert start(PREPARE, b"").returncode == 0
+    folder = tmp_path / "home" / ".ddpctl" / "datasets"
+    (folder / f".{names[1]}.cut" / "complete").touch()  # of an earlier stream
+    whole = b"".join(tar.stream(tree, tree.manifest.entries, {"complete": b""}))
+    cut = start(RECEIVE, whole[: -3 * 512])  # without the last file and the end of the archive
+    assert (cut.returncode, cut.stderr) == (1, b"the stream ended early\n")
+    assert not (folder / names[1]).exists()
+    assert start(RECEIVE, whole).returncode == 0
+    assert same(folder / names[1], data)
+    assert [path.name for path in folder.iterdir()] == [names[1]]
 
 
 def test_two_pushes_at_once_end_with_one_tree(

@@ -46,14 +46,6 @@ class PushResult:
 
 
 @dataclass(frozen=True)
-class KnownImages:
-    """The job's image on this machine and on nodes; None: it is not there."""
-
-    here: ImageInfo | None
-    there: Mapping[HostConnection, ImageInfo | None]
-
-
-@dataclass(frozen=True)
 class HostContents:
     """What a host has. trees: which of the parts that are trees. address: "" if it cannot relay."""
 
@@ -68,12 +60,10 @@ def push(
     *,
     parts: Set[Part],
     console: Console,
-    known: KnownImages | None = None,
     spares: Sequence[HostConnection] = (),
 ) -> PushResult:
     """Send `parts` of the job. If there are none, only verify that the hosts have all of it.
 
-    known: what the engines answered to the checks. The others are asked.
     spares: get everything too, but if that fails, it is only a warning.
     Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
@@ -83,12 +73,11 @@ def push(
     images: Images = {}
     try:
         trees, failures = trees_of(cluster, machines, needed, progress)
-        if not engine_traits(cluster.job.engine).keeps_containers or "image" not in needed:
-            known = None
-        elif known is None:
-            known = KnownImages(image_here(cluster.job.image), {})
-        there = {**known.there} if known else {}
-        sender = Sender(cluster.job, trees, known, there, progress, only_verify=not parts)
+        in_engine = "image" in needed and engine_traits(cluster.job.engine).keeps_containers
+        here = image_here(cluster.job.image) if in_engine else None
+        sender = Sender(
+            cluster.job, trees, here, progress, in_engine=in_engine, only_verify=not parts
+        )
         todo = [node for node in machines if node not in failures]
         for pause in (*PAUSES, None):
             sent, failed = sender.send(todo)
@@ -102,10 +91,10 @@ def push(
             for line in lines(again):
                 progress.say(line)
             time.sleep(pause)
-        if known is not None:
+        if in_engine:
             failures |= differing(cluster.job.image, images)
             # The id on this machine, or else on the first host. run.json records it.
-            ids = [image.id for image in (known.here, *images.values()) if image]
+            ids = [image.id for image in (here, *images.values()) if image]
             progress.report.image_digest = next(iter(ids), None)
     except OSError as error:  # of a file or pipe, but not of stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
@@ -150,16 +139,16 @@ class Sender:
     """Sends what hosts lack, or only verifies that they have it.
 
     trees: by part. With engine: process, wheels take the place of the image, and with engine:
-    apptainer its file does. images: None if no engine needs the image. there: images that hosts are
-    known to have until they are sent to. answered: hosts that have done so at least once.
-    relay_failed: hosts that get everything from this machine.
+    apptainer its file does. here: this machine's image. in_engine: whether hosts' engines need it.
+    answered: hosts that have done so at least once. relay_failed: hosts that get everything from
+    this machine.
     """
 
     job: Job
     trees: Mapping[str, Tree]
-    images: KnownImages | None
-    there: dict[HostConnection, ImageInfo | None]
+    here: ImageInfo | None
     progress: PushProgress
+    in_engine: bool
     only_verify: bool
     answered: set[HostConnection] = field(default_factory=set)
     relay_failed: set[HostConnection] = field(default_factory=set)
@@ -186,11 +175,7 @@ class Sender:
             with contextlib.suppress(ValueError):
                 address = str(ipaddress.ip_address(connection[1]))
         can_relay = "python3" in names and not node.host.is_local and node not in self.relay_failed
-        image = None
-        if node in self.there:
-            image = self.there.pop(node)
-        elif self.images is not None:
-            image = images_of(node).inspect(self.job.image)
+        image = images_of(node).inspect(self.job.image) if self.in_engine else None
         return HostContents(names, image, address if can_relay else "")
 
     def send(self, nodes: Sequence[HostConnection]) -> tuple[Images, Failures]:
@@ -200,10 +185,10 @@ class Sender:
         images: Images = {}
         relays = {node: host.address for node, host in hosts.items() if host.address}
         with closing(Fanout(relays, self.progress)) as fanout:
-            if self.images is not None:
+            if self.in_engine:
                 images, failed = push_image(
                     self.job.image,
-                    self.images.here,
+                    self.here,
                     {node: host.image for node, host in hosts.items()},
                     fanout,
                     only_verify=self.only_verify,

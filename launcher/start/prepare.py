@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engines.choose import engine_of, engine_traits
+from ..engines.choose import engine_of
 from ..errors import Several
 from ..facts.facts import Facts
 from ..facts.gather import gather
@@ -11,7 +11,7 @@ from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.check import survey_all
 from ..preflight.findings import lines
-from ..push.push import ALL, KnownImages, PushResult
+from ..push.push import ALL, PushResult
 from ..push.push import push as push_parts
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
@@ -27,7 +27,6 @@ class HostSurvey:
     request: Request
     nodes: Sequence[HostConnection]  # this and `facts` in rank order
     facts: tuple[Facts, ...]
-    images: KnownImages | None = None  # None: the engines were not asked
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
@@ -55,16 +54,7 @@ def check(
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if checked.failures:
         raise Several(finding.error() for finding in checked.failures)
-    fleet, images = checked.fleet, None
-    if engine_traits(cluster.job.engine).in_container:
-        there = {
-            nodes[rank]: machine.engine.image if machine.engine else None
-            for machine in fleet.machines
-            for rank in machine.ranks
-        }
-        images = KnownImages(fleet.image_here, there)
-    unreached = fleet.reach.unreached
-    return HostSurvey(request, nodes, checked.facts, images, unreached)
+    return HostSurvey(request, nodes, checked.facts, checked.fleet.reach.unreached)
 
 
 def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console) -> PushResult:
@@ -77,7 +67,6 @@ def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console)
             survey.request.cluster,
             parts=ALL if wants_push else frozenset(),
             console=console,
-            known=survey.images,
             spares=spares if wants_push else (),
         )
 

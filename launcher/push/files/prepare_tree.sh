@@ -1,9 +1,9 @@
 #!/bin/sh
-# Creates the draft of a tree, as links to the files of an earlier one. $1: datasets or workdirs,
+# Creates the draft of a tree anew, as links to the files of an earlier one. $1: datasets or workdirs,
 # $2: digest, $3: token of this push, $4: digest of the earlier tree or none
 # stdin: paths to remove from it, each followed by NUL
 umask 022
-cd "$HOME/.ddpctl/$1" && mkdir ".$2.$3" || exit 1
+cd "$HOME/.ddpctl/$1" && rm -rf ".$2.$3" && mkdir ".$2.$3" || exit 1
 if [ "$4" != none ]; then
   cp -al "$4" ".$2.$3/tree" 2>/dev/null || { rm -rf ".$2.$3/tree" && cp -a "$4" ".$2.$3/tree"; } ||
     exit 1

@@ -112,7 +112,6 @@ class TreePush:
                 linked = self.tree.manifest.files - len(files)
                 whole = set(files[: max(arrived - linked - 1, 0)])  # the last one may be incomplete
                 return Start(base, tuple(entry for entry in rest.write if entry not in whole))
-            self._script(node, ABANDON)
         bases = ("none", *trees.earlier[:CANDIDATES])
         deltas = {base: delta for base in bases if (delta := self._delta(node, base))}
         base = min(deltas, key=lambda base: deltas[base].size)

@@ -131,7 +131,7 @@ class _Walk:
                     children = list(listed)
             except OSError as error:
                 if not self.is_left_out(folder, frozenset(), rules):
-                    self.problem(folder, error)
+                    self.unreadable(folder, error)
                 continue
             names = {os.fsdecode(child.name) for child in children}
             if folder and self.is_left_out(folder, names, rules):
@@ -173,20 +173,16 @@ class _Walk:
             elif stat.S_ISLNK(status.st_mode):
                 target = os.readlink(full)
                 if self._leads_out(os.path.dirname(path), target):
-                    to = path_text(target)
-                    self.problems.append(
-                        PushFailed(
-                            f"{path_text(full)}: is a link out of the folder (to {to}), "
-                            "which would be broken on the hosts",
-                            "replace it with what it links to, or list it in .ddpctlignore",
-                        )
-                    )
+                    to = f"a link out of the folder (to {path_text(target)})"
+                    what = f"is {to}, which would be broken on the hosts"
+                    remedy = "replace it with what it links to, or list it in .ddpctlignore"
+                    self.problem(path, what, remedy)
                 else:
                     self.entries.append(Entry(path, "l", 0, target))
             else:
                 self.skipped.append(path)
         except OSError as error:
-            self.problem(path, error)
+            self.unreadable(path, error)
 
     def _leads_out(self, folder: bytes, target: bytes) -> bool:
         """Return whether a link in `folder` would lead out of the tree on a host.
@@ -201,14 +197,13 @@ class _Walk:
         real = os.path.realpath(os.path.join(self.root, folder, target))
         return real != os.path.realpath(os.path.join(self.root, inside))
 
-    def problem(self, path: bytes, error: OSError) -> None:
+    def unreadable(self, path: bytes, error: OSError) -> None:
+        remedy = "make it readable, remove it, or exclude it from the workdir with .ddpctlignore"
+        self.problem(path, str(error.strerror), remedy)
+
+    def problem(self, path: bytes, what: str, remedy: str) -> None:
         where = path_text(os.path.join(self.root, path))
-        self.problems.append(
-            PushFailed(
-                f"{where}: {error.strerror}",
-                "make it readable, remove it, or exclude it from the workdir with .ddpctlignore",
-            )
-        )
+        self.problems.append(PushFailed(f"{where}: {what}", remedy))
 
     def tree(self) -> Tree:
         """Return the tree that was walked. Raises Several."""
@@ -240,7 +235,7 @@ class _Walk:
                     with open_file(b"%b/%b" % (self.root, path)) as file:
                         hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
                 except OSError as error:
-                    self.problem(path, error)
+                    self.unreadable(path, error)
 
         with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter lock
             list(pool.map(read, (unknown[::2], unknown[1::2])))

@@ -53,11 +53,6 @@ class Archive:
     image_ids: tuple[str, ...]
     partial: bool = False
 
-    @property
-    def size(self) -> int:
-        layer = [self.layer.size] if self.layer else []
-        return tar.size_of([*(len(text) for text in self.files.values()), *layer])
-
     def chunks(self) -> Iterator[bytes]:
         members = [tar.small_file(name, text) for name, text in self.files.items()]
         if self.layer:

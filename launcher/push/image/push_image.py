@@ -145,7 +145,8 @@ class _Sending:
             self.partial.update(archive.image_ids)
         elif not with_tag(self.name):
             self.refs += archive.image_ids
-        return Payload("image", self.load, archive.size, archive.chunks)
+        size = archive.layer.size if archive.layer else 0
+        return Payload("image", self.load, size, archive.chunks)
 
     def _send_whole(self, nodes: Sequence[HostConnection]) -> Failures:
         """Send all layers in one stream, as the engine saves them."""

@@ -15,8 +15,9 @@ from launcher.push.files.push_tree import RECEIVE
 inspect = FakeDocker.inspect_image
 
 
+@pytest.mark.parametrize("command", [("push", "--image"), ("launch", "--detach")])
 def test_no_host_pulls_an_image_because_the_engine_here_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, str]
 ) -> None:
     """The image of that name in a registry may be another one."""
     cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"])
@@ -29,7 +30,7 @@ def test_no_host_pulls_an_image_because_the_engine_here_is_slow(
         return inspect(api, name)
 
     monkeypatch.setattr(FakeDocker, "inspect_image", slow)
-    code, _, err = cluster.ddpctl("push", cluster.hosts_file, "--image")
+    code, _, err = cluster.ddpctl(command[0], cluster.hosts_file, command[1])
     assert (code, "local: Docker did not answer" in err) == (4, True), err
 
 

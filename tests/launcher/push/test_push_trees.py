@@ -371,3 +371,18 @@ def test_hosts_that_share_a_home_without_being_known_to_do_not_collide(
     (tree,) = hosts[0].trees("datasets")
     assert same(tree, data)
     assert not hosts[0].drafts("datasets")
+
+
+def test_a_draft_that_copied_an_unknown_tree_is_made_anew(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    (machine,) = machines(1)
+    digest = scan(str(data), code_only=False).manifest.digest
+    draft = machine.home / ".ddpctl" / "datasets" / f".{digest}.other"
+    (draft / "tree").mkdir(parents=True)
+    (draft / "tree" / "of another dataset").touch()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (draft / "holder").write_text(f"{2**22 + 1} {boot} {'d' * 64}\n")  # no pid is that large
+    pushes([machine], dataset=str(data))
+    assert same(machine.trees("datasets")[0], data)
+    assert not machine.drafts("datasets")

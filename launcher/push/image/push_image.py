@@ -57,7 +57,7 @@ def push_image(
     for node in done:
         word = "pulled" if here is None else "updated" if there[node] else "sent"
         progress.hosts[node].image = word
-    return {**images, **done}, failures
+    return images | done, failures
 
 
 def differing(name: str, images: Images) -> Failures:
@@ -109,7 +109,10 @@ class _Sending:
             self.progress.say(f"{error}; sending the whole image again")
         failures |= self._send_whole(list(broken))
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
-        return {**verified, **again}, {**failures, **still_broken}
+        for node, image in (verified | again).items():
+            if not image.layers:
+                remember(image, node, self.here)
+        return verified | again, failures | still_broken
 
     def _layers_there(self, node: HostConnection, different: ImageInfo | None) -> tuple[int, bool]:
         """Return how many of the lowest layers a host has, and whether its archives need diff ids.
@@ -166,9 +169,7 @@ class _Sending:
 
     def _verify(self, node: HostConnection) -> ImageInfo:
         image = images_of(node).verify(self.refs, self.partial)
-        if not image.layers:
-            remember(image, node, self.here)
-        elif not image.same_as(self.here):
+        if image.layers and not image.same_as(self.here):
             raise PushFailed(
                 f"{self.name} is not the image that was sent; another user may have moved the tag "
                 "in the meantime",

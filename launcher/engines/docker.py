@@ -124,8 +124,9 @@ class Docker(Engine):
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         flags = ["-i"] * stdin + ["-t"] * tty
-        words = engine_command("exec", *flags, status.handle, *command)
-        return self.node.open(words, stdin=stdin, tty=tty)
+        # Podman's warnings about the host are not output of the command
+        words = ("--log-level=error", "exec", *flags, status.handle, *command)
+        return self.node.open(engine_command(*words), stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.is_ticket:

@@ -196,7 +196,7 @@ class FakeMachine(LocalMachine):
     def open(self, argv: Sequence[str], **how: Any) -> Stream:
         self.host.ask("open", *argv)
         match argv:
-            case ["sh", "-c", command.RUN_ENGINE, "sh", "exec", *words]:
+            case ["sh", "-c", command.RUN_ENGINE, "sh", "--log-level=error", "exec", *words]:
                 self.host.asked.append(("exec", *words))
                 return super().open(["sh", "-c", self._as_host() + self.host.exec_script], **how)
             case ["sh", "-c", text, *args]:

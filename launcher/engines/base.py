@@ -45,6 +45,7 @@ class Engine(Protocol):
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
+        return [*self.list_all(run_id)[0]]
 
     def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
         """Like `list`, plus the names of nodes whose labels are missing or wrong.

@@ -69,9 +69,6 @@ class Processes(Engine):
                 output = (output + chunk)[-TAIL:]
         return _state(output.decode(errors="replace"))
 
-    def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        return [*self.list_all(run_id)[0]]
-
     def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
         statuses, unreadable = [], []
         for about, status in self._listed("list the nodes of runs", LIST, *filter(None, [run_id])):

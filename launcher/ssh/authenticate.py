@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,8 +45,9 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
                 "set `PubkeyAuthentication yes` in its sshd_config",
             ) from None
     tried: list[str] = []
-    with contextlib.closing(Keyring(route)) as keyring:
-        for name, key in keyring.offers():
+    keyring = Keyring(route)
+    with contextlib.closing(keyring.offers()) as offers:
+        for name, key in offers:
             tried.append(name)
             if _accepts(transport, route, key, tried):
                 return
@@ -98,9 +99,8 @@ class Keyring:
 
     route: Route
     unusable: list[str] = field(default_factory=list)
-    _agent: socket.socket | None = None
 
-    def offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
+    def offers(self) -> Generator[tuple[str, paramiko.PKey]]:
         """Yield (name, key): the agent's keys that the config names, its other keys, key files.
 
         The hosts file's key comes first, because an agent with many keys would exhaust
@@ -108,39 +108,35 @@ class Keyring:
         """
         own, files = self.route.host.identity_file, self.route.identity_files
         named = {public: path for path in files if (public := _public_key(path))}
-        held = self._agent_keys()
-        if own and _public_key(own) not in held:
-            yield from self._from_file(own)
-        for public, path in named.items():
-            if key := held.get(public):
-                yield from self._with_certificates(f"{path} (agent)", path, key)
-        if not self.route.identities_only:
-            for public, key in held.items():
-                if public not in named:
-                    yield f"{key.comment or key.get_name()} (agent)", key
-        for path in files:
-            if path != own and _public_key(path) not in held:
-                yield from self._from_file(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            held = self._agent_keys(agent)
+            if own and _public_key(own) not in held:
+                yield from self._from_file(own)
+            for public, path in named.items():
+                if key := held.get(public):
+                    yield from self._with_certificates(f"{path} (agent)", path, key)
+            if not self.route.identities_only:
+                for public, key in held.items():
+                    if public not in named:
+                        yield f"{key.comment or key.get_name()} (agent)", key
+            for path in files:
+                if path != own and _public_key(path) not in held:
+                    yield from self._from_file(path)
 
-    def close(self) -> None:
-        if self._agent:
-            self._agent.close()
-
-    def _agent_keys(self) -> dict[bytes, paramiko.AgentKey]:
+    def _agent_keys(self, connection: socket.socket) -> dict[bytes, paramiko.AgentKey]:
         """Return the agent's keys by public key. paramiko itself supports only $SSH_AUTH_SOCK."""
         if not self.route.identity_agent:
             return {}
         agent = paramiko.agent.AgentSSH()
-        self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._agent.settimeout(AGENT_TIMEOUT)
+        connection.settimeout(AGENT_TIMEOUT)
         try:
-            self._agent.connect(self.route.identity_agent)
-            agent._connect(self._agent)  # type: ignore[attr-defined]
+            connection.connect(self.route.identity_agent)
+            agent._connect(connection)  # type: ignore[attr-defined]
         except (OSError, paramiko.SSHException) as error:
             self.unusable.append(f"the agent at {self.route.identity_agent} ({error})")
             return {}
         # a signature may have to wait until the user touches a token
-        self._agent.settimeout(None)
+        connection.settimeout(None)
         return {key.blob: key for key in agent.get_keys()}
 
     def _from_file(self, path: str) -> Iterator[tuple[str, paramiko.PKey]]:

@@ -134,8 +134,11 @@ def _node(
         workspace=f"{place.run_dir}/workspace",
         data=f"{store}/datasets/{plan.dataset_digest or '<digest>'}",
         cache=f"{store}/cache/{container_user(job, facts).partition(':')[0]}",
+        metrics=job.metrics_dir,
     )
-    paths = _paths(job, plan.engine, folders)
+    paths = folders
+    if plan.engine.in_container:
+        paths = dataclasses.replace(IN_CONTAINER, metrics=METRICS_DIR if job.metrics_dir else None)
     gpus = container_gpus(host, facts)
     uuids = ids_by_uuid(host, facts) if facts else {}
     env = {
@@ -174,15 +177,4 @@ def _node(
         place=place,
         paths=paths,
         gpu_ids=uuids,
-    )
-
-
-def _paths(job: Job, engine: EngineTraits, folders: JobPaths) -> JobPaths:
-    """Return the node's folders as the job sees them."""
-    own = IN_CONTAINER if engine.in_container else folders
-    return dataclasses.replace(  # a Job made in Python may set these variables
-        own,
-        checkpoints=job.env.get("DDPCTL_CHECKPOINT_DIR", own.checkpoints),
-        output=job.env.get("DDPCTL_OUTPUT_DIR", own.output),
-        metrics=METRICS_DIR if job.metrics_dir and engine.in_container else job.metrics_dir,
     )

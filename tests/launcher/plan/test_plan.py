@@ -143,6 +143,17 @@ def test_a_node_writes_to_all_its_mounts_but_the_dataset_and_what_is_mounted_rea
     }  # fmt: skip
 
 
+def test_the_job_sees_the_folder_for_metrics_where_its_engine_shows_it() -> None:
+    for engine, seen in (
+        (DOCKER, METRICS_DIR),
+        (EngineTraits("process", in_container=False), "/m"),
+    ):
+        for job, metrics in (("{metrics_dir: /m}", seen), ("{}", None)):
+            cluster = parse(f"{{hosts: [a], job: {job}}}", "hosts.yaml")
+            plan = build_plan(cluster, engine, LaunchOptions(), run_id="r", owner="me")
+            assert plan.nodes[0].paths.metrics == spec_of(plan, 0)["metrics_dir"] == metrics
+
+
 def test_root_has_a_cache_of_its_own_and_local_processes_have_their_users() -> None:
     cluster = parse("{hosts: [a], job: {user: root}}", "hosts.yaml")
     plan = planned(cluster, inputs=PlanInputs((facts(),)))

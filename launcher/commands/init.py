@@ -4,6 +4,7 @@ import fnmatch
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from . import complete, options
 from .options import flag, option
 
 if TYPE_CHECKING:
-    from ..hosts.init import HostLine
+    from ..hosts import Host
 
 SSH_CONFIG = "~/.ssh/config"
 
@@ -73,14 +74,15 @@ def init(
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if command is not None:
         given["command"] = _words(command)
+    notes: dict[str, str] = {}
     if named or source or ssh_config or not options.can_ask():
         hosts = _hosts(named or [], source, ssh_config)
         if command is not None and given["command"][0].endswith(".py"):
             given.setdefault("workdir", ".")  # the hosts need a copy of the script
     else:
-        hosts = _ask_about_hosts(_asked_hosts(), given, str(file), console)
+        hosts, notes = _ask_about_hosts(_asked_hosts(), given, str(file), console)
         _ask_about_job(given, console)
-    text = compose(hosts, given, str(file))
+    text = compose(hosts, given, str(file), notes)
     try:
         with file.open("w" if force else "x") as out:
             out.write(text)
@@ -112,39 +114,36 @@ def _not_found(command: tuple[str, ...], workdir: str | None) -> str:
         return str(error)
 
 
-def _named(text: str) -> list[HostLine]:
+def _named(text: str) -> list[Host]:
     """Return the hosts of a list such as `gpu[1-2,5],login`."""
-    from ..hosts.init import HostLine
+    from ..hosts import Host
 
     words = re.split(r",(?![^\[]*\])", text)
-    return [HostLine(name) for word in words for name in names_in(word) if word]
+    return [Host(name) for word in words for name in names_in(word) if word]
 
 
-def _hosts(named: list[str], source: str | None, pattern: str | None) -> list[HostLine]:
+def _hosts(named: list[str], source: str | None, pattern: str | None) -> list[Host]:
     from ..hosts import Host, load
-    from ..hosts.init import HostLine, ssh_aliases
+    from ..hosts.init import ssh_aliases
 
-    lines = _named(",".join(named))
+    hosts = _named(",".join(named))
     if source is not None:
-        for host in load(source, job_files=False, convert=True).hosts:
-            settings = vars(host).items()
-            keys = {key: value for key, value in settings if value != getattr(Host, key, "")}
-            lines.append(HostLine(keys.pop("host"), keys))
+        hosts += load(source, job_files=False, convert=True).hosts
     if pattern is not None:
         config = expanded(SSH_CONFIG)
         names = fnmatch.filter(ssh_aliases(config), pattern)
         if not names:
             what = f"--ssh-config {quoted(pattern)}: no Host in {config} matches"
             raise UsageError(what, "name them with -H")
-        lines += [HostLine(name) for name in names]
-    if not lines:
+        hosts += [Host(name) for name in names]
+    if not hosts:
         raise UsageError(
             "no hosts given", "pass -H, --from or --ssh-config, or run it in a terminal"
         )
-    return lines
+    return hosts
 
 
-def _asked_hosts() -> list[HostLine]:
+def _asked_hosts() -> list[Host]:
     from ..hosts.init import ssh_aliases
 
     known = ssh_aliases(expanded(SSH_CONFIG))[:8]
@@ -154,21 +153,26 @@ def _asked_hosts() -> list[HostLine]:
 
 
 def _ask_about_hosts(
-    lines: list[HostLine], given: dict[str, Any], name: str, console: Console
-) -> list[HostLine]:
-    """Add login and GPUs to `given`, notes to the hosts. Defaults come from `ssh` and the hosts."""
+    hosts: list[Host], given: dict[str, Any], name: str, console: Console
+) -> tuple[list[Host], dict[str, str]]:
+    """Add login and GPUs to `given`. Return the hosts, and a note about each for the file.
+
+    The offered answers come from `ssh` and from the hosts.
+    """
     from ..hosts import parse
     from ..hosts.init import compose
     from ..preflight.first_look import look, ssh_login
 
-    hosts = parse(compose(lines, given, name), name).hosts
-    if remote := [host for host in hosts if not host.is_local]:
+    def read() -> tuple[Host, ...]:
+        return parse(compose(hosts, given, name), name).hosts
+
+    if remote := [host for host in read() if not host.is_local]:
         user, identity_file = ssh_login(remote[0])
         asked = (("user", "SSH user", user), ("identity_file", "SSH key", identity_file))
         for key, question, default in asked:
             if key not in given and (answer := _prompt(question, default)) != default:
                 given[key] = answer
-    looks = look(parse(compose(lines, given, name), name).hosts, console)
+    looks = look(read(), console)
     if unknown := [one.host for one in looks if one.new_key]:
         question = (
             f"Accept the host keys of {names(unknown)} and add them to known_hosts? ddpctl then trusts "
@@ -176,18 +180,18 @@ def _ask_about_hosts(
         )
         if typer.confirm(question, err=True):
             given["host_keys"] = "accept-new"
-            looks = look(parse(compose(lines, given, name), name).hosts, console)
+            looks = look(read(), console)
     for one in looks:
         if one.gpus is not None:
             console.say(f"{one.host}: {one.note}")
     if "gpus" not in given:
         none_has = {one.gpus for one in looks} - {None} == {0}
         given["gpus"] = _prompt("GPUs per host", "0" if none_has else "all")
-    has_own = [one.gpus == 0 and given["gpus"] != "0" for one in looks]
-    return [
-        line._replace(keys={"gpus": 0} if own else {}, note=one.note)
-        for line, own, one in zip(lines, has_own, looks, strict=True)
-    ]
+    looked_at = [*zip(hosts, looks, strict=True)]
+    notes = {host.host: one.note for host, one in looked_at}
+    if given["gpus"] != "0":
+        hosts = [replace(host, gpus=0) if one.gpus == 0 else host for host, one in looked_at]
+    return hosts, notes
 
 
 def _ask_about_job(given: dict[str, Any], console: Console) -> None:

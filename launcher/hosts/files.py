@@ -72,15 +72,13 @@ def user_env(job: Job) -> dict[str, str]:
     """Return the variables of env_file and env. As in `docker run`, env overrides env_file.
 
     Values may be secret. They go only to the engines; plans and records contain only the names.
+    Raises HostsFileError, which never contains a value.
     """
-    return {**(read_env_file(job.env_file) if job.env_file else {}), **job.env}
-
-
-def read_env_file(path: str) -> dict[str, str]:
-    """Parse the NAME=value lines of a file. Raises HostsFileError, which never contains a value."""
+    if not job.env_file:
+        return dict(job.env)
     try:
-        check_path(path, "env file")
-        return _variables(path, 0)
+        check_path(job.env_file, "env file")
+        return {**_variables(job.env_file, 0), **job.env}
     except Wrong as error:
         raise hosts_file_error("job.env_file", error.mistakes) from None
 

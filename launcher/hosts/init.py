@@ -3,25 +3,15 @@
 import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 import yaml
 
 from ..own_folders import expanded
-from . import Job, parse
+from . import Host, Job, parse
+from .model import changed
 from .schema import FILE
 
 INCLUDE_DEPTH = 16  # the same limit as ssh
-
-
-class HostLine(NamedTuple):
-    """An entry of `hosts:`. host: as `ssh` takes it, or `local`. note: becomes a comment."""
-
-    host: str
-    keys: Mapping[str, object] = MappingProxyType({})  # other than host
-    note: str = ""
-
 
 _FILE = """\
 # yaml-language-server: $schema={schema}
@@ -58,10 +48,16 @@ _JOB = (
 _ALWAYS = ("gpus", "image", "command", "master_port")  # the others: a comment, unless given
 
 
-def compose(hosts: Iterable[HostLine], given: Mapping[str, object], name: str) -> str:
+def compose(
+    hosts: Iterable[Host],
+    given: Mapping[str, object],
+    name: str,
+    notes: Mapping[str, str] | None = None,
+) -> str:
     """Return a commented hosts file. given: values by key, of `defaults:` and `job:`.
 
-    gpus: all, a count or ids such as 0,1. Raises HostsFileError if a value is invalid.
+    Host.host: as `ssh` takes it, such as me@gpu1:2222. gpus: all, a count or ids such as 0,1.
+    notes: comments, by Host.host. Raises HostsFileError if a value is invalid.
     """
     written = {key: scalar(value) for key, value in given.items()}
     if "gpus" in given:
@@ -71,7 +67,7 @@ def compose(hosts: Iterable[HostLine], given: Mapping[str, object], name: str) -
         schema=FILE.as_uri(),
         name=name,
         defaults=_rows(_DEFAULTS, written),
-        hosts="\n".join(map(_host, hosts)),
+        hosts="\n".join(_host(host, (notes or {}).get(host.host, "")) for host in hosts),
         job=_rows(_JOB, written),
     )
     parse(text, name)
@@ -87,10 +83,11 @@ def _rows(keys: Iterable[tuple[str, object, str]], written: Mapping[str, str]) -
     return "\n".join(lines)
 
 
-def _host(entry: HostLine) -> str:
-    line = f"  - {'host: ' if entry.keys else ''}{scalar(entry.host)}"
-    others = [f"    {key}: {scalar(value)}" for key, value in entry.keys.items()]
-    return "\n".join([f"{line:<30} # {entry.note}" if entry.note else line, *others])
+def _host(host: Host, note: str) -> str:
+    keys = changed(host, Host(host.host))
+    line = f"  - {'host: ' if keys else ''}{scalar(host.host)}"
+    others = [f"    {key}: {scalar(value)}" for key, value in keys.items()]
+    return "\n".join([f"{line:<30} # {note}" if note else line, *others])
 
 
 def scalar(value: object) -> str:

@@ -91,7 +91,7 @@ def load(
         if hosts in SCHEDULERS:
             hosts, engine = allocated_hosts(hosts), "process"
         else:
-            hosts = hosts.rstrip(",").split(",")
+            hosts = [hosts.rstrip(",")]
     unchecked = overridden if job_files else JOB
     if isinstance(hosts, (str, Path)):
         with _Reading(str(hosts), unchecked=unchecked, convert=convert).complete() as reading:

@@ -120,9 +120,9 @@ def dump(cluster: Cluster) -> str:
     `parse` turns it into an equal cluster.
     """
     document = {
-        "hosts": [_changed(host, Host("")) for host in cluster.hosts],
-        "spares": [_changed(host, Host("")) for host in cluster.spares],
-        "job": _changed(cluster.job, Job()),
+        "hosts": [changed(host, Host("")) for host in cluster.hosts],
+        "spares": [changed(host, Host("")) for host in cluster.spares],
+        "job": changed(cluster.job, Job()),
     }
     document = {name: section for name, section in document.items() if section}
     # YAML would fold U+0085 and similar characters into a space, so they are escaped. Long lines
@@ -130,9 +130,9 @@ def dump(cluster: Cluster) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=2**31 - 1)
 
 
-def _changed(part: Host | Job, default: Host | Job) -> dict[str, Any]:
+def changed(part: Host | Job, default: Host | Job) -> dict[str, Any]:
     """Return the values that are not the default, as a hosts file has them."""
-    changed = {k: v for k, v in vars(part).items() if v != getattr(default, k)}
-    if "time_limit" in changed:
-        changed["time_limit"] = duration(changed["time_limit"])
-    return changed
+    values = {k: v for k, v in vars(part).items() if v != getattr(default, k)}
+    if "time_limit" in values:
+        values["time_limit"] = duration(values["time_limit"])
+    return values

@@ -70,8 +70,7 @@ def _hosts_of(group: RawValue, outer: Mapping[str, RawValue]) -> Iterator[dict[s
         if "host" in own:
             yield {**shared, **own}
     for name, item in hosts.entries.items():  # of Ansible
-        ranged = re.sub(r"\[(\w+):(\w+)\]", r"[\1-\2]", name)
-        yield {**shared, "host": RawValue(item.line, TEXT, ranged), **_ours(item.entries)}
+        yield {**shared, "host": RawValue(item.line, TEXT, name), **_ours(item.entries)}
     for child in children.entries.values():
         yield from _hosts_of(child, shared)
 

@@ -12,7 +12,6 @@ import yaml
 from ..text import quoted
 from .mistakes import Mistake, Wrong
 
-MAX_ALIASES = 100
 MAX_DEPTH = 50  # of lists and mappings in each other
 TOO_DEEP = "found too many nested lists", "nest fewer"
 LIST, MAPPING, NOTHING, TEXT, MERGE = "a list", "a mapping", "nothing", "text", "a merge key"
@@ -64,7 +63,7 @@ def raw(value: object, line: int = 0) -> RawValue:
 def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
     """Parse one document. Raises Wrong if it is not YAML; appends all other mistakes."""
     try:
-        _refuse_bombs(yaml.parse(text, Loader=_LOADER))
+        _refuse_deep_nesting(yaml.parse(text, Loader=_LOADER))
         document = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -86,19 +85,14 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
     return _Conversion(mistakes).value(document, "") if document else RawValue(1, NOTHING)
 
 
-def _refuse_bombs(events: Iterable[Any]) -> None:
-    """Refuse documents that are built to exhaust the parser."""
-    depth = aliases = 0
+def _refuse_deep_nesting(events: Iterable[Any]) -> None:
+    """Refuse documents on which the recursion of `compose` would overflow the stack."""
+    depth = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        aliases += isinstance(event, yaml.AliasEvent)
-        line = event.start_mark.line + 1
         if depth > MAX_DEPTH:
-            raise Wrong(Mistake(line, "", *TOO_DEEP))
-        if aliases > MAX_ALIASES:
-            what = f"found more than {MAX_ALIASES} aliases"
-            raise Wrong(Mistake(line, "", what, "write the values in full"))
+            raise Wrong(Mistake(event.start_mark.line + 1, "", *TOO_DEEP))
 
 
 class _Conversion:

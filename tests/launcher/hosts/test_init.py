@@ -20,8 +20,8 @@ from launcher.cli import application
 from launcher.commands.complete import hosts_files
 from launcher.errors import HostsFileError
 from launcher.facts.facts import parse as parse_facts
-from launcher.hosts import load, parse
-from launcher.hosts.init import HostLine, compose, scalar, ssh_aliases
+from launcher.hosts import Host, load, parse
+from launcher.hosts.init import compose, scalar, ssh_aliases
 from launcher.preflight.first_look import described
 from launcher.terminal.console import Console
 
@@ -56,7 +56,7 @@ def test_an_account_without_a_home_folder_can_name_its_hosts(
 def test_any_command_reads_back(words: list[str]) -> None:
     assume(words[0].isprintable() and not words[0].endswith(("sh", "run", "speed", "celerate")))
     assume("python" not in words[0])  # these are refused with a remedy
-    text = compose([HostLine("a")], {"command": words}, "hosts.yaml")
+    text = compose([Host("a")], {"command": words}, "hosts.yaml")
     assert parse(text, "hosts.yaml").job.command == tuple(words)
 
 
@@ -145,7 +145,7 @@ def test_files_of_other_tools_are_recognized_and_converted(tmp_path: Path, name:
 
 
 def test_every_commented_key_can_be_uncommented() -> None:
-    text = compose([HostLine("a")], {}, "hosts.yaml")
+    text = compose([Host("a")], {}, "hosts.yaml")
     commented = [line for line in text.splitlines() if line.startswith("  # ")]
     assert len(commented) > 5
     uncommented = re.sub(r"^  # ", "  ", text, flags=re.MULTILINE)
@@ -242,10 +242,8 @@ def test_what_a_host_says_of_its_gpus_stays_in_a_comment(
     lies = "A100\n    user: evil\x85job: 1\u2028x"
     output = f"@@gpus\n0, GPU-1, {lies}, 1\n@@user\nuid=1(a) gid=1(a)\n@@home\n/h\n@@end\n1\n"
     note = described("a", parse_facts(output)).note
-    text = compose([HostLine("a", note=note)], {}, "hosts.yaml")
-    assert parse(text, "hosts.yaml") == parse(
-        compose([HostLine("a")], {}, "hosts.yaml"), "hosts.yaml"
-    )
+    text = compose([Host("a")], {}, "hosts.yaml", {"a": note})
+    assert parse(text, "hosts.yaml") == parse(compose([Host("a")], {}, "hosts.yaml"), "hosts.yaml")
 
 
 def test_it_offers_an_image_of_the_packages_that_the_folder_lists(

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from launcher.errors import HostsFileError
-from launcher.hosts import parse
-from launcher.hosts.init import HostLine, compose
+from launcher.hosts import Host, parse
+from launcher.hosts.init import compose
 from launcher.hosts.schema import FILE, SCHEMA
 
 ROOT = Path(__file__).parents[3]
@@ -92,5 +92,5 @@ def test_the_editor_and_ddpctl_refuse_the_same_mistakes(text: str) -> None:
 
 
 def test_init_tells_the_editor_where_the_schema_is() -> None:
-    first = compose([HostLine("a")], {}, "hosts.yaml").splitlines()[0]
+    first = compose([Host("a")], {}, "hosts.yaml").splitlines()[0]
     assert first == f"# yaml-language-server: $schema=file://{FILE}"

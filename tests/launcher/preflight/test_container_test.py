@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from healthy import IMAGE, cluster, machine, with_details, with_engine, with_facts
@@ -91,6 +93,45 @@ def test_the_script_says_one_line_and_other_output_is_passed_over() -> None:
     assert found.write_error  # there is no /output here
     assert "exec: no such file" in str(parse_report("exec: no such file").error)
     assert parse_report("").error
+
+
+TORCH = """
+class cuda:
+    device_count = staticmethod(lambda: 2)
+    nccl = type("nccl", (), {"version": staticmethod(lambda: (2, 20, 5))})
+    get_device_properties = staticmethod(lambda i: type("Gpu", (), {"major": 9, "minor": i}))
+    get_arch_list = staticmethod(lambda: ["sm_90", "gfx90a:xnack"])
+class version:
+    cuda, hip = "12.4", None
+__version__, __path__ = "2.4.0", __path__
+"""
+BROKEN = TORCH.replace("lambda i:", "lambda i: 1 / 0 and")
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        (TORCH, {"torch": "2.4.0", "cuda": "12.4", "nccl": "2.20.5", "gpus": 2,
+                 "architectures": ("sm_90", "sm_91"), "built_for": ("sm_90", "gfx90a")}),
+        (BROKEN, {"torch": "2.4.0", "nccl": "2.20.5", "cuda_error": "division by zero"}),
+        ("raise OSError('no libcudart')", {"torch": "", "torch_error": "OSError: no libcudart"}),
+    ],
+)  # fmt: skip
+def test_the_script_says_what_torch_says_if_it_is_asked(
+    torch: str, expected: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(torch)
+    (tmp_path / "torch/distributed.py").write_text("def is_nccl_available(): return True\n")
+
+    def said(argument: str) -> ContainerReport:
+        argv = [sys.executable, "-c", SCRIPT, argument]
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return parse_report(subprocess.run(argv, env=env, capture_output=True, text=True).stdout)
+
+    report = said("torch")
+    assert {name: getattr(report, name) for name in expected} == expected
+    assert (said("").torch, said("").torch_error) == ("", "")
 
 
 @pytest.mark.parametrize("said", ["[1]", "{", '"x"', '{"gpus": "many", "torch": {"a": 1}}'])

@@ -31,7 +31,6 @@ from ...engines.engine_info import ImageInfo
 from ...own_folders import cache_home, make_folder, read_cache, write_cache
 from ..files.tar import CHUNK
 
-BLOCK = 1 << 20  # bytes
 MAX_STRANGERS = 64  # connections that have not shown the secret
 
 
@@ -240,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _exactly(stream: Any, size: int) -> Iterator[bytes]:
     while size:
-        block = stream.read(min(size, BLOCK))
+        block = stream.read(min(size, CHUNK))
         if not block:
             raise ConnectionError("the engine stopped in the middle")
         size -= len(block)

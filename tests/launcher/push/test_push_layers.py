@@ -53,8 +53,8 @@ class Store:
 
 
 @pytest.fixture
-def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """first_sent(image, [layers]): the number of the first layer that the host gets."""
+def firsts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of the first layer of each transfer, none of which sends a byte."""
     firsts: list[int] = []
 
     def archives(*words: Any, **_: Any) -> contextlib.AbstractContextManager[Iterator[Archive]]:
@@ -63,6 +63,12 @@ def first_sent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     monkeypatch.setattr(pushing, "layer_archives", archives)
     monkeypatch.setattr(Fanout, "send", lambda *_: {})
+    return firsts
+
+
+@pytest.fixture
+def first_sent(firsts: list[int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """first_sent(image, [layers]): the number of the first layer that the host gets."""
 
     def push(different: ImageInfo | None, listed: Sequence[Sequence[str]]) -> int:
         node = HostConnection(Host("gpu1"))
@@ -95,6 +101,25 @@ def test_a_host_gets_the_layers_above_the_lowest_ones_that_it_has(
     first: int,
 ) -> None:
     assert first_sent(different, listed) == first
+
+
+@pytest.mark.usefixtures("firsts")
+def test_images_that_hosts_list_without_layers_are_all_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [HostConnection(Host(f"gpu{number}")) for number in range(8)]
+    at_once = threading.Barrier(len(nodes))
+
+    class Bare(Store):
+        def verify(self, refs: object, scratch: object) -> ImageInfo:
+            at_once.wait(10)
+            return ImageInfo("sha256:there", ())
+
+    monkeypatch.setattr(pushing, "images_of", lambda *_: Bare([]))
+    fanout = Fanout({}, PushProgress(nodes, Console(quiet=True)))
+    images, failures = pushing.push_image("i", HERE, dict.fromkeys(nodes), fanout)
+    assert ([*images], failures) == (nodes, {})
+    assert all(pushing.as_here(images[node], node).same_as(HERE) for node in nodes)
 
 
 LAYERS = [b"lowest", b"middle", b"highest"]

@@ -104,13 +104,11 @@ class Transfer:
         elif event.kind == "starved" and not host.fed:
             self._feed_from_here(host, event)
         elif event.kind == "failed":
-            why = "damaged in transit" if event.text == "damaged" else event.text
-            error = failed(name, part, why)
+            error = failed(name, part, event.text)
             self.end(host, TransferDamaged(error.what, error.remedy, host=name))
-        elif event.kind == "done" and event.count != 0:
-            self.end(host, failed(name, part, event.text or f"exit {event.count}"))
         elif event.kind == "done":
-            self.end(host, None)
+            why = event.text or f"exit {event.count}"
+            self.end(host, failed(name, part, why) if event.count else None)
 
     def _count(self, host: HostTransfer, have: int) -> None:
         with self._changed:

@@ -134,7 +134,7 @@ class RelayedPayload:
             if self.have == self.size and self.hash.hexdigest() == self.sha256:
                 self.complete = True
             else:
-                self.fail("damaged")
+                self.fail("damaged in transit")
         self.changed.notify_all()
 
     def fail(self, why: str) -> None:

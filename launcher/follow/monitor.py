@@ -139,14 +139,19 @@ class Monitor:
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
     def observations(self) -> Iterator[Observation]:
-        """Yield each Batch as it arrives, and what else the user should know."""
+        """Yield what happens until all nodes have ended.
+
+        A Batch comes before the observations that its events cause: the lines are shown and recorded
+        before what is said or done about them.
+        """
         for watcher in self._watchers:
             watcher.start()
         try:
             while self._waiting():
-                yield from self._take_reports()
+                for item in self._queued():
+                    yield from self._take(item)
                 yield Tick()
-                yield from self._conclude()
+                yield from map(NodeEnded, self._take_ended())
                 yield from self._contact_changes(CONTACT_TIME)
             yield from self._contact_changes(0.0)
         finally:
@@ -160,62 +165,73 @@ class Monitor:
     def _waiting(self) -> list[NodeOutcome]:
         return [outcome for outcome in self.outcomes.values() if not outcome.done]
 
-    # --- messages from the watchers ------------------------------------------------------------
+    # --- items from the watchers ---------------------------------------------------------------
 
-    def _take_reports(self) -> Iterator[Observation]:
-        """Handle queued reports for at most POLL seconds."""
+    def _put(self, item: Item) -> None:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(item, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def _queued(self) -> Iterator[Item]:
+        """Yield queued items for at most POLL seconds."""
         until, wait = time.monotonic() + POLL, POLL
         self._caught_up = False
         while time.monotonic() < until:
             try:
-                item = self._queue.get(timeout=wait)
+                yield self._queue.get(timeout=wait)
             except queue.Empty:
                 self._caught_up = True
                 return
             wait = 0.0
-            outcome = self.outcomes[item.node_rank]
-            outcome.reported_at = time.monotonic()
-            match item:
-                case Batch():
-                    yield from self._take_batch(outcome, item)
-                case ContactReport():
-                    self._take_contact(outcome, item)
-                case Exited():
-                    outcome.exited, outcome.size = True, item.size
-                    outcome.oom_killed = item.status.oom_killed
-                    if outcome.end is None:
-                        outcome.exit_code = item.status.exit_code
 
-    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> Iterator[Observation]:
-        yield batch
-        outcome.consumed = batch.consumed
+    def _take(self, item: Item) -> list[Observation]:
+        outcome = self.outcomes[item.node_rank]
+        outcome.reported_at = time.monotonic()
+        match item:
+            case Batch():
+                return [item, *self._take_batch(outcome, item)]
+            case ContactReport():
+                self._take_contact(outcome, item)
+            case Exited():
+                outcome.exited, outcome.size = True, item.size
+                outcome.oom_killed = item.status.oom_killed
+                if outcome.end is None:
+                    outcome.exit_code = item.status.exit_code
+        return []
+
+    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> list[Observation]:
+        observations = []
         for record in batch.records:
-            if record.event is not None:
-                yield from self._take_event(outcome, record.time, record.event)
-            else:
+            if record.event is None:
                 newest = (line[:LONGEST_TEXT] for line in record.lines[-TAIL_LINES:])
                 outcome.tail.extend((record.time, record.rank, text) for text in newest)
+            elif observation := self._take_event(outcome, record.time, record.event):
+                observations.append(observation)
+        outcome.consumed = batch.consumed
+        return observations
 
-    def _take_event(self, outcome: NodeOutcome, at: float, event: Event) -> Iterator[Observation]:
+    def _take_event(self, outcome: NodeOutcome, at: float, event: Event) -> Observation | None:
         """at: unix seconds on the node's clock."""
         if isinstance(event, Unreadable):
-            if event.known and not outcome.unreadable:
-                outcome.unreadable = True
-                yield Notice(f"{outcome.host}: skipping unreadable events in its journal")
-            return
+            if outcome.unreadable or not event.known:
+                return None
+            outcome.unreadable = True
+            return Notice(f"{outcome.host}: skipping unreadable events in its journal")
         if isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
             outcome.usage = event
             outcome.gpus_before = outcome.gpus_before or event.gpus
-            return
+            return None
         outcome.event_bytes += len(repr(event))
         is_first_end = isinstance(event, End) and outcome.end is None
         if outcome.event_bytes > MOST_EVENTS and not is_first_end:
-            return  # no supervisor writes so many
+            return None  # no supervisor writes so many
         outcome.events.append((at, event))
-        if isinstance(event, RestartInPlace):
-            yield Restarted(outcome, at, event)
         if isinstance(event, End):
             outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
+        return Restarted(outcome, at, event) if isinstance(event, RestartInPlace) else None
 
     def _take_contact(self, outcome: NodeOutcome, item: ContactReport) -> None:
         """Note whether the node's host can be reached."""
@@ -231,37 +247,29 @@ class Monitor:
             outcome.gone, outcome.unseen = item.gone, str(item.lost)
             outcome.lost_since = outcome.lost_since or time.monotonic()
 
-    def _contact_changes(self, wait: float) -> Iterator[ContactChange]:
-        """Yield the hosts that were lost or are back, `wait` seconds after the first."""
+    def _contact_changes(self, wait: float) -> list[ContactChange]:
+        """Return the hosts that were lost or are back, `wait` seconds after the first."""
         changed = [o for o in self.outcomes.values() if o.lost is not o.announced]
         if not changed:
             self._changed_at = time.monotonic()
-        elif time.monotonic() - self._changed_at >= wait:
-            for outcome in changed:
-                outcome.announced = outcome.lost
-            yield ContactChange([*{outcome.host: outcome for outcome in changed}.values()])
-
-    def _put(self, item: Item) -> None:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(item, timeout=0.5)
-                return
-            except queue.Full:
-                continue
+        if not changed or time.monotonic() - self._changed_at < wait:
+            return []
+        for outcome in changed:
+            outcome.announced = outcome.lost
+        return [ContactChange([*{outcome.host: outcome for outcome in changed}.values()])]
 
     # --- which nodes have ended ----------------------------------------------------------------
 
-    def _conclude(self) -> Iterator[NodeEnded]:
-        now = time.monotonic()
-        yield from self._finish([o for o in self._waiting() if self._has_ended(o, now)])
+    def _take_ended(self) -> list[NodeOutcome]:
+        """Mark and return the nodes that have ended since the last call."""
+        waiting, now = self._waiting(), time.monotonic()
+        for outcome in waiting:
+            outcome.done = self._has_ended(outcome, now)
         self._probe_remaining_nodes(now)
         if self._remaining_nodes_are_lost(now):
-            yield from self._finish(self._waiting())
-
-    def _finish(self, outcomes: list[NodeOutcome]) -> Iterator[NodeEnded]:
-        for outcome in outcomes:
-            outcome.done = True
-            yield NodeEnded(outcome)
+            for outcome in waiting:
+                outcome.done = True
+        return [outcome for outcome in waiting if outcome.done]
 
     def _has_ended(self, outcome: NodeOutcome, now: float) -> bool:
         if outcome.gone:

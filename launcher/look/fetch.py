@@ -13,10 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..budget import SLOWEST, Budget, TooMuch
-from ..engines.running import RunningAttempt
+from ..engines.running import RunningAttempt, RunningNode
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
 from ..facts.shared_homes import one_per_home
-from ..plan.plan import Place
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
@@ -34,8 +33,7 @@ ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    node: HostConnection
-    place: Place
+    member: RunningNode  # the node that has it
     path: PurePosixPath  # relative to the run's folder on the host, in one of FOLDERS
     sha256: str
     size: int  # bytes
@@ -83,14 +81,15 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                 shutil.copyfile(path, to / path.relative_to(folder.path))
             stuck: set[HostConnection] = set()
             for target, file in targets(files, to).items():
-                if file.node in stuck:
+                connection = file.member.node
+                if connection in stuck:
                     continue
                 try:
                     _fetch_one(file, target, done, console)
                 except DdpctlError as error:
-                    done.errors.setdefault(file.node.name, error)
+                    done.errors.setdefault(connection.name, error)
                     if not isinstance(error, CommandFailed):  # the host, not this file
-                        stuck.add(file.node)
+                        stuck.add(connection)
         except OSError as error:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"
             remedy = "fix its permissions, free some space, or pass another folder as --to"
@@ -103,42 +102,35 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
 
     Lists a shared home only once.
     """
-    nodes = one_per_home(attempt.nodes)
 
-    def ask(node: HostConnection) -> list[RemoteFile]:
-        place = attempt.by_node[node].place
-        listed = node.script(LIST, place.run_dir, timeout=600.0, limit=LONG_OUTPUT)
-        sizes: dict[bytes, int] = {}
+    def ask(connection: HostConnection) -> list[RemoteFile]:
+        member = attempt.by_node[connection]
+        run_dir = member.place.run_dir
+        listed = connection.script(LIST, run_dir, timeout=600.0, limit=LONG_OUTPUT)
+        sizes: dict[bytes, int] = {}  # by path
         files, nonsense = [], bool(listed.stdout) and not listed.stdout.endswith(b"\0")
         for row in listed.rows():
-            if match := SIZE.fullmatch(row):
-                sizes[match[2]] = int(match[1])
-            elif file := parse_row(row, node, place, sizes):
-                files.append(file)
+            if size := SIZE.fullmatch(row):
+                sizes[size[2]] = int(size[1])
+            elif (match := ROW.fullmatch(row)) and (path := safe_path(match[2])):
+                files.append(RemoteFile(member, path, match[1].decode(), sizes.get(match[2], 0)))
             elif row:
                 nonsense = True
         if nonsense or (sizes and not files):
             what = "its answer is not a list of the run's files"
-            remedy = f"check {place.run_dir}, `find` and `sha256sum` on that host"
-            raise UnusableAnswer(what, remedy, host=node.name)
+            remedy = f"check {run_dir}, `find` and `sha256sum` on that host"
+            raise UnusableAnswer(what, remedy, host=connection.name)
         return files
 
-    lists, failures = ask_each(nodes, ask)
+    lists, failures = ask_each(one_per_home(attempt.nodes), ask)
     return [file for files in lists.values() for file in files], failures
 
 
-def parse_row(
-    row: bytes, node: HostConnection, place: Place, sizes: Mapping[bytes, int]
-) -> RemoteFile | None:
-    """Parse a row of LIST. Return None if it is malformed or its path is outside FOLDERS.
-
-    sizes: in bytes, by path, as listed before.
-    """
-    match = ROW.fullmatch(row)
-    path = PurePosixPath(match[2].decode(errors="surrogateescape") if match else "")
-    if not match or len(path.parts) < 2 or path.parts[0] not in FOLDERS or ".." in path.parts:
-        return None
-    return RemoteFile(node, place, path, match[1].decode(), sizes.get(match[2], 0))
+def safe_path(text: bytes) -> PurePosixPath | None:
+    """Return a path that a host listed; None if it is outside FOLDERS."""
+    path = PurePosixPath(text.decode(errors="surrogateescape"))
+    is_safe = len(path.parts) > 1 and path.parts[0] in FOLDERS and ".." not in path.parts
+    return path if is_safe else None
 
 
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
@@ -148,10 +140,10 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
     and the others go to nodes/RANK.
     """
     at: dict[Path, RemoteFile] = {}
-    for file in sorted(files, key=lambda f: f.place.node_rank):
+    for file in sorted(files, key=lambda f: f.member.place.node_rank):
         target = to / file.path
         if target in at and at[target].sha256 != file.sha256:
-            target = to / "nodes" / str(file.place.node_rank) / file.path
+            target = to / "nodes" / str(file.member.place.node_rank) / file.path
         at.setdefault(target, file)
     return at
 
@@ -162,7 +154,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
         done.skipped += 1
         return
     try:
-        with console.step(f"fetching {file.path} from {file.node.name}"):
+        with console.step(f"fetching {file.path} from {file.member.node.name}"):
             part = _fetch_part(file, target, done)
         part.replace(target)
     except OSError as error:
@@ -170,7 +162,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
             raise  # no other file will fit either
         what = f"{file.path} cannot be written to {done.to}: {error.strerror}"
         remedy = "rename what is in its place, or pass another folder as --to"
-        raise CommandFailed(what, remedy, host=file.node.name) from None
+        raise CommandFailed(what, remedy, host=file.member.node.name) from None
     done.files += 1
 
 
@@ -181,17 +173,18 @@ def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
         raise OSError(errno.ELOOP, "its folder is a link or below one")
     part = target.with_name(f".{file.sha256[:24]}.part")
     to = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    connection, run_dir = file.member.node, file.member.place.run_dir
     with os.fdopen(to, "ab") as out:
         have = out.seek(0, os.SEEK_END)
         if have > file.size:
             out.truncate(have := 0)
         if file.size - have > shutil.disk_usage(target.parent).free:
             raise OSError(errno.ENOSPC, "No space left on device", str(done.to))
-        rest = Budget("`tail`", file.node.name, file.size - have, SILENCE, slowest=SLOWEST)
-        argv = ["tail", "-c", f"+{have + 1}", f"{file.place.run_dir}/{file.path}"]
+        rest = Budget("`tail`", connection.name, file.size - have, SILENCE, slowest=SLOWEST)
+        argv = ["tail", "-c", f"+{have + 1}", f"{run_dir}/{file.path}"]
         with (
             contextlib.suppress(TooMuch),  # its digest is wrong
-            file.node.open(argv, stdin=False) as stream,
+            connection.open(argv, stdin=False) as stream,
         ):
             for data in rest.chunks(stream):
                 out.write(data)
@@ -199,7 +192,9 @@ def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
     if _sha256(part) != file.sha256:
         part.unlink()
         what = f"{file.path} changed while it was being fetched"
-        raise CommandFailed(what, "fetch again (a live run changes its files)", host=file.node.name)
+        raise CommandFailed(
+            what, "fetch again (a live run changes its files)", host=connection.name
+        )
     return part
 
 

@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,8 +34,7 @@ from launcher.facts.nvidia import Nvidia, parse_nvidia, parse_use
 from launcher.follow.trainer_progress import parse_progress
 from launcher.logs.event_reader import parsed_event
 from launcher.logs.journal_reader import JournalReader
-from launcher.look.fetch import FOLDERS, parse_row
-from launcher.plan.plan import place_in
+from launcher.look import fetch
 from launcher.push.files import manifest
 from launcher.push.files.manifest import is_inside
 from launcher.push.files.push_tree import parse_trees
@@ -252,13 +250,12 @@ PATHS = st.lists(
 @given(st.one_of(PATHS.map(str.encode), st.binary(max_size=30)), st.binary(max_size=64))
 @some("file lists")
 def test_file_lists(path: bytes, digest: bytes) -> None:
-    node: Any = SimpleNamespace(name="gpu1")
     for row in (b"0" * 64 + b"  " + path, digest + b"  " + path):
-        found = parse_row(row, node, place_in("/h", "r1", 0, 1), {})
-        if found:
-            target = Path("/to") / found.path
+        match = fetch.ROW.fullmatch(row)
+        if match and (found := fetch.safe_path(match[2])):
+            target = Path("/to") / found
             assert target.is_relative_to("/to") and ".." not in target.parts
-            assert found.path.parts[0] in FOLDERS
+            assert found.parts[0] in fetch.FOLDERS
 
 
 @given(

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.hosts import Host
-from launcher.look.fetch import parse_row
-from launcher.plan.plan import Place
-from launcher.ssh.host_connection import HostConnection
+from launcher.look.fetch import safe_path
 
 SIZE = 400_000_000  # bytes; enough for a fetch to be met in the middle
 
@@ -88,10 +85,8 @@ def test_damaged_bytes_are_not_kept(machine: Machine) -> None:
     ],
 )
 def test_only_checkpoints_and_output_are_fetched(path: bytes, taken: bool) -> None:
-    place = Place(0, 1, "c", "/r", "/r/c")
-    row = b"a" * 64 + b"  " + path
-    assert (parse_row(row, HostConnection(Host("local")), place, {}) is not None) is taken
-    assert parse_row(b"../" + row, HostConnection(Host("local")), place, {}) is None
+    assert (safe_path(path) is not None) is taken
+    assert safe_path(b"../" + path) is None
 
 
 def test_a_destination_that_cannot_be_is_one_line(tmp_path: Path) -> None:

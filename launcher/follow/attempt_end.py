@@ -69,10 +69,10 @@ def ask_kernels(
     began = parse_timestamp(record.by_hand.created) or time.time()
     members, seconds = running.by_node, time.time() - began
 
-    def ask(node: HostConnection) -> None:
-        member = members[node]
+    def ask(connection: HostConnection) -> None:
+        member = members[connection]
         rank = member.place.node_rank
-        log = read_kernel_log(node, seconds)
+        log = read_kernel_log(connection, seconds)
         listed = member.engine.list(record.run_id)
         gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
         outcome = outcomes[rank]
@@ -81,7 +81,7 @@ def ask_kernels(
 
     ended = {rank for rank, outcome in outcomes.items() if outcome.end or outcome.exited}
     with console.step("looking for GPU and memory errors"):
-        try_each([n for n, m in members.items() if m.place.node_rank in ended], ask)
+        try_each([each for each, member in members.items() if member.place.node_rank in ended], ask)
 
 
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:

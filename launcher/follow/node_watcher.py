@@ -85,20 +85,20 @@ class NodeWatcher:
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
-        node = HostConnection(self._member.node.host, connect_timeout=PROBE_TIMEOUT)
+        connection = HostConnection(self._member.node.host, connect_timeout=PROBE_TIMEOUT)
         try:
-            node.connect()
+            connection.connect()
         except HostUnreachable as error:
             self._put(ContactReport(self.node_rank, error, gone=True))
         finally:
-            node.close()
+            connection.close()
 
     def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
         """Call `watch` until it ends without an error, and report what it yields.
 
         A second failure in a row, without an item in between, counts as lost contact.
         """
-        node, tries = self._member.node, 0
+        connection, tries = self._member.node, 0
         while not self._closed.is_set():
             try:
                 for item in watch():
@@ -106,7 +106,7 @@ class NodeWatcher:
                     self._put(item)
                 return
             except Exception as error:
-                reason = node.explain(error)
+                reason = connection.explain(error)
             if tries and not self._closed.is_set():
                 self._put(ContactReport(self.node_rank, reason))
             self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
@@ -114,14 +114,14 @@ class NodeWatcher:
 
     def _read_journal(self) -> Iterator[Item]:
         """Read on, even after a lost connection: the reader still has the line that it cut off."""
-        node, journal = self._member.node, self._member.place.journal
+        connection, journal = self._member.node, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
-            done = node.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
-            events = JournalReader(node.name, self.node_rank).feed(done.stdout)
+            done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
+            events = JournalReader(connection.name, self.node_rank).feed(done.stdout)
             yield Batch(self.node_rank, [e._replace(end=self._past) for e in events], self._past)
             self._past = 0
         start = self._reader.consumed + 1  # for tail, bytes count from 1
-        stream = node.open_script(TAIL, str(start), journal, stdin=False)
+        stream = connection.open_script(TAIL, str(start), journal, stdin=False)
         self._stream = stream
         self._put(ContactReport(self.node_rank, None))  # not yielded: that would be a success
         while data := stream.read(CHUNK):
@@ -131,7 +131,7 @@ class NodeWatcher:
                 self._read_whole = True
                 return
         stream.close()
-        raise HostUnreachable("its log stream ended", host=node.name)
+        raise HostUnreachable("its log stream ended", host=connection.name)
 
     def _wait_for_exit(self) -> Iterator[Item]:
         status = self._member.engine.wait(self._member.place)

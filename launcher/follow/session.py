@@ -168,8 +168,9 @@ class Session:
         """Start to stop all nodes, unless that has begun."""
         if self._stopping is not None:
             return
-        nodes, record = self.run.attempt.nodes, self.record
-        self.console.say(f"stopping the run on {counted(len({n.name for n in nodes}), 'host')}")
+        connections, record = self.run.attempt.nodes, self.record
+        hosts = {connection.name for connection in connections}
+        self.console.say(f"stopping the run on {counted(len(hosts), 'host')}")
         timeout: float = record.stop_timeout
         if not cancel:
             timeout = min(timeout, PEER_STOP_TIMEOUT)
@@ -177,7 +178,7 @@ class Session:
         stop = Stop(record.run_id, record.engine, timeout, owners, remove=False, cancel=cancel)
 
         def stop_all() -> None:
-            _, self._unconfirmed = try_each(nodes, stop.on_host)
+            _, self._unconfirmed = try_each(connections, stop.on_host)
 
         self._stopping = threading.Thread(target=stop_all, daemon=True)
         self._stopping.start()
@@ -187,7 +188,7 @@ class Session:
         if not self._interrupted or self._stopping is None or self._stopping.is_alive():
             return False
         waiting = {outcome.host for outcome in self.monitor.outcomes.values() if not outcome.done}
-        return bool(waiting) and waiting <= {node.name for node in self._unconfirmed}
+        return bool(waiting) and waiting <= {connection.name for connection in self._unconfirmed}
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -218,7 +219,7 @@ class Session:
         explain(self.run.attempt, self.run.folder, self.record, outcomes, self.console)
         attempt.settle_nodes()
         not_seen = {o.host for o in outcomes.values() if o.end is None and not o.exited}
-        silent = {node.name for node in self._unconfirmed}
+        silent = {connection.name for connection in self._unconfirmed}
         self.record.pending_stop = sorted(silent | not_seen)
         self._save()
         report_unconfirmed(by_name(self.run.attempt.nodes, self._unconfirmed), self.console)

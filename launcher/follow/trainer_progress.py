@@ -40,10 +40,10 @@ class Progress:
 
 
 def read_progress(
-    node: HostConnection, run_dir: str, attempt: int, timeout: float
+    connection: HostConnection, run_dir: str, attempt: int, timeout: float
 ) -> Progress | None:
     """Read the progress of an attempt on its node 0; None if it has not written any numbers yet."""
-    done = node.script(PROGRESS, f"{run_dir}/output", timeout=timeout)
+    done = connection.script(PROGRESS, f"{run_dir}/output", timeout=timeout)
     return parse_progress(done.stdout, attempt)
 
 

@@ -105,20 +105,20 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
             raise UsageError(what, "choose one of them")
         return attempt.members[number]
 
-    def ranks_of(node: HostConnection) -> range:
-        control_dir = attempt.by_node[node].place.control_dir
-        answer = node.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
+    def ranks_of(connection: HostConnection) -> range:
+        control_dir = attempt.by_node[connection].place.control_dir
+        answer = connection.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
         numbers = dict(re.findall(RANKS, answer.decode(errors="replace")))
         first = int(numbers["first_rank"])
         return range(first, first + int(numbers["nproc_per_node"]))
 
-    ranks_by_node, failures = try_each(attempt.nodes, ranks_of)
-    for node, ranks in ranks_by_node.items():
+    all_ranks, failures = try_each(attempt.nodes, ranks_of)
+    for connection, ranks in all_ranks.items():
         if wanted.rank in ranks:
-            return attempt.by_node[node]
+            return attempt.by_node[connection]
     if failures:
         raise NodesFailed(by_name(attempt.nodes, failures))
-    last = max((ranks.stop for ranks in ranks_by_node.values()), default=0) - 1
+    last = max((ranks.stop for ranks in all_ranks.values()), default=0) - 1
     raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}", "choose one of them")
 
 
@@ -144,11 +144,11 @@ def _forward_stdin(running: Stream) -> None:
 
 
 def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: Console) -> int:
-    def run(node: HostConnection) -> int:
-        prefix = f"[{node.name}] ".encode()
+    def run(connection: HostConnection) -> int:
+        prefix = f"[{connection.name}] ".encode()
         partial = {1: b"", 2: b""}
-        with _start(attempt.by_node[node], run_id, wanted) as running:
-            for number, data in _output(running, node.name, tty=False):
+        with _start(attempt.by_node[connection], run_id, wanted) as running:
+            for number, data in _output(running, connection.name, tty=False):
                 *lines, partial[number] = (partial[number] + data).split(b"\n")
                 if lines:
                     console.write(b"".join(prefix + line + b"\n" for line in lines))
@@ -158,10 +158,10 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
                     partial[number] = b""
             for rest in filter(None, partial.values()):
                 console.write(prefix + rest + b"\n")
-            return _exit_code(running, node.name)
+            return _exit_code(running, connection.name)
 
     codes, failures = try_each(attempt.nodes, run)
     console.flush()
     report_errors(by_name(attempt.nodes, failures), console)
-    codes |= {node: failure.exit_code for node, failure in failures.items()}
-    return next((codes[node] for node in attempt.nodes if codes[node] != 0), 0)
+    codes |= {connection: failure.exit_code for connection, failure in failures.items()}
+    return next((codes[each] for each in attempt.nodes if codes[each] != 0), 0)

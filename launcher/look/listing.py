@@ -123,31 +123,32 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
     slow: also find the nodes that hold up their run.
     """
     statuses, failures = _nodes_of_runs(clusters, finished=finished)
-    machines = one_per_account(node for _, nodes in clusters for node in nodes)
-    answering = [node for node in machines if node.name not in failures]
+    all_connections = [each for _, connections in clusters for each in connections]
+    machines = one_per_account(all_connections)
+    answering = [connection for connection in machines if connection.name not in failures]
     progress: dict[str, Progress] = {}
     usages: dict[str, dict[int, Usage]] = {}  # by run id and node rank
 
-    def ask(node: HostConnection) -> tuple[GpuUse, ...]:
+    def ask(connection: HostConnection) -> tuple[GpuUse, ...]:
         for status in statuses:
-            if not status.alive or status.host != node.name:
+            if not status.alive or status.host != connection.name:
                 continue
             run, run_dir = status.run_id, run_dir_in(STORE, status.run_id)
             rank, attempt = status.node_rank, status.attempt
-            if rank == 0 and (newest := read_progress(node, run_dir, attempt, TIMEOUT)):
+            if rank == 0 and (newest := read_progress(connection, run_dir, attempt, TIMEOUT)):
                 progress[run] = newest
             if slow:
                 control_dir = place_in(run_dir, run, rank, attempt).control_dir
-                newest_usage = node.run(["cat", f"{control_dir}/usage.json"], timeout=TIMEOUT)
+                newest_usage = connection.run(["cat", f"{control_dir}/usage.json"], timeout=TIMEOUT)
                 usage = parsed_event(newest_usage.stdout)
                 if isinstance(usage, Usage):  # else its supervisor has not written any
                     usages.setdefault(run, {})[rank] = usage
-        if node.host.gpus == 0:
+        if connection.host.gpus == 0:
             return ()
-        return parse_use(node.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
+        return parse_use(connection.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
 
     gpus, odd = ask_each(answering, ask)
-    hosts = list(dict.fromkeys(node.name for _, nodes in clusters for node in nodes))
+    hosts = list(dict.fromkeys(connection.name for connection in all_connections))
     runs = []
     for run in runs_of(statuses):
         if finished or run.is_live:
@@ -166,12 +167,12 @@ def _nodes_of_runs(
     """
     by_handle: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
-    for cluster, nodes in clusters:
-        statuses, failed = list_nodes(nodes, cluster)
+    for cluster, connections in clusters:
+        statuses, failed = list_nodes(connections, cluster)
         failures |= failed
         by_handle |= {(status.host, status.handle): status for status in statuses}
         containers = {(s.run_id, s.node_rank, s.attempt): s for s in statuses}
-        for status in ended_nodes(nodes) if finished else ():
+        for status in ended_nodes(connections) if finished else ():
             container = containers.get((status.run_id, status.node_rank, status.attempt))
             if container is None:
                 by_handle.setdefault((status.host, status.handle), status)

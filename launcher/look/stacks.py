@@ -55,7 +55,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     """Print the stacks of all ranks that answer. Return UNREACHABLE if a host did not answer."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
-        by_node, failures = ask_each(attempt.nodes, lambda node: _ask(attempt.by_node[node], kind))
+        by_node, failures = ask_each(attempt.nodes, lambda each: _ask(attempt.by_node[each], kind))
     reported = [answer.attempt for answer in by_node.values() if answer.attempt]
     agreed = agreed_attempt(reported) if reported else 0
     answers = [a for a in by_node.values() if a.attempt == 0 or a.attempt >= agreed]
@@ -85,21 +85,21 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
 
 
 def _ask(member: RunningNode, kind: str) -> Answer:
-    node, place = member.node, member.place
+    connection, place = member.node, member.place
     attempts = place.control_dir.rpartition("/")[0]
     token = secrets.token_hex(8)
-    done = node.script(ASK, attempts, kind, token, str(10 * TIMEOUT), timeout=3.0 * TIMEOUT)
+    done = connection.script(ASK, attempts, kind, token, str(10 * TIMEOUT), timeout=3.0 * TIMEOUT)
     if done.code == ENDED:
-        return Answer(node.name, place.node_rank, 0, "ended")
+        return Answer(connection.name, place.node_rank, 0, "ended")
     if done.code == NO_ANSWER:
         why = f"its {member.engine.traits.unit} may be gone or paused"
         what = f"the run's supervisor did not answer within {duration(TIMEOUT)}: {why}"
-        raise CommandTimeout(what, "see `ddpctl ps`", host=node.name)
-    done.expect("cannot ask the run's supervisor", "see `ddpctl ps`", node.name)
+        raise CommandTimeout(what, "see `ddpctl ps`", host=connection.name)
+    done.expect("cannot ask the run's supervisor", "see `ddpctl ps`", connection.name)
     answer = parsed(StackAnswer, parse_json(done.stdout))
-    ranks = tuple(located(stack, node.name, place.node_rank) for stack in answer.ranks)
+    ranks = tuple(located(stack, connection.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase is not Phase.RUNNING else "starting"
-    return Answer(node.name, place.node_rank, answer.attempt, state, ranks)
+    return Answer(connection.name, place.node_rank, answer.attempt, state, ranks)
 
 
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:

@@ -69,11 +69,11 @@ def _ask(
         for member in attempt.members:
             machines.setdefault((member.node.name, member.place.run_dir), member.node)
 
-        def read(node: HostConnection) -> tuple[bytes, bytes]:
-            run_dir, newest = attempt.by_node[node].place.run_dir, str(LONGEST)
+        def read(connection: HostConnection) -> tuple[bytes, bytes]:
+            run_dir, newest = attempt.by_node[connection].place.run_dir, str(LONGEST)
             tail = ["tail", "-c", newest, f"{run_dir}/output/metrics.jsonl"]
-            metrics = node.run(tail, timeout=60.0, limit=LONGEST)
-            events = node.script(EVENTS, run_dir, newest, timeout=60.0, limit=LONGEST)
+            metrics = connection.run(tail, timeout=60.0, limit=LONGEST)
+            events = connection.script(EVENTS, run_dir, newest, timeout=60.0, limit=LONGEST)
             return metrics.stdout, events.stdout
 
         return ask_each(list(machines.values()), read)

@@ -35,8 +35,10 @@ def kill(
         return kill_strays(chosen.cluster, console, yes=yes, as_json=as_json)
 
     def confirm(question: str, refusal: str | None) -> bool:
-        if yes or options.can_ask():
-            return yes or typer.confirm(question, err=True)
+        if yes:
+            return True
+        if options.can_ask():
+            return typer.confirm(question, err=True)
         if refusal:
             raise UsageError(refusal, "pass -y as well")
         return True

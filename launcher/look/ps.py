@@ -15,7 +15,7 @@ from ..own_folders import read_record
 from ..runs.find import hosts_to_ask
 from ..runs.record import run_folders, timestamp
 from ..ssh.host_connection import connected
-from ..stop.kill import finish_pending
+from ..stop.pending import finish_pending
 from ..terminal import live
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen

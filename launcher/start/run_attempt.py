@@ -15,7 +15,7 @@ from ..own_folders import require_writable
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.host_connection import HostConnection, connected
-from ..stop.kill import finish_pending
+from ..stop.pending import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
 from .checkpoints import distribute_checkpoint

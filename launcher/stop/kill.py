@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..engines.choose import engine_traits, engines_on
+from ..engines.choose import engine_traits
 from ..engines.status import ContainerState
-from ..errors import CommandFailed, DdpctlError, NodesFailed
-from ..hosts import Cluster
+from ..errors import DdpctlError, NodesFailed
 from ..outcomes import Exit, RunState
-from ..runs.record import UnreadableRecord, run_folder, run_folders, timestamp
+from ..runs.record import run_folder, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
-from ..ssh.local import account_name
-from ..ssh.many import ask_each, by_name, one_per_account, try_each
+from ..ssh.many import by_name, one_per_account, try_each
 from ..terminal.console import Console
-from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
-from ..text import counted, names
+from ..terminal.host_errors import report_unconfirmed, unseen
+from ..text import names
 from .choose_runs import HostedRun, KnownRun, NamedRun, OwnRuns, Target, choose_runs
+from .remove_finished import remove_finished
 from .stop_run import Stop, Stopped
 
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
@@ -95,31 +94,10 @@ def kill_runs(
     return killed
 
 
-def finish_pending(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
-    """Complete stops that run.json lists as unconfirmed on these hosts.
-
-    Does not report hosts that do not answer: the caller does.
-    """
-    runs = []
-    for folder in run_folders():
-        if folder.is_settled():
-            continue
-        try:
-            record = folder.load()
-        except UnreadableRecord:
-            continue  # the command that needs this record reports it
-        if here := [node for node in nodes if node.name in record.pending_stop]:
-            may_restart = record.state is RunState.FAILED
-            runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
-    for killed in stop_at_once(runs, cluster.job.engine, console):
-        killed.report(console)
-        killed.save({node.name for node in killed.machines}, console)
-
-
 def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
     """Stop all runs at once, each on all its hosts at once."""
 
-    def stop_run(run: HostedRun) -> Killed:
+    def stop_one(run: HostedRun) -> Killed:
         record = run_folder(run.run_id).load_if_readable(console)
         timeout = record.stop_timeout if record else STOP_TIMEOUT
         owners = [*run.owners, record.owner if record else ""]
@@ -132,7 +110,7 @@ def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> li
     run_ids = ", ".join(run.run_id for run in runs)
     hosts = names(dict.fromkeys(node.name for run in runs for node in run.hosts))
     with console.step(f"stopping {run_ids} on {hosts}"):
-        return [each.result() for each in [in_background(stop_run, run) for run in runs]]
+        return [each.result() for each in [in_background(stop_one, run) for run in runs]]
 
 
 @dataclass(frozen=True)
@@ -160,12 +138,13 @@ class Killed:
         return sorted({node.name for node in (*self.errors, *unclean)})
 
     def report(self, console: Console) -> None:
-        """Say what was stopped and, with --verbose, on which host."""
+        """Print what was stopped and, with --verbose, on which host. What is left is an error."""
         for host, result in self.stopped.items():
-            if result.nodes or not result.clean:
+            if result.ended or not result.clean:
                 console.detail(f"{host}: {result.describe()}")
         if self.stopped:
-            console.say(self.summary())
+            clean = all(result.clean for result in self.stopped.values())
+            (console.say if clean else console.error)(self.summary())
 
     def summary(self) -> str:
         results = self.stopped
@@ -178,7 +157,7 @@ class Killed:
         return f"run {self.run_id}: {'; '.join(parts)}"
 
     def _what_was_done(self) -> str:
-        statuses = [status for result in self.stopped.values() for status in result.nodes]
+        statuses = [status for result in self.stopped.values() for status in result.ended]
         if not statuses:
             return "nothing to stop"
         if any(status.alive or status.waits for status in statuses):
@@ -186,20 +165,24 @@ class Killed:
         started = any(status.state is not ContainerState.CREATED for status in statuses)
         return f"had {'ended' if started else 'not started'}; removed, nothing left"
 
-    def save(self, asked: Collection[str], console: Console) -> None:
-        """Record the end of the run, or the hosts on which it is still unconfirmed.
+    def save(self, asked_names: Collection[str], console: Console) -> None:
+        """Record the end of the run, and the hosts on which it is still unconfirmed.
 
-        asked: names of all hosts that were asked about the run.
+        A live run becomes CANCELLED as soon as all its hosts were asked, even if some did not answer:
+        nothing restarts it, and the next command stops it on them (see `finish_pending`). A run that
+        Ctrl-C left UNKNOWN becomes CANCELLED once no host is unconfirmed.
+
+        asked_names: all hosts that were asked about the run.
         """
         folder = run_folder(self.run_id)
         record = folder.load_if_readable(console)  # it may have a new attempt by now
         if record is None:
             return
-        elsewhere = {*record.pending_stop} - {*asked}
+        elsewhere = {*record.pending_stop} - {*asked_names}
         record.pending_stop = sorted({*self.unconfirmed, *elsewhere})
-        everywhere = {*record.hosts} <= {*asked}
-        settled = record.state is RunState.UNKNOWN and not record.pending_stop
-        if (everywhere and not record.state.is_final) or settled:
+        asked_all = {*record.hosts} <= {*asked_names}
+        confirmed = record.state is RunState.UNKNOWN and not record.pending_stop
+        if (asked_all and not record.state.is_final) or confirmed:
             record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
         folder.try_save(record, console)
 
@@ -210,7 +193,7 @@ class Killed:
             "hosts": [
                 {
                     "host": host,
-                    "stopped": len(result.nodes),
+                    "stopped": len(result.ended),
                     "left": [each.removeprefix("pid ") for each in result.remaining],
                     "clean": result.clean,
                     "left_alone": sorted({status.owner for status in result.others}),
@@ -219,25 +202,3 @@ class Killed:
             ],
             "unseen": unseen(self.failures),
         }
-
-
-def remove_finished(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
-    """Remove the containers of this user's finished runs, but not their folders. Prints how many."""
-
-    def remove(node: HostConnection) -> set[str]:
-        run_ids = set()
-        for engine in engines_on(node, cluster.job.engine):
-            for status in engine.list() if engine.traits.keeps_containers else ():
-                if status.user == account_name() and status.has_ended:
-                    engine.remove(status)
-                    run_ids.add(status.run_id)
-        return run_ids
-
-    with console.step("removing the containers of finished runs"):
-        removed, failures = ask_each(one_per_account(nodes), remove)
-    if run_ids := set().union(*removed.values()):
-        count = counted(len(run_ids), "finished run")
-        console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
-    what = "containers of finished runs may be left"
-    errors = {h: CommandFailed(f"{what}: {e.what}", e.remedy) for h, e in failures.items()}
-    report_errors(errors, console)

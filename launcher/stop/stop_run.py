@@ -24,11 +24,11 @@ POLL = 0.3  # seconds
 class Stopped:
     """The result of a stop on one host.
 
-    nodes: that it stopped and removed. remaining: nodes, and pids of the run's processes.
+    ended: the nodes that it stopped and removed. remaining: nodes, and pids of the run's processes.
     others: nodes that carry the run's id, but belong to someone else and were left alone.
     """
 
-    nodes: Sequence[NodeStatus]
+    ended: Sequence[NodeStatus]
     remaining: Sequence[str]
     others: Sequence[NodeStatus] = ()
 
@@ -37,8 +37,8 @@ class Stopped:
         return not self.remaining
 
     def describe(self) -> str:
-        count = counted(len(self.nodes), "node")
-        stopped = f"stopped and removed {count}" if self.nodes else "was not running"
+        count = counted(len(self.ended), "node")
+        stopped = f"stopped and removed {count}" if self.ended else "was not running"
         left = "nothing left" if self.clean else f"STILL THERE: {', '.join(self.remaining)}"
         return f"{stopped}, {left}"
 
@@ -82,7 +82,7 @@ class Stop:
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)
-            remaining += self._end_late(engine)
+            remaining += self._still_there(*self._end_late(engine))
         return Stopped(statuses, [*remaining, *self._wait_for_orphans(node)], others)
 
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
@@ -101,15 +101,18 @@ class Stop:
         for status in own if self.remove else ():
             engine.remove(status)
 
-    def _end_late(self, engine: Engine) -> list[str]:
-        """End nodes that the launch created before it saw the mark. Return what is still listed."""
+    def _end_late(self, engine: Engine) -> tuple[Sequence[NodeStatus], Sequence[str]]:
+        """End nodes that the launch created before it saw the mark. Return the last `list_all`."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
         if late:
             self._end(engine, late)
-            statuses = engine.list(self.run_id)
+            statuses, unreadable = engine.list_all(self.run_id)
+        return statuses, unreadable
+
+    def _still_there(self, statuses: Sequence[NodeStatus], unreadable: Sequence[str]) -> list[str]:
         return [
-            *(each.handle for each in self._own(statuses) if each.alive or self.remove),
+            *(status.handle for status in self._own(statuses) if status.alive or self.remove),
             *(f"{name} (its labels are unreadable)" for name in unreadable),
         ]
 

@@ -28,7 +28,7 @@ from launcher.runs.record import (
     run_folders,
     timestamp,
 )
-from launcher.stop.kill import finish_pending
+from launcher.stop.pending import finish_pending
 from launcher.terminal.console import Console
 
 

@@ -84,6 +84,15 @@ def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make
     assert cluster.record["pending_stop"] == ["gpu1"]
 
 
+def test_a_quiet_kill_still_says_what_is_left(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    cluster.hosts["gpu1"].ignores_stop = True
+    code, _, err = cluster.ddpctl("kill", run_id, "-q")
+    assert code == 6
+    assert "gpu1" in err and "STILL THERE" in err
+
+
 def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
     stopped = Stopped([], ["ddpctl-r-0", "pid 41"])
     assert stopped.describe() == "was not running, STILL THERE: ddpctl-r-0, pid 41"

@@ -1,0 +1,32 @@
+"""Stops that could not be confirmed, because a host did not answer: completed at the next contact."""
+
+from collections.abc import Sequence
+
+from ..hosts import Cluster
+from ..outcomes import RunState
+from ..runs.record import UnreadableRecord, run_folders
+from ..ssh.host_connection import HostConnection
+from ..terminal.console import Console
+from .choose_runs import HostedRun
+from .kill import stop_at_once
+
+
+def finish_pending(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
+    """Complete stops that run.json lists as unconfirmed on these hosts.
+
+    Does not report hosts that do not answer: the caller does.
+    """
+    runs = []
+    for folder in run_folders():
+        if folder.is_settled():
+            continue
+        try:
+            record = folder.load()
+        except UnreadableRecord:
+            continue  # the command that needs this record reports it
+        if here := [node for node in nodes if node.name in record.pending_stop]:
+            may_restart = record.state is RunState.FAILED
+            runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
+    for killed in stop_at_once(runs, cluster.job.engine, console):
+        killed.report(console)
+        killed.save({node.name for node in killed.machines}, console)

@@ -1,0 +1,35 @@
+"""What `kill --all` does besides stopping runs: it removes the containers of finished ones."""
+
+from collections.abc import Sequence
+
+from ..engines.choose import engines_on
+from ..errors import CommandFailed
+from ..hosts import Cluster
+from ..ssh.host_connection import HostConnection
+from ..ssh.local import account_name
+from ..ssh.many import ask_each, one_per_account
+from ..terminal.console import Console
+from ..terminal.host_errors import report_errors
+from ..text import counted
+
+
+def remove_finished(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
+    """Remove the containers of this user's finished runs, but not their folders. Prints how many."""
+
+    def remove(node: HostConnection) -> set[str]:
+        run_ids = set()
+        for engine in engines_on(node, cluster.job.engine):
+            for status in engine.list() if engine.traits.keeps_containers else ():
+                if status.user == account_name() and status.has_ended:
+                    engine.remove(status)
+                    run_ids.add(status.run_id)
+        return run_ids
+
+    with console.step("removing the containers of finished runs"):
+        removed, failures = ask_each(one_per_account(nodes), remove)
+    if run_ids := set().union(*removed.values()):
+        count = counted(len(run_ids), "finished run")
+        console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
+    what = "containers of finished runs may be left"
+    errors = {h: CommandFailed(f"{what}: {e.what}", e.remedy) for h, e in failures.items()}
+    report_errors(errors, console)

@@ -2,9 +2,9 @@
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ..engines.running import RunningAttempt
@@ -13,6 +13,7 @@ from ..logs.store import LogStore, Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
 from ..runs.record import RunFolder, RunRecord, timestamp
+from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
 from ..stop.stop_run import Stop
@@ -74,8 +75,7 @@ class Session:
     hook: EventHook
     interrupts: Interrupts
     console: Console
-    _stopping: threading.Thread | None = None
-    _unconfirmed: Mapping[HostConnection, DdpctlError] = field(default_factory=dict)
+    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # unconfirmed stops
     _choices_shown: bool = False  # after the first Ctrl-C
     _interrupted: bool = False
     _failed_at: float | None = None  # time.monotonic()
@@ -176,19 +176,15 @@ class Session:
             timeout = min(timeout, PEER_STOP_TIMEOUT)
         owners = [record.owner]
         stop = Stop(record.run_id, record.engine, timeout, owners, remove=False, cancel=cancel)
-
-        def stop_all() -> None:
-            _, self._unconfirmed = try_each(connections, stop.on_host)
-
-        self._stopping = threading.Thread(target=stop_all, daemon=True)
-        self._stopping.start()
+        self._stopping = in_background(lambda: try_each(connections, stop.on_host)[1])
 
     def _only_unreachable_left(self) -> bool:
         """Return whether the stop is complete except for nodes that are out of reach."""
-        if not self._interrupted or self._stopping is None or self._stopping.is_alive():
+        if not self._interrupted or self._stopping is None or not self._stopping.done():
             return False
         waiting = {outcome.host for outcome in self.monitor.outcomes.values() if not outcome.done}
-        return bool(waiting) and waiting <= {connection.name for connection in self._unconfirmed}
+        unconfirmed = {connection.name for connection in self._stopping.result()}
+        return bool(waiting) and waiting <= unconfirmed
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -211,24 +207,20 @@ class Session:
         """Record, explain and report the end of the attempt."""
         self.monitor.close()
         self._lines.settle()
-        if self._stopping:
-            self._stopping.join()
+        unconfirmed = self._stopping.result() if self._stopping else {}
         outcomes, attempt = self.monitor.outcomes, self.record.attempt
-        attempt.state = self._final_state()
+        if self._interrupted and not all(outcome.succeeded for outcome in outcomes.values()):
+            attempt.state = RunState.UNKNOWN if unconfirmed else RunState.CANCELLED
+        else:
+            attempt.state = run_state([o.state for o in outcomes.values()], len(outcomes))
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
         explain(self.run.attempt, self.run.folder, self.record, outcomes, self.console)
         attempt.settle_nodes()
         not_seen = {o.host for o in outcomes.values() if o.end is None and not o.exited}
-        silent = {connection.name for connection in self._unconfirmed}
+        silent = {connection.name for connection in unconfirmed}
         self.record.pending_stop = sorted(silent | not_seen)
         self._save()
-        report_unconfirmed(by_name(self.run.attempt.nodes, self._unconfirmed), self.console)
+        report_unconfirmed(by_name(self.run.attempt.nodes, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.hook("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)
-
-    def _final_state(self) -> RunState:
-        outcomes = self.monitor.outcomes.values()
-        if self._interrupted and not all(outcome.succeeded for outcome in outcomes):
-            return RunState.UNKNOWN if self._unconfirmed else RunState.CANCELLED
-        return run_state([outcome.state for outcome in outcomes], len(outcomes))

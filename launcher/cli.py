@@ -7,14 +7,16 @@ import enum
 import functools
 import logging
 import resource
+import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import typer
 from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
 from . import __version__
-from .commands.usage import COMMANDS, Command, CommandGroup
+from .commands.usage import COMMANDS, Command, CommandGroup, ParserError, usage_error
 from .errors import DdpctlError
 from .outcomes import Exit, Outcome
 from .own_folders import keep_traceback
@@ -38,7 +40,7 @@ def main() -> None:
 def application() -> typer.Typer:
     app = typer.Typer(
         name="ddpctl",
-        cls=CommandGroup,
+        cls=Ddpctl,
         help="Launch PyTorch DDP training in containers on several hosts over plain SSH.",
         epilog=EPILOG,
         subcommand_metavar="COMMAND ...",
@@ -83,6 +85,25 @@ def root(
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help(), err=True)
         raise typer.Exit(Exit.USAGE)
+
+
+class Ddpctl(CommandGroup):
+    """`ddpctl` itself: it prints the error that ends a command, and exits."""
+
+    def main(self, *args: Any, **how: Any) -> Any:
+        try:
+            # without standalone_mode, typer returns the code of typer.Exit
+            code = super().main(*args, **{**how, "standalone_mode": False})
+        except DdpctlError as error:
+            code = error.exit_code
+            Console().error(str(error))
+        except ParserError as error:
+            code = Exit.USAGE
+            Console().error(str(usage_error(error)))
+        except typer.Abort:
+            code = Exit.INTERRUPTED
+            Console().error("interrupted")
+        sys.exit(code)
 
 
 def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None]:

@@ -90,6 +90,7 @@ def launch(
     if not dry_run:
         connect_early(cluster.hosts)
 
+    # these imports overlap with the logins
     from ..plan import render
     from ..plan.plan import LaunchOptions
     from ..runs.record import document
@@ -111,6 +112,7 @@ def launch(
     if not dry_run:
         outcome = launching.launch(request, console)
         if as_json:
+            # the first console prints no results, so that stdout has nothing but this
             options.console(quiet, verbose).json(document(request.folder.load()))
         return outcome
     plan = launching.dry_run(request, console)

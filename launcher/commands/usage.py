@@ -1,18 +1,15 @@
-"""How the command line reads its arguments: groups of commands, forgotten separators, likely mistakes."""
+"""Command-line parsing: commands in groups, a missing `--`, and hints for likely mistakes."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from ..errors import DdpctlError, UsageError
-from ..outcomes import Exit
-from ..terminal.console import Console
+from ..errors import UsageError
 from ..text import nearest, quoted, seconds_in
 
 # The base of the errors of typer's parser, which typer does not export.
@@ -162,21 +159,7 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """`ddpctl` itself. Mistakes on the command line are one line, like all other errors."""
-
-    def main(self, *args: Any, **how: Any) -> Any:
-        try:
-            code = super().main(*args, **{**how, "standalone_mode": False})
-        except DdpctlError as error:
-            code = error.exit_code
-            Console().error(str(error))
-        except ParserError as error:
-            code = Exit.USAGE
-            Console().error(str(usage_error(error)))
-        except typer.Abort:
-            code = Exit.INTERRUPTED
-            Console().error("interrupted")
-        sys.exit(code)
+    """The commands in groups; `help` and `version` also as words."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["help"]:

@@ -41,7 +41,7 @@ def keep(folder: RunFolder, options: LaunchOptions) -> None:
             write_atomically(folder.path / name, text, mode=0o600)
 
 
-def kept_for_events(folder: RunFolder) -> str | None:
+def event_command(folder: RunFolder) -> str | None:
     try:
         return read_record(folder.path / ON_EVENT)
     except (OSError, ValueError):

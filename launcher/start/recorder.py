@@ -19,7 +19,7 @@ from ..terminal.console import Console
 from .attach import attach
 from .launch import run_to_the_end
 from .request import Request
-from .restart import gpus_kept, restart_until_done
+from .restart import restart_until_done, tickets_held_while_followed
 
 
 def main() -> int:
@@ -37,12 +37,12 @@ def main() -> int:
 
 def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended for good."""
-    record, on_event = folder.load(), hooks.kept_for_events(folder)
+    record, on_event = folder.load(), hooks.event_command(folder)
     options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
     if record.state is RunState.WAITING:
         return run_to_the_end(still_waiting(folder, record, options), console)
     with hooks.ExitHook(folder, console) as hook:
-        with gpus_kept(folder, record, options, console):
+        with tickets_held_while_followed(folder, record, options, console):
             outcome = attach(folder, console, on_event)
         hook.outcome = restart_until_done(folder, options, outcome, console)
     return hook.outcome

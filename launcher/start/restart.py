@@ -35,7 +35,7 @@ from .request import Request
 from .reservation import Reservation
 from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
-from .waiting_line import Tickets, kept_for_restart
+from .waiting_line import Tickets, held_while_followed
 
 # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
 BACKOFF = (2.0, 10.0, 30.0)
@@ -80,7 +80,7 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
     if why or failure is None:
         console.say(f"not restarting: {why}")
         return None
-    with place_kept(base) as place:
+    with tickets_held(base) as tickets:
         saved = has_saved(folder, record, console)
         if why := record.why_not_restarted(most, saved=saved):
             console.say(f"not restarting: {why}")
@@ -94,11 +94,11 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
         folder.try_save(record, console)
         avoided = hosts_to_avoid(record, base.cluster)
         remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
-        return start_somewhere(base, avoided, place, console)
+        return start_somewhere(base, avoided, tickets, console)
 
 
 def start_somewhere(
-    base: Request, avoided: Problems, place: Tickets | None, console: Console
+    base: Request, avoided: Problems, tickets: Tickets | None, console: Console
 ) -> Outcome | None:
     """Start the next attempt on hosts that can run it, and follow it. None if there are too few.
 
@@ -126,7 +126,7 @@ def start_somewhere(
             return None
         request = request_for(choice, base, unusable, console)
         try:
-            return run_attempt(request, console, place)
+            return run_attempt(request, console, tickets)
         except (UsageError, RunKilled):
             raise
         except DdpctlError as error:
@@ -168,7 +168,7 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 
 
 @contextlib.contextmanager
-def gpus_kept(
+def tickets_held_while_followed(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
     """Keep the claim on a run's GPUs after its nodes have ended, if it may restart."""
@@ -176,13 +176,13 @@ def gpus_kept(
         with contextlib.suppress(UsageError, OSError, RunKilled):  # then it does not restart
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
-            if may_restart and (place := stack.enter_context(place_kept(base))):
-                stack.enter_context(kept_for_restart(place, folder, console))
+            if may_restart and (tickets := stack.enter_context(tickets_held(base))):
+                stack.enter_context(held_while_followed(tickets, folder, console))
         yield
 
 
 @contextlib.contextmanager
-def place_kept(base: Request) -> Iterator[Tickets | None]:
+def tickets_held(base: Request) -> Iterator[Tickets | None]:
     """Keep the claim on the GPUs of a run that may restart. Yield None if no host answers.
 
     Raises RunKilled if the run was killed.

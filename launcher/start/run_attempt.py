@@ -25,15 +25,17 @@ from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
-from .waiting_line import PlaceInLine, Tickets, kept_for_restart
+from .waiting_line import PlaceInLine, Tickets, held_while_followed
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
 
-def run_attempt(request: Request, console: Console, kept: Tickets | None = None) -> Outcome:
+def run_attempt(
+    request: Request, console: Console, restart_tickets: Tickets | None = None
+) -> Outcome:
     """Start the attempt on every node, wait in line first if asked to, and follow it to its end.
 
-    kept: the tickets of a run that restarts.
+    restart_tickets: held by a run that restarts.
     """
     # checked, and sent what they lack, so that a later restart can use them at once
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
@@ -45,7 +47,7 @@ def run_attempt(request: Request, console: Console, kept: Tickets | None = None)
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         failed_start_recorded(request, hook, console),
-        PlaceInLine(request, reservation, former, interrupts, console, kept) as line,
+        PlaceInLine(request, reservation, former, interrupts, console, restart_tickets) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(nodes, request.cluster, console)
@@ -75,20 +77,20 @@ def try_to_run(
     if isinstance(chosen, Refused):
         reservation.take(nodes, console)
         return chosen
-    request = request.on(chosen)
-    survey = check(request, chosen, spares, console)
+    narrowed = request.on(chosen)  # with --nodes N
+    survey = check(narrowed, chosen, spares, console)
     pushed = push(survey, spares, console)
     plan = make_plan(survey, pushed, console)
     reservation.take(nodes, console)
-    record = request.remember(plan)
+    record = narrowed.remember(plan)
     if request.earlier:
         compare(request.earlier, plan, console)
         distribute_checkpoint(chosen, line.former, request.earlier, plan, console)
     attempt, variables = PlannedAttempt(plan, chosen), user_env(request.cluster.job)
     line.confirm()
-    with (
-        line.interrupts.held()
-    ):  # until `follow` handles signals, so that nothing is left half done
+    # signals wait until `follow` handles them, so that nothing is left half done
+    with line.interrupts.held():
+        # the nodes are created here: a node that exists is a claim to its GPUs
         if refused := claim_gpus(attempt, variables, for_hosts(record), console):
             return dataclasses.replace(refused, choose_again=len(chosen) < len(nodes))
         start(attempt, reservation, console)
@@ -97,7 +99,7 @@ def try_to_run(
         if request.options.detach:
             hook.close()
             return detach.detach(folder, RunState.RUNNING, console)
-        with kept_for_restart(Tickets(attempt, reservation), folder, console):
+        with held_while_followed(Tickets(attempt, reservation), folder, console):
             return follow(started, hook, line.interrupts, console)
 
 

@@ -135,7 +135,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     former: Sequence[HostConnection]  # the run's earlier hosts
     interrupts: Interrupts
     console: Console
-    kept: Tickets | None  # of a run that restarts; they stay if it does not start
+    restart_tickets: Tickets | None  # of a run that restarts; they stay if it does not start
     _tickets: Tickets | None = None
     _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -179,18 +179,17 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
 
     def confirm(self) -> None:
         """Raise RunKilled if a run that restarts was killed."""
-        if self.kept:
+        if self.restart_tickets:
             with self.console.step("asking whether the run was killed"):
-                self.kept.confirm()
+                self.restart_tickets.confirm()
 
     def leave(self, attempt: PlannedAttempt) -> None:
         """Remove all tickets of the run, because it has started."""
-        for tickets in (self.kept, self._tickets):
+        for tickets in (self.restart_tickets, self._tickets):
             if tickets:
                 tickets.close()
-        if (
-            self.request.since is not None
-        ):  # an earlier process may have waited, or followed the run
+        # an earlier process may have waited, or followed the run
+        if self.request.since is not None:
             remove_tickets([*attempt.nodes, *self.former], attempt.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
@@ -267,7 +266,7 @@ def remove_tickets(nodes: Sequence[HostConnection], plan: Plan) -> None:
 
 
 @contextlib.contextmanager
-def kept_for_restart(tickets: Tickets, folder: RunFolder, console: Console) -> Iterator[None]:
+def held_while_followed(tickets: Tickets, folder: RunFolder, console: Console) -> Iterator[None]:
     """Also hold tickets while somebody follows a run, if the launcher may restart it.
 
     They stay if the run goes on or restarts, because another process then renews them.

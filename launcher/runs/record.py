@@ -177,7 +177,7 @@ class RunRecord:
     def why_not_restarted(self, max_restarts: int, *, saved: bool) -> str:
         """Return why the launcher does not restart the run, which has failed; "" if it does.
 
-        The rule is that of supervisor/restart_rule.py. saved: it has saved a new checkpoint since its last start.
+        saved: it has saved a new checkpoint since its last start. The rule: supervisor/restart_rule.py.
         """
         failure = self.attempt.first_failure
         cause = failure.kind if failure else "unknown"

@@ -1,4 +1,4 @@
-"""python -m trainer"""
+"""The entry point of `python -m trainer`."""
 
 import os
 import sys

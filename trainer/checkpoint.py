@@ -2,12 +2,12 @@
 
     <dir>/ckpt/step-00001234/state.pt    tensors and plain values, torch.load(weights_only=True)
                              meta.json   step, epoch, settings, versions, for people and tools
-                             MANIFEST    sha256 of both, written last; `sha256sum -c` reads it
+                             MANIFEST    sha256 of both, written last, for `sha256sum -c`
     <dir>/ckpt/latest                    name of the newest one, for people; nothing relies on it
 
 A save writes a hidden folder, syncs its files, renames it and syncs the parent, so a folder called
-step-* is complete unless the disk lost data. The hashes catch that case: torch.load reads a weight with
-a flipped bit without any error.
+step-* is complete unless the disk lost data. The hashes catch that case: torch.load would read a
+weight with a flipped bit without any error.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Saved:
     identity: str
 
 
-Written = tuple[Saved, float]  # and the seconds that it took
+Written = tuple[Saved, float]  # a checkpoint and the seconds that writing it took
 
 
 def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: int) -> Written:
-    """Write a checkpoint under root/ckpt and drop all but the `keep` newest.
+    """Write a checkpoint under root/ckpt and delete all but the `keep` newest.
 
-    Raises CheckpointError if it cannot be written; earlier ones are untouched.
+    Raises CheckpointError if it cannot be written; earlier ones stay untouched.
     """
     began = time.perf_counter()
     files = {
@@ -63,7 +63,8 @@ def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: in
 
 
 def encoded(value: Mapping[str, Any]) -> memoryview:
-    """Return what torch.save writes. In memory, since it hides why a file cannot be written."""
+    """Return the bytes that torch.save writes. If it wrote the file itself, it would hide why a
+    write failed."""
     buffer = io.BytesIO()
     torch.save(dict(value), buffer)
     return buffer.getbuffer()
@@ -94,14 +95,15 @@ def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> S
         with contextlib.suppress(OSError):
             _remove(temporary)
         raise CheckpointError(
-            f"cannot write {final}: {error.strerror or error}: earlier checkpoints are intact"
+            f"cannot write {final}: {error.strerror or error}; earlier checkpoints are intact"
         ) from error
     return Saved(final, step, hashlib.sha256(manifest.encode()).hexdigest())
 
 
 def snapshot(value: Any) -> Any:
-    """Return a copy in CPU memory of the tensors in nested dicts and lists. From a GPU they are copied
-    to pinned memory asynchronously: synchronize before reading them."""
+    """Return a copy of nested dicts and lists, with their tensors copied to CPU memory. Tensors on
+    a GPU are copied to pinned memory asynchronously: call `synchronize` before reading
+    them."""
     if isinstance(value, torch.Tensor):
         target = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
         return target.copy_(value.detach(), non_blocking=True)
@@ -113,13 +115,13 @@ def snapshot(value: Any) -> Any:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for snapshots to arrive."""
+    """Wait until snapshots have arrived in CPU memory."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a state_dict, atomically. Raises CheckpointError."""
+    """Write a state_dict atomically. Raises CheckpointError."""
     try:
         replace_file(path, encoded(weights))
     except OSError as error:
@@ -138,9 +140,9 @@ def write_exports(out: Path, names: Sequence[str], weights: Mapping[str, torch.T
 
 
 def verify(path: Path) -> Saved:
-    """Read and hash all of the checkpoint in folder `path`.
+    """Return the checkpoint in folder `path`, after reading and hashing all of it.
 
-    Raises CheckpointError, which says what is wrong.
+    Raises CheckpointError that says what is wrong.
     """
     name = NAME.fullmatch(path.name)
     if not name:
@@ -202,25 +204,25 @@ def prune(root: Path, keep: int) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove what an interrupted save or removal left. Call it only before the first save."""
+    """Remove what an interrupted save or removal left. Call this only before the first save."""
     for path in (root / "ckpt").glob(".*-step-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(path: Path, prefix: str) -> Path | None:
-    """Rename a file or folder to `<prefix>-<name>`, numbered if that exists. Return the new path, or
-    None if there is nothing to rename."""
+    """Rename a file or folder to `<prefix>-<name>`, with a number if that name is taken. Return the
+    new path, or None if there is nothing to rename."""
     if not path.exists():
         return None
     for number in range(1, 10_000):
         target = path.with_name(f"{prefix}-{path.name}" + (f"-{number}" if number > 1 else ""))
         if not target.exists():
             return path.rename(target)
-    raise CheckpointError(f"{path}: too many old copies beside it: remove some")
+    raise CheckpointError(f"{path}: too many old copies beside it; remove some")
 
 
 def replace_file(path: Path, content: bytes | memoryview) -> None:
-    """Replace a file atomically: readers see the old or the new content."""
+    """Replace a file atomically: readers see either the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write_synced(temporary, content)
@@ -247,7 +249,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Rename first, so that a half-removed folder is not called step-*."""
+    """Remove a folder. Rename it first, so that a half-removed folder is not called step-*."""
     if path.exists():
         hidden = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
         path.rename(hidden)

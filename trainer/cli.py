@@ -15,11 +15,11 @@ from .errors import TrainerError, UsageError, print_error
 from .flags import as_json, parse
 from .parent import die_with_parent
 
-COMMANDS = {"ckpt": "checkpoint_command", "data": "data_command"}  # in trainer/tools
+COMMANDS = {"ckpt": "checkpoint_command", "data": "data_command"}  # modules of trainer/tools
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line. Return the exit code. One rank prints an error, if any."""
+    """Run the command line and return its exit code. If there is an error, one rank prints it."""
     try:
         if argv and argv[0] in COMMANDS:
             module = importlib.import_module(f".tools.{COMMANDS[argv[0]]}", __package__)
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
             die_with_parent(int(parent))
         elif config.spawn:
             raise UsageError(
-                "--spawn with RANK in the environment: torchrun has already started the ranks"
+                "--spawn with RANK in the environment: torchrun has already started the ranks; "
+                "leave out --spawn"
             )
         return _train(config)
     except TrainerError as error:

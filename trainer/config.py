@@ -1,7 +1,7 @@
 """`Config`: all settings of a run, as one frozen value. The flags are made from its fields.
 
-Each field has its group in `--help`, its help line and its other spellings (torchvision's, timm's
-and those of older DDP tutorials). `--print-config` prints the value; every checkpoint and the first
+Each field defines the help text of its flag and the flag's other spellings (those of torchvision,
+timm and older DDP tutorials). `--print-config` prints the value; every checkpoint and the first
 line of metrics.jsonl contain it. The presets are at the end of this file.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import UsageError
 
-NEEDS_GPU = "--bn sync needs GPUs: use --bn local or frozen on a CPU"
+NEEDS_GPU = "--bn sync needs GPUs; use --bn local or frozen on a CPU"
 AUGMENTATIONS = ("crop", "flip", "alternating-flip", "none")
 GROUPS = {  # the first flag of each group, and the group's title in --help
     "model": "network",
@@ -39,8 +39,8 @@ def flag(
     kind: type | None = None,
     noted: bool = True,
 ) -> Any:
-    """Define a field of Config. `bare` is the value of the flag when given without one; `noted`
-    settings affect the results, so a resumed run warns if one has changed."""
+    """Define a field of Config. `bare` is the value of the flag if it is given without one.
+    Settings that are `noted` affect the results, so a resumed run warns if one has changed."""
     kind = kind or type(default)
     about = {"help": text, "aliases": aliases, "choices": choices, "bare": bare, "kind": kind}
     return field(default=default, metadata={**about, "noted": noted})
@@ -51,16 +51,17 @@ class Config:
     # fmt: off
     model: str = flag("resnet18", "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function",
                       "--arch", "--net", noted=False)
-    stem: str = flag("auto", "first layers: cifar (3x3), imagenet (7x7), or by image size",
+    stem: str = flag("auto", "first layers: cifar (3x3), imagenet (7x7), or auto (by image size)",
                      choices=("auto", "cifar", "imagenet"), noted=False)
     width: int | None = flag(None, "channels in the first stage", kind=int, noted=False)
     num_classes: int | None = flag(None, "number of classes (default: from the data)", kind=int,
                                    noted=False)
     weights: str = flag("", "weights to start from (a .pth file), for fine-tuning", noted=False)
-    bn: str = flag("local", "batch-norm statistics: per rank, over all ranks (GPU), or fixed",
-                   choices=("local", "sync", "frozen"))
+    bn: str = flag("local", "batch-norm statistics: per rank (local), over all ranks (sync, needs "
+                   "GPUs), or fixed (frozen)", choices=("local", "sync", "frozen"))
     channels_last: bool = flag(True, "NHWC memory layout")
-    compile: bool = flag(False, "torch.compile inside DDP", "--torchcompile")
+    compile: bool = flag(False, "compile the network with torch.compile, inside DDP",
+                         "--torchcompile")
     compile_mode: str = flag("default", "what torch.compile optimizes for",
                              choices=("default", "reduce-overhead", "max-autotune"))
 
@@ -73,13 +74,13 @@ class Config:
     val_split: float = flag(0.0, "share of the training images held out to choose the best epoch "
                             "(0 to 0.5)", noted=False)
     image_size: int = flag(224, "width in pixels of images from an ImageFolder tree")
-    train_size: str = flag("", "width of training images from a tree, fixed (176) or growing from "
-                           "epoch to epoch (128:192) (default: --image-size)", "--train-crop-size")
+    train_size: str = flag("", "width of training images from a tree: fixed (176), or growing from "
+                           "epoch to epoch (128:192); default: --image-size", "--train-crop-size")
     workers: int = flag(4, "processes per rank that load images of a tree or of your own data set",
                         "-j", "--num-workers", noted=False)
 
-    augment: str = flag("crop,flip", "crop, flip, alternating-flip, package.module:function, or "
-                        "several of these with commas; or none")
+    augment: str = flag("crop,flip", "none, or a comma-separated list of crop, flip, "
+                        "alternating-flip and package.module:function")
     randaugment: int = flag(0, "RandAugment magnitude for image folders, 1 to 30, usually 9 "
                             "(0: off)", "--ra-magnitude")
     trivialaugment: bool = flag(False, "TrivialAugment for image folders")
@@ -96,16 +97,17 @@ class Config:
                                     "--global-batch-size", kind=int, noted=False)
     grad_accum_steps: int = flag(1, "micro-batches per rank and optimizer step",
                                  "--grad-accu-steps", noted=False)
-    elastic: str = flag("exact", "resume on other ranks: with the micro-batches of the checkpoint "
-                        "(same result), or one per rank (faster, other batch-norm statistics)",
+    elastic: str = flag("exact", "when resuming on a different number of ranks: keep the "
+                        "checkpoint's micro-batches (exact: same result), or use one per rank "
+                        "(even: faster, but different batch-norm statistics)",
                         choices=("exact", "even"), noted=False)
-    canonical_shards: int = flag(0, "bitwise equal weights at every world size that divides this "
-                                 "(0: off)", noted=False)
+    canonical_shards: int = flag(0, "cut each batch into this many shards, for bitwise equal weights "
+                                 "at every world size that divides it (0: off)", noted=False)
     drop_last: bool = flag(False, "drop the last, smaller batch of an epoch", noted=False)
-    amp: str = flag("auto", "mixed precision; auto: bf16 on GPUs that have it, else off",
+    amp: str = flag("auto", "mixed precision; auto: bf16 on GPUs that support it, else off",
                     choices=("auto", "off", "bf16", "fp16"), bare="bf16")
-    grad_exchange: str = flag("auto", "how ranks add up gradients; fp64: alike on any number of ranks, "
-                              "bf16: half the bytes; auto: fp64 on CPUs, fp32 on GPUs",
+    grad_exchange: str = flag("auto", "how ranks add up gradients; fp64: same sum on any number of "
+                              "ranks; bf16: half the bytes; auto: fp64 on CPUs, fp32 on GPUs",
                               "--grad-compression", choices=("auto", "fp64", "fp32", "bf16"),
                               bare="bf16")
 
@@ -113,33 +115,35 @@ class Config:
     opt: str = flag("sgd", "sgd, adam, adamw, or package.module:function such as torch.optim:RAdam",
                     noted=False)
     lr: float = flag(0.1, "peak learning rate", "--learning-rate")
-    lr_scaling: str = flag("none", "how --lr grows with global batch / --lr-base-size",
+    lr_scaling: str = flag("none", "how --lr grows with the global batch divided by --lr-base-size",
                            choices=("none", "linear", "sqrt"))
     lr_base_size: int = flag(256, "global batch that --lr is meant for")
     momentum: float = flag(0.9, "momentum of SGD")
     nesterov: bool = flag(True, "Nesterov momentum")
     weight_decay: float = flag(5e-4, "weight decay", "--wd")
     norm_weight_decay: float | None = flag(
-        None, "weight decay of batch norms and biases (default: the same)", kind=float)
+        None, "weight decay of batch norms and biases (default: --weight-decay)", kind=float)
     label_smoothing: float = flag(0.0, "label smoothing, 0 up to but not including 1", "--smoothing")
     clip_grad_norm: float = flag(0.0, "maximum gradient norm (0: no limit)", "--clip-grad")
-    ema: float = flag(0.0, "EMA decay; the averaged weights are evaluated (0: off)",
-                      "--ema-decay")
+    ema: float = flag(0.0, "decay of a moving average of the weights, which is evaluated instead "
+                      "of them (0: off)", "--ema-decay")
 
     epochs: int = flag(10, "passes over the training images", "--num-epochs")
-    max_steps: int = flag(0, "stop after this many steps (0: by epochs)")
-    max_time: str = flag("", "save and stop after this time, as for a signal: 90s, 30m, 2h30m",
+    max_steps: int = flag(0, "stop after this many steps (0: train for --epochs)")
+    max_time: str = flag("", "save and stop after this time, as after a signal: 90s, 30m, 2h30m",
                          noted=False)
     schedule: str = flag("cosine", "learning rate over the run: cosine, multistep, triangular, "
                          "constant, or package.module:function", "--lr-scheduler", "--sched")
     warmup_epochs: float = flag(1.0, "epochs of linear warm-up", "--lr-warmup-epochs", "--warm")
-    milestones: str = flag("60,120,160", "epochs at which multistep decays", "--lr-milestones")
-    gamma: float = flag(0.2, "factor of each multistep decay", "--lr-gamma")
-    min_lr: float = flag(0.0, "learning rate that the schedule ends at", "--lr-min")
+    milestones: str = flag("60,120,160", "epochs at which multistep lowers the rate",
+                           "--lr-milestones")
+    gamma: float = flag(0.2, "factor by which multistep lowers the rate", "--lr-gamma")
+    min_lr: float = flag(0.0, "learning rate at the end of the schedule", "--lr-min")
 
     preset: str = flag("", "a named set of defaults, which flags override", noted=False)
-    seed: int = flag(0, "seed of weights, order and augmentation", "--random-seed", noted=False)
-    deterministic: bool = flag(False, "deterministic algorithms only",
+    seed: int = flag(0, "seed of the initial weights, the sample order and augmentation",
+                     "--random-seed", noted=False)
+    deterministic: bool = flag(False, "use only deterministic algorithms",
                                "--use-deterministic-algorithms")
     device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"), noted=False)
     spawn: int = flag(0, "start this many ranks on this machine, without torchrun", noted=False)
@@ -148,26 +152,28 @@ class Config:
                           noted=False)
     check_every: int = flag(1000, "steps between checks that replicas are equal (0: off)",
                             noted=False)
-    profile: str = flag("", "write a Chrome trace of these steps since the start, per rank: 10:20",
-                        noted=False)
+    profile: str = flag("", "write a Chrome trace of these steps on each rank, counted from the "
+                        "start or resume: 10:20", noted=False)
 
     resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl)",
                        bare="auto", noted=False)
     resume_override: bool = flag(False, "accept a checkpoint with other data, batch or seed",
                                  noted=False)
-    checkpoint_dir: str = flag("", "where ckpt/step-* go (default: the output folder)",
+    checkpoint_dir: str = flag("", "folder for ckpt/step-* (default: the output folder)",
                                "--model-dir", noted=False)
-    save_every: str = flag("60s", "epochs, steps or seconds: 5ep, 500st, 60s (0: at the end only)",
-                           noted=False)
-    keep: int = flag(3, "newest checkpoints to keep, at least 2", "--checkpoint-hist", noted=False)
-    export_every: int = flag(1, "epochs between epoch_N.pth files; the newest is kept (0: none)",
-                             "--save-epoch", noted=False)
+    save_every: str = flag("60s", "how often to save, in epochs (5ep), steps (500st) or seconds "
+                           "(60s); 0: only at the end", noted=False)
+    keep: int = flag(3, "how many of the newest checkpoints to keep, at least 2",
+                     "--checkpoint-hist", noted=False)
+    export_every: int = flag(1, "epochs between epoch_N.pth files; only the newest is kept "
+                             "(0: none)", "--save-epoch", noted=False)
 
-    out: str = flag("", "output folder (default ./output)", "--output-dir", "--output", noted=False)
+    out: str = flag("", "output folder (default: ./output)", "--output-dir", "--output",
+                    noted=False)
     eval_every: int = flag(1, "epochs between evaluations", "--val-interval", noted=False)
     eval_batch_size: int = flag(500, "images per rank and evaluation step", noted=False)
     test_only: bool = flag(False, "evaluate the checkpoint, write eval.json and stop", noted=False)
-    tta: str = flag("none", "also evaluate with each image's mirror image, as tta_top1",
+    tta: str = flag("none", "also evaluate each image together with its mirror image, as tta_top1",
                     choices=("none", "mirror"), noted=False)
     metric: str = flag("", "also evaluate package.module:function(logits, labels) over a whole split",
                        noted=False)
@@ -178,17 +184,17 @@ class Config:
     # fmt: on
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems, one line each, that show without looking at the machine or the data."""
+        """Yield the problems that show without the machine and the data, one line each."""
         for limit, holds, names in LIMITS:
             for name in names.split():
                 if not holds(getattr(self, name)):
                     yield f"--{name.replace('_', '-')} {getattr(self, name)}: must {limit}"
         if self.canonical_shards and self.grad_accum_steps > 1:
-            yield "--canonical-shards cuts the batch itself: leave out --grad-accum-steps"
+            yield "--canonical-shards cuts the batch itself; leave out --grad-accum-steps"
         if self.canonical_shards and self.grad_exchange != "auto":
-            yield "--canonical-shards adds gradients in its own way: leave out --grad-exchange"
+            yield "--canonical-shards adds gradients in its own way; leave out --grad-exchange"
         if self.canonical_shards and self.bn == "sync":
-            yield "--canonical-shards gives each shard its own statistics: use --bn local or frozen"
+            yield "--canonical-shards gives each shard its own statistics; use --bn local or frozen"
         if self.canonical_shards and self.amp == "fp16":
             yield "--canonical-shards with --amp fp16: use bf16, which needs no loss scale"
         if self.bn == "sync" and self.device == "cpu":
@@ -207,7 +213,7 @@ class Config:
 
     @property
     def parsed_save_every(self) -> tuple[int, str]:
-        """(5, "ep"), (500, "st") or (60, "s"). (0, "ep") means at the end only."""
+        """(5, "ep"), (500, "st") or (60, "s"). (0, "ep") means only at the end."""
         match = re.fullmatch(r"(\d+)(ep|st|s)?", self.save_every.strip())
         if not match:
             raise ValueError(self.save_every)
@@ -263,8 +269,8 @@ LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
         "threads timeout check_every export_every workers randaugment cutout mixup cutmix",
     ),
     ("be at least 2, in case the newest one is damaged", lambda value: value >= 2, "keep"),
-    ("be 0 to 0.5", lambda value: 0 <= value <= 0.5, "val_split"),
-    ("be 0 to 1", lambda value: 0 <= value <= 1, "random_erase"),
+    ("be between 0 and 0.5", lambda value: 0 <= value <= 0.5, "val_split"),
+    ("be between 0 and 1", lambda value: 0 <= value <= 1, "random_erase"),
     ("be at least 0 and below 1", lambda value: 0 <= value < 1, "label_smoothing momentum ema"),
     ("be at most 30", lambda value: value <= 30, "randaugment"),
 ]
@@ -281,7 +287,7 @@ def named_function(flag_name: str, text: str) -> Callable[..., Any]:
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"{flag_name} {text}: {error}: is its folder on PYTHONPATH?") from error
+        raise UsageError(f"{flag_name} {text}: {error}; is its folder on PYTHONPATH?") from error
     return function
 
 
@@ -290,12 +296,12 @@ def preset(**settings: Any) -> dict[str, Any]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Flags win over a preset. Batches are global, so a preset means the same on any number of ranks;
-    # the exception is modelarts, with 128 images per rank.
-    # The first three fix published DDP recipes; the others state a target of our own.
+    # Flags take precedence over a preset. Batches are global, so a preset means the same on any
+    # number of ranks; the exception is modelarts, with 128 images per rank.
+    # The first three fix published DDP recipes; each of the others has a target of our own.
     #
     # 16 GPUs x 256 images, SGD 0.1 without a schedule, torchvision's ResNet-18 with its ImageNet
-    # stem. Fixed: small-image stem, warm-up and decay, enough weight decay to regularise.
+    # stem. Fixed: small-image stem, warm-up and decay, enough weight decay to regularize.
     "leimao": preset(
         model="resnet18", stem="cifar", global_batch=4096, epochs=100, schedule="cosine",
         warmup_epochs=5.0, opt="sgd", lr=0.1, lr_scaling="linear", momentum=0.9, weight_decay=5e-4,
@@ -306,32 +312,32 @@ PRESETS: dict[str, dict[str, Any]] = {
         model="resnet18", batch_size=128, epochs=100, schedule="cosine", warmup_epochs=1.0,
         opt="adam", lr=0.001, lr_scaling="sqrt", lr_base_size=128, weight_decay=0.0,
     ),
-    # SGD 0.1 / 0.9 / 1e-4, 256 images in all, steps at 60, 120, 160 times 0.2, 200 epochs. Fixed:
-    # one global batch for any number of ranks.
+    # SGD 0.1 / 0.9 / 1e-4, 256 images in all, 200 epochs, the rate times 0.2 at epochs 60, 120 and
+    # 160. Fixed: one global batch for any number of ranks.
     "rentainhe": preset(
         model="resnet18", global_batch=256, epochs=200, schedule="multistep", warmup_epochs=1.0,
         milestones="60,120,160", gamma=0.2,
         opt="sgd", lr=0.1, momentum=0.9, nesterov=False, weight_decay=1e-4,
     ),
-    # Target: 95.4 to 95.7 % on CIFAR-10, the usual range of this network and recipe.
+    # Target: 95.4% to 95.7% on CIFAR-10, the usual range of this network and recipe.
     "baseline": preset(
         model="resnet18", global_batch=128, epochs=200, schedule="cosine", warmup_epochs=1.0,
         opt="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4,
     ),
-    # Target: at least 94.5 % on CIFAR-10 in at most a third of the baseline's time. Not measured.
+    # Target: at least 94.5% on CIFAR-10 in at most a third of the baseline's time. Not measured.
     "fast": preset(
         model="resnet18", global_batch=512, epochs=35, schedule="triangular", warmup_epochs=5.0,
         opt="sgd", lr=0.4, momentum=0.9, weight_decay=5e-4, label_smoothing=0.1,
         amp="bf16", compile=True, drop_last=True,
     ),
-    # Target: 96 % on CIFAR-10 in 180 s on one H200, without test-time augmentation. Not measured;
+    # Target: 96% on CIFAR-10 in 180 s on one H200, without test-time augmentation. Not measured;
     # docs/trainer.md has the arithmetic.
     "speed96": preset(
         model="resnet18", global_batch=512, epochs=160, schedule="cosine", warmup_epochs=5.0,
         opt="sgd", lr=0.4, momentum=0.9, weight_decay=5e-4, label_smoothing=0.1, cutout=16, ema=0.999,
         amp="bf16", compile=True, drop_last=True, eval_every=20, export_every=0, save_every="0",
     ),
-    # Target: 76.5 to 77.5 % on ImageNet, the usual range of this network and recipe. Not measured.
+    # Target: 76.5% to 77.5% on ImageNet, the usual range of this network and recipe. Not measured.
     "imagenet": preset(
         model="resnet50", stem="imagenet", image_size=224, global_batch=1024, epochs=90,
         schedule="cosine", warmup_epochs=5.0, opt="sgd", lr=0.1, lr_scaling="linear", momentum=0.9,

@@ -1,7 +1,7 @@
 """The ranks of a run: which one this process is, how they connect, agree and exit.
 
-In torchrun's words a node is a machine and a rank is a process; `local_rank` counts within a node.
-Without torchrun's variables there is one rank, and the same loop runs without a process group.
+In torchrun's terms, a node is a machine and a rank is a process; `local_rank` counts within a node.
+Without torchrun's variables, there is one rank, and the same loop runs without a process group.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class Ranks:
     host: str
     timeout: float = 120.0  # seconds after which a silent rank counts as lost
     store: Store | None = None  # key-value store of this attempt, apart from the process group
-    turns: Iterator[int] = field(default_factory=itertools.count, compare=False)  # of `agreeing`
+    # numbers the uses of `agreeing`
+    turns: Iterator[int] = field(default_factory=itertools.count, compare=False)
 
     @property
     def first(self) -> bool:
-        """True on the one rank that prints and writes."""
+        """Whether this is rank 0, the only rank that prints and writes."""
         return self.rank == 0
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -56,7 +57,8 @@ class Ranks:
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order, on every rank. They must be small and picklable."""
+        """Return all ranks' values, in rank order, on every rank. They must be small and
+        picklable."""
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
@@ -72,7 +74,8 @@ class Ranks:
 
     @contextlib.contextmanager
     def agreeing(self) -> Iterator[None]:
-        """If any rank raises a TrainerError inside, all ranks raise it. A collective.
+        """Context manager: if any rank raises a TrainerError in the block, all ranks raise it. A
+        collective.
 
         The ranks wait for one another through the store, for as long as those that are missing are
         alive.
@@ -89,7 +92,7 @@ class Ranks:
 
 
 def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
-    """Return this process's rank, from the environment that torchrun sets. Raises UsageError."""
+    """Return this process's Ranks, from the environment that torchrun sets. Raises UsageError."""
     try:
         rank, world_size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         local_world_size = int(env.get("LOCAL_WORLD_SIZE", "1"))
@@ -118,13 +121,13 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
         return torch.device("cpu")
     if count == 0:
         raise UsageError(
-            "--device cuda: PyTorch sees no GPU here: check the driver and "
+            "--device cuda: PyTorch sees no GPU here; check the driver and "
             "CUDA_VISIBLE_DEVICES, or use --device cpu"
         )
     local_rank = int(env.get("LOCAL_RANK", "0"))
     if local_rank >= count:
         raise UsageError(
-            f"local rank {local_rank} has no GPU of its own ({count} here): "
+            f"local rank {local_rank} has no GPU of its own ({count} here); "
             "lower --nproc-per-node, or use --device cpu"
         )
     device = torch.device("cuda", local_rank)
@@ -136,7 +139,7 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
     """Wait for all other ranks and create the process group. Return `ranks` with their store.
 
     `failure` is what went wrong on this rank so far (its images, its device). All ranks learn of it
-    here and raise it. Also raises TrainerError naming the ranks that did not join.
+    here and raise it. If ranks do not join, raises TrainerError that names them.
     """
     if ranks.world_size == 1:
         if failure:
@@ -146,7 +149,7 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
     facts = exchange(ranks, store, "join", failure, JOIN_TIMEOUT)
     if len({fact["device"] for fact in facts}) > 1:
         raise UsageError(
-            "some ranks have a GPU and others have none: use --device cpu, or hosts of one kind"
+            "some ranks have a GPU and others have none; use --device cpu, or hosts of one kind"
         )
     make_group(ranks, PrefixStore("group", store))
     kept.append(dist.group.WORLD)
@@ -171,14 +174,16 @@ which may in turn wait for the interpreter lock that the destroying thread holds
 
 
 def leave(ranks: Ranks) -> None:
-    """Close the group on all ranks together: otherwise a Gloo peer that is still reading aborts."""
+    """Close the group on all ranks together; otherwise, a Gloo peer that is still reading
+    aborts."""
     if dist.is_initialized():
         ranks.gather(None)
         dist.destroy_process_group()
 
 
 def as_fact(ranks: Ranks, failure: Exception | None) -> dict[str, str]:
-    """Return what one rank tells the others about itself and its failure; `error` is "" for none."""
+    """Return what this rank reports to the others about itself and its failure. `error` is "" if it
+    has not failed."""
     if failure is not None and not isinstance(failure, TrainerError):
         failure = TrainerError(f"{type(failure).__name__}: {failure}")
     return {
@@ -195,7 +200,7 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
         return FileStore(env["TRAINER_STORE"], ranks.world_size)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
         raise UsageError(
-            f"WORLD_SIZE={ranks.world_size} without MASTER_ADDR and MASTER_PORT: use torchrun"
+            f"WORLD_SIZE={ranks.world_size} without MASTER_ADDR and MASTER_PORT; use torchrun"
         )
     limit = datetime.timedelta(seconds=JOIN_TIMEOUT)
     store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit))
@@ -208,7 +213,7 @@ def exchange(
 ) -> list[dict[str, str]]:
     """Return every rank's fact on every rank, through the store.
 
-    Raises the error of the lowest rank that has one, with the same message on all ranks, and
+    Raises the error of the lowest rank that has one, with the same message on all ranks. Raises
     TrainerError once the missing ranks have shown no sign of life for `timeout` seconds.
     """
     store.set(f"{name}/{ranks.rank}", json.dumps(as_fact(ranks, failure)))
@@ -219,12 +224,12 @@ def exchange(
             signs, since = seen, time.monotonic()
         if time.monotonic() - since > timeout:
             absent = ", ".join(map(str, sorted(missing)))
-            raise TrainerError(f"no sign of rank {absent} for {timeout:g} s: see its host's logs")
+            raise TrainerError(f"no sign of rank {absent} for {timeout:g} s; see its host's logs")
         time.sleep(0.05)
     facts = [json.loads(store.get(f"{name}/{rank}")) for rank in range(ranks.world_size)]
     store.add(f"{name}/read", 1)
     deadline = time.monotonic() + timeout
-    while ranks.first and time.monotonic() < deadline:  # it may hold the store: wait for all reads
+    while ranks.first and time.monotonic() < deadline:  # rank 0 may hold the store
         if store.add(f"{name}/read", 0) == ranks.world_size:
             break
         time.sleep(0.01)
@@ -268,8 +273,9 @@ def check_replicas(ranks: Ranks, parameters: list[nn.Parameter], step: int) -> N
     different = [str(rank) for rank, value in enumerate(hashes) if value != common]
     if different:
         raise ReplicaMismatch(
-            f"step {step}: the weights of rank {', '.join(different)} differ from the others': "
-            "faulty memory, or code that runs on some ranks only; resume from the last checkpoint"
+            f"step {step}: the weights of rank {', '.join(different)} differ from those of the "
+            "others (faulty memory, or code that runs only on some ranks); resume from the last "
+            "checkpoint"
         )
 
 
@@ -278,7 +284,7 @@ def fingerprint(parameters: list[nn.Parameter]) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
     for parameter in parameters:
         bits = parameter.detach().float().contiguous().view(torch.int32).reshape(-1).long()
-        # Each place has its own odd factor: one changed value cannot cancel out modulo 2**64.
+        # Each place has its own odd factor, so one changed value cannot cancel out modulo 2**64.
         places = torch.arange(bits.numel(), device=bits.device) * 2654435761 * 2 + 1
         total = total * 31 + (bits * places).sum()
     return total

@@ -52,11 +52,11 @@ def finish(t: Training, state: str, reason: str) -> None:
     out = Path(t.config.out)
     try:
         write_status(out, state, t.step, t.saver.newest, reason, seconds=seconds, **results)
-    except OSError as error:  # everything is saved: a full disk must not make the run a failure
+    except OSError as error:  # everything is saved: a full disk must not fail the run
         say(f"WARNING: cannot write {out}/status.json: {error.strerror or error}")
     best = t.best.get("top1")
     selected = (
-        f"  best top-1 {100 * best:.2f} % (selected on {t.best['selected_on']})" if best else ""
+        f"  best top-1 {100 * best:.2f}% (selected on {t.best['selected_on']})" if best else ""
     )
     say(f"{state} at step {t.step} of {t.plan.total_steps} in {clock(seconds)}{selected}  {reason}")
 
@@ -72,12 +72,12 @@ def preempted(t: Training, env: Mapping[str, str]) -> int:
 
 
 class Watch:
-    """End all ranks soon, and with the same error, when one of them fails or is lost.
+    """Ends all ranks soon and with the same error when one of them fails or is lost.
 
     A rank that fails mid-step cannot tell the others through a collective: they are waiting in
-    another one, and would wait for the whole timeout. It writes its error to the store instead, where a
-    thread of every rank looks twice a second. That thread also counts up this rank's sign of life and
-    watches the sign of the next rank, so that a host which is gone is noticed after --timeout.
+    another one, and would wait for the whole timeout. Instead, it writes its error to the store,
+    which a thread of every rank checks twice a second. That thread also counts this rank's signs of
+    life and watches the count of the next rank, so that a lost host is noticed after --timeout.
     """
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
@@ -92,7 +92,7 @@ class Watch:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def done(self) -> None:
-        """The run has succeeded: stop watching."""
+        """Stop watching, because the run has succeeded."""
         self.ending.acquire()
 
     def fail(self, error: Exception) -> Exception:
@@ -103,7 +103,7 @@ class Watch:
         mine = explain(self.ranks, self.t, error) or error
         store, shared = self.ranks.store, mine
         if store is not None:
-            # The store may have gone down with the rank holding it.
+            # The store may have gone down with the rank that held it.
             with contextlib.suppress(RuntimeError, ConnectionError):
                 shared = self._report(store, mine)
         write_failure(self.t, self.config, self.ranks, shared)
@@ -115,7 +115,7 @@ class Watch:
         if isinstance(mine, PeerLost):  # the store may already have that peer's error
             wait_until(lambda: store.check([FAILURE]), LOST_GRACE)
         if store.add("failures", 1) == 1 and not store.check([FAILURE]):
-            get_error_handler().record_exception(mine)  # torchrun names the first rank that did
+            get_error_handler().record_exception(mine)  # torchrun names the first one recorded
             located = isinstance(mine, TrainerError) and mine.located
             where = "" if located else f"rank {self.ranks.rank} on {self.ranks.host}: "
             fact = as_fact(self.ranks, mine)
@@ -127,8 +127,8 @@ class Watch:
         return reported(store)
 
     def _part(self, store: Store, reporter: bool) -> None:
-        """The rank that failed leaves first, so that launchers see it first, but not before the
-        others know: it may hold the store."""
+        """Let the failed rank leave first, so that launchers see it first, but only once the others
+        know of the failure, because it may hold the store."""
         with contextlib.suppress(RuntimeError, ConnectionError):
             if reporter:
                 others = self.ranks.world_size - 1
@@ -150,7 +150,7 @@ class Watch:
                     True,
                     PeerLost(
                         f"rank {self.ranks.rank} on {self.ranks.host} lost the store, which the first "
-                        "node holds: the first failure is in that node's log"
+                        "node holds; see that node's log for the first failure"
                     ),
                 )
             if error is not None and self.ending.acquire(blocking=False):
@@ -163,7 +163,8 @@ class Watch:
             time.sleep(WATCH_EVERY)
 
     def _look(self, store: Store) -> Exception | None:
-        """Give a sign of life. Return the error that a rank has reported, or that the next one is lost."""
+        """Give a sign of life. Return the error that a rank has reported, PeerLost if the next rank
+        is lost, or None."""
         store.add(f"alive/{self.ranks.rank}", 1)
         if store.check([FAILURE]):
             return reported(store)
@@ -175,7 +176,7 @@ class Watch:
         step = f" at step {self.t.step}" if self.t else ""
         return PeerLost(
             f"rank {self.ranks.rank} on {self.ranks.host} lost contact with rank {self.next}{step}: "
-            f"no sign of life for {self.config.timeout:g} s: see that rank's log and host"
+            f"no sign of life for {self.config.timeout:g} s; see that rank's log and host"
         )
 
 
@@ -191,7 +192,7 @@ def wait_until(done: Callable[[], bool], seconds: float) -> None:
 
 
 def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Exception) -> None:
-    """Record why the run failed. A disk that is not writable must not hide that error."""
+    """Record why the run failed. If the disk is not writable, that must not hide the error."""
     if not ranks.first or config.test_only:
         return
     state = error.state if isinstance(error, TrainerError) else "failed"
@@ -205,25 +206,25 @@ def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Excep
 
 
 def explain(ranks: Ranks, t: Training | None, error: Exception) -> TrainerError | None:
-    """Return one line for a torch error that the user can act on. None: show the traceback."""
+    """Return one line for a torch error that the user can act on, or None to show the traceback."""
     first = (str(error).strip().splitlines() or [""])[0][:200]
     where = f"rank {ranks.rank} on {ranks.host}"
     step = f" at step {t.step}" if t else ""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return OutOfMemory(
-            f"{where}: out of GPU memory{step}: "
-            "lower the batch, raise --grad-accum-steps, or use --amp bf16"
+            f"{where}: out of GPU memory{step}; "
+            "lower the batch size, raise --grad-accum-steps, or use --amp bf16"
         )
     if isinstance(error, TrainerError) or not isinstance(error, RuntimeError):
         return None
     if "DataLoader worker" in first:
         return DataError(
-            f"a process that loads images was killed: {first}: give the container more shared "
-            "memory (shm_size), or pass fewer --workers"
+            f"a process that loads images was killed: {first}; give the container more shared "
+            "memory (shm_size), or lower --workers"
         )
     if ranks.world_size == 1 or not any(word in str(error).lower() for word in LOST):
         return None
     return PeerLost(
-        f"{where} lost contact with another rank{step}: {first}: the first failure is in that "
-        "rank's log"
+        f"{where} lost contact with another rank{step}: {first}; see that rank's log for the first "
+        "failure"
     )

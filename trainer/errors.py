@@ -4,14 +4,14 @@
     ├── PeerLost              exit 1   another rank is gone
     ├── OutOfMemory           exit 1   this rank's GPU is full
     ├── UsageError            exit 2   an impossible flag or combination of flags
-    ├── DataError             exit 3   images are missing, incomplete or do not fit the network
+    ├── DataError             exit 3   images are missing or incomplete, or do not fit the network
     ├── CheckpointError       exit 4   a checkpoint cannot be written, or is damaged
     ├── Diverged              exit 5   the loss is no longer a finite number
     └── ReplicaMismatch       exit 6   ranks that must hold equal weights do not
 
 75 means stopped by a signal with everything saved (0 under torchrun, which ends the job on any
-other code); 143 means stopped by a second signal with nothing saved. A message is one line: where,
-what, remedy. One rank prints it; all ranks exit with the same code.
+other code); 143 means stopped by a second signal with nothing saved. A message is one line,
+`where: what; remedy`. One rank prints it; all ranks exit with the same code.
 """
 
 from __future__ import annotations

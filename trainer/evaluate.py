@@ -40,16 +40,16 @@ def record_evaluation(t: Training, split: str) -> None:
 
 
 def selecting_split(t: Training) -> str:
-    """Return the split that chooses the best epoch. With "test", the best score is biased: the test
-    set chose it."""
+    """Return the split that chooses the best epoch. With "test", the best score is biased, because
+    the test set chose it."""
     return "val" if t.config.val_split else "test"
 
 
 def evaluate(t: Training, split: str, confusion: bool = False) -> dict[str, Any]:
-    """Return n, correct1, correct5, top1, top5 and loss over a split; with several ranks also `ranks`:
-    top1 and loss of the images that each rank saw. A collective.
+    """Return n, correct1, correct5, top1, top5 and loss over a split. With several ranks, also
+    return `ranks`: top1 and loss of the images that each rank saw. A collective.
 
-    confusion: also return the number of images of each class (row) taken for each class (column).
+    confusion: also return how many images of each class (row) were taken for each class (column).
     """
     blocks = Blocks(t, split, confusion)
     table = t.ranks.sum_(blocks.count()).cpu()
@@ -85,9 +85,10 @@ def evaluate(t: Training, split: str, confusion: bool = False) -> dict[str, Any]
 def scores(
     logits: torch.Tensor, y: torch.Tensor, loss: Callable[..., torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return what is added up over all images, for each image of a block.
+    """Return, for each image of a block, the values that are summed over all images.
 
-    To add a metric, add it here, its name to `Blocks.names`, and its value to what `evaluate` returns.
+    To add a metric, add it here, add its name to `Blocks.names`, and add its value to the result of
+    `evaluate`.
     """
     best = logits.float().topk(min(5, logits.shape[1])).indices == y[:, None]
     return {
@@ -114,7 +115,7 @@ class Blocks:
         self._outputs: list[tuple[torch.Tensor, torch.Tensor]] = []  # with --metric
 
     def count(self) -> torch.Tensor:
-        """Return one row of sums per block; rows of other ranks are 0. Raises Stopped."""
+        """Return one row of sums per block; rows of other ranks' blocks are 0. Raises Stopped."""
         t, world_size = self.t, self.t.ranks.world_size
         shape = (len(self.bounds), len(self.names))
         table = torch.zeros(shape, dtype=torch.float64, device=t.ranks.device)
@@ -135,8 +136,8 @@ class Blocks:
         return table
 
     def sums(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the scores of a block's images. The plain network computes them: compiling it once
-        more, for evaluation, would take longer than it saves."""
+        """Return the scores of a block's images. The plain network computes them, because compiling
+        it again for evaluation would take more time than it saves."""
         t = self.t
         with t.net.autocast():
             logits = model(x)
@@ -164,7 +165,7 @@ class Blocks:
 
 
 def own_metrics(t: Training, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Return what the function of --metric computes: a number, or several by name."""
+    """Return what the function of --metric computes: one number, or several by name."""
     value = named_function("--metric", t.config.metric)(logits, labels)
     named = value if isinstance(value, dict) else {t.config.metric.partition(":")[2]: value}
     return {str(name): float(number) for name, number in named.items()}
@@ -182,8 +183,9 @@ def test_only(t: Training) -> None:
 
 
 def export(t: Training) -> None:
-    """Write the evaluated network's state_dict, for `build_model(...).load_state_dict(torch.load(path))`:
-    as epoch_N.pth in place of the one before, and as best.pth after the best evaluation so far."""
+    """Write the evaluated network's state_dict, for
+    `build_model(...).load_state_dict(torch.load(path))`: as epoch_N.pth in place of the previous
+    one, and as best.pth after the best evaluation so far."""
     began = time.perf_counter()
     whole = t.step % t.plan.steps_per_epoch == 0
     every = t.config.export_every

@@ -1,9 +1,9 @@
 """How flags become a `Config`.
 
-Settings come, later ones winning, from: the defaults, a preset, `--config FILE`, flags. Every flag
-may be written with dashes or underscores. Abbreviations and unknown flags are errors. `DDPCTL_*`
-gives folders and resume. Flags of older DDP scripts, and what they stand for today, are at the end
-of this file.
+Settings come from the defaults, a preset, `--config FILE` and flags, and later ones take
+precedence. Every flag may be written with dashes or underscores. Abbreviations and unknown flags
+are errors. The variables `DDPCTL_*` set defaults for the folders and for --resume. Flags of older
+DDP scripts, and what they stand for today, are at the end of this file.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .config import GROUPS, PRESETS, Config
 from .errors import UsageError
 
 EPILOG = """\
-Under torchrun the ranks come from its environment. Otherwise it is one process; --spawn N starts N.
+Under torchrun, its environment sets the ranks. Otherwise, there is one process; --spawn N starts N.
   torchrun --nproc-per-node 2 -m trainer --data synthetic --model resnet8 --epochs 3
   python -m trainer --spawn 2 --data ./data --preset baseline
 Other commands: trainer ckpt ls|export, trainer data fetch|make|pack|verify.
 Exit codes: 0 done, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 replicas differ, 75 stopped and
-saved, 143 stopped unsaved; under torchrun see status.json in the output folder."""
+saved, 143 stopped without saving; under torchrun, see status.json in the output folder."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviations, and raises errors instead of exiting; so do its subcommands."""
+    """Takes no abbreviations, and raises errors instead of exiting; so do its subparsers."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -60,8 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--config", metavar="FILE", help="settings as JSON")
-    parser.add_argument("--print-config", action="store_true", help="and stop")
+    parser.add_argument("--config", metavar="FILE", help="read settings from a JSON file")
+    parser.add_argument("--print-config", action="store_true", help="print the settings and stop")
     for field in dataclasses.fields(Config):
         if field.name in GROUPS:
             group = parser.add_argument_group(GROUPS[field.name])
@@ -71,8 +71,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str, Any]]:
-    """Return the Config for these arguments, and what else they ask for: `print_config`, and `env`:
-    variables that older flags stand for (MASTER_ADDR, NNODES, ...). Raises UsageError.
+    """Return the Config for these arguments, and what else they ask for: `print_config`, and `env`,
+    the variables that older flags stand for (MASTER_ADDR, NNODES, ...). Raises UsageError.
     """
     given = settings_in(argv)
     other: dict[str, Any] = {
@@ -82,12 +82,12 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
     layers = [_from_file(given.pop("config")) if "config" in given else {}, given]
     preset = next((layer["preset"] for layer in reversed(layers) if layer.get("preset")), "")
     if preset and preset not in PRESETS:
-        raise UsageError(f"--preset {preset}: there are {', '.join(PRESETS)}")
+        raise UsageError(f"--preset {preset}: use one of {', '.join(PRESETS)}")
     settings: dict[str, Any] = {}
     for layer in [PRESETS.get(preset, {}), *layers]:
         if "batch_size" in layer and "global_batch" in layer:
             raise UsageError(
-                "--batch-size is per rank and --global-batch for all ranks: use only one"
+                "--batch-size is per rank and --global-batch for all ranks; use only one"
             )
         if "batch_size" in layer or "global_batch" in layer:
             settings.pop("batch_size", None)
@@ -100,7 +100,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
 
 
 def settings_in(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that these arguments give, older spellings translated."""
+    """Return the settings from these arguments, with older spellings translated."""
     given = vars(make_parser().parse_args([dashed(argument) for argument in argv]))
     return {"env": take_older_spellings(given), **given}
 
@@ -135,7 +135,7 @@ def _add_field(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) ->
 
 
 def number(text: str) -> float:
-    """Return a finite float. argparse's message has this function's name: "invalid number value"."""
+    """Return a finite float. argparse's message names this function: "invalid number value"."""
     if not math.isfinite(value := float(text)):
         raise ValueError(text)
     return value
@@ -145,7 +145,7 @@ READERS: dict[type, Callable[[str], Any]] = {float: number}  # the other types a
 
 
 def _from_file(path: str) -> dict[str, Any]:
-    """Return the settings in a JSON file, as if its entries were flags. null means the default."""
+    """Return the settings in a JSON file, read as if they were flags. null means the default."""
     try:
         content = json.loads(Path(path).read_text())
         if not isinstance(content, dict):
@@ -187,15 +187,17 @@ VARIABLES = {  # what each of these older flags stands for
 
 
 def add_older_spellings(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("older spellings", "torchrun's environment wins over these")
+    group = parser.add_argument_group(
+        "older spellings", "variables set by torchrun take precedence over these"
+    )
     for name, text in (
         *((name, argparse.SUPPRESS) for name in (*VARIABLES, "init_method", "gpu", "gpu_id")),
-        ("enable_gpu", "true: --device auto, false: cpu"),
+        ("enable_gpu", "true: --device auto, false: --device cpu"),
         ("custom_data", "true: --data synthetic"),
     ):
         group.add_argument(dashed(f"--{name}"), dest=name, metavar="BOOL", help=text)
-    group.add_argument("--sync-bn", action="store_true", help="--bn sync")
-    group.add_argument("--no-augment", action="store_true", help="--augment none")
+    group.add_argument("--sync-bn", action="store_true", help="same as --bn sync")
+    group.add_argument("--no-augment", action="store_true", help="same as --augment none")
 
 
 def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
@@ -231,6 +233,6 @@ def strict_bool(text: str) -> bool:
 
 
 def dashed(argument: str) -> str:
-    """Return a flag with dashes in place of underscores; a value after = is left alone."""
+    """Return a flag with dashes in place of underscores. Leave a value after = alone."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument

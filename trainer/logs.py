@@ -27,7 +27,7 @@ from .slow_ranks import SlowRanks
 
 VERSION = 1
 LONGEST_SILENCE = 60.0  # seconds between lines when steps are slow
-PEAKS = {  # TFLOP/s of dense bf16 products, by a part of the GPU's name
+PEAKS = {  # peak TFLOP/s of dense bf16 matrix products, by a part of the GPU's name
     "B200": 2250.0,
     "H200": 989.0,
     "H100": 989.0,
@@ -39,12 +39,12 @@ PEAKS = {  # TFLOP/s of dense bf16 products, by a part of the GPU's name
 
 
 class Log:
-    """metrics.jsonl in `out`. With `out` None, a rank that writes nothing."""
+    """metrics.jsonl in `out`. If `out` is None, this rank writes nothing."""
 
     def __init__(
         self, out: Path | None = None, report: Callable[[dict[str, Any]], object] | None = None
     ) -> None:
-        """report: also called with each line."""
+        """report: a function that is also called with each line."""
         self.path = out / "metrics.jsonl" if out else None
         self.last: dict[str, Any] = {}  # the newest evaluation
         self.began = time.monotonic()
@@ -53,7 +53,7 @@ class Log:
         self._warned: set[str] = set()
 
     def start(self, resumed_step: int | None) -> None:
-        """Continue the file from a step, or begin anew. Raises OSError."""
+        """Continue the file from a step, or begin a new one. Raises OSError."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Log:
         if self._report is not None:
             try:
                 self._report(_finite(line))
-            except Exception as error:  # a tracker that is out of reach must not end the run
+            except Exception as error:  # an unreachable tracker must not end the run
                 self._warn(f"--report-to: {type(error).__name__}: {error}")
 
     def _warn(self, problem: str) -> None:
@@ -95,7 +95,7 @@ def append(path: Path, text: str) -> None:
             file.write(text.encode())
             file.flush()
         except OSError:
-            with contextlib.suppress(OSError):  # closing would try once more to write the rest
+            with contextlib.suppress(OSError):  # closing tries once more to write the rest
                 file.close()
             with path.open("rb+") as torn:
                 torn.truncate(size)
@@ -105,7 +105,10 @@ def append(path: Path, text: str) -> None:
 def write_status(
     out: Path, state: str, step: int, checkpoint: str | None, reason: str, **more: Any
 ) -> None:
-    """state: completed, preempted, failed or diverged. checkpoint: folder of the newest one."""
+    """Write status.json.
+
+    state: completed, preempted, failed or diverged. checkpoint: the folder of the newest one.
+    """
     out.mkdir(parents=True, exist_ok=True)
     status = {"v": VERSION, "state": state, "step": step, "checkpoint": checkpoint}
     status |= {"reason": reason, "ts": round(time.time(), 3), **more}
@@ -117,8 +120,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def truncate(path: Path, step: int, last: dict[str, Any]) -> None:
-    """Drop what a run resumed at `step` will write again: lines after it, and evaluations after its
-    `last` one. Also drop any earlier `end` line and an incomplete last line."""
+    """Drop what a run resumed at `step` will write again: lines after that step, and evaluations
+    after its `last` one. Also drop any earlier `end` line and an incomplete last line."""
 
     def belongs(line: str) -> bool:
         try:
@@ -148,7 +151,7 @@ def mentions_checkpoints(out: Path) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN; use null."""
+    """Replace NaN and infinity with None, since JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -160,7 +163,7 @@ class Progress:
     """Loss and speed since the last line of progress."""
 
     def __init__(self, config: Config, plan: Plan, ranks: Ranks, flops: int | None = None) -> None:
-        """flops: operations of one image's forward and backward, if known."""
+        """flops: floating-point operations in one image's forward and backward passes, if known."""
         self.config, self.plan, self.ranks, self.flops = config, plan, ranks, flops
         self.slow = SlowRanks(ranks.world_size)
         self.slow_changed = False  # since the last line
@@ -183,7 +186,7 @@ class Progress:
         self.slow_changed |= self.slow.add(by_rank[2::3], by_rank[1::3])
 
     def pause(self, seconds: float) -> None:
-        """Do not count time spent on evaluating or saving."""
+        """Exclude time spent on evaluating or saving."""
         self.paused += seconds
 
     def due(self, step: int) -> bool:
@@ -191,7 +194,7 @@ class Progress:
         return slow or self.slow_changed or step - self.step >= self.config.print_every
 
     def fields(self, step: int, epoch: int, lr: float) -> dict[str, Any]:
-        """Return a `train` line of metrics.jsonl, and start the next interval."""
+        """Return the fields of a `train` line of metrics.jsonl, and start the next interval."""
         steps = max(1, step - self.step)
         seconds = max(1e-9, time.perf_counter() - self.since - self.paused)
         fields: dict[str, Any] = {
@@ -221,7 +224,7 @@ class Progress:
         return fields
 
     def _utilization(self, images_per_second: float) -> dict[str, float]:
-        """Return TFLOP/s of all ranks, and on a known GPU their share of its peak (MFU)."""
+        """Return the TFLOP/s of all ranks and, on a known GPU, their share of its peak (MFU)."""
         if self.flops is None:
             return {}
         tflops = self.flops * images_per_second / 1e12
@@ -246,23 +249,23 @@ def say(text: str) -> None:
 def train_line(f: dict[str, Any], plan: Plan) -> str:
     share = 100 * f["data_ms"] / f["step_ms"] if f["step_ms"] else 0
     norm = f"  grad norm {f['grad_norm']:.3g}" if f["grad_norm"] else ""
-    used = f"  mfu {100 * f['mfu']:.1f} %" if "mfu" in f else ""
+    used = f"  mfu {100 * f['mfu']:.1f}%" if "mfu" in f else ""
     slow = f.get("ranks", {}).get("slow", {}).items()
     named = "".join(f"  slow: rank {rank} ({ratio:g} times the median)" for rank, ratio in slow)
     return (
         f"epoch {f['epoch']}/{plan.epochs}  step {f['step']}/{plan.total_steps}  "
         f"loss {f['loss']:.4f}  lr {f['lr']:.4g}{norm}  {f['img_s']:.0f} img/s "
-        f"({f['img_s'] / plan.world_size:.0f} per rank){used}  data {share:.0f} %  "
+        f"({f['img_s'] / plan.world_size:.0f} per rank){used}  data {share:.0f}%  "
         f"mem {f['mem_mb']} MB  eta {clock(f['eta_s'])}{named}"
     )
 
 
 def eval_line(f: dict[str, Any]) -> str:
-    mirrored = f"  with mirror images {100 * f['tta_top1']:.2f} %" if "tta_top1" in f else ""
+    mirrored = f"  with mirror images {100 * f['tta_top1']:.2f}%" if "tta_top1" in f else ""
     own = "".join(f"  {name} {value:.4f}" for name, value in f.get("metrics", {}).items())
     return (
-        f"epoch {f['epoch']}  {f['split']}: top-1 {100 * f['top1']:.2f} % "
-        f"({f['correct1']} of {f['n']})  top-5 {100 * f['top5']:.2f} %{mirrored}  "
+        f"epoch {f['epoch']}  {f['split']}: top-1 {100 * f['top1']:.2f}% "
+        f"({f['correct1']} of {f['n']})  top-5 {100 * f['top5']:.2f}%{mirrored}  "
         f"loss {f['loss']:.4f}{own}"
     )
 
@@ -273,7 +276,7 @@ def clock(seconds: float) -> str:
 
 
 def memory_mb(device: torch.device) -> int:
-    """Return the peak memory of this process: on the GPU, or resident on the CPU."""
+    """Return the peak memory of this process in MiB: on the GPU, or resident if it uses the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) >> 20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -17,7 +17,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Losses(NamedTuple):
-    """The losses of training and of evaluation. They differ by label smoothing only."""
+    """The losses of training and of evaluation. They differ only in label smoothing."""
 
     training: Loss
     evaluation: Loss
@@ -28,7 +28,7 @@ def make_losses(config: Config) -> Losses:
         own = per_sample(config.loss)
         return Losses(own, own)
     if config.loss != "cross-entropy":
-        raise UsageError(f"--loss {config.loss}: cross-entropy, or package.module:function")
+        raise UsageError(f"--loss {config.loss}: use cross-entropy, or package.module:function")
     return Losses(cross_entropy(config.label_smoothing), cross_entropy(0.0))
 
 
@@ -40,16 +40,16 @@ def cross_entropy(smoothing: float) -> Loss:
 
 
 def per_sample(name: str) -> Loss:
-    """Return the user's loss. Raises UsageError when it returns anything but one loss per sample: a
-    mean would count as a sum and train at a fraction of the learning rate."""
+    """Return the user's loss. A call raises UsageError if it returns anything but one loss per
+    sample: a mean would count as a sum and train at a fraction of the learning rate."""
     own = named_function("--loss", name)
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         losses: torch.Tensor = own(logits, labels)
         if losses.shape != labels.shape:
             raise UsageError(
-                f"--loss {name}: it returned shape {tuple(losses.shape)} for {len(labels)} samples: "
-                'return one loss per sample (reduction="none")'
+                f"--loss {name}: returned shape {tuple(losses.shape)} for {len(labels)} samples; "
+                'it must return one loss per sample (reduction="none")'
             )
         return losses
 

@@ -1,8 +1,8 @@
-"""ResNets for small images, torchvision's for large ones, and the user's own networks; and
-the values in a network: batch-norm statistics, vectors of parameters.
+"""Networks: ResNets for small images, torchvision's ResNets for large ones, and the user's own.
+Also, the values in a network: batch-norm statistics and vectors of parameters.
 
 `stem="cifar"`: a 3x3 first layer without pooling, so that 32x32 images keep their size.
-`stem="imagenet"`: the network of He et al.: torchvision's, with interchangeable weights.
+`stem="imagenet"`: the network of He et al. as torchvision has it, so that weights can be exchanged.
 resnet8 and resnet20 are the paper's CIFAR networks, for small machines.
 """
 
@@ -20,7 +20,7 @@ from .config import is_function_name, named_function
 from .errors import CheckpointError, UsageError
 
 SMALL = {"resnet8": 1, "resnet20": 3}  # blocks in each of three stages
-LARGE = {  # blocks in each of four stages, bottlenecks or not
+LARGE = {  # blocks in each of four stages, and whether they are bottlenecks
     "resnet18": ((2, 2, 2, 2), False),
     "resnet34": ((3, 4, 6, 3), False),
     "resnet50": ((3, 4, 6, 3), True),
@@ -31,7 +31,7 @@ NAMES = (*SMALL, *LARGE)
 
 
 def choose_stem(name: str, stem: str, width: int | None, image_size: int) -> str:
-    """Return the stem that `auto` stands for. At 224 pixels the CIFAR stem takes 16 times the work."""
+    """Return the stem, with `auto` resolved. At 224 pixels, cifar takes 16 times the work."""
     if stem != "auto" or is_function_name(name):
         return stem
     return "imagenet" if name in LARGE and width is None and image_size >= 64 else "cifar"
@@ -42,8 +42,8 @@ def build_model(
 ) -> nn.Module:
     """Return a network that maps (N, 3, H, W) floats to (N, num_classes) logits.
 
-    name: one of NAMES, or package.module:function, which is called with num_classes=N (timm's
-    networks, too: timm.models:resnet18).
+    name: one of NAMES, or package.module:function, which is called with num_classes=N (so timm's
+    networks work, too: timm.models:resnet18).
     width: channels of the first stage (default 16 for resnet8/20, 64 for the others).
     Raises UsageError for an unknown name or an impossible combination.
     """
@@ -71,7 +71,7 @@ def load_weights(model: nn.Module, path: str) -> list[str]:
     """Copy the weights of a .pth file (a state_dict) into the network. Return the names of those that
     keep their values because their shape differs or the file lacks them, such as a new last layer.
 
-    Raises CheckpointError if the file cannot be read or nothing in it fits.
+    Raises CheckpointError if the file cannot be read or none of its tensors fit.
     """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -82,7 +82,7 @@ def load_weights(model: nn.Module, path: str) -> list[str]:
     own = model.state_dict()
     fitting = {n: w for n, w in found.items() if n in own and own[n].shape == w.shape}
     if not fitting:
-        raise CheckpointError(f"--weights {path}: nothing in it fits this network")
+        raise CheckpointError(f"--weights {path}: none of its tensors fit this network")
     model.load_state_dict(fitting, strict=False)
     return [name for name in own if name not in fitting]
 
@@ -93,7 +93,7 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
 
 @contextlib.contextmanager
 def fixed_statistics(model: nn.Module, when: bool) -> Iterator[None]:
-    """Inside, batch norms use their running statistics and do not update them."""
+    """Context manager: if `when`, batch norms use their running statistics, without updates."""
     modules = [module for module in norms(model) if module.training] if when else []
     for module in modules:
         module.eval()
@@ -110,7 +110,7 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return views of a vector in the shapes of other tensors."""
+    """Return views of a vector's parts, in the shapes of other tensors."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
@@ -123,7 +123,7 @@ def copy(values: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Non
 
 @contextlib.contextmanager
 def replaced(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside, `tensors` have these values; afterwards, their own again."""
+    """Context manager: give `tensors` these values, and restore their own at the end."""
     own = [tensor.detach().clone() for tensor in tensors]
     copy(values, tensors)
     try:
@@ -133,8 +133,8 @@ def replaced(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
 
 
 class ResNet(nn.Module):
-    """A ResNet with the CIFAR stem. blocks: number per stage; each stage but the first halves the
-    image."""
+    """A ResNet with the CIFAR stem. blocks: their number in each stage. Each stage but the first
+    halves the image."""
 
     def __init__(self, blocks: list[int], num_classes: int, width: int, bottleneck: bool) -> None:
         super().__init__()

@@ -26,8 +26,10 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Net:
-    """model: the plain network, which is evaluated and saved; its state_dict has no "module.".
-    trained: what training calls, the same network through torch.compile and DDP.
+    """A network with its compiled, distributed and averaged forms.
+
+    model: the plain network, which is evaluated and saved; its state_dict has no "module." prefix.
+    trained: the same network through torch.compile and DDP, which is what training calls.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Net:
         if config.compile:
             self.trained = torch.compile(model, mode=config.compile_mode)  # type: ignore[assignment]
         self.exact = config.grad_exchange == "fp64"
-        self._earlier: dict[torch.Tensor, torch.Tensor] = {}  # sums in float64
+        self._earlier: dict[torch.Tensor, torch.Tensor] = {}  # sums so far, in float64
         if ranks.world_size > 1 and not config.canonical_shards:
             find_unused = is_function_name(config.model) and bool(unused(model, shape))
             self.trained = self._in_ddp(self.trained, find_unused)
@@ -51,7 +53,7 @@ class Net:
         self.moving = [b for b in model.buffers() if b.is_floating_point() and id(b) not in equal]
 
     def __call__(self, x: torch.Tensor, fixed: bool) -> torch.Tensor:
-        """Return the logits of a micro-batch in training. `fixed`: batch norms use their running
+        """Return the logits of a micro-batch in training. If `fixed`, batch norms use their running
         statistics. An odd size is not worth compiling for."""
         odd = fixed or len(x) not in self._sizes
         stance = torch.compiler.set_stance("force_eager" if odd else "default")
@@ -65,12 +67,13 @@ class Net:
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """Inside, the network is the one to evaluate and export: with --ema its averages."""
+        """Context manager: yield the network to evaluate and export, averaged if --ema is set."""
         with self.ema.in_place() if self.ema else contextlib.nullcontext():
             yield self.model
 
     def exchanging(self, when: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a forward and its backward: whether DDP adds up the ranks' gradients in it."""
+        """Return a context manager for a forward and backward pass. when: let DDP add up the ranks'
+        gradients."""
         if isinstance(self.trained, DistributedDataParallel) and not when:
             return self.trained.no_sync()
         return contextlib.nullcontext()
@@ -80,12 +83,11 @@ class Net:
         rank's parameters have the gradient of the whole batch."""
         several = isinstance(self.trained, DistributedDataParallel)
         if not self.exact:
-            (loss * self.ranks.world_size if several else loss).backward()  # DDP averages
+            (loss * self.ranks.world_size if several else loss).backward()  # DDP averages them
             return
         loss.backward()
-        if last and (
-            several or not self._earlier
-        ):  # `_sum` has added them up, or there is one only
+        # `_sum` has added them up, or there is only one.
+        if last and (several or not self._earlier):
             self._earlier.clear()
             return
         for parameter in self.trainable:
@@ -101,7 +103,7 @@ class Net:
 
     def _in_ddp(self, model: nn.Module, find_unused: bool) -> DistributedDataParallel:
         """Wrap a network. Compiling happens inside DDP, which keeps DDP's hooks out of the compiled
-        graph. Running statistics are averaged after each step, not sent at each forward."""
+        graph. Running statistics are averaged after each step, not sent before each forward."""
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
         sync: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
         on_gpu = self.ranks.device.type == "cuda"
@@ -120,8 +122,8 @@ class Net:
         return net
 
     def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Add up gradients in float64, where float32 values of similar size add up exactly: so the
-        sum does not depend on how the micro-batches are spread over ranks."""
+        """Add up gradients in float64, where float32 values of similar size add up exactly, so that
+        the sum does not depend on how the micro-batches are spread over ranks."""
         buffer = bucket.buffer()
         total = buffer.double()
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -134,8 +136,8 @@ class Net:
 
 
 class PartBuffers:
-    """Start every micro-batch of a step from the same running statistics. The step then changes them
-    by the mean of what its micro-batches changed, no matter which ranks had them."""
+    """Starts every micro-batch of a step from the same running statistics. The step then changes
+    them by the mean of its micro-batches' changes, no matter which ranks had them."""
 
     def __init__(self, model: nn.Module, moving: list[torch.Tensor], device: torch.device) -> None:
         """moving: the buffers that training changes."""
@@ -148,7 +150,7 @@ class PartBuffers:
         copy(self._before, self._all)
 
     def change(self) -> torch.Tensor:
-        """Return by how much each value has changed since `restore`: one vector of float64."""
+        """Return by how much each value has changed since `restore`, as one float64 vector."""
         return self._flat() - self._values
 
     def apply(self, change: torch.Tensor) -> None:
@@ -159,25 +161,26 @@ class PartBuffers:
 
 
 def unused(model: nn.Module, shape: torch.Size) -> list[str]:
-    """Return the parameters that need a gradient and get none. shape: of one image.
+    """Return the names of parameters that need a gradient but get none. shape: that of an image.
 
-    Computes nothing: the tensors of a meta device have no values.
+    This computes nothing, because tensors on the meta device have no values.
     """
     trial = copies.deepcopy(model).to("meta").train()
     try:
         trial(torch.empty(2, *shape, device="meta")).sum().backward()
-    except Exception:  # a network that looks at values cannot run on a meta device
+    except Exception:  # a network that looks at values cannot run on the meta device
         return ["unknown"]
     return [name for name, p in trial.named_parameters() if p.requires_grad and p.grad is None]
 
 
 def flops(model: nn.Module, shape: torch.Size) -> int | None:
-    """Return the floating-point operations of one image's forward and backward, two for each
-    multiplication with addition. None if the network cannot run on a meta device. shape: of an image."""
+    """Return the number of floating-point operations in one image's forward and backward passes. A
+    multiplication with an addition counts as two. Return None if the network cannot run on the meta
+    device. shape: that of one image."""
     trial = copies.deepcopy(model).to("meta").eval()
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             trial(torch.empty(1, *shape, device="meta"))
-    except Exception:  # it looks at values
+    except Exception:  # the network looks at values
         return None
     return 3 * int(counter.get_total_flops())  # backward computes two gradients for each product

@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Groups, Config], Optimizer]] = {
 
 
 def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
-    """Return the optimizer of all parameters that need gradients. Raises UsageError."""
+    """Return the optimizer for all parameters that need gradients. Raises UsageError."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UsageError(f"--model {config.model}: no parameter of this network needs a gradient")
@@ -44,37 +44,38 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
         own: Optimizer = named_function("--opt", config.opt)(groups, lr=config.lr)
         return own
     if config.opt not in OPTIMIZERS:
-        raise UsageError(f"--opt {config.opt}: {', '.join(OPTIMIZERS)}, or package.module:function")
+        names = ", ".join(OPTIMIZERS)
+        raise UsageError(f"--opt {config.opt}: use {names}, or package.module:function")
     optimizer = OPTIMIZERS[config.opt](groups, config)
     if config.opt == "sgd" and config.momentum:
-        for (
-            parameter
-        ) in trained:  # torch leaves it uninitialized if fp16 overflows in the first step
+        # torch leaves these uninitialized if fp16 overflows in the first step.
+        for parameter in trained:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate. A group of the user's optimizer may have a multiple of it: `lr_scale`."""
+    """Set the learning rate. A group of the user's own optimizer may scale it by `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load momentum and the like; learning rate, decay and the like stay those of this run's flags."""
+    """Load the optimizer's values, such as momentum. Settings, such as the learning rate and the
+    weight decay, stay those of this run's flags."""
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({**state, "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             # torch keeps the checkpoint's strides, but fused optimizers read memory in the
-            # parameter's order. On a GPU weights are NHWC, on a CPU they are not.
+            # parameter's order. Weights are NHWC on a GPU, but not on a CPU.
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def keeps_gradients(config: Config) -> bool:
-    """Return whether gradients keep their memory from step to step. torch.compile's own CUDA graphs
-    would overwrite what they allocate for the first of several micro-batches."""
+    """Return whether gradients keep their memory from step to step. Otherwise, torch.compile's own
+    CUDA graphs would overwrite what they allocate for the first of several micro-batches."""
     return config.compile and config.compile_mode != "default"
 
 
@@ -102,5 +103,5 @@ class Ema:
             value.copy_(averaged.get(name, value))
 
     def in_place(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the network has the averaged values."""
+        """Return a context manager that gives the network the averaged values."""
         return replaced(self.live, self.values)

@@ -1,4 +1,4 @@
-"""End a process with the one that started it."""
+"""End a process when its parent ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends. parent: its process id."""
+    """Let the kernel kill this process when its parent ends. parent: the parent's process id."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(1)

@@ -1,6 +1,6 @@
-"""What each step of a run does, as pure functions of the step: its images, its learning rate.
+"""What each step of a run does, as pure functions of the step: its images and its learning rate.
 
-Nothing here has a state, so resuming needs only the number of the step.
+Nothing here has state, so resuming needs only the step number.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Plan:
         return range(*part_bounds(self.parts, self.world_size, rank))
 
     def batch_of(self, step: int) -> tuple[int, int]:
-        """Return where the batch of step `step` starts and ends in its epoch's order."""
+        """Return where the batch of `step` starts and ends in the sample order of its epoch."""
         start = step % self.steps_per_epoch * self.global_batch
         return start, min(start + self.global_batch, self.samples)
 
     def slices_of(self, rank: int, steps: Iterable[int]) -> Iterator[slice]:
-        """Yield where a rank's micro-batches lie in the epoch's order, as the loop needs them. An
-        empty one has one sample, which does not count."""
+        """Yield where a rank's micro-batches lie in the sample order of the epoch, as the loop
+        needs them. An empty micro-batch gets one sample, which does not count."""
         for step in steps:
             start, end = self.batch_of(step)
             for part in self.parts_of(rank):
@@ -61,7 +61,7 @@ class Plan:
         return epochs * each + rest * self.global_batch
 
     def __str__(self) -> str:
-        """Return the images of each rank: "512 = 4 x 128", "512 = 171+171+170"."""
+        """Return how many images each rank gets: "512 = 4 x 128", "512 = 171+171+170"."""
         each = [self.images_of(rank) for rank in range(self.world_size)]
         counts = sorted(Counter(each).items(), reverse=True)
         if len(counts) == 1 or self.world_size > 8:
@@ -70,19 +70,19 @@ class Plan:
 
 
 def part_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where part `index` of `parts` starts and ends in `size` things. Sizes differ by at most
-    one, and W ranks with k parts each cut a batch as W*k ranks with one part do."""
+    """Return where part `index` of `parts` starts and ends in `size` items. Parts differ in size by
+    at most one, and W ranks with k parts each cut a batch just as W*k ranks with one part do."""
     return -(-size * index // parts), -(-size * (index + 1) // parts)
 
 
 def make_plan(
     config: Config, samples: int, world_size: int, before: Mapping[str, Any] | None = None
 ) -> Plan:
-    """Return the plan of a run. `before`: plan and config in the checkpoint to resume from.
+    """Return the plan of a run. `before`: the plan and config in the checkpoint to resume from.
 
-    Settings per rank describe the first start: with the same ones, a run that goes on with other
-    ranks keeps its global batch and, under --elastic exact, its micro-batches.
-    Raises UsageError for sizes that cannot be.
+    Per-rank settings apply to the first start: if they are unchanged, a run that resumes on a
+    different number of ranks keeps its global batch and, under --elastic exact, its micro-batches.
+    Raises UsageError for impossible sizes.
     """
     batch = config.global_batch or (config.batch_size or 128) * world_size
     parts = config.canonical_shards or world_size * config.grad_accum_steps
@@ -91,16 +91,22 @@ def make_plan(
         if config.elastic == "exact" and before["plan"]["parts"] >= world_size:
             parts = before["plan"]["parts"]
     if config.canonical_shards and parts % world_size:
-        raise UsageError(f"--canonical-shards {parts} does not divide by {world_size} ranks")
+        raise UsageError(
+            f"--canonical-shards {parts} is not divisible by {world_size}, the number of ranks"
+        )
     if config.canonical_shards and batch % parts:
-        raise UsageError(f"a global batch of {batch} does not divide into {parts} canonical shards")
+        raise UsageError(
+            f"a global batch of {batch} is not divisible into {parts} canonical shards"
+        )
     if batch < parts:
         raise UsageError(
             f"a global batch of {batch} is too small for {parts} micro-batches on {world_size} ranks"
         )
     steps = samples // batch if config.drop_last else -(-samples // batch)
     if steps == 0:
-        raise UsageError(f"a global batch of {batch} with --drop-last: there are {samples} images")
+        raise UsageError(
+            f"a global batch of {batch} with --drop-last, but there are only {samples} images"
+        )
     total = config.max_steps or steps * config.epochs
     ratio = batch / config.lr_base_size  # linear scaling is for SGD; sqrt suits adaptive optimizers
     return Plan(
@@ -145,5 +151,5 @@ def schedule(config: Config) -> Callable[[float, int, Config], float]:
         return lambda done, epoch, c: float(own(done, epoch))
     if config.schedule not in SCHEDULES:
         names = ", ".join(SCHEDULES)
-        raise UsageError(f"--schedule {config.schedule}: {names}, or package.module:function")
+        raise UsageError(f"--schedule {config.schedule}: use {names}, or package.module:function")
     return SCHEDULES[config.schedule]

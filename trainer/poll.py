@@ -18,7 +18,7 @@ from .logs import Progress
 from .slow_ranks import OwnWork
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-ECHO = 2.0  # seconds
+ECHO = 2.0  # seconds in which a second signal counts as the same request
 LOSS, IMAGES, WORK, STOP, SAVE, NORM = range(6)  # places in what is exchanged
 
 
@@ -29,14 +29,14 @@ class Stopped(Exception):
 class StopRequest:
     """Truthy once a signal has arrived or the time is up; `name` says which.
 
-    SIGTERM, SIGINT and SIGUSR1 on any rank ask for save-then-stop. The handler only notes the
-    signal; the ranks agree at the next poll. A second signal ends this process at once,
-    unsaved, unless it follows within two seconds: a terminal or `docker stop` signals a whole
+    SIGTERM, SIGINT and SIGUSR1 on any rank ask the run to save and stop. The handler only notes the
+    signal; the ranks agree at the next poll. A second signal ends this process at once, without
+    saving, unless it follows within two seconds: a terminal or `docker stop` signals a whole
     process group, and torchrun then passes the signal on to its ranks once more.
     """
 
     def __init__(self, seconds: float = 0) -> None:
-        """seconds: after which to stop (0: never)."""
+        """seconds: how long to run before stopping (0: no limit)."""
         self.name = ""
         self.since = 0.0
         self.deadline = time.monotonic() + (seconds or math.inf)
@@ -64,8 +64,8 @@ class StopRequest:
 
 
 class Poll:
-    """On a GPU the values are read one poll later, when they have arrived, so that no step waits for
-    the device."""
+    """Exchanges values among the ranks every few steps. On a GPU, they are read one poll later,
+    when they have arrived, so that no step waits for the device."""
 
     def __init__(self, ranks: Ranks, progress: Progress, stop: StopRequest, work: OwnWork) -> None:
         self.ranks, self.progress, self.stop, self.work = ranks, progress, stop, work
@@ -99,8 +99,7 @@ class Poll:
             totals, by_rank = values[: NORM + 1], values[NORM + 1 :]
             if not math.isfinite(totals[LOSS]):
                 raise Diverged(
-                    f"step {step}: the loss is {totals[LOSS]}: lower --lr or lengthen "
-                    "--warmup-epochs"
+                    f"step {step}: the loss is {totals[LOSS]}; lower --lr or raise --warmup-epochs"
                 )
             norm = totals[NORM] / self.ranks.world_size
             self.progress.add(totals[LOSS], totals[IMAGES], by_rank, norm)

@@ -1,11 +1,11 @@
 """Choose the checkpoint that all ranks resume from, and send it to ranks that lack it.
 
 Nodes may share a disk or have their own. Every rank reports the newest intact checkpoint that it
-sees. The highest step wins (of the lowest rank, where two differ); unless all ranks hold the same
-bytes, that rank sends them to the others over the process group.
+sees. The highest step wins; if several ranks have it, the lowest of these ranks wins. Unless all
+ranks hold the same bytes, that rank sends its own to the others over the process group.
 
 Rank 0 writes the checkpoints. Where nodes have their own disks, losing node 0 would lose them all,
-so the first rank of one other node writes a second copy to its own.
+so the first rank of one other node writes a second copy to its own disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Restored:
     files: dict[str, bytes]  # state and meta as they are on disk
     step: int
     identity: str  # equal for equal bytes
-    sender: int | None  # the rank that sent it to ranks without it
+    sender: int | None  # the rank that sent the checkpoint to those without it
     warnings: tuple[str, ...]
 
     @property
@@ -48,7 +48,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Disks:
-    root: Path  # has this rank's checkpoints
+    root: Path  # the folder with this rank's checkpoints
     own: bool  # whether this rank manages its disk; one rank per disk does
     copy_on: int | None  # the rank that writes the second copy
 
@@ -81,17 +81,17 @@ def _touch(token: Path) -> None:
         with contextlib.suppress(OSError):
             token.unlink()
         raise CheckpointError(
-            f"cannot write to {token.parent}: {error.strerror or error}: "
+            f"cannot write to {token.parent}: {error.strerror or error}; "
             "pass another --out or --checkpoint-dir"
         ) from error
 
 
 def restore(config: Config, ranks: Ranks, *, later_attempt: bool) -> Restored | None:
-    """Return the checkpoint to resume from, the same on all ranks. None: start at step 0. Changes
-    nothing on disk. A collective.
+    """Return the checkpoint to resume from, the same on all ranks, or None to start at step 0.
+    Change nothing on disk. A collective.
 
-    `later_attempt`: finding nothing is an error if an earlier attempt of this run did save.
-    Raises CheckpointError on all ranks alike.
+    `later_attempt`: finding nothing is an error if an earlier attempt of this run saved a
+    checkpoint. Raises CheckpointError, the same on all ranks.
     """
     if config.resume == "none":
         return None
@@ -117,8 +117,8 @@ def restore(config: Config, ranks: Ranks, *, later_attempt: bool) -> Restored | 
 
 
 def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]] | None:
-    """Return (rank, (step, identity)): the highest step that any rank holds, of the lowest such rank.
-    None if no rank holds any."""
+    """Return (rank, (step, identity)) for the highest step that any rank holds and the lowest rank
+    that holds it. Return None if no rank holds a checkpoint."""
     held = [(report, rank) for rank, report in enumerate(reports) if report]
     if not held:
         return None
@@ -127,8 +127,8 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
 
 
 def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
-    """Make each disk ready for this run's checkpoints: those of another run, damaged ones and newer
-    ones are set aside, and rank 0's disk has the one that the run resumes from. A collective."""
+    """Make each disk ready for this run's checkpoints. Set aside those of another run, damaged ones
+    and newer ones, and give rank 0's disk the one that the run resumes from. A collective."""
     with ranks.agreeing():
         if not disks.own:
             return
@@ -144,7 +144,8 @@ def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Con
     """Compare the settings of a checkpoint with those of this run. Return the differences that the
     user may intend or has overridden.
 
-    Raises CheckpointError if the network differs, or data, batch or seed unless overridden.
+    Raises CheckpointError if the network or the optimizer differs, or, unless overridden, the data,
+    the batch or the seed.
     """
     before = meta["identity"]
     relevant = ["network"] if config.test_only else identity
@@ -153,12 +154,12 @@ def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Con
     never = [w for key, w in zip(changed, words, strict=True) if key in ("network", "optimizer")]
     if never:
         raise CheckpointError(
-            f"the checkpoint is for another {'; '.join(never)}: "
+            f"the checkpoint is for another {'; '.join(never)}; "
             "use the same flags, or --resume none to start over"
         )
     if words and not config.resume_override:
         raise CheckpointError(
-            f"the checkpoint was made with other settings: {'; '.join(words)}: use the same, "
+            f"the checkpoint was made with other settings: {', '.join(words)}; use the same, "
             "--resume-override to resume anyway, or --resume none to start over"
         )
     old = meta["config"]
@@ -173,7 +174,7 @@ def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:
     if exact is None:
         return checkpoint.newest_intact(Path(config.checkpoint_dir))
     if exact.is_file():
-        return None, [f"{exact}: not a checkpoint folder: pass a ckpt/step-* folder"]
+        return None, [f"{exact}: not a checkpoint folder; pass a ckpt/step-* folder"]
     if not checkpoint.NAME.fullmatch(exact.name):
         return checkpoint.newest_intact(exact.parent if exact.name == "ckpt" else exact)
     try:
@@ -192,12 +193,13 @@ def _nothing_found(
         raise CheckpointError(f"--resume {reason}")
     if warnings:
         raise CheckpointError(
-            f"every checkpoint is damaged: {warnings[0]}: --resume none starts over and keeps these"
+            f"every checkpoint is damaged: {warnings[0]}; use --resume none to start over, which "
+            "keeps these"
         )
     if later_attempt and ranks.first and mentions_checkpoints(Path(config.out)):
         raise CheckpointError(
             f"{config.out}/metrics.jsonl lists checkpoints, but no rank finds one in "
-            f"{config.checkpoint_dir}: restore that folder, or --resume none to start over"
+            f"{config.checkpoint_dir}; restore that folder, or use --resume none to start over"
         )
 
 

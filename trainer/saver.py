@@ -36,7 +36,7 @@ class Writer:
         return any(job.done() and job.exception() for job, _ in self._jobs)
 
     def collect(self, *, wait: bool) -> None:
-        """Collect the results of finished jobs, or of all. Raises the first error of a job."""
+        """Collect the results of finished jobs, or of all jobs. Raises the first error of a job."""
         while self._jobs and (wait or self._jobs[0][0].done()):
             job, then = self._jobs.popleft()
             then(job.result())
@@ -48,14 +48,14 @@ class Saver:
     def __init__(self, disks: Disks, ranks: Ranks, keep: int) -> None:
         self.disks, self.ranks, self.keep = disks, ranks, keep
         self.writer = Writer()
-        self.newest: str | None = None  # on rank 0: the newest one on disk, as ckpt/step-00001234
+        self.newest: str | None = None  # on rank 0: the newest on disk, such as ckpt/step-00001234
         self.step = -1  # of the newest snapshot
         self.eval_pending = False  # in the newest snapshot
-        self.at = time.monotonic()  # when that was taken
+        self.at = time.monotonic()  # when the newest snapshot was taken
         self._copy_problems: list[str] = []
 
     def due(self, step: int, every: tuple[int, str]) -> bool:
-        """Return whether --save-every asks for a checkpoint at this step, unless it counts epochs."""
+        """Return whether --save-every, if not in epochs, asks for a checkpoint at this step."""
         count, unit = every
         since = {"st": step - max(0, self.step), "s": time.monotonic() - self.at, "ep": 0}
         return 0 < count <= since[unit]
@@ -100,8 +100,8 @@ class Saver:
 
 
 def second_copy(write: Callable[[], Written]) -> str:
-    """Write the second copy. Return what went wrong, if anything: the run has the first copy, so a
-    full second disk is only a warning."""
+    """Write the second copy. Return what went wrong, or "": the run has the first copy, so a full
+    second disk only causes a warning."""
     try:
         write()
     except CheckpointError as error:

@@ -57,12 +57,14 @@ def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
 def begin(
     config: Config, ranks: Ranks, data: Images, stop: StopRequest, env: Mapping[str, str]
 ) -> Training:
-    """Return a Training, new or from a checkpoint, and write the first lines of log and metrics."""
+    """Return a new or resumed Training, and write the first lines of its log and metrics."""
     say(describe(ranks, config.seed))
     fingerprints = ranks.gather(data.fingerprint)
     if len(set(fingerprints)) > 1:
         odd = next(rank for rank, value in enumerate(fingerprints) if value != fingerprints[0])
-        raise DataError(f"rank {odd}'s images differ from rank 0's: push the same to every host")
+        raise DataError(
+            f"rank {odd}'s images differ from rank 0's; push the same images to every host"
+        )
     later_attempt = (
         env.get("DDPCTL_RESUME") == "1" or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     )
@@ -91,8 +93,8 @@ def build(
     disks: Disks | None = None,
     stop: StopRequest | None = None,
 ) -> Training:
-    """Return a Training at step 0. `config` is resolved. Raises UsageError."""
-    stop = StopRequest() if stop is None else stop  # it is falsy
+    """Return a Training at step 0. `config` must be resolved. Raises UsageError."""
+    stop = StopRequest() if stop is None else stop  # a StopRequest is falsy
     torch.manual_seed(config.seed)
     classes = config.num_classes or data.num_classes
     model = build_model(config.model, num_classes=classes, stem=config.stem, width=config.width)
@@ -128,7 +130,7 @@ def build(
 
 def start_values(t: Training, restored: Restored | None) -> list[str]:
     """Load the checkpoint, or the weights to start from. Return what the user should know. Raises
-    CheckpointError on all ranks alike."""
+    CheckpointError, the same on all ranks."""
     c, notes = t.config, []
     if restored:
         with t.ranks.agreeing():
@@ -147,8 +149,12 @@ def start_values(t: Training, restored: Restored | None) -> list[str]:
             fresh = load_weights(t.net.model, c.weights)
             if t.net.ema:
                 t.net.ema.load(t.net.model.state_dict())
-        notes = [f"not in {c.weights}: {', '.join(fresh)}"] if fresh else []
-    # Fails unless every rank read the same.
+        if fresh:
+            notes = [
+                f"not loaded from {c.weights}, where they are missing or have another shape: "
+                f"{', '.join(fresh)}"
+            ]
+    # This fails unless every rank read the same.
     check_replicas(t.ranks, t.net.parameters, t.step)
     return notes
 
@@ -161,7 +167,7 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
     width = data.shape[-1]
     stem = choose_stem(config.model, config.stem, config.width, width)
     if stem == "cifar" and config.model in LARGE and width >= 96 and ranks.first:
-        say(f"note: at {width} pixels --stem imagenet does a sixteenth of the work")
+        say(f"note: at {width} pixels, --stem imagenet needs a sixteenth of the work")
     amp = config.amp
     if amp == "auto":  # older GPUs only emulate bf16
         has_bf16 = on_gpu and torch.cuda.get_device_capability(ranks.device) >= (8, 0)
@@ -179,8 +185,9 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
 
 
 def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
-    """Give a GPU weights in NHWC. On a CPU the images decide the layout, and the fused optimizer is
-    twice as fast on plain weights; there only 1x1 kernels have NHWC strides, as their gradients will."""
+    """Store weights in NHWC on a GPU. On a CPU, the images decide the layout, and the fused
+    optimizer is twice as fast on plain weights; only 1x1 kernels get NHWC strides there, as their
+    gradients will have them."""
     everywhere = config.channels_last and device.type == "cuda"
     for parameter in model.parameters():
         if parameter.ndim == 4 and (everywhere or parameter.shape[2:] == (1, 1)):
@@ -197,14 +204,14 @@ def compiler_problem(device: torch.device) -> str:
 
 
 def start_log(t: Training, restored: Restored | None, env: Mapping[str, str]) -> None:
-    """Begin or continue metrics.jsonl. Raises TrainerError on all ranks alike."""
+    """Begin or continue metrics.jsonl. Raises TrainerError, the same on all ranks."""
     c, ranks = t.config, t.ranks
     with ranks.agreeing():
         try:
             t.log.start(t.step if restored else None)
         except OSError as error:
             raise TrainerError(
-                f"cannot write to {c.out}: {error.strerror or error}: pass another --out"
+                f"cannot write to {c.out}: {error.strerror or error}; pass another --out"
             ) from error
     t.log.write(
         "start",
@@ -243,13 +250,16 @@ def introduce(
         if plan.parts % plan.world_size:
             even = dataclasses.replace(plan, parts=plan.world_size)
             say(
-                f"note: {plan.parts} micro-batches as before give the same result, but some ranks "
+                f"note: keeping {plan.parts} micro-batches gives the same result, but some ranks "
                 f"wait for others; --elastic even is faster: {even}"
             )
         if restored.meta["versions"] != versions():
-            say(f"WARNING: saved by {restored.meta['versions']}, this is {versions()}")
+            say(
+                f"WARNING: the checkpoint was saved by {restored.meta['versions']}, but this run "
+                f"has {versions()}"
+            )
     elif later_attempt:
-        say("WARNING: nothing to resume from: starting at step 0")
+        say("WARNING: found no checkpoint to resume from; starting at step 0")
     for note in notes:
         say(f"WARNING: {note}")
     say(
@@ -263,4 +273,4 @@ def introduce(
         + ("fp32" if c.amp == "off" else f"{c.amp} autocast")
     )
     if plan.steps_per_epoch < FEW_STEPS and plan.epochs > 1:
-        say(f"note: only {plan.steps_per_epoch} steps per epoch: a smaller batch trains better")
+        say(f"note: only {plan.steps_per_epoch} steps per epoch; a smaller batch trains better")

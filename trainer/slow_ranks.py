@@ -1,6 +1,6 @@
-"""Which ranks are slow. In a step of DistributedDataParallel all ranks take the same time, because they
-wait for the slowest. So each rank measures its own share: the time until its last gradient, before it
-waits for the others."""
+"""Find slow ranks. In a step of DistributedDataParallel, all ranks take the same time, because they
+wait for the slowest. So each rank measures its own share: the time until its last gradient, before
+it waits for the others."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 
 SLOWER = 1.15  # times the median
 WINDOW = 45.0  # seconds for which a rank must have been slow
-SLICE = 5.0  # seconds; in each slice of the window
+SLICE = 5.0  # seconds; it must have been slow in each slice of the window
 Moment = tuple[float, torch.cuda.Event | None]
 
 
 class OwnWork:
-    """Times this rank's steps: data, forward and backward, without waiting for gradients of others.
+    """Times this rank's steps: data, forward and backward, without the wait for others' gradients.
 
     On a GPU, events in the stream of the computation measure what the device did. With --bn sync, the
-    ranks already wait for one another in the forward, and all seem to work equally long.
+    ranks already wait for one another in the forward pass, so all seem to work equally long.
     """
 
     def __init__(self, device: torch.device, first: torch.nn.Parameter) -> None:
@@ -66,7 +66,7 @@ def _between(first: Moment, second: Moment) -> float:
 
 
 class SlowRanks:
-    """Finds the ranks whose own work took longer than the median's during the whole window."""
+    """Finds the ranks whose own work took over SLOWER times the median for the whole window."""
 
     def __init__(self, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.ratios: dict[int, float] = {}  # of slow ranks: times the median
@@ -75,7 +75,7 @@ class SlowRanks:
         self._slices: deque[tuple[float, list[float]]] = deque()  # seconds, ratios of all ranks
 
     def add(self, work: Sequence[float], images: Sequence[float]) -> bool:
-        """Add each rank's own seconds and images. Return whether other ranks are slow now."""
+        """Add each rank's own seconds and images. Return whether the set of slow ranks changed."""
         self._work = [a + b for a, b in zip(self._work, work, strict=True)]
         self._images = [a + b for a, b in zip(self._images, images, strict=True)]
         seconds = self._clock() - self._since

@@ -20,7 +20,7 @@ from .plan import Plan
 from .poll import Poll
 from .saver import Saver
 
-PLACES = ("out", "checkpoint_dir", "data", "resume")  # does not affect training
+PLACES = ("out", "checkpoint_dir", "data", "resume")  # settings that do not affect training
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """Epochs started, counted from 1."""
+        """The number of epochs started, at least 1."""
         return max(1, -(-self.step // self.plan.steps_per_epoch))
 
 
@@ -89,7 +89,8 @@ def from_checkpoint(t: Training, state: dict[str, Any], meta: dict[str, Any]) ->
 
 
 def identity(t: Training) -> dict[str, Any]:
-    """Return what must be the same for a run to resume from a checkpoint. Other settings are noted."""
+    """Return what must not change when a run resumes from a checkpoint. Changes to other settings
+    are only reported."""
     c = t.config
     classes = c.num_classes or t.data.num_classes
     network = f"{c.model} width {c.width or 'default'} stem {c.stem}, {classes} classes"

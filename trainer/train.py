@@ -127,7 +127,8 @@ def train_step(t: Training, batches: Iterator[Batch]) -> None:
 def backward(t: Training, batches: Iterator[Batch]) -> None:
     """Leave the gradient of the global batch's mean loss in every rank's parameters.
 
-    However unevenly the batch is cut, each micro-batch adds its summed loss over the global count.
+    However unevenly the batch is cut, each micro-batch adds its summed loss divided by the global
+    count.
     """
     start, end = t.plan.batch_of(t.step)
     size, parts = end - start, t.plan.parts_of(t.ranks.rank)
@@ -152,13 +153,14 @@ def backward(t: Training, batches: Iterator[Batch]) -> None:
 
 def lacks_statistics(t: Training, size: int) -> bool:
     """Return whether a batch is too small for statistics of its own: one image has none, and with
-    --bn sync the image of an empty part would count in everyone's. It uses the running ones."""
+    --bn sync the image of an empty part would count in everyone's. Such a batch uses the running
+    statistics."""
     return size < t.plan.parts * (1 if t.config.bn == "sync" else 2)
 
 
 def micro_batch_loss(t: Training, size: int, part: int, batches: Iterator[Batch]) -> torch.Tensor:
-    """Return the summed loss of part `part` of a batch of `size` images. An empty part has zero loss
-    but gradients, since every rank must take part in the all-reduce."""
+    """Return the summed loss of part `part` of a batch of `size` images. An empty part has zero
+    loss, but it has gradients, since every rank must take part in the all-reduce."""
     c, epoch = t.config, t.step // t.plan.steps_per_epoch
     first, last = part_bounds(size, t.plan.parts, part)
     began = time.perf_counter()
@@ -166,7 +168,7 @@ def micro_batch_loss(t: Training, size: int, part: int, batches: Iterator[Batch]
     x = changed(batch, c, epoch=epoch)
     x, share = mix(x, c.mixup, c.cutmix, seed=mixed_seed(f"mix/{c.seed}/{t.step}/{part}"))
     t.poll.progress.data_seconds += time.perf_counter() - began
-    # Random numbers (dropout) depend on the micro-batch alone, so nothing needs saving.
+    # Random numbers (for dropout) depend only on the micro-batch, so none need to be saved.
     torch.manual_seed(mixed_seed(f"network/{c.seed}/{t.step}/{part}"))
     logits = t.net(x, fixed=c.bn == "frozen" or lacks_statistics(t, size))
     loss = t.losses.training(logits, batch.y)
@@ -289,7 +291,8 @@ def make_profiler(
 
 
 def set_determinism(config: Config) -> None:
-    """Call this before CUDA starts: cuBLAS reads its variable then."""
+    """Set the thread count and the deterministic switches. Call this before CUDA starts, because
+    that is when cuBLAS reads CUBLAS_WORKSPACE_CONFIG."""
     if config.threads:
         torch.set_num_threads(config.threads)
     elif config.canonical_shards:
@@ -306,8 +309,8 @@ def set_determinism(config: Config) -> None:
 
 
 def full_precision() -> None:
-    """Forbid TF32. torch 2.9 renamed the switches, and reading an old one after setting a new one is
-    an error."""
+    """Turn off TF32. torch 2.9 renamed the switches, and reading an old one after setting a new one
+    is an error."""
     if hasattr(torch.backends.cudnn, "conv"):
         torch.backends.cudnn.conv.fp32_precision = "ieee"
         torch.backends.cuda.matmul.fp32_precision = "ieee"

@@ -154,7 +154,7 @@ def test_a_rank_is_waited_for_while_it_gives_signs_of_life(monkeypatch: pytest.M
                 store.add("alive/1", 1)
 
     monkeypatch.setattr(distributed, "time", Clock)
-    with pytest.raises(TrainerError, match=r"^no sign of rank 1, 2 for 20 s: see its host's logs$"):
+    with pytest.raises(TrainerError, match=r"^no sign of rank 1, 2 for 20 s; see its host's logs$"):
         exchange(rank(0, 3), store, "x", None, 20.0)
     assert now[0] == 71.0  # the last sign was at 50
 

@@ -87,7 +87,7 @@ def test_the_end_of_a_run_is_written_and_printed(
     assert written["checkpoint"] == "ckpt/step-00000009"
     printed = capsys.readouterr().out
     assert printed.startswith("completed at step 9 of 14 in 1:01:")
-    assert "best top-1 50.00 % (selected on test)" in printed
+    assert "best top-1 50.00% (selected on test)" in printed
 
 
 def test_a_run_without_an_evaluation_has_no_best(

@@ -115,8 +115,8 @@ def test_a_frozen_rank_ends_the_others_within_the_timeout(tmp_path: Path) -> Non
     ("flags", "code", "words"),
     [
         (("--global-batch", "16", "--grad-accum-steps", "9"), 2, "too small for 18 micro-batches"),
-        (("--canonical-shards", "3"), 2, "does not divide by 2 ranks"),
-        (("--canonical-shards", "6"), 2, "does not divide into 6 canonical shards"),
+        (("--canonical-shards", "3"), 2, "is not divisible by 2, the number of ranks"),
+        (("--canonical-shards", "6"), 2, "is not divisible into 6 canonical shards"),
         (("--device", "cuda"), 2, "no GPU here"),
         (("--model", "resnet9"), 2, "resnet9"),
         (("--opt", "lion"), 2, "--opt lion"),

@@ -232,11 +232,11 @@ def test_labels_of_floats_are_refused(tmp_path: Path) -> None:
         (lambda folder: (folder / "test_batch").write_bytes(b"\x80junk"), "test_batch: damaged"),
         (lambda folder: _change(folder, labels=[0] * 9 + [10]), "labels from 0 to 10"),
         (lambda folder: _change(folder, labels=[-1] * 10), "labels from -1 to -1"),
-        (lambda folder: _change(folder, labels=[0] * 9), "10 labels expected, found"),
-        (lambda folder: _change(folder, labels="0" * 10), "10 labels expected, found none"),
+        (lambda folder: _change(folder, labels=[0] * 9), "expected 10 labels, found"),
+        (lambda folder: _change(folder, labels="0" * 10), "expected 10 labels, found none"),
         (lambda folder: _change(folder, data=np.zeros((9, 3072), np.uint8)), "10 images of 3072"),
         (lambda folder: _change(folder, data=np.zeros((10, 3072), np.int8)), "found .* of int8"),
-        (lambda folder: _change(folder, data=None), "expected, found none"),
+        (lambda folder: _change(folder, data=None), "expected 10 images of 3072 bytes, found none"),
     ],
 )
 def test_damaged_data_is_a_one_line_error(small_cifar: Path, spoil: Any, said: str) -> None:
@@ -280,7 +280,7 @@ def test_a_folder_of_bare_cifar_batches_is_recognized(small_cifar: Path) -> None
 
 def test_ten_thousand_images_are_expected_without_batches_meta(small_cifar: Path) -> None:
     (small_cifar / cifar.TEN / "batches.meta").unlink()
-    with pytest.raises(DataError, match="10000 images of 3072 bytes expected"):
+    with pytest.raises(DataError, match="expected 10000 images of 3072 bytes"):
         load_dataset(Config(data=str(small_cifar)), CPU)
 
 
@@ -343,7 +343,7 @@ def test_making_a_set_from_idx_files(tmp_path: Path, capsys: pytest.CaptureFixtu
         for channel in range(3):
             assert np.array_equal(made[..., channel].numpy(), padded)
     missing = ["make", "--from", "fashion-mnist", "--folder", "/nowhere", "--to", str(tmp_path)]
-    with pytest.raises(DataError, match="/nowhere is missing: `apt-get install"):
+    with pytest.raises(DataError, match="/nowhere is missing; run `apt-get install"):
         data_command(missing)
 
 
@@ -401,7 +401,7 @@ def test_a_download_that_is_not_the_published_file_is_refused(
 ) -> None:
     source = fetch.Source(archive.as_uri(), "0" * 32, cifar.TEN)
     monkeypatch.setitem(fetch.SOURCES, "cifar10", source)
-    with pytest.raises(DataError, match=r"md5 .*, published is 0000"):
+    with pytest.raises(DataError, match=r"md5 .*, but 0000.* is published"):
         fetch.fetch("cifar10", tmp_path / "cache")
     assert not (tmp_path / "cache" / cifar.TEN).exists()
 
@@ -473,7 +473,7 @@ def test_the_stem_follows_the_size_of_the_images(capsys: pytest.CaptureFixture[s
         resolved = resolve(config, t.ranks, t.data)
         assert resolved.stem == ("cifar" if noted else "imagenet")
         said = capsys.readouterr().out
-        assert ("note: at 96 pixels --stem imagenet does a sixteenth" in said) == noted
+        assert ("note: at 96 pixels, --stem imagenet needs a sixteenth" in said) == noted
 
 
 def test_settings_that_depend_on_the_machine_are_chosen_for_a_cpu() -> None:

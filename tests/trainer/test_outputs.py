@@ -193,12 +193,12 @@ def test_a_log_line_shows_the_fields_of_its_entry() -> None:
     fields |= {"step_ms": 200.0, "data_ms": 10.0, "mem_mb": 77, "eta_s": 3723, "mfu": 0.401}
     assert train_line(fields, plan) == (
         "epoch 2/2  step 9/14  loss 0.1235  lr 0.05  grad norm 1.23  90 img/s (90 per rank)  "
-        "mfu 40.1 %  data 5 %  mem 77 MB  eta 1:02:03"
+        "mfu 40.1%  data 5%  mem 77 MB  eta 1:02:03"
     )
     fields = {"epoch": 2, "split": "val", "top1": 0.5, "correct1": 3, "n": 6, "top5": 1.0}
     fields |= {"loss": 0.25, "tta_top1": 2 / 3, "metrics": {"auc": 0.75}}
     assert eval_line(fields) == (
-        "epoch 2  val: top-1 50.00 % (3 of 6)  top-5 100.00 %  with mirror images 66.67 %  "
+        "epoch 2  val: top-1 50.00% (3 of 6)  top-5 100.00%  with mirror images 66.67%  "
         "loss 0.2500  auc 0.7500"
     )
 

@@ -121,20 +121,20 @@ def test_the_average_starts_from_the_weights_that_training_starts_from(
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     network = model.build_model("resnet8", num_classes=10)
     torch.save({"other": torch.zeros(3)}, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match="nothing in it fits"):
+    with pytest.raises(CheckpointError, match="none of its tensors fit"):
         model.load_weights(network, str(tmp_path / "other.pth"))
     with pytest.raises(CheckpointError, match="No such file"):
         model.load_weights(network, str(tmp_path / "none.pth"))
 
 
 BAD_DATA = {
-    "one_set": "return two data sets of (image, label)",
-    "empty": "return two data sets of (image, label)",
+    "one_set": "the function must return two data sets of (image, label)",
+    "empty": "the function must return two data sets of (image, label)",
     "no_classes": "unknown number of classes",
-    "bytes_": "sample 0 of the train set: an image of torch.uint8, shape (3, 8, 8): return floats",
-    "flat": "sample 0 of the train set: an image of torch.float32, shape (8, 8): return floats",
-    "pictures": "sample 0 of the train set: .*: return (image, label)",
-    "lonely": "sample 0 of the train set: .*: return (image, label)",
+    "bytes_": "sample 0 of the train set: an image of torch.uint8, shape (3, 8, 8); it must be",
+    "flat": "sample 0 of the train set: an image of torch.float32, shape (8, 8); it must be",
+    "pictures": "sample 0 of the train set: .*; a sample must be a pair (image, label)",
+    "lonely": "sample 0 of the train set: .*; a sample must be a pair (image, label)",
     "out_of_range": "sample 0 of the train set: label 2, but there are 2 classes",
     "negative": "sample 0 of the train set: label -1, but there are 2 classes",
 }

@@ -142,7 +142,10 @@ def test_canonical_shards_refuse_ranks_that_do_not_divide_them(tmp_path: Path) -
     flags = ("--canonical-shards", "4", "--resume", "auto")
     Job(tmp_path / "run", *steps(3), *flags, count=4).done()
     job = Job(tmp_path / "run", *steps(6), *flags, count=3)
-    assert job.codes() == [2] * 3 and "--canonical-shards 4 does not divide by 3" in job.log()
+    assert (
+        job.codes() == [2] * 3
+        and "--canonical-shards 4 is not divisible by 3, the number of ranks" in job.log()
+    )
 
 
 def test_with_fixed_statistics_the_world_size_changes_rounding_only(tmp_path: Path) -> None:
@@ -242,7 +245,7 @@ def test_nothing_left_of_saved_work_is_an_error_not_a_new_start(tmp_path: Path) 
 
 def test_nothing_saved_yet_starts_anew_with_a_warning(tmp_path: Path) -> None:
     job = Job(tmp_path / "out", *steps(3), env=dirs(tmp_path / "a")).done()
-    assert "WARNING: nothing to resume from" in job.log()
+    assert "WARNING: found no checkpoint to resume from" in job.log()
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "manifest"])
@@ -508,11 +511,11 @@ def test_finding_no_checkpoint_is_an_error_where_one_is_needed(tmp_path: Path) -
     ):
         chosen(tmp_path, "--resume", "auto", later_attempt=True)
     with pytest.raises(
-        CheckpointError, match=r"metrics.jsonl: not a checkpoint folder: pass a ckpt"
+        CheckpointError, match=r"metrics.jsonl: not a checkpoint folder; pass a ckpt"
     ):
         chosen(tmp_path, "--resume", str(tmp_path / "metrics.jsonl"))
     (tmp_path / "ckpt" / "step-00000003").mkdir(parents=True)
     with pytest.raises(
-        CheckpointError, match=r"^every checkpoint is damaged: .*--resume none starts"
+        CheckpointError, match=r"^every checkpoint is damaged: .*use --resume none to start"
     ):
         chosen(tmp_path, "--resume", "auto")

@@ -95,13 +95,17 @@ def test_sizes_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("argv", "world", "said"),
     [
-        (["--canonical-shards", "4"], 3, "--canonical-shards 4 does not divide by 3 ranks"),
+        (
+            ["--canonical-shards", "4"],
+            3,
+            "--canonical-shards 4 is not divisible by 3, the number of ranks",
+        ),
         (
             ["--canonical-shards", "4", "--global-batch", "10"],
             2,
-            "does not divide into 4 canonical",
+            "is not divisible into 4 canonical",
         ),
-        (["--global-batch", "200", "--drop-last"], 1, "there are 150 images"),
+        (["--global-batch", "200", "--drop-last"], 1, "but there are only 150 images"),
         (["--global-batch", "5", "--grad-accum-steps", "3"], 2, "too small for 6 micro-batches"),
     ],
 )

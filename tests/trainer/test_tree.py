@@ -325,7 +325,7 @@ def test_a_tree_that_cannot_be_used_is_one_line(
 def test_a_folder_that_is_no_tree_cannot_be_packed(tmp_path: Path) -> None:
     (tmp_path / "val" / "cat").mkdir(parents=True)
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match=f"^{folder}: has no train/: pass the folder that has"):
+        with pytest.raises(DataError, match=f"^{folder}: has no train/; pass the folder that has"):
             data_command(["pack", str(folder), "--to", str(tmp_path / "p")])
 
 

@@ -184,9 +184,9 @@ def test_groups_of_the_users_optimizer_may_have_a_multiple_of_the_rate() -> None
 
 
 def test_an_unknown_optimizer_or_schedule_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="--opt lion: sgd, adam, adamw, or package"):
+    with pytest.raises(UsageError, match="--opt lion: use sgd, adam, adamw, or package"):
         make(None, "--opt", "lion")
-    with pytest.raises(UsageError, match="--schedule wavy: cosine, multistep, "):
+    with pytest.raises(UsageError, match="--schedule wavy: use cosine, multistep, "):
         make(None, "--schedule", "wavy")
 
 

@@ -29,24 +29,24 @@ def load_dataset(config: Config, device: torch.device) -> Images:
     path = Path(config.data) if config.data != "download" else downloaded()
     if not path.is_dir():
         raise DataError(
-            f"--data {path}: no such folder: pass one, or `--data synthetic`, or `--data download`"
+            f"--data {path}: no such folder; pass a folder, `--data synthetic` or `--data download`"
         )
     if folder := cifar.find(path):
         arrays = cifar.load(folder)
         if config.num_classes is not None and arrays.num_classes > config.num_classes:
             raise DataError(
-                f"{folder}: {arrays.num_classes} classes, but --num-classes {config.num_classes}: "
-                "leave it out"
+                f"{folder}: {arrays.num_classes} classes, but --num-classes {config.num_classes}; "
+                "leave out --num-classes"
             )
         return Resident(arrays, config, device)
-    if (path / "train").is_dir():  # also a pack
+    if (path / "train").is_dir():  # a tree or a pack
         from .imagefolder import Pictures  # needs PIL
         from .loader import Loaded
 
         return Loaded(Pictures(path, config), config, device)
     raise DataError(
-        f"--data {path}: neither cifar-10-batches-py, nor cifar-100-python, nor train/ and val/ "
-        "with one folder per class, nor a pack"
+        f"--data {path}: has neither cifar-10-batches-py nor cifar-100-python, nor train/ and val/ "
+        "with one folder per class, and is not a pack"
     )
 
 

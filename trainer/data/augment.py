@@ -1,5 +1,6 @@
-"""Augmentation, batched on the images' device. Crop, flip, erasing and the user's own are pure
-functions of (seed, epoch, sample); mixup and CutMix of (seed, step, micro-batch).
+"""Augmentation of whole batches, on the images' device. Crop, flip, erasing and the user's own are
+pure functions of (seed, epoch, sample); mixup and CutMix are pure functions of (seed, step,
+micro-batch).
 
 The random numbers are a hash, not a stream: there is no state to save, and a resumed or re-sharded
 run sees the same pixels.
@@ -18,25 +19,26 @@ from ..config import Config, is_function_name, named_function
 from .images import Batch
 from .order import mixed_seed
 
-PAD = 4  # pixels on each side that a crop may shift by
+PAD = 4  # pixels by which a crop may shift to each side
 MASK = 0xFFFFFFFF
 
 
 def normalized(
     pixels: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, channels_last: bool
 ) -> torch.Tensor:
-    """(B, H, W, C) uint8 -> (B, C, H, W) float, with channels_last a view of NHWC memory."""
+    """Normalize images: (B, H, W, C) uint8 -> (B, C, H, W) float. With channels_last, the result is
+    a view of NHWC memory."""
     images = pixels.float().sub_(mean).mul_(scale).permute(0, 3, 1, 2)
     return images if channels_last else images.contiguous()
 
 
 def pad(images: torch.Tensor) -> torch.Tensor:
-    """(N, H, W, C) uint8 -> (N, H+8, W+8, C), zeros around it: a crop is then one copy."""
+    """Pad with zeros: (N, H, W, C) uint8 -> (N, H+8, W+8, C). A crop is then one copy."""
     return F.pad(images, (0, 0, PAD, PAD, PAD, PAD)).contiguous()
 
 
 def cropped(padded: torch.Tensor, indices: torch.Tensor, *, seed: int, epoch: int) -> torch.Tensor:
-    """Return a random crop of each of samples `indices`, (B, H, W, C) uint8.
+    """Return a random crop of each sample in `indices`, (B, H, W, C) uint8.
 
     padded: the result of `pad`. indices: (B,) int64, on the same device.
     """
@@ -54,8 +56,8 @@ def cropped(padded: torch.Tensor, indices: torch.Tensor, *, seed: int, epoch: in
 def flipped(
     pixels: torch.Tensor, indices: torch.Tensor, names: Sequence[str], *, seed: int, epoch: int
 ) -> torch.Tensor:
-    """Mirror images of (B, H, W, C): a random half with "flip" among the names of augmentations; with
-    "alternating-flip", each image in every second epoch (Jordan 2024)."""
+    """Mirror some of the images, (B, H, W, C): a random half if `names` has "flip"; each image in
+    every second epoch if it has "alternating-flip" (Jordan 2024)."""
     if "flip" in names:
         mirror = draw(indices, f"flip/{seed}/{epoch}") < 0.5
     elif "alternating-flip" in names:
@@ -86,8 +88,8 @@ def cutout(x: torch.Tensor, indices: torch.Tensor, edge: int, key: str) -> torch
 
 
 def random_erase(x: torch.Tensor, indices: torch.Tensor, share: float, key: str) -> torch.Tensor:
-    """Erase a box from a share of the images: 2 to 33 % of the area, aspect 0.3 to 3.3, as torchvision
-    does (Zhong et al. 2017); one that does not fit is cut off at the image's size."""
+    """Erase a box from a share of the images, as torchvision does (Zhong et al. 2017): 2% to 33% of
+    the area, aspect ratio 0.3 to 3.3. A box that does not fit is cut to the image's size."""
     height, width = x.shape[2:]
     area = height * width * (0.02 + 0.31 * draw(indices, f"{key}/area"))
     low, high = math.log(0.3), math.log(3.3)
@@ -100,7 +102,7 @@ def random_erase(x: torch.Tensor, indices: torch.Tensor, share: float, key: str)
     return _erased(x, top, left, tall.long() * chosen, wide.long())
 
 
-# the setting of each that erases: (images (B, C, H, W), sample numbers (B,), its value, key) -> images
+# by setting: (images (B, C, H, W), sample numbers (B,), value of the setting, key) -> images
 ERASERS: dict[str, Callable[[torch.Tensor, torch.Tensor, float, str], torch.Tensor]] = {
     "cutout": cutout,  # type: ignore[dict-item]
     "random_erase": random_erase,
@@ -110,7 +112,7 @@ ERASERS: dict[str, Callable[[torch.Tensor, torch.Tensor, float, str], torch.Tens
 def _erased(
     x: torch.Tensor, top: torch.Tensor, left: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor
 ) -> torch.Tensor:
-    """Set one box of each image to zero, the mean."""
+    """Set one box of each image to zero, the mean of normalized images."""
     rows = torch.arange(x.shape[2], device=x.device) - top[:, None]
     columns = torch.arange(x.shape[3], device=x.device) - left[:, None]
     high = (rows >= 0) & (rows < tall[:, None])
@@ -120,8 +122,8 @@ def _erased(
 
 def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[torch.Tensor, float]:
     """Mix each image of (B, C, H, W) with the one before it in the micro-batch, by mixup or CutMix
-    with these alphas (0: off). Return the images and the share of its own label that each keeps; the
-    rest belongs to the label before it."""
+    with these alphas (0: off). Return the images and the share of each image's own label; the rest
+    belongs to the label before it."""
     random = np.random.default_rng(seed)
     cuts = bool(cutmix) and (not mixup or random.random() < 0.5)
     alpha = cutmix if cuts else mixup
@@ -141,7 +143,7 @@ def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[tor
 
 
 def draw(indices: torch.Tensor, key: str) -> torch.Tensor:
-    """Return a number from 0 up to but not including 1 for each index, float64. Pure."""
+    """Return a float64 for each index, from 0 up to but not including 1. A pure function."""
     return hashed(indices, mixed_seed(key) & MASK).double() / (MASK + 1)
 
 

@@ -21,20 +21,20 @@ from .synthetic import Arrays
 
 TEN, HUNDRED = "cifar-10-batches-py", "cifar-100-python"
 BATCH = 10_000  # images in a file of CIFAR-10, unless its batches.meta says otherwise
-LARGEST = 1 << 30  # bytes; CIFAR-100's training file has 155 MB
+LARGEST = 1 << 30  # bytes; CIFAR-100's training file takes 155 MB
 INTEGERS = (b"u1", b"i1", b"u2", b"i2", b"u4", b"i4", b"u8", b"i8")
-NAMES = (  # that numpy's arrays of numbers and Python 3's bytes need
+NAMES = (  # the ones that numpy's arrays of numbers and Python 3's bytes need
     *("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct"),
     *("numpy.core.numeric._frombuffer", "_codecs.encode"),
 )
-UNSAFE = (  # codes that make objects in other ways
+UNSAFE = (  # opcodes that create objects in other ways
     *(pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.INST, pickle.OBJ, pickle.PERSID, pickle.BINPERSID),
     *(pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
 )
 
 
 def find(path: Path) -> Path | None:
-    """Return the folder of a CIFAR layout at or under `path`."""
+    """Return the folder of a CIFAR layout at or under `path`, or None."""
     for folder in (path / TEN, path / HUNDRED, path):
         if folder.name in (TEN, HUNDRED) and folder.is_dir():
             return folder
@@ -76,25 +76,25 @@ def _batch(path: Path, count: int, labels_key: bytes, classes: int) -> tuple[Any
     try:
         x, y = (numbers(batch.get(key)) for key in (b"data", labels_key))
     except Exception as error:  # records of a hostile file can be anything
-        raise DataError(f"{path}: damaged ({type(error).__name__}): fetch it again") from None
+        raise DataError(f"{path}: damaged ({type(error).__name__}); fetch it again") from None
     if x is None or x.dtype != np.uint8 or x.shape != (count, 3072):
         shape = "none" if x is None else f"{x.shape} of {x.dtype}"
         raise DataError(
-            f"{path}: {count} images of 3072 bytes expected, found {shape}: unpack the archive "
+            f"{path}: expected {count} images of 3072 bytes, found {shape}; unpack the archive "
             "again (`python -m trainer data fetch`)"
         )
     if y is None or y.shape != (count,):
         shape = "none" if y is None else f"{y.shape}"
-        raise DataError(f"{path}: {count} labels expected, found {shape}: unpack the archive again")
+        raise DataError(f"{path}: expected {count} labels, found {shape}; unpack the archive again")
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
-            f"{path}: labels from {y.min()} to {y.max()}, but there are classes 0 to {classes - 1}"
+            f"{path}: labels from {y.min()} to {y.max()}, but the classes are 0 to {classes - 1}"
         )
     return x.reshape(count, 3, 32, 32).transpose(0, 2, 3, 1).copy(), y.astype(np.int64)
 
 
 def numbers(value: object) -> np.ndarray[Any, Any] | None:
-    """Return the integers that a list or the record of a numpy array holds, None for anything else."""
+    """Return the integers in a list or a numpy array's record, or None for anything else."""
     if isinstance(value, list) and all(type(item) is int for item in value):
         return np.array(value, dtype=np.int64)
     if not isinstance(value, Record):
@@ -109,7 +109,7 @@ def numbers(value: object) -> np.ndarray[Any, Any] | None:
 
 
 def integers(kind: Record) -> np.dtype[Any]:
-    """Return the kind of integers that a record of numpy.dtype stands for. Raises ValueError."""
+    """Return the type of integers that a record of numpy.dtype stands for. Raises ValueError."""
     name, order = text(kind.arguments[0]), text(kind.state[1])
     if name not in INTEGERS or order not in (b"<", b">", b"|"):
         raise ValueError("not an array of integers")
@@ -117,7 +117,8 @@ def integers(kind: Record) -> np.dtype[Any]:
 
 
 def text(value: object) -> bytes:
-    """Return a pickle's bytes. Python 3 puts bytes into old pickles as text to be encoded."""
+    """Return a pickled value's bytes. Old protocols store Python 3's bytes as text to be
+    encoded."""
     if isinstance(value, Record) and value.name == "_codecs.encode":
         value, codec = value.arguments
         if codec not in ("latin1", b"latin1"):
@@ -138,16 +139,16 @@ def read(path: Path) -> dict[bytes, Any]:
         return {text(key): value for key, value in dict.items(table)}
     except FileNotFoundError:
         raise DataError(
-            f"{path} is missing: fetch the set with `python -m trainer data fetch --to DIR`"
+            f"{path} is missing; fetch the set with `python -m trainer data fetch --to DIR`"
         ) from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"{path}: damaged ({type(error).__name__}): fetch it again") from None
+        raise DataError(f"{path}: damaged ({type(error).__name__}); fetch it again") from None
 
 
 class Record:
-    """What a pickle would have called, with which arguments, and the state that it then set."""
+    """A call that a pickle asks for: the function, its arguments, and the state to set later."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
         self.name, self.arguments = name, arguments
@@ -162,7 +163,7 @@ class Reader(pickle._Unpickler):
         for code, read in pickle._Unpickler.dispatch.items()
         if bytes([code]) not in UNSAFE
     }
-    stack: list[Any]  # these three are the base class's
+    stack: list[Any]  # these three belong to the base class
     append: Any
     read: Any
 
@@ -181,7 +182,8 @@ class Reader(pickle._Unpickler):
         self.stack[-1].state = state
 
     def load_bytes(self) -> None:
-        """Read what numpy writes as a bytearray, without allocating what the file claims to have."""
+        """Read what numpy writes as a bytearray, without allocating what the file claims to
+        hold."""
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     dispatch[pickle.REDUCE[0]] = load_reduce

@@ -37,7 +37,7 @@ TIMEOUT = 30  # seconds without receiving a byte
 
 
 def fetch(name: str, to: Path) -> Path:
-    """Return the set's folder under `to`, downloaded if missing. The ranks of one machine take turns.
+    """Return the set's folder under `to`; download it if missing. A machine's ranks take turns.
 
     Raises DataError if there is no network or the file is not the published one.
     """
@@ -63,14 +63,16 @@ def _download(source: Source, archive: Path) -> Path:
             archive.open("wb") as out,
         ):
             shutil.copyfileobj(answer, out)
-    except OSError as error:  # URLError is one
+    except OSError as error:  # URLError is an OSError
         reason = getattr(error, "reason", error)
         raise DataError(
-            f"{source.url}: cannot be fetched ({reason}): download it elsewhere, unpack it, "
+            f"{source.url}: cannot be fetched ({reason}); download it elsewhere, unpack it, "
             "and pass its folder as --data"
         ) from None
     with archive.open("rb") as file:
         md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if md5 != source.md5:
-        raise DataError(f"{source.url}: md5 {md5}, published is {source.md5}: fetch it again")
+        raise DataError(
+            f"{source.url}: has the md5 {md5}, but {source.md5} is published; fetch it again"
+        )
     return archive

@@ -1,4 +1,4 @@
-"""Pictures of an ImageFolder tree or of a pack, as `Loaded` asks for them."""
+"""The pictures of an ImageFolder tree or of a pack, as a source for `Loaded`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .tree import open_tree
 
 class Pictures:
     def __init__(self, path: Path, config: Config) -> None:
-        """Raises DataError."""
+        """Open a tree or a pack. Raises DataError."""
         packed = (path / "pack.json").is_file()
         classes, training, testing = open_pack(path) if packed else open_tree(path)
         if config.num_classes is not None and len(classes) > config.num_classes:
             raise DataError(
-                f"{path}: {len(classes)} classes, but --num-classes {config.num_classes}: "
-                "leave it out"
+                f"{path}: {len(classes)} classes, but --num-classes {config.num_classes}; "
+                "leave out --num-classes"
             )
         self._config = config
         self._splits = {"train": training, "test": testing}

@@ -21,7 +21,7 @@ class Images(Protocol):
 
     name: str
     num_classes: int
-    shape: torch.Size  # of an image in evaluation: channels, height, width
+    shape: torch.Size  # channels, height and width of an image in evaluation
     fingerprint: str  # detects different images on resume or on another node
 
     def size(self, split: str) -> int:
@@ -30,10 +30,10 @@ class Images(Protocol):
     def train_batches(
         self, order: torch.Tensor, parts: Iterable[slice], *, seed: int, epoch: int
     ) -> Iterator[Batch]:
-        """Yield the images order[part] for each of `parts`, augmented as the settings say."""
+        """Yield the images order[part] for each of `parts`, augmented according to the settings."""
 
     def eval_batches(self, split: str, blocks: Iterable[slice]) -> Iterator[Batch]:
-        """Yield the images of each block of a split, in order, not augmented."""
+        """Yield the images of each block of a split, in order and without augmentation."""
 
     def close(self) -> None:
         """Release what the data set holds, such as worker processes."""

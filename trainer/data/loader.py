@@ -1,8 +1,8 @@
 """Image sets whose samples are loaded one by one: worker processes load them ahead of training.
 
-A request names its samples and everything that their random numbers depend on. So the result depends
-on neither the process that loads it nor on what that process loaded before. Images travel as bytes,
-from pinned memory to a GPU, and are flipped and normalized there.
+A request names its samples and everything that their random numbers depend on. So the result
+depends neither on the process that loads it nor on what that process loaded before. Images travel
+as bytes to the device (to a GPU from pinned memory), and are flipped and normalized there.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Request(NamedTuple):
     """Which samples to load, and how."""
 
-    split: str  # "train" or "test": where the samples are
+    split: str  # "train" or "test", the one that has the samples
     numbers: np.ndarray[Any, Any]  # (B,) int64
-    width: int  # of the images in pixels
+    width: int  # of the images, in pixels
     seed: int = 0
-    epoch: int = -1  # -1: for evaluation, nothing is random
+    epoch: int = -1  # -1: evaluation, where nothing is random
 
 
 class Source(Protocol):
@@ -44,17 +44,17 @@ class Source(Protocol):
 
     name: str
     num_classes: int
-    shape: torch.Size  # of an image in evaluation: channels, height, width
+    shape: torch.Size  # channels, height and width of an image in evaluation
     fingerprint: str
     sizes: dict[str, int]  # number of samples in "train" and "test"
 
     def load(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images and labels: (B, H, W, 3) bytes, or (B, C, H, W) normalized floats. Raises
-        DataError, which names the sample."""
+        """Return images and labels. Images are (B, H, W, 3) bytes or (B, C, H, W) normalized
+        floats. Raises DataError that names the sample."""
 
 
 class Loaded(Images):
-    """A source behind the protocol `Images`."""
+    """Adapts a source to the protocol `Images`."""
 
     def __init__(self, source: Source, config: Config, device: torch.device) -> None:
         self.name, self.num_classes = source.name, source.num_classes
@@ -107,7 +107,8 @@ class Loaded(Images):
 
 
 class Queue:
-    """What a DataLoader's processes load next: every epoch and every evaluation sets it anew."""
+    """The requests that a DataLoader's processes load next. Every epoch and every evaluation sets
+    them anew."""
 
     requests: Iterable[Request] = ()
 
@@ -116,7 +117,7 @@ class Queue:
 
 
 class Samples(Dataset[Any]):
-    """A source as torch's DataLoader asks for it, a whole batch at once."""
+    """Adapts a source to torch's DataLoader, which asks for a whole batch at once."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -129,26 +130,27 @@ class Samples(Dataset[Any]):
 
 
 def make_loader(source: Source, queue: Queue, workers: int, pinned: bool) -> DataLoader[Any]:
-    """Return a DataLoader whose processes are started once. workers: 0 loads in this process."""
+    """Return a DataLoader that starts its processes once. With 0 workers, it loads in this
+    process."""
     parent = os.getpid()
 
     def start(worker: int) -> None:
         die_with_parent(parent)
-        for number in STOPS:  # a signal to the whole process group is for the ranks
+        for number in STOPS:  # a signal to the whole process group is meant for the ranks
             signal.signal(number, signal.SIG_IGN)
 
     several: dict[str, Any] = {}
     if workers:
         several = {"worker_init_fn": start, "multiprocessing_context": "fork"}
         several |= {"persistent_workers": True, "prefetch_factor": AHEAD}
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # more than there are cores
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores
     return DataLoader(
         Samples(source),
         batch_sampler=queue,  # type: ignore[arg-type]
         collate_fn=lambda loaded: loaded,
         num_workers=workers,
         pin_memory=pinned,
-        generator=torch.Generator(),  # otherwise each epoch draws from the global one
+        generator=torch.Generator(),  # otherwise, each epoch would draw from the global one
         **several,
     )
 

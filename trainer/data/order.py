@@ -28,8 +28,9 @@ def mixed_seed(text: str) -> int:
 
 
 def held_out(n: int, part: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (train, validation) sample numbers, sorted. Independent of the run's seed, so that runs
-    with different seeds are compared on the same images. A part above 0 has at least one image."""
+    """Return (train, validation) sample numbers, sorted. They do not depend on the run's seed, so
+    that runs with different seeds are compared on the same images. If `part` is above 0, at least
+    one image is held out."""
     count = max(1, int(n * part)) if part else 0
     order = epoch_order(0, -1, n) if count else torch.arange(n)
     return order[count:].sort().values, order[:count].sort().values

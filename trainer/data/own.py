@@ -6,7 +6,7 @@ array of shape (C, H, W), normalized. The function may also return an object wit
 `trainer.data.Images`.
 
 torch's, numpy's and Python's random numbers are seeded anew for each sample, from (seed, epoch,
-sample), so that random transforms resume bitwise.
+sample), so that a resumed run gets the same random transforms.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from .order import mixed_seed
 
 
 def load_own(config: Config, device: torch.device) -> Images:
-    """Return the images of the function that --data names. Raises DataError."""
+    """Return the images from the function that --data names. Raises DataError."""
     given = named_function("--data", config.data)()
     if not isinstance(given, tuple):
         images: Images = given
         return images
     if len(given) != 2 or not all(hasattr(d, "__len__") and len(d) for d in given):
-        raise DataError(f"--data {config.data}: return two data sets of (image, label)")
+        raise DataError(
+            f"--data {config.data}: the function must return two data sets of (image, label)"
+        )
     return Loaded(MapStyle(config, *given), config, device)
 
 
 class MapStyle:
-    """Two map-style data sets."""
+    """A source made of two map-style data sets."""
 
     def __init__(self, config: Config, train: Any, test: Any) -> None:
         self.name = config.data
@@ -45,8 +47,8 @@ class MapStyle:
         self.sizes = {split: len(data) for split, data in self._splits.items()}
         if config.num_classes is None and not hasattr(train, "classes"):
             raise DataError(
-                f"--data {config.data}: unknown number of classes: pass --num-classes, or give the data "
-                "set a list `classes`"
+                f"--data {config.data}: unknown number of classes; pass --num-classes, or give the "
+                "data set a list `classes`"
             )
         self.num_classes = config.num_classes or len(train.classes)
         digest = hashlib.sha256(f"{config.data} {self.sizes}".encode())
@@ -78,11 +80,11 @@ class MapStyle:
             image, label = sample
             image, label = torch.as_tensor(image), int(label)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{where}: {error}: return (image, label)") from error
+            raise DataError(f"{where}: {error}; a sample must be a pair (image, label)") from error
         if not image.is_floating_point() or image.ndim != 3:
             raise DataError(
-                f"{where}: an image of {image.dtype}, shape {tuple(image.shape)}: "
-                "return floats of shape (C, H, W), normalized"
+                f"{where}: an image of {image.dtype}, shape {tuple(image.shape)}; "
+                "it must be normalized floats of shape (C, H, W)"
             )
         if not 0 <= label < self.num_classes:
             raise DataError(f"{where}: label {label}, but there are {self.num_classes} classes")

@@ -2,10 +2,10 @@
 
     DIR/pack.json              classes, and the sha256 of each split's bytes
     DIR/train/index.npy        the position of each picture: an array of ENTRY
-    DIR/train/00000.bin ...    the pictures: files as they were, or decoded and resized pixels
+    DIR/train/00000.bin ...    the pictures: the original files, or decoded and resized pixels
     DIR/val/...
 
-Reading a picture opens no file and lists no folder; decoded pictures are only cropped.
+Reading a picture opens no file and lists no folder; decoded pictures need only be cropped.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Packed:
             pixels = index["width"].astype(np.float64) * index["height"] * 3
             decoded = index["width"] > 0
             if (ends > lengths[index["shard"]]).any() or (pixels != index["size"])[decoded].any():
-                raise ValueError("index.npy lies about a picture's place or size")
+                raise ValueError("index.npy has a wrong position or size for a picture")
         except (OSError, EOFError, ValueError, IndexError) as error:
-            raise DataError(f"{folder}: {error}: pack the images again") from error
+            raise DataError(f"{folder}: {error}; pack the images again") from error
         self.labels = index["label"]
 
     def picture(self, index: int, edge: int) -> Any:
@@ -68,25 +68,26 @@ class Packed:
 
 
 def open_pack(folder: Path) -> tuple[list[str], Packed, Packed]:
-    """Return the classes, the training and the test images of a pack. Raises DataError."""
+    """Return the classes, the training images and the test images of a pack. Raises DataError."""
     try:
         about = json.loads((folder / "pack.json").read_text())
         classes, digests = list(about["classes"]), dict(about["sha256"])
         train, val = (Packed(folder / n, str(digests[n]), len(classes)) for n in ("train", "val"))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: {error}: pack the images again") from error
+        raise DataError(f"{folder}: {error}; pack the images again") from error
     return classes, train, val
 
 
 def pack(
     classes: Sequence[str], splits: dict[str, Tree], to: Path, decoded: int, threads: int
 ) -> None:
-    """Write the pack. decoded: length in pixels of the pictures' short side, or 0 to keep the files.
+    """Write a pack.
 
-    Raises DataError if a picture cannot be read, or `to` exists.
+    decoded: the greatest length of a picture's short side in pixels, or 0 to keep the files.
+    Raises DataError if a picture cannot be read, or if `to` exists.
     """
     if to.exists():
-        raise DataError(f"{to}: already exists: remove it, or pass another --to")
+        raise DataError(f"{to}: already exists; remove it, or pass another --to")
     part = to.with_name(f".{to.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     digests = {}
@@ -111,7 +112,7 @@ def _items(tree: Tree, decoded: int, pool: ThreadPoolExecutor) -> Iterator[Item]
 
 
 def _write_split(folder: Path, items: Iterator[Item], labels: np.ndarray[Any, Any]) -> str:
-    """Write shards and index. Return the sha256 of all pictures with their labels."""
+    """Write the shards and the index. Return the sha256 of all pictures with their labels."""
     index = np.zeros(len(labels), ENTRY)
     shard, file, digest = 0, _shard(folder, 0).open("wb"), hashlib.sha256()
     for row, (content, width, height) in enumerate(items):

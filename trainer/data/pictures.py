@@ -1,7 +1,7 @@
-"""Decoding, cropping and changing single pictures with PIL, each a pure function of its arguments.
+"""Decode, crop and augment single pictures with PIL, in pure functions.
 
-The geometry and the operations are torchvision's. Its transforms draw from torch's global random
-state; these draw from a seed.
+The geometry and the operations are those of torchvision. Its transforms draw from torch's global
+random state; these functions draw from a seed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from PIL import Image, ImageEnhance, ImageOps
 from ..errors import DataError
 
 CROP_MARGIN = 256 / 224  # evaluation resizes the short side to this multiple of the crop
-LARGEST = 1 << 27  # pixels of a picture to decode: 400 MB
-TRIES = 10  # random boxes that may not fit
+LARGEST = 1 << 27  # pixels of the largest picture to decode: 400 MB
+TRIES = 10  # random boxes to try before taking a centered one
 BILINEAR = Image.Resampling.BILINEAR
 
 
 def read(source: Path | BinaryIO, name: object, edge: int) -> Any:
-    """Return an RGB picture, decoded at a lower resolution where the format allows and `edge` suffices.
+    """Return an RGB picture, decoded at a lower resolution if the format allows that and `edge`
+    needs no more.
 
     Raises DataError with the picture's name.
     """
@@ -37,16 +38,16 @@ def read(source: Path | BinaryIO, name: object, edge: int) -> Any:
                 return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
     except Exception as error:  # a damaged or hostile file can fail in any way
-        raise DataError(f"{name}: not a readable image ({error}): replace or remove it") from None
+        raise DataError(f"{name}: not a readable image ({error}); replace or remove it") from None
 
 
 def random_crop(image: Any, edge: int, seed: int) -> Any:
-    """Return a random part of the picture, resized: 8 to 100 % of its area, aspect 3/4 to 4/3."""
+    """Return a random part of the picture, resized: 8% to 100% of its area, aspect 3/4 to 4/3."""
     return image.crop(random_box(image.width, image.height, seed)).resize((edge, edge), BILINEAR)
 
 
 def random_box(width: int, height: int, seed: int) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a random part of a picture."""
+    """Return the left, top, right and bottom of a random part of a picture."""
     draw = random.Random(seed)
     for _ in range(TRIES):
         area = width * height * draw.uniform(0.08, 1)
@@ -61,7 +62,7 @@ def random_box(width: int, height: int, seed: int) -> tuple[int, int, int, int]:
 
 
 def center_crop(image: Any, edge: int) -> Any:
-    """Return the middle of the picture as it is after its short side is resized to 8/7 of the crop."""
+    """Scale the picture so that its short side is 8/7 of `edge`, and return its center square."""
     short, least = round(edge * CROP_MARGIN), min(image.size)
     sizes = [short * side // least for side in image.size]
     scales = [side / size for side, size in zip(image.size, sizes, strict=True)]
@@ -72,7 +73,7 @@ def center_crop(image: Any, edge: int) -> Any:
 
 
 def shrunk(image: Any, short: int) -> Any:
-    """Return the whole picture, its short side at most `short` pixels long."""
+    """Return the whole picture, scaled down so that its short side is at most `short` pixels."""
     least = min(image.size)
     if least <= short:
         return image
@@ -82,7 +83,7 @@ def shrunk(image: Any, short: int) -> Any:
 def randaugment(image: Any, magnitude: int, seed: int) -> Any:
     """Return the picture after two random operations of RandAugment (Cubuk et al. 2020).
 
-    image: RGB; magnitude: 1 to 30.
+    image: an RGB picture. magnitude: from 1 to 30.
     """
     draw = random.Random(seed)
     for operation, strongest, _ in draw.choices(OPERATIONS, k=2):
@@ -105,8 +106,9 @@ def _constant(strongest: float) -> Callable[[Any], float]:
     return lambda image: strongest
 
 
-# (picture, strength) -> picture; the strongest value in RandAugment, and in TrivialAugment.
-# Strengths have either sign; where only one makes sense, the operation ignores it.
+# Each entry: (picture, strength) -> picture, the greatest strength in RandAugment, and the greatest
+# in TrivialAugment. Strengths have either sign; an operation for which the sign makes no sense
+# ignores it.
 OPERATIONS: list[tuple[Callable[[Any, float], Any], Callable[[Any], float], float]] = [
     (lambda image, v: image, _constant(0), 0),
     (lambda image, v: _affine(image, 1, v, 0, 0, 1, 0), _constant(0.3), 0.99),

@@ -20,7 +20,8 @@ MEAN_STD = {  # of the training images, in 0..1
 
 
 class Resident(Images):
-    """Training images are padded for the crops."""
+    """Images held on the device as uint8. The training images are padded in advance, for random
+    crops."""
 
     def __init__(self, arrays: Arrays, config: Config, device: torch.device) -> None:
         self.name, self.num_classes = arrays.name, arrays.num_classes
@@ -67,7 +68,8 @@ class Resident(Images):
 
 
 def mean_std(arrays: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (C,) each, in pixel values 0..255: published for CIFAR, else of the first 5000 images."""
+    """Return mean and standard deviation, (C,) each, for pixels 0..255: the published ones for
+    CIFAR, otherwise those of the first 5000 training images."""
     if arrays.name in MEAN_STD:
         mean, std = MEAN_STD[arrays.name]
         return torch.tensor(mean) * 255, torch.tensor(std) * 255

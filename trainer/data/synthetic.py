@@ -1,7 +1,7 @@
-"""Learnable images generated from a seed: the same on every rank, nothing to download.
+"""Learnable images that are generated from a seed: equal on every rank, with nothing to download.
 
 Each class has a smooth prototype; a sample is its class's prototype plus noise. A network that
-learns exceeds 95 %; one without gradients stays at chance.
+learns exceeds 95%; one without gradients stays at chance.
 """
 
 from __future__ import annotations

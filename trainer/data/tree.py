@@ -1,4 +1,4 @@
-"""ImageFolder trees: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, in any depth below a class."""
+"""ImageFolder trees: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, at any depth below CLASS."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Tree:
         for label, name in enumerate(classes):
             images = sorted(listed(folder, name)) if (folder / name).is_dir() else []
             if (folder / name).is_dir() and not images:
-                raise DataError(f"{folder / name}: no images ({', '.join(SUFFIXES)}): remove it")
+                raise DataError(f"{folder / name}: no images ({', '.join(SUFFIXES)}); remove it")
             names += [file for file, _ in images]
             counts.append(len(images))
             digest.update(b"".join(b"%s\0%d\0%d\n" % (*image, label) for image in images))
-        self._names = np.array(names)  # a quarter of a list's memory
+        self._names = np.array(names)  # takes a quarter of a list's memory
         self.labels = np.repeat(np.arange(len(classes)), counts)
         self.fingerprint = digest.hexdigest()
 
@@ -58,15 +58,15 @@ def listed(root: Path, below: str) -> Iterator[tuple[bytes, int]]:
 
 
 def open_tree(path: Path) -> tuple[list[str], Tree, Tree]:
-    """Return the classes, the training and the test images of a tree. Raises DataError."""
+    """Return the classes, the training images and the test images of a tree. Raises DataError."""
     if not (path / "train").is_dir():
-        raise DataError(f"{path}: has no train/: pass the folder that has train/ and val/")
+        raise DataError(f"{path}: has no train/; pass the folder that has train/ and val/")
     test = next((path / name for name in TEST_FOLDERS if (path / name).is_dir()), None)
     if test is None:
-        raise DataError(f"{path}: has train/ but neither val/ nor test/: add one")
+        raise DataError(f"{path}: has train/ but neither val/ nor test/; add one")
     classes, tested = class_names(path / "train"), class_names(test)
     if extra := sorted(set(tested) - set(classes)):
-        raise DataError(f"{test}: class {extra[0]!r} is not in train/: rename or remove it")
+        raise DataError(f"{test}: class {extra[0]!r} is not in train/; rename or remove it")
     return classes, Tree(path / "train", classes), Tree(test, classes)
 
 
@@ -74,5 +74,5 @@ def class_names(folder: Path) -> list[str]:
     names = (entry.name for entry in folder.iterdir() if entry.is_dir())
     classes = sorted(name for name in names if not name.startswith("."))
     if not classes:
-        raise DataError(f"{folder}: no class folders: make one folder per class")
+        raise DataError(f"{folder}: no class folders; make one folder per class")
     return classes

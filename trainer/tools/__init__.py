@@ -1,1 +1,1 @@
-"""Everything beside the training loop: other commands, other ways to start, canonical shards."""
+"""Everything besides the training loop: other commands, other ways to start, canonical shards."""

@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the checkpoint folders at `path`, oldest first. Raises CheckpointError if none."""
+    """Return the checkpoint folders at `path`, oldest first. Without any, raises
+    CheckpointError."""
     if checkpoint.NAME.fullmatch(path.name):
         return [path]
     folders = checkpoint.folders(path.parent if path.name == "ckpt" else path)[::-1]
@@ -51,7 +52,7 @@ def ls(folders: list[Path]) -> int:
             saved = checkpoint.verify(path)
             meta = checkpoint.decode(checkpoint.read(path))[1]
             top1 = meta["best"].get("top1")
-            best = "-" if top1 is None else f"{100 * top1:.2f} %"
+            best = "-" if top1 is None else f"{100 * top1:.2f}%"
             size = (path / "state.pt").stat().st_size / 1e6
             print(
                 f"{path}  epoch {meta['epoch']}  {size:.1f} MB  best top-1 {best}  "
@@ -67,7 +68,7 @@ def ls(folders: list[Path]) -> int:
 def export(folders: list[Path], target: Path) -> None:
     """Write the weights that are evaluated, from the newest intact checkpoint."""
     if target.suffix not in (".pth", ".pt"):
-        raise UsageError(f"{target}: the name must end in .pth")
+        raise UsageError(f"{target}: the name must end in .pth or .pt")
     for path in reversed(folders):
         try:
             checkpoint.verify(path)

@@ -36,7 +36,7 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fas
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the folder to pass as --data. Raises TrainerError."""
+    """Run the command, and print the folder to pass as --data, if any. Raises TrainerError."""
     given = make_parser().parse_args(list(argv))
     if given.act == "fetch":
         print(fetch(given.name, given.to))
@@ -73,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="PIXELS",
-        help="store pixels, with the short side at most this long, instead of the files",
+        help="instead of the files, store decoded pixels, with the short side at most PIXELS long",
     )
     verify = acts.add_parser("verify", help="read a whole set and print its counts and digest")
     verify.add_argument("folder", type=Path, metavar="DIR")
@@ -81,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def verify(folder: Path) -> None:
-    """Read every image of a set, with a process per core. Raises DataError."""
+    """Read every image of a set, with one process per core. Raises DataError."""
     config = Config(data=str(folder), augment="none", workers=os.cpu_count() or 1)
     data = load_dataset(config, torch.device("cpu"))
     train, test = data.size("train"), data.size("test")
@@ -111,7 +111,8 @@ def fashion_mnist(folder: Path = FASHION_MNIST) -> Arrays:
     """Return 60,000 + 10,000 gray 28x28 images, padded to 32x32, with the gray as R, G and B."""
     if not folder.is_dir():
         raise DataError(
-            f"{folder} is missing: `apt-get install dataset-fashion-mnist`, or --folder DIR"
+            f"{folder} is missing; run `apt-get install dataset-fashion-mnist`, "
+            "or pass --folder DIR"
         )
     return Arrays(
         train_x=_idx_images(folder / "train-images-idx3-ubyte.gz"),
@@ -140,13 +141,14 @@ def _unzipped(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}: install the set again") from None
+        raise DataError(f"{path}: {error.strerror or error}; install the set again") from None
 
 
 def write_cifar10(arrays: Arrays, to: Path) -> Path:
-    """Write five training batches, a test batch and meta to `to`/cifar-10-batches-py, atomically."""
+    """Write five training batches, a test batch and batches.meta to `to`/cifar-10-batches-py,
+    atomically."""
     if len(arrays.train_y) % 5:
-        raise DataError(f"{len(arrays.train_y)} images do not divide into five equal batches")
+        raise DataError(f"{len(arrays.train_y)} images cannot be divided into five equal batches")
     count = min(len(arrays.train_y) // 5, len(arrays.test_y))
     scratch, folder = to / f".{TEN}.part", to / TEN
     shutil.rmtree(scratch, ignore_errors=True)

@@ -1,11 +1,11 @@
 """Ranks on this machine, without torchrun: `--spawn N`, and the older `--rank R --world-size N`.
 
 The ranks are ordinary processes with torchrun's variables, so everything behaves as under torchrun,
-except that exit codes are passed on. When one fails the others are stopped, and all end with the
-process that started them.
+except that exit codes are passed on. When one of them fails, the others are stopped. All of them
+end when the process that started them ends.
 
---rank and --world-size count nodes, as in the older scripts: run on each node, the command starts
-one process per GPU.
+--rank and --world-size count nodes, as in the older scripts: the command is run on each node and
+starts one process per GPU there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KILL_AFTER = 30.0  # seconds
 def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
     """Run `python -m trainer argv` as this node's ranks. Return the first exit code that is not 0.
 
-    nodes: NODE_RANK and NNODES, if there are several.
+    nodes: NODE_RANK and NNODES, if there are several nodes.
     """
     try:
         node_rank, nnodes = int(nodes.get("NODE_RANK", 0)), int(nodes.get("NNODES", 1))

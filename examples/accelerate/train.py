@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     from accelerate import Accelerator
 except ImportError as error:
-    raise SystemExit(f"{error}: pip install accelerate, in the image") from None
+    raise SystemExit(f"{error}; run `pip install accelerate` in the image") from None
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 try:
     import deepspeed
 except ImportError as error:
-    raise SystemExit(f"{error}: pip install deepspeed, in the image") from None
+    raise SystemExit(f"{error}; run `pip install deepspeed` in the image") from None
 
 SETTINGS = {
     "train_micro_batch_size_per_gpu": 32,

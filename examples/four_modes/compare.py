@@ -45,7 +45,7 @@ def main() -> None:
     waiting = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     if args.batch_size % dist.get_world_size():
         raise SystemExit(
-            f"--batch_size {args.batch_size} does not divide by {dist.get_world_size()} ranks"
+            f"--batch_size {args.batch_size} is not divisible by {dist.get_world_size()} ranks"
         )
     images = read(args)
     if dist.get_rank() == 0:
@@ -77,7 +77,7 @@ def read(args: argparse.Namespace) -> Arrays:
 def train(
     args: argparse.Namespace, images: Arrays, device: torch.device, distributed: bool, mixed: bool
 ) -> tuple[float, float]:
-    """(seconds per epoch, accuracy on the test images)"""
+    """Return the seconds per epoch and the accuracy on the test images."""
     torch.manual_seed(0)
     model = build_model(args.model, num_classes=images.num_classes).to(device)
     net: nn.Module = model

@@ -20,7 +20,7 @@ try:
         TrainingArguments,
     )
 except ImportError as error:
-    raise SystemExit(f"{error}: pip install transformers accelerate, in the image") from None
+    raise SystemExit(f"{error}; run `pip install transformers accelerate` in the image") from None
 
 
 class Sentences(Dataset[dict[str, torch.Tensor]]):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     import lightning
 except ImportError as error:
-    raise SystemExit(f"{error}: pip install lightning, in the image") from None
+    raise SystemExit(f"{error}; run `pip install lightning` in the image") from None
 
 
 class Larger(lightning.LightningModule):

@@ -1,4 +1,4 @@
-"""The smallest complete DDP script: a model, images, a sampler, a loop, one rank that prints.
+"""The smallest complete DDP script: a model, images, a sampler, a loop, and one rank that prints.
 
 `python ddp_demo.py` runs one process; torchrun runs many. All ranks make the same learnable images.
 The network returns logits, because cross_entropy contains the softmax: a second softmax before it

@@ -1,7 +1,7 @@
 """A CIFAR-10 job with a cloud platform's argument names, run by torchrun.
 
-The platform passed --init_method, --rank and --world_size; there rank and size counted *nodes*, and
-one process drove all GPUs of its node. Here one process drives one GPU, ranks count processes, and
+The platform passed --init_method, --rank and --world_size; there, rank and size counted *nodes*, and
+one process drove all GPUs of its node. Here, one process drives one GPU, ranks count processes, and
 torchrun's environment provides them, so the script accepts and ignores these three. Adam's learning
 rate grows with the square root of the number of ranks.
 """
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=128, help="of one process")
     parser.add_argument("--lr", type=float, default=0.001, help="for one process")
     for unneeded in ("--init_method", "--rank", "--world_size"):
-        parser.add_argument(unneeded, help="torchrun's environment says it")
+        parser.add_argument(unneeded, help="ignored: torchrun's environment provides it")
     args = parser.parse_args()
 
     if args.enable_gpu and not torch.cuda.is_available():
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def read(args: argparse.Namespace) -> Arrays:
-    """The platform's random images could not be learned; these can, and all ranks make the same."""
+    """The platform's random images could not be learned; these can, and all ranks make the same ones."""
     if args.custom_data:
         return synthetic(5000, 1000, 10, 32)
     folder = find(args.data_url)

@@ -89,7 +89,7 @@ def parse() -> argparse.Namespace:
 
 
 def evaluate(model, prepared, x, y, device) -> int:  # type: ignore[no-untyped-def]
-    """How many predictions are right; each image counts once, on one rank, without padding."""
+    """Return how many predictions are right. Each image counts once, on one rank, without padding."""
     for buffer in model.buffers():  # each rank has its own batch statistics; use rank 0's
         dist.broadcast(buffer, 0)
     model.eval()
@@ -115,7 +115,8 @@ def save(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: 
 def restore(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> int:
-    """The epoch to continue with; 0 without a checkpoint. Rank 0 reads it and sends it to the others."""
+    """Return the epoch to continue with, or 0 without a checkpoint. Rank 0 reads the checkpoint and
+    sends it to the others."""
     state = [None]
     if dist.get_rank() == 0 and file.exists():
         state = [torch.load(file, map_location="cpu", weights_only=True)]

@@ -188,7 +188,7 @@ def read(path: Path) -> dict[str, bytes]:
 def decode(files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (state, meta) from the bytes of a verified checkpoint, tensors on the CPU.
 
-    Raises CheckpointError if `save` did not write them. Code in them is never run.
+    Raises CheckpointError if `save` did not write the bytes. Code in them is never run.
     """
     try:
         state = torch.load(io.BytesIO(files["state.pt"]), map_location="cpu", weights_only=True)

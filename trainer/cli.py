@@ -1,4 +1,4 @@
-"""`python -m trainer [FLAGS]`, and its other commands: ckpt, data.
+"""`python -m trainer [FLAGS]`, and its other commands, ckpt and data.
 
 torch is imported late, so that --help and usage errors are instant.
 """

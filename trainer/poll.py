@@ -51,7 +51,7 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def ignore(self) -> None:
-        """The run is over: ignore further signals."""
+        """Ignore further signals, because the run is over."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
@@ -72,8 +72,8 @@ class Poll:
         on_gpu = ranks.device.type == "cuda"
         self.every = 10 if on_gpu else 1  # steps
         self.lag = 1 if on_gpu else 0  # polls that may remain unread
-        # of this rank since the last poll: loss sum, images, seconds of own work, stop flag, save flag,
-        # gradient norm
+        # this rank's values since the last poll: loss sum, images, seconds of own work, stop flag,
+        # save flag, gradient norm
         self.totals = torch.zeros(6, dtype=torch.float64, device=ranks.device)
         self.save_due = False
         self._stopping = False

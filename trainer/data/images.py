@@ -1,4 +1,4 @@
-"""What training and evaluation need from a data set, however it is stored."""
+"""The protocol of data sets, however they are stored."""
 
 from __future__ import annotations
 

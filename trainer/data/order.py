@@ -12,9 +12,9 @@ import torch
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> torch.Tensor:
-    """Return the permutation of 0..n-1 in which epoch `epoch` visits the samples. int64, on the CPU.
+    """Return, as int64 on the CPU, the permutation of 0..n-1 in which `epoch` visits the samples.
 
-    The generator's seed is a hash of both numbers: with `seed + epoch`, seed 0's second epoch would
+    The generator's seed is a hash of the numbers: with `seed + epoch`, seed 0's second epoch would
     be seed 1's first.
     """
     generator = torch.Generator()

@@ -1,6 +1,6 @@
 """`--canonical-shards S`: bitwise equal weights at every world size that divides S.
 
-A plain all-reduce adds W partial sums, so its rounding depends on W. Here the batch is always cut
+A plain all-reduce adds W partial sums, so its rounding depends on W. Here, the batch is always cut
 into S shards, each with its own batch-norm statistics and its own gradient. All S gradients go to
 every rank and are added in shard order. Each rank keeps S/W gradients and receives S.
 

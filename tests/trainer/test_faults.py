@@ -300,7 +300,7 @@ def test_torchs_errors_that_a_user_can_act_on_are_one_line() -> None:
         (alone, torch.cuda.OutOfMemoryError("CUDA"), OutOfMemory, "out of GPU memory at step 7"),
         (alone, RuntimeError("DataLoader worker (pid 3) is killed"), DataError, "shared memory"),
         (pair, RuntimeError("Connection closed by peer"), PeerLost, "rank 1 on "),
-        (pair, RuntimeError("NCCL error\nmore"), PeerLost, "another rank at step 7: NCCL error: "),
+        (pair, RuntimeError("NCCL error\nmore"), PeerLost, "another rank at step 7: NCCL error; "),
     ):
         line = ending.explain(ranks, t, error)
         assert type(line) is kind and words in str(line) and "\n" not in str(line)

@@ -99,7 +99,8 @@ def test_fine_tuning_starts_from_weights_and_a_new_last_layer(tmp_path: Path) ->
         *("--weights", str(weights), "--num-classes", "12", "--lr", "0", "--max-steps", "1"),
         count=2,
     ).done()
-    assert f"WARNING: not in {weights}: fc.weight, fc.bias" in tuned.log()
+    where = f"not loaded from {weights}, where they are missing or have another shape"
+    assert f"WARNING: {where}: fc.weight, fc.bias" in tuned.log()
     before, after = torch.load(weights), newest_state(tuned.out)["model"]
     assert torch.equal(before["conv1.weight"], after["conv1.weight"])
     assert after["fc.weight"].shape[0] == 12

@@ -153,7 +153,7 @@ class Panel:
 def state_of(outcome: NodeOutcome) -> str:
     if outcome.done:
         code = "" if outcome.exit_code is None else f" ({outcome.exit_code})"
-        return "succeeded" if outcome.succeeded else f"failed{code}"
+        return "succeeded" if outcome.succeeded else f"{outcome.state.lower()}{code}"
     if outcome.lost_since is not None:
         return "contact lost"
     phases = [e for _, e in outcome.events if isinstance(e, Stopping | RestartInPlace)]

@@ -20,9 +20,9 @@ import pytest
 from local_machine import Machine
 
 from launcher.follow.monitor import NodeOutcome
-from launcher.follow.panel import Panel, gpu_words
+from launcher.follow.panel import Panel, gpu_words, state_of
 from launcher.follow.trainer_progress import parse_progress
-from launcher.supervisor.events import GpuLoad, Usage
+from launcher.supervisor.events import End, EndState, GpuLoad, Usage
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.console import Console
 
@@ -123,6 +123,16 @@ def test_a_panel_is_never_larger_than_its_room() -> None:
 def plain_panel(outcomes: dict[int, NodeOutcome], *size: int) -> list[str]:
     lines = Panel("r1", 1, 0, outcomes).lines(*size)
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("succeeded", "succeeded"), ("failed", "failed (3)"), ("cancelled", "cancelled (3)")],
+)
+def test_an_ended_node_shows_how_it_ended(state: str, words: str) -> None:
+    outcome = NodeOutcome(0, "gpu1", done=True, exit_code=3)
+    outcome.events.append((1.0, End(EndState(state), 3)))
+    assert state_of(outcome) == words
 
 
 @pytest.mark.parametrize("size", [(80, 12), (120, 20)])  # half of the terminal's height

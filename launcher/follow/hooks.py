@@ -71,11 +71,9 @@ class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
 
     def _take(self, path: Path) -> str | None:
         """Return the command. Only one of several processes gets it."""
-        taken = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            path.rename(taken)
-            command = read_record(taken)
-            taken.unlink()
+            command = read_record(path)
+            path.unlink()  # succeeds in one process
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self._console.say(f"warning: {path}: cannot run the --on-exit command: {error}")

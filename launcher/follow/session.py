@@ -102,8 +102,7 @@ class Session:
                     self.console.say(text)
                 case Tick():
                     self._lines.flush()
-                    if self._unsaved:
-                        self._save()  # once for all nodes that ended together
+                    self._save_changes()  # once for all nodes that ended together
                     number = self.interrupts.take()
                     if number is not None and self._handle_signal(number):
                         return self._leave(number)
@@ -113,9 +112,10 @@ class Session:
                         break
         return self._conclude()
 
-    def _save(self) -> None:
-        self._unsaved = False
-        self.run.folder.try_save(self.record, self.console)
+    def _save_changes(self) -> None:
+        if self._unsaved:
+            self._unsaved = False
+            self.run.folder.try_save(self.record, self.console)
 
     def _contact_changed(self, change: ContactChange) -> None:
         for line in change.texts:
@@ -192,8 +192,7 @@ class Session:
         """Leave the run to a recorder. Ctrl-\\ does not count as an interruption."""
         self.monitor.close()
         self._lines.settle()
-        if self._unsaved:
-            self._save()
+        self._save_changes()
         if self.store:
             self.store.close()  # for the recorder
             try:
@@ -219,7 +218,7 @@ class Session:
         not_seen = {o.host for o in outcomes.values() if o.end is None and not o.exited}
         silent = {connection.name for connection in unconfirmed}
         self.record.pending_stop = sorted(silent | not_seen)
-        self._save()
+        self.run.folder.try_save(self.record, self.console)
         report_unconfirmed(by_name(self.run.attempt.nodes, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.hook("attempt-ended", self.record, message=attempt.state)

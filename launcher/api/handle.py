@@ -226,7 +226,7 @@ def launch(
     wait: seconds to wait in line for GPUs that other runs use; 0: no limit; None: do not wait.
     nodes: use any N hosts with free GPUs. hang_timeout: seconds. For the rest see `ddpctl launch`.
 
-    Raises DdpctlError if the run cannot start.
+    Raises DdpctlError if the run cannot start. Ctrl-C stops it, until this function returns.
     """
     cluster = cluster_of(hosts, {**job, "command": command}, include, exclude, source="launch()")
     options = LaunchOptions(
@@ -241,8 +241,14 @@ def launch(
         on_event=on_event,
     )
     first = new_run(cluster, options)
-    start_launch(first, LoggingConsole())
-    return Run(first.folder)
+    run = Run(first.folder)
+    try:
+        start_launch(first, LoggingConsole())
+    except KeyboardInterrupt:
+        if first.folder.is_recorded and run.state.is_live:
+            run.kill()  # otherwise nobody would have it
+        raise
+    return run
 
 
 def find_run(run: str | None = None, hosts: str | Path | None = None) -> Run:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from fakes import FakeCluster, FakeNode
@@ -22,7 +22,7 @@ from launcher.follow.detach import has_recorder, recording
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.runs.record import RunFolder
-from launcher.start import recorder
+from launcher.start import recorder, run_attempt
 
 Make = Callable[..., FakeCluster]
 
@@ -56,6 +56,23 @@ def rank_1_is_killed(node: FakeNode) -> None:
 
 def launched(cluster: FakeCluster, **more: object) -> launcher.Run:
     return launcher.launch(cluster.hosts_file, check=False, push=False, **more)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_while_a_launch_starts_its_nodes_stops_the_run(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    record_start = run_attempt.record_start
+
+    def interrupt(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return record_start(*args)
+
+    monkeypatch.setattr(run_attempt, "record_start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launched(cluster)
+    assert cluster.nodes == []
+    assert cluster.record["state"] == "CANCELLED"
 
 
 def test_a_run_waits_for_its_gpus_and_takes_any_free_hosts(

@@ -143,20 +143,20 @@ def unpickled(outcome: RankResult) -> Any:
 
 def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
     """Return the outcomes of the ranks that wrote one, by rank. Raises CommandFailed or NodesFailed."""
-    folders = {(m.node.name, m.place.run_dir): m.node for m in attempt.members}
+    folders = {(m.connection.name, m.place.run_dir): m.connection for m in attempt.members}
     limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
 
-    def read(node: HostConnection) -> bytes:
-        place = attempt.by_node[node].place
+    def read(connection: HostConnection) -> bytes:
+        place = attempt.by_connection[connection].place
         script = READ, place.run_dir, str(place.attempt)
-        return node.script(*script, timeout=READ_TIMEOUT, limit=limit).stdout
+        return connection.script(*script, timeout=READ_TIMEOUT, limit=limit).stdout
 
     texts: dict[int, tuple[str, bytes]] = {}  # host and JSON by rank
-    for node, data in each_node([*folders.values()], read).items():
-        for rank, text in split(data, node.name).items():
-            host, before = texts.setdefault(rank, (node.name, text))
+    for connection, data in each_node([*folders.values()], read).items():
+        for rank, text in split(data, connection.name).items():
+            host, before = texts.setdefault(rank, (connection.name, text))
             if before != text:  # equal results come from a home folder that hosts share
-                what = f"both {host} and {node.name} have a result for rank {rank}"
+                what = f"both {host} and {connection.name} have a result for rank {rank}"
                 raise CommandFailed(what, RUN_AGAIN)
     return {rank: parsed_outcome(host, text) for rank, (host, text) in texts.items()}
 

@@ -152,8 +152,8 @@ class Run:
         stop.
         """
         cluster = load(self._folder.hosts_file, job_files=False)
-        with connected(cluster.hosts) as nodes:
-            run = HostedRun(self.id, nodes)
+        with connected(cluster.hosts) as connections:
+            run = HostedRun(self.id, connections)
             [killed] = kill_runs([run], cluster.job.engine, self._console)
         if killed.unconfirmed:
             hosts = names(killed.unconfirmed)

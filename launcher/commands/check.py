@@ -44,11 +44,11 @@ def check(
     began = time.monotonic()
     hosts_and_spares = counted(len(cluster.hosts) + len(cluster.spares), "host")
     with (
-        connected(cluster.hosts) as nodes,
+        connected(cluster.hosts) as connections,
         connected(cluster.spares) as spares,
         console.step(f"checking {hosts_and_spares}"),
     ):
-        survey = survey_all(nodes, spares, cluster, with_containers=True)
+        survey = survey_all(connections, spares, cluster, with_containers=True)
     if as_json:
         console.json(document(survey, time.monotonic() - began))
     else:

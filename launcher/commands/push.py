@@ -47,16 +47,18 @@ def push(
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, given in chosen.items() if given} or {*chosen}
-    with connected(cluster.hosts) as nodes, connected(cluster.spares) as spares:
+    with connected(cluster.hosts) as connections, connected(cluster.spares) as spares:
         if prune:
-            pruned = prune_hosts(nodes, cluster, confirm, console)
+            pruned = prune_hosts(connections, cluster, confirm, console)
             if as_json:
                 console.json(pruned.document())
             console.say(pruned.summary())
             return
         try:
             with console.step("pushing what is missing"):
-                result = pushing.push(nodes, cluster, parts=parts, console=console, spares=spares)
+                result = pushing.push(
+                    connections, cluster, parts=parts, console=console, spares=spares
+                )
         except HostsNotReady as error:
             if as_json:
                 console.json(error.report.document())

@@ -38,10 +38,10 @@ class Apptainer(Processes):
 
     def engine_info(self, image: str) -> EngineInfo | None:
         """Return None: there is no image store. Raises CommandFailed if Apptainer cannot run."""
-        done = self.node.script(CHECK)
+        done = self.connection.script(CHECK)
         if done.code:
             what, remedy = PROBLEMS.get(done.code, (f"Apptainer fails: {done.reason}", ""))
-            raise CommandFailed(what, remedy, host=self.node.name)
+            raise CommandFailed(what, remedy, host=self.connection.name)
         return None
 
     def python_in_image(self, image: str) -> Sequence[str]:

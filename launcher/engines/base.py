@@ -18,10 +18,10 @@ class Engine(Protocol):
     """Runs nodes on one host. Every method may raise a DdpctlError."""
 
     traits: ClassVar[EngineTraits]
-    node: HostConnection
+    connection: HostConnection
 
-    def __init__(self, node: HostConnection) -> None:
-        self.node = node
+    def __init__(self, connection: HostConnection) -> None:
+        self.connection = connection
 
     def is_installed(self) -> bool:
         return True

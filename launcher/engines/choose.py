@@ -39,15 +39,15 @@ def engine_traits(name: str) -> EngineTraits:
     return _engine(name).traits
 
 
-def engine_of(node: HostConnection, name: str) -> Engine:
-    return _engine(name)(node)
+def engine_of(connection: HostConnection, name: str) -> Engine:
+    return _engine(name)(connection)
 
 
-def images_of(node: HostConnection) -> ImageStore:
+def images_of(connection: HostConnection) -> ImageStore:
     """Return the images of the host's Docker or Podman."""
     from .image_store import ImageStore
 
-    return ImageStore(node)
+    return ImageStore(connection)
 
 
 def image_here(name: str) -> ImageInfo | None:
@@ -60,26 +60,26 @@ def image_here(name: str) -> ImageInfo | None:
     return None
 
 
-def engines_on(node: HostConnection, name: str) -> list[Engine]:
+def engines_on(connection: HostConnection, name: str) -> list[Engine]:
     """Return the engines that may have nodes of runs on this host: `name` and local processes."""
-    own = engine_of(node, name)
-    if node.host.is_local and own.traits.keeps_containers:
-        return [own, engine_of(node, "process")]
+    own = engine_of(connection, name)
+    if connection.host.is_local and own.traits.keeps_containers:
+        return [own, engine_of(connection, "process")]
     return [own]
 
 
-def nodes_on(node: HostConnection, name: str, run_id: str | None = None) -> list[NodeStatus]:
+def nodes_on(connection: HostConnection, name: str, run_id: str | None = None) -> list[NodeStatus]:
     """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
-    return [status for engine in engines_on(node, name) for status in engine.list(run_id)]
+    return [status for engine in engines_on(connection, name) for status in engine.list(run_id)]
 
 
-def installed_engines(node: HostConnection, name: str) -> list[Engine]:
+def installed_engines(connection: HostConnection, name: str) -> list[Engine]:
     """Return the engine `name`, plus the installed engine of the other kind on this host.
 
     Processes and Apptainer are one kind: each lists and stops the other's nodes.
     """
-    own = engine_of(node, name)
+    own = engine_of(connection, name)
     if own.traits.keeps_containers:
-        return [own, engine_of(node, "process")]
-    docker = engine_of(node, "docker")
+        return [own, engine_of(connection, "process")]
+    docker = engine_of(connection, "docker")
     return [*([docker] if docker.is_installed() else []), own]

@@ -47,11 +47,11 @@ class Docker(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("docker", in_container=True)
 
     def is_installed(self) -> bool:
-        return self.node.run(engine_command("--version")).code == 0
+        return self.connection.run(engine_command("--version")).code == 0
 
     @property
     def _api(self) -> Api:
-        return docker_of(self.node)
+        return docker_of(self.connection)
 
     # Nodes of runs
 
@@ -126,7 +126,7 @@ class Docker(Engine):
         flags = ["-i"] * stdin + ["-t"] * tty
         # Podman's warnings about the host are not output of the command
         words = ("--log-level=error", "exec", *flags, status.handle, *command)
-        return self.node.open(engine_command(*words), stdin=stdin, tty=tty)
+        return self.connection.open(engine_command(*words), stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.is_ticket:
@@ -165,7 +165,7 @@ class Docker(Engine):
                     yield status
 
     def _read(self, name: str, row: Mapping[str, Any], about: NodeStatus) -> NodeStatus | None:
-        return read_status(self.node.name, name, row.get("Labels"), about, self._api.clock)
+        return read_status(self.connection.name, name, row.get("Labels"), about, self._api.clock)
 
     # Containers and images
 
@@ -176,7 +176,7 @@ class Docker(Engine):
     def engine_info(self, image: str) -> EngineInfo:
         with self._api.explained("inspect the engine"):
             about, nodes = self._api.about, tuple(self.list())
-        return parse_engine(about, ImageStore(self.node).inspect(image), nodes)
+        return parse_engine(about, ImageStore(self.connection).inspect(image), nodes)
 
     def python_in_image(self, image: str) -> Sequence[str]:
         return engine_command(*PYTHON_IN_IMAGE, image)
@@ -193,7 +193,7 @@ class Docker(Engine):
                 raise CommandTimeout(
                     f"a test container did not end within {duration(timeout)}",
                     "look at `docker ps` and the load there",
-                    host=self.node.name,
+                    host=self.connection.name,
                 ) from None
             finally:
                 with contextlib.suppress(DdpctlError):
@@ -204,12 +204,14 @@ class Docker(Engine):
         can = self._api.can
         sources = [mount.source for mount in container.mounts if mount.from_job]
         if can.creates_missing_sources and sources:
-            missing = self.node.script(MISSING_PATHS, *sources).stdout.decode(errors="replace")
+            missing = self.connection.script(MISSING_PATHS, *sources).stdout.decode(
+                errors="replace"
+            )
             if missing:
                 raise CommandFailed(
                     f"could not {action}: {missing.splitlines()[0]} does not exist",
                     "create it on that host, or fix job.mounts",
-                    host=self.node.name,
+                    host=self.connection.name,
                 )
         with self._api.explained(action):
             self._api.create_container(**create_arguments(container, user_env, can))

@@ -51,18 +51,18 @@ SDK_ERRORS = (docker.errors.DockerException, RequestException, HTTPError)
 LOOK_AT_DOCKER = "look at the engine's log on that host (`journalctl -u docker`)"
 
 
-def docker_of(node: HostConnection) -> Api:
+def docker_of(connection: HostConnection) -> Api:
     """Return the node's Docker SDK client, created on first use. Raises DockerUnavailable."""
-    return node.resource(lambda: _connect(node))
+    return connection.resource(lambda: _connect(connection))
 
 
-def _connect(node: HostConnection) -> Api:
+def _connect(connection: HostConnection) -> Api:
     try:
-        return Api(node)
+        return Api(connection)
     except docker.errors.DockerException as error:
         if isinstance(error.__cause__, DdpctlError):
             raise error.__cause__ from None
-        raise unavailable(node.name, str(error)) from None
+        raise unavailable(connection.name, str(error)) from None
 
 
 class Api(docker.APIClient):
@@ -71,9 +71,11 @@ class Api(docker.APIClient):
     clock: float | None = None  # the host's clock in unix seconds, from its newest answer
     _about: dict[str, Any] | None = None
 
-    def __init__(self, node: HostConnection) -> None:
-        self.name = node.name
-        self._adapter = _Adapter(lambda: StreamSocket(node.name, node.open_script(DIAL)))
+    def __init__(self, connection: HostConnection) -> None:
+        self.name = connection.name
+        self._adapter = _Adapter(
+            lambda: StreamSocket(connection.name, connection.open_script(DIAL))
+        )
         super().__init__("http://docker:80", version="auto", timeout=TIMEOUT)
 
     def close(self) -> None:

@@ -26,12 +26,12 @@ LIST_TIMEOUT = 120.0  # seconds
 class ImageStore:
     """Every method may raise a DdpctlError."""
 
-    def __init__(self, node: HostConnection) -> None:
-        self.node = node
+    def __init__(self, connection: HostConnection) -> None:
+        self.connection = connection
 
     @property
     def _api(self) -> Api:
-        return docker_of(self.node)
+        return docker_of(self.connection)
 
     def inspect(self, name: str) -> ImageInfo | None:
         """Return the image's facts, or None if it is missing."""
@@ -44,10 +44,10 @@ class ImageStore:
 
     def pull(self, name: str) -> ImageInfo:
         """Make the host pull the image with the host's own credentials."""
-        done = self.node.run(engine_command("pull", "-q", name), timeout=PULL_TIMEOUT)
+        done = self.connection.run(engine_command("pull", "-q", name), timeout=PULL_TIMEOUT)
         image = self.inspect(name) if done.code == 0 else None
         if image is None:
-            raise CommandFailed(done.reason, host=self.node.name)
+            raise CommandFailed(done.reason, host=self.connection.name)
         return image
 
     def build(self, context: bytes, name: str) -> Iterator[str]:
@@ -90,7 +90,9 @@ class ImageStore:
             api.remove_container(made["Id"], force=True)
             image = self.inspect(ref)
             if image is None:
-                raise CommandFailed(f"the image {ref} is gone", "push again", host=self.node.name)
+                raise CommandFailed(
+                    f"the image {ref} is gone", "push again", host=self.connection.name
+                )
             for partial in set(api.images(all=True, quiet=True)) & set(scratch):
                 with contextlib.suppress(docker.errors.APIError):
                     api.remove_image(partial)
@@ -98,9 +100,9 @@ class ImageStore:
 
     def layers(self) -> list[list[str]]:
         """Return the layers (diff ids) of every image."""
-        done = self.node.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
+        done = self.connection.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
         if done.code != 0:
-            raise unavailable(self.node.name, done.stderr.decode(errors="replace"))
+            raise unavailable(self.connection.name, done.stderr.decode(errors="replace"))
         layers = []
         for line in done.stdout.splitlines():
             with contextlib.suppress(ValueError):
@@ -118,11 +120,13 @@ class ImageStore:
         with api.explained():
             if not api.can.pushes_without_tls:
                 what = f"{api.can.product} pushes only to registries with TLS"
-                raise CommandFailed(what, host=self.node.name)
+                raise CommandFailed(what, host=self.connection.name)
             api.tag(name, repository, tag)
             for message in api.push(repository, tag, stream=True, decode=True, auth_config={}):
                 if "error" in message:
-                    raise CommandFailed(str(message["error"]), LOOK_AT_DOCKER, host=self.node.name)
+                    raise CommandFailed(
+                        str(message["error"]), LOOK_AT_DOCKER, host=self.connection.name
+                    )
 
     def untag(self, name: str) -> None:
         """Remove one name of an image, which stays if it has another name. Ignores errors."""

@@ -50,7 +50,7 @@ class Processes(Engine):
         self._script("claim GPUs", CLAIM, claim, node.place.control_dir, stdin=labels)
 
     def start(self, node: NodePlan) -> None:
-        folder = str(Path.cwd()) if self.node.host.is_local else ""
+        folder = str(Path.cwd()) if self.connection.host.is_local else ""
         environment = json.dumps(dict(self._environment))
         entering = self._enter(node)
         python, *arguments = node.container.entrypoint
@@ -63,7 +63,7 @@ class Processes(Engine):
         return ()
 
     def wait(self, place: Place) -> NodeStatus:
-        with self.node.open_script(WAIT, place.control_dir, stdin=False) as stream:
+        with self.connection.open_script(WAIT, place.control_dir, stdin=False) as stream:
             output = b""
             while chunk := stream.read():
                 output = (output + chunk)[-TAIL:]
@@ -97,7 +97,7 @@ class Processes(Engine):
                 labels: object = parse_json(text.encode())
             except ValueError:
                 labels = None
-            status = read_status(self.node.name, handle, labels, about, clock)
+            status = read_status(self.connection.name, handle, labels, about, clock)
             if status and status.is_process:
                 place = (status.run_id, status.node_rank, status.attempt)
                 status = status if attempt_in(handle) == place else None
@@ -115,7 +115,7 @@ class Processes(Engine):
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         arguments = status.handle, f"exec {shlex.join(command)}"
-        return self.node.open_script(self.exec_script, *arguments, stdin=stdin, tty=tty)
+        return self.connection.open_script(self.exec_script, *arguments, stdin=stdin, tty=tty)
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
         if status.is_process:
@@ -125,7 +125,7 @@ class Processes(Engine):
 
     def remove(self, status: NodeStatus) -> None:
         if status.is_process:
-            self.node.run(["rm", "-f", "--", f"{status.handle}/labels.json"])
+            self.connection.run(["rm", "-f", "--", f"{status.handle}/labels.json"])
         self._script("remove a claim", WITHDRAW, _claim(status), "all")
 
     def _script(
@@ -136,11 +136,11 @@ class Processes(Engine):
         stdin: str = "",
         timeout: float = SCRIPT_TIME,
     ) -> Completed:
-        done = self.node.script(text, *args, stdin=stdin.encode(), timeout=timeout)
+        done = self.connection.script(text, *args, stdin=stdin.encode(), timeout=timeout)
         remedy = "look at `df -h` and the permissions of /tmp and ~/.ddpctl there"
         if "there is no " in done.reason:  # find_python.sh
             remedy = NO_PYTHON
-        return done.expect(f"cannot {what}", remedy, self.node.name)
+        return done.expect(f"cannot {what}", remedy, self.connection.name)
 
 
 def _claim(status: NodeStatus) -> str:

@@ -13,7 +13,7 @@ from .base import Engine
 class RunningNode:
     """One node of an attempt, and the means to control it."""
 
-    node: HostConnection
+    connection: HostConnection
     engine: Engine
     place: Place
 
@@ -25,9 +25,9 @@ class RunningAttempt:
     members: tuple[RunningNode, ...]
 
     @property
-    def nodes(self) -> Sequence[HostConnection]:
-        return [member.node for member in self.members]
+    def connections(self) -> Sequence[HostConnection]:
+        return [member.connection for member in self.members]
 
     @cached_property
-    def by_node(self) -> Mapping[HostConnection, RunningNode]:
-        return {member.node: member for member in self.members}
+    def by_connection(self) -> Mapping[HostConnection, RunningNode]:
+        return {member.connection: member for member in self.members}

@@ -18,24 +18,26 @@ def request_time(facts: Facts) -> float:
     return time.time() + (skew if abs(skew) < MOST_SKEW else 0.0)
 
 
-def gather(nodes: Sequence[HostConnection]) -> tuple[Facts, ...]:
+def gather(connections: Sequence[HostConnection]) -> tuple[Facts, ...]:
     """Return the facts of every host. Raises NodesFailed for the hosts that do not answer."""
-    return tuple(each_node(nodes, gather_one).values())
+    return tuple(each_node(connections, gather_one).values())
 
 
-def gather_one(node: HostConnection, check: Sequence[str] | None = None) -> Facts:
+def gather_one(connection: HostConnection, check: Sequence[str] | None = None) -> Facts:
     """Return one host's facts. check: the script's arguments for `check`; None: no Details."""
-    asked_for = ["gpus"] if node.host.gpus != 0 else []
+    asked_for = ["gpus"] if connection.host.gpus != 0 else []
     if check is not None:
         asked_for += ["check", *check]
-    node.connect()
+    connection.connect()
     asked = time.time()
-    done = node.script(SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0, limit=LONGEST)
+    done = connection.script(
+        SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0, limit=LONGEST
+    )
     try:
         return parse(done.stdout.decode(errors="replace"), asked, time.time())
     except ValueError as error:
         raise CommandFailed(
             f"cannot read what the host reports ({error})",
             "check that its login shell can run `sh`",
-            host=node.name,
+            host=connection.name,
         ) from None

@@ -39,9 +39,9 @@ class KernelLog:
         return tuple(self.pci.get(uuid, only) for uuid in uuids)
 
 
-def read_kernel_log(node: HostConnection, seconds: float) -> KernelLog:
+def read_kernel_log(connection: HostConnection, seconds: float) -> KernelLog:
     """Return what a host's kernel has logged in the last `seconds`."""
-    text = node.script(SCRIPT, GPU_FIELDS, timeout=TIMEOUT).stdout.decode(errors="replace")
+    text = connection.script(SCRIPT, GPU_FIELDS, timeout=TIMEOUT).stdout.decode(errors="replace")
     return parse_kernel_log(text, seconds)
 
 

@@ -15,35 +15,40 @@ from ..ssh.script_files import load_script
 STEP = load_script(__file__, "shared_home.sh")
 
 
-def find_shared_homes(nodes: Sequence[HostConnection]) -> list[list[HostConnection]]:
+def find_shared_homes(connections: Sequence[HostConnection]) -> list[list[HostConnection]]:
     """Group the nodes that share one ~/.ddpctl, in the order given; most groups have one node.
 
     To read or write every ~/.ddpctl once, use the first node of each group. Best effort: a host
     that does not answer is a group of its own.
     """
-    if len(nodes) < 2:
-        return [[node] for node in nodes]
+    if len(connections) < 2:
+        return [[connection] for connection in connections]
     folder = f".shared.{secrets.token_hex(6)}"
-    tokens = {node: f"{number}" for number, node in enumerate(nodes)}
-    written, _ = try_each(nodes, lambda node: node.script(STEP, "write", folder, tokens[node]).code)
+    tokens = {connection: f"{number}" for number, connection in enumerate(connections)}
+    written, _ = try_each(
+        connections,
+        lambda connection: connection.script(STEP, "write", folder, tokens[connection]).code,
+    )
     listed, _ = try_each(
-        [*written], lambda node: os.fsdecode(node.script(STEP, "list", folder).stdout)
+        [*written], lambda connection: os.fsdecode(connection.script(STEP, "list", folder).stdout)
     )
 
-    def sees(node: HostConnection, other: HostConnection) -> bool:
-        return tokens[other] in listed.get(node, "").split()
+    def sees(connection: HostConnection, other: HostConnection) -> bool:
+        return tokens[other] in listed.get(connection, "").split()
 
     groups: list[list[HostConnection]] = []
-    for node in nodes:
-        if group := next((g for g in groups if sees(g[0], node) and sees(node, g[0])), None):
-            group.append(node)
+    for connection in connections:
+        if group := next(
+            (g for g in groups if sees(g[0], connection) and sees(connection, g[0])), None
+        ):
+            group.append(connection)
         else:
-            groups.append([node])
+            groups.append([connection])
     first = [group[0] for group in groups if group[0] in written]
-    try_each(first, lambda node: node.script(STEP, "remove", folder))
+    try_each(first, lambda connection: connection.script(STEP, "remove", folder))
     return groups
 
 
-def one_per_home(nodes: Sequence[HostConnection]) -> list[HostConnection]:
+def one_per_home(connections: Sequence[HostConnection]) -> list[HostConnection]:
     """Return one node of each home folder."""
-    return [home[0] for home in find_shared_homes(one_per_account(nodes))]
+    return [home[0] for home in find_shared_homes(one_per_account(connections))]

@@ -67,7 +67,7 @@ def ask_kernels(
 ) -> None:
     """Add to the outcomes what the hosts' kernels and drivers know about GPUs that have failed."""
     began = parse_timestamp(record.by_hand.created) or time.time()
-    members, seconds = running.by_node, time.time() - began
+    members, seconds = running.by_connection, time.time() - began
 
     def ask(connection: HostConnection) -> None:
         member = members[connection]

@@ -126,7 +126,7 @@ class Monitor:
     def __init__(self, attempt: RunningAttempt, shown: Marks) -> None:
         """shown: where the lines on screen end, by node rank."""
         self.outcomes = {
-            rank: NodeOutcome(rank, member.node.name, unit=member.engine.traits.unit)
+            rank: NodeOutcome(rank, member.connection.name, unit=member.engine.traits.unit)
             for rank, member in enumerate(attempt.members)
         }
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)

@@ -68,7 +68,7 @@ class NodeWatcher:
         self.node_rank = member.place.node_rank
         self._member, self._put, self._closed = member, put, closed
         self._past = offset  # bytes of the journal whose events have not been read yet
-        self._reader = JournalReader(member.node.name, self.node_rank, offset)
+        self._reader = JournalReader(member.connection.name, self.node_rank, offset)
         self._stream: Stream | None = None
         self._read_whole = False  # whether the journal was read up to its end
 
@@ -85,7 +85,7 @@ class NodeWatcher:
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
-        connection = HostConnection(self._member.node.host, connect_timeout=PROBE_TIMEOUT)
+        connection = HostConnection(self._member.connection.host, connect_timeout=PROBE_TIMEOUT)
         try:
             connection.connect()
         except HostUnreachable as error:
@@ -98,7 +98,7 @@ class NodeWatcher:
 
         A second failure in a row, without an item in between, counts as lost contact.
         """
-        connection, tries = self._member.node, 0
+        connection, tries = self._member.connection, 0
         while not self._closed.is_set():
             try:
                 for item in watch():
@@ -114,7 +114,7 @@ class NodeWatcher:
 
     def _read_journal(self) -> Iterator[Item]:
         """Read on, even after a lost connection: the reader still has the line that it cut off."""
-        connection, journal = self._member.node, self._member.place.journal
+        connection, journal = self._member.connection, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
             events = JournalReader(connection.name, self.node_rank).feed(done.stdout)
@@ -137,7 +137,7 @@ class NodeWatcher:
         status = self._member.engine.wait(self._member.place)
         size = 0
         if not self._read_whole:
-            done = self._member.node.run(["wc", "-c", self._member.place.journal])
+            done = self._member.connection.run(["wc", "-c", self._member.place.journal])
             count = done.stdout.strip().partition(b" ")[0]
             size = int(count[:18]) if count.isdigit() else 0
         yield Exited(self.node_rank, status, size)

@@ -81,7 +81,9 @@ class Panel:
         wait = 0.0
         while not closed.wait(wait):
             try:
-                newest = read_progress(member.node, member.place.run_dir, self.attempt, TIMEOUT)
+                newest = read_progress(
+                    member.connection, member.place.run_dir, self.attempt, TIMEOUT
+                )
                 self.progress, wait = newest or self.progress, INTERVAL
             except Exception:  # the monitor reports lost contact
                 wait = BACKOFF

@@ -168,7 +168,7 @@ class Session:
         """Start to stop all nodes, unless that has begun."""
         if self._stopping is not None:
             return
-        connections, record = self.run.attempt.nodes, self.record
+        connections, record = self.run.attempt.connections, self.record
         hosts = {connection.name for connection in connections}
         self.console.say(f"stopping the run on {counted(len(hosts), 'host')}")
         timeout: float = record.stop_timeout
@@ -219,7 +219,7 @@ class Session:
         silent = {connection.name for connection in unconfirmed}
         self.record.pending_stop = sorted(silent | not_seen)
         self.run.folder.try_save(self.record, self.console)
-        report_unconfirmed(by_name(self.run.attempt.nodes, unconfirmed), self.console)
+        report_unconfirmed(by_name(self.run.attempt.connections, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.hook("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)

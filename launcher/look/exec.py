@@ -52,13 +52,13 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
             return _on_all(attempt, folder.run_id, wanted, console)
         with console.step(f"starting {wanted.command[0]} in the run"):
             member = _chosen(attempt, folder.run_id, wanted)
-            asked = each_node([member.node], lambda _: _start(member, folder.run_id, wanted))
-        with asked[member.node] as running:
+            asked = each_node([member.connection], lambda _: _start(member, folder.run_id, wanted))
+        with asked[member.connection] as running:
             if wanted.stdin:
                 threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
             with raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext():
-                _print_output(running, member.node.name, console, unchanged=wanted.tty)
-            return _exit_code(running, member.node.name)
+                _print_output(running, member.connection.name, console, unchanged=wanted.tty)
+            return _exit_code(running, member.connection.name)
 
 
 def _output(running: Stream, host: str, *, tty: bool) -> Iterator[tuple[int, bytes]]:
@@ -99,25 +99,25 @@ def _print_output(running: Stream, host: str, console: Console, *, unchanged: bo
 def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:
     """Return the selected node. Raises UsageError if the run has no such node or rank."""
     if wanted.rank is None:
-        number, last = wanted.node or 0, len(attempt.nodes) - 1
+        number, last = wanted.node or 0, len(attempt.connections) - 1
         if number > last:
             what = f"--node {number}: {run_id} has nodes 0 to {last}"
             raise UsageError(what, "choose one of them")
         return attempt.members[number]
 
     def ranks_of(connection: HostConnection) -> range:
-        control_dir = attempt.by_node[connection].place.control_dir
+        control_dir = attempt.by_connection[connection].place.control_dir
         answer = connection.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
         numbers = dict(re.findall(RANKS, answer.decode(errors="replace")))
         first = int(numbers["first_rank"])
         return range(first, first + int(numbers["nproc_per_node"]))
 
-    all_ranks, failures = try_each(attempt.nodes, ranks_of)
+    all_ranks, failures = try_each(attempt.connections, ranks_of)
     for connection, ranks in all_ranks.items():
         if wanted.rank in ranks:
-            return attempt.by_node[connection]
+            return attempt.by_connection[connection]
     if failures:
-        raise NodesFailed(by_name(attempt.nodes, failures))
+        raise NodesFailed(by_name(attempt.connections, failures))
     last = max((ranks.stop for ranks in all_ranks.values()), default=0) - 1
     raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}", "choose one of them")
 
@@ -132,7 +132,7 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Stream:
                 stdin, tty = wanted.stdin, wanted.tty
                 return member.engine.exec(status, wanted.command, stdin=stdin, tty=tty)
     what = f"node {rank} of {run_id} is not running ({state})"
-    raise UsageError(what, "see `ddpctl ps`", host=member.node.name)
+    raise UsageError(what, "see `ddpctl ps`", host=member.connection.name)
 
 
 def _forward_stdin(running: Stream) -> None:
@@ -147,7 +147,7 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
     def run(connection: HostConnection) -> int:
         prefix = f"[{connection.name}] ".encode()
         partial = {1: b"", 2: b""}
-        with _start(attempt.by_node[connection], run_id, wanted) as running:
+        with _start(attempt.by_connection[connection], run_id, wanted) as running:
             for number, data in _output(running, connection.name, tty=False):
                 *lines, partial[number] = (partial[number] + data).split(b"\n")
                 if lines:
@@ -160,8 +160,8 @@ def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: 
                 console.write(prefix + rest + b"\n")
             return _exit_code(running, connection.name)
 
-    codes, failures = try_each(attempt.nodes, run)
+    codes, failures = try_each(attempt.connections, run)
     console.flush()
-    report_errors(by_name(attempt.nodes, failures), console)
+    report_errors(by_name(attempt.connections, failures), console)
     codes |= {connection: failure.exit_code for connection, failure in failures.items()}
-    return next((codes[each] for each in attempt.nodes if codes[each] != 0), 0)
+    return next((codes[each] for each in attempt.connections if codes[each] != 0), 0)

@@ -81,7 +81,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                 shutil.copyfile(path, to / path.relative_to(folder.path))
             stuck: set[HostConnection] = set()
             for target, file in targets(files, to).items():
-                connection = file.member.node
+                connection = file.member.connection
                 if connection in stuck:
                     continue
                 try:
@@ -104,7 +104,7 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
     """
 
     def ask(connection: HostConnection) -> list[RemoteFile]:
-        member = attempt.by_node[connection]
+        member = attempt.by_connection[connection]
         run_dir = member.place.run_dir
         listed = connection.script(LIST, run_dir, timeout=600.0, limit=LONG_OUTPUT)
         sizes: dict[bytes, int] = {}  # by path
@@ -122,7 +122,7 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
             raise UnusableAnswer(what, remedy, host=connection.name)
         return files
 
-    lists, failures = ask_each(one_per_home(attempt.nodes), ask)
+    lists, failures = ask_each(one_per_home(attempt.connections), ask)
     return [file for files in lists.values() for file in files], failures
 
 
@@ -154,7 +154,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
         done.skipped += 1
         return
     try:
-        with console.step(f"fetching {file.path} from {file.member.node.name}"):
+        with console.step(f"fetching {file.path} from {file.member.connection.name}"):
             part = _fetch_part(file, target, done)
         part.replace(target)
     except OSError as error:
@@ -162,7 +162,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
             raise  # no other file will fit either
         what = f"{file.path} cannot be written to {done.to}: {error.strerror}"
         remedy = "rename what is in its place, or pass another folder as --to"
-        raise CommandFailed(what, remedy, host=file.member.node.name) from None
+        raise CommandFailed(what, remedy, host=file.member.connection.name) from None
     done.files += 1
 
 
@@ -173,7 +173,7 @@ def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
         raise OSError(errno.ELOOP, "its folder is a link or below one")
     part = target.with_name(f".{file.sha256[:24]}.part")
     to = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    connection, run_dir = file.member.node, file.member.place.run_dir
+    connection, run_dir = file.member.connection, file.member.place.run_dir
     with os.fdopen(to, "ab") as out:
         have = out.seek(0, os.SEEK_END)
         if have > file.size:

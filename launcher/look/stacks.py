@@ -55,10 +55,12 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     """Print the stacks of all ranks that answer. Return UNREACHABLE if a host did not answer."""
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
-        by_node, failures = ask_each(attempt.nodes, lambda each: _ask(attempt.by_node[each], kind))
-    reported = [answer.attempt for answer in by_node.values() if answer.attempt]
+        by_connection, failures = ask_each(
+            attempt.connections, lambda each: _ask(attempt.by_connection[each], kind)
+        )
+    reported = [answer.attempt for answer in by_connection.values() if answer.attempt]
     agreed = agreed_attempt(reported) if reported else 0
-    answers = [a for a in by_node.values() if a.attempt == 0 or a.attempt >= agreed]
+    answers = [a for a in by_connection.values() if a.attempt == 0 or a.attempt >= agreed]
     groups = grouped(rank for answer in answers for rank in answer.ranks)
     report_errors(failures, console)
     if as_json:
@@ -85,7 +87,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
 
 
 def _ask(member: RunningNode, kind: str) -> Answer:
-    connection, place = member.node, member.place
+    connection, place = member.connection, member.place
     attempts = place.control_dir.rpartition("/")[0]
     token = secrets.token_hex(8)
     done = connection.script(ASK, attempts, kind, token, str(10 * TIMEOUT), timeout=3.0 * TIMEOUT)

@@ -21,9 +21,9 @@ def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
         _save(_load() | {name: [run_id, now, why] for name, why in hosts.items()})
 
 
-def blame_of(nodes: Sequence[HostConnection]) -> list[Finding]:
+def blame_of(connections: Sequence[HostConnection]) -> list[Finding]:
     """Return a warning for each host that was to blame."""
-    here = {node.name for node in nodes}
+    here = {connection.name for connection in connections}
     return [
         warning(
             f"run {run} has avoided it since {at}: {why}",

@@ -100,7 +100,7 @@ class Survey:
 
 
 def survey_all(
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     spares: Sequence[HostConnection],
     cluster: Cluster,
     **options: bool,
@@ -111,32 +111,34 @@ def survey_all(
     """
     alone = replace(cluster, hosts=cluster.spares, spares=())
     of_spares = in_background(lambda: survey_hosts(spares, alone).findings if spares else ())
-    survey = survey_hosts(nodes, cluster, **options)
+    survey = survey_hosts(connections, cluster, **options)
     warnings = [replace(finding, severity="warning") for finding in of_spares.result()]
-    findings = [*survey.findings, *warnings, *blame_of([*nodes, *spares])]
-    return replace(survey, findings=findings, spares=[*dict.fromkeys(node.name for node in spares)])
+    findings = [*survey.findings, *warnings, *blame_of([*connections, *spares])]
+    return replace(
+        survey, findings=findings, spares=[*dict.fromkeys(connection.name for connection in spares)]
+    )
 
 
 def survey_hosts(
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     cluster: Cluster,
     *,
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
-    """Check all hosts. nodes: in rank order. with_containers: test containers (seconds).
+    """Check all hosts. connections: in rank order. with_containers: test containers (seconds).
 
     waits: GPUs in use by other runs are no problem, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster.job)) as probe:
         image_here = in_background(local_image, cluster.job)
-        ranks, machines, errors = examine_all(nodes, cluster.job, probe)
+        ranks, machines, errors = examine_all(connections, cluster.job, probe)
         reach = probe.run(machines)
     fleet = Fleet(cluster, machines, image_here.result(), reach, waits)
     findings = judge(fleet)
     if with_containers:  # not on machines that have failed: they would fail for the same reason
         failed = {finding.host for finding in findings if finding.severity == "failure"}
-        able = {m.rank: nodes[m.rank] for m in machines if m.name not in failed}
+        able = {m.rank: connections[m.rank] for m in machines if m.name not in failed}
         fleet = with_reports(fleet, able)
         findings = judge(fleet)
     findings += [failure_of(error).at(name, "ssh") for name, error in errors.items()]
@@ -155,7 +157,7 @@ def judge(fleet: Fleet) -> list[Finding]:
 
 
 def examine_all(
-    nodes: Sequence[HostConnection], job: Job, probe: Probe
+    connections: Sequence[HostConnection], job: Job, probe: Probe
 ) -> tuple[dict[str, tuple[int, ...]], list[Machine], dict[str, DdpctlError]]:
     """Examine every machine, and start the probe's agents if there are several.
 
@@ -163,51 +165,56 @@ def examine_all(
     the others by name.
     """
     by_machine: dict[tuple[str, int], dict[int, HostConnection]] = {}
-    for rank, node in enumerate(nodes):
-        by_machine.setdefault(node.host.machine, {})[rank] = node
+    for rank, connection in enumerate(connections):
+        by_machine.setdefault(connection.host.machine, {})[rank] = connection
     first = {next(iter(group.values())): group for group in by_machine.values()}
-    names = Counter(node.name for node in first)
+    names = Counter(connection.name for connection in first)
     peers = probe if len(first) > 1 else None
 
-    def name(node: HostConnection) -> str:
-        port = node.host.port if names[node.name] > 1 else None
-        return f"{node.name}:{port}" if port else node.name
+    def name(connection: HostConnection) -> str:
+        port = connection.host.port if names[connection.name] > 1 else None
+        return f"{connection.name}:{port}" if port else connection.name
 
-    machines, errors = try_each([*first], lambda node: examine(name(node), first[node], job, peers))
+    machines, errors = try_each(
+        [*first], lambda connection: examine(name(connection), first[connection], job, peers)
+    )
     return (
-        {name(node): tuple(group) for node, group in first.items()},
+        {name(connection): tuple(group) for connection, group in first.items()},
         [*machines.values()],
-        {name(node): error for node, error in errors.items()},
+        {name(connection): error for connection, error in errors.items()},
     )
 
 
 def examine(
-    name: str, nodes: Mapping[int, HostConnection], job: Job, probe: Probe | None = None
+    name: str, connections: Mapping[int, HostConnection], job: Job, probe: Probe | None = None
 ) -> Machine:
     """Gather the facts of the machine that these node ranks share, and start its probe agent."""
-    first = next(iter(nodes))
-    node = next((node for node in nodes.values() if node.host.gpus != 0), nodes[first])
+    first = next(iter(connections))
+    connection = next(
+        (connection for connection in connections.values() if connection.host.gpus != 0),
+        connections[first],
+    )
     port = str(job.master_port) if first == 0 and job.master_port != "auto" else ""
     folders = [job.metrics_dir] if job.metrics_dir else []
     check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
     engine: EngineInfo | None = None
     engine_error: DdpctlError | None = None
-    node.connect()
-    agent = in_background(lambda: probe.start(first, nodes[first]) if probe else None)
-    answer = in_background(gather_one, node, [USUAL_ROOT, *check])
-    python = None if engine_traits(job.engine).in_container else versions_or_error(node, job)
+    connection.connect()
+    agent = in_background(lambda: probe.start(first, connections[first]) if probe else None)
+    answer = in_background(gather_one, connection, [USUAL_ROOT, *check])
+    python = None if engine_traits(job.engine).in_container else versions_or_error(connection, job)
     try:
-        engine = engine_of(node, job.engine).engine_info(job.image)
+        engine = engine_of(connection, job.engine).engine_info(job.image)
     except HostUnreachable:
         raise
     except Exception as error:
-        engine_error = node.explain(error)
+        engine_error = connection.explain(error)
     facts = answer.result()
     if engine and engine.root != USUAL_ROOT:
-        facts = gather_one(node, [engine.root, *check])
+        facts = gather_one(connection, [engine.root, *check])
     agent.result()
-    hosts = tuple(node.host for node in nodes.values())
-    return Machine(name, tuple(nodes), hosts, facts, engine, engine_error, python)
+    hosts = tuple(connection.host for connection in connections.values())
+    return Machine(name, tuple(connections), hosts, facts, engine, engine_error, python)
 
 
 def local_image(job: Job) -> ImageInfo | None:

@@ -17,10 +17,10 @@ from .machine import Machine
 SCRIPT = load_script(__file__, "python.sh")
 
 
-def versions_or_error(node: HostConnection, job: Job) -> Mapping[str, str] | DdpctlError:
+def versions_or_error(connection: HostConnection, job: Job) -> Mapping[str, str] | DdpctlError:
     """Return the versions of the job's Python and its packages, by name, or why there are none."""
-    python = python_on(job, node.host)
-    done = node.script(SCRIPT, python)
+    python = python_on(job, connection.host)
+    done = connection.script(SCRIPT, python)
     try:
         answer = mapping(parse_json(done.stdout)) if done.code == 0 else {}
     except ValueError:
@@ -28,7 +28,7 @@ def versions_or_error(node: HostConnection, job: Job) -> Mapping[str, str] | Ddp
     versions = {name: host_text(version) for name, version in list(answer.items())[:9]}
     if not versions.get("python"):
         what = done.reason if done.code else f"{python} is not Python 3.8 or newer"
-        return CommandFailed(what, NO_PYTHON, host=node.name)
+        return CommandFailed(what, NO_PYTHON, host=connection.name)
     return versions
 
 

@@ -62,30 +62,30 @@ os._exit(0)
 """
 
 
-def with_reports(fleet: Fleet, nodes: Mapping[int, HostConnection]) -> Fleet:
+def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fleet:
     """Test a container on each machine that has the image. Return the fleet with the reports.
 
-    nodes: connections, by the rank of each machine's first node.
+    connections: by the rank of each machine's first node.
     """
     token, job = secrets.token_hex(4), fleet.cluster.job
-    able = [m for m in fleet.machines if m.rank in nodes and m.engine and m.engine.image]
+    able = [m for m in fleet.machines if m.rank in connections and m.engine and m.engine.image]
     with_torch = needing_torch(able)
 
     def test(machine: Machine) -> Machine:
-        node = nodes[machine.rank]
+        connection = connections[machine.rank]
         folder = f"{machine.facts.folder}/check-{token}"
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
         try:
             # like a run's folders, writable by users other than the SSH user
-            node.run(["mkdir", "-p", "-m", "0777", folder])
-            output = engine_of(node, job.engine).run_to_end(container, TIMEOUT)
+            connection.run(["mkdir", "-p", "-m", "0777", folder])
+            output = engine_of(connection, job.engine).run_to_end(container, TIMEOUT)
             report = parse_report(output)
         except Exception as error:
-            report = ContainerReport(error=node.explain(error))
+            report = ContainerReport(error=connection.explain(error))
         finally:
             with contextlib.suppress(DdpctlError):
-                node.run(["rm", "-rf", folder])
+                connection.run(["rm", "-rf", folder])
         return replace(machine, report=report)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for the tests on Ctrl-C

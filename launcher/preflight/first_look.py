@@ -36,8 +36,10 @@ def ssh_login(host: Host) -> tuple[str, str]:
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
     """Ask all hosts concurrently. Prints a line about each host that does not answer."""
     asked = counted(len(hosts), "host")
-    with connected(hosts) as nodes, console.step(f"asking {asked} for their GPUs"):
-        facts, failures = ask_each(nodes, lambda node: gather_one(node, check=["", ""]))
+    with connected(hosts) as connections, console.step(f"asking {asked} for their GPUs"):
+        facts, failures = ask_each(
+            connections, lambda connection: gather_one(connection, check=["", ""])
+        )
     for line in lines(failures.values()):
         console.say(line)
     answers: dict[str, Facts | DdpctlError] = {**facts, **failures}

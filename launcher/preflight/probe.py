@@ -38,11 +38,11 @@ class Probe:
         self._ports: dict[int, int] = {}  # on which agents listen
         self._unfinished: set[int] = set()  # machines whose agent did not report in time
 
-    def start(self, rank: int, node: HostConnection) -> None:
+    def start(self, rank: int, connection: HostConnection) -> None:
         """Start the agent of the machine with this first node rank, if one can run there."""
         with contextlib.suppress(Exception):  # the facts of the machine show the reason
-            in_image = engine_of(node, self._job.engine).python_in_image(self._job.image)
-            agent = node.open_script(START_AGENT, AGENT, str(rank), self._token, *in_image)
+            in_image = engine_of(connection, self._job.engine).python_in_image(self._job.image)
+            agent = connection.open_script(START_AGENT, AGENT, str(rank), self._token, *in_image)
             if port := _listen(agent, 0):
                 self._agents[rank], self._ports[rank] = agent, port
             else:

@@ -55,7 +55,7 @@ class HostContents:
 
 
 def push(
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     cluster: Cluster,
     *,
     parts: Set[Part],
@@ -68,7 +68,7 @@ def push(
     Raises HostsNotReady with each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
-    machines, needed = one_per_account([*nodes, *spares]), parts or ALL
+    machines, needed = one_per_account([*connections, *spares]), parts or ALL
     progress = PushProgress(machines, console)
     images: Images = {}
     try:
@@ -78,16 +78,25 @@ def push(
         sender = Sender(
             cluster.job, trees, here, progress, in_engine=in_engine, only_verify=not parts
         )
-        todo = [node for node in machines if node not in failures]
+        todo = [connection for connection in machines if connection not in failures]
         for pause in (*PAUSES, None):
             sent, failed = sender.send(todo)
             images |= sent
-            failures = {node: each for node, each in failures.items() if node not in todo} | failed
-            todo = [node for node, error in failed.items() if sender.may_retry(node, error)]
+            failures = {
+                connection: each for connection, each in failures.items() if connection not in todo
+            } | failed
+            todo = [
+                connection
+                for connection, error in failed.items()
+                if sender.may_retry(connection, error)
+            ]
             if not todo or pause is None:
                 break
             goes_on = f"the push goes on in {duration(pause)}"
-            again = [DdpctlError(failed[node].what, goes_on, host=node.name) for node in todo]
+            again = [
+                DdpctlError(failed[connection].what, goes_on, host=connection.name)
+                for connection in todo
+            ]
             for line in lines(again):
                 progress.say(line)
             time.sleep(pause)
@@ -100,15 +109,19 @@ def push(
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
         report = progress.close()
-    for node, failure in failures.items():
-        progress.hosts[node].error = str(failure)
-    optional = {node: failures.pop(node) for node in spares if node in failures}
+    for connection, failure in failures.items():
+        progress.hosts[connection].error = str(failure)
+    optional = {
+        connection: failures.pop(connection) for connection in spares if connection in failures
+    }
     for line in lines(optional.values()):
         console.say(f"warning: spare {line}")
     if failures:
         raise HostsNotReady(failures, report)
-    by_account = {node.host.account: image.id for node, image in images.items()}
-    return PushResult(tuple(by_account.get(node.host.account, "") for node in nodes), report)
+    by_account = {connection.host.account: image.id for connection, image in images.items()}
+    return PushResult(
+        tuple(by_account.get(connection.host.account, "") for connection in connections), report
+    )
 
 
 def trees_of(
@@ -153,10 +166,10 @@ class Sender:
     answered: set[HostConnection] = field(default_factory=set)
     relay_failed: set[HostConnection] = field(default_factory=set)
 
-    def may_retry(self, node: HostConnection, error: DdpctlError) -> bool:
-        return node in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
+    def may_retry(self, connection: HostConnection, error: DdpctlError) -> bool:
+        return connection in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
-    def ask(self, node: HostConnection) -> HostContents:
+    def ask(self, connection: HostConnection) -> HostContents:
         """Ask a host which trees and image it has, and whether and where other hosts can read from it.
 
         Its address is the hosts file's internal_ip, or else the one at which this machine or the
@@ -167,35 +180,43 @@ class Sender:
             for part in ("dataset", "workdir", "image")
         ]
         what = "a simple shell script failed"
-        text = script_output(node, what, INSPECT, *digests, timeout=60.0)
+        text = script_output(connection, what, INSPECT, *digests, timeout=60.0)
         names = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
-        connection = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
-        address = node.host.internal_ip or ""
-        if connection and not address:
+        reached = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
+        address = connection.host.internal_ip or ""
+        if reached and not address:
             with contextlib.suppress(ValueError):
-                address = str(ipaddress.ip_address(connection[1]))
-        can_relay = "python3" in names and not node.host.is_local and node not in self.relay_failed
-        image = images_of(node).inspect(self.job.image) if self.in_engine else None
+                address = str(ipaddress.ip_address(reached[1]))
+        can_relay = (
+            "python3" in names
+            and not connection.host.is_local
+            and connection not in self.relay_failed
+        )
+        image = images_of(connection).inspect(self.job.image) if self.in_engine else None
         return HostContents(names, image, address if can_relay else "")
 
-    def send(self, nodes: Sequence[HostConnection]) -> tuple[Images, Failures]:
+    def send(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
         """Return each host's image, and the failed hosts with their errors."""
-        hosts, failures = try_each(nodes, self.ask)
+        hosts, failures = try_each(connections, self.ask)
         self.answered |= hosts.keys()
         images: Images = {}
-        relays = {node: host.address for node, host in hosts.items() if host.address}
+        relays = {connection: host.address for connection, host in hosts.items() if host.address}
         with closing(Fanout(relays, self.progress)) as fanout:
             if self.in_engine:
                 images, failed = push_image(
                     self.job.image,
                     self.here,
-                    {node: host.image for node, host in hosts.items()},
+                    {connection: host.image for connection, host in hosts.items()},
                     fanout,
                     only_verify=self.only_verify,
                 )
                 failures |= failed
             for part in self.trees:
-                ready = {node: host for node, host in hosts.items() if node not in failures}
+                ready = {
+                    connection: host
+                    for connection, host in hosts.items()
+                    if connection not in failures
+                }
                 failures |= self._send_tree(part, ready, fanout)
         self.relay_failed |= {n for n, e in failures.items() if isinstance(e, TransferDamaged)}
         return images, failures
@@ -207,21 +228,21 @@ class Sender:
         tree = self.trees[part]
         packages = part == "image" and self.job.requirements
         kind, what = ("wheel", "packages") if packages else (part, part)
-        missing = [node for node, host in hosts.items() if part not in host.trees]
+        missing = [connection for connection, host in hosts.items() if part not in host.trees]
         lacks = PushFailed(f"does not have the current {what}", f"run `ddpctl push HOSTS --{part}`")
-        failures: Failures = {node: lacks.on(node.name) for node in missing}
+        failures: Failures = {connection: lacks.on(connection.name) for connection in missing}
         tree_push = TreePush(tree, kind, fanout)
         if missing and not self.only_verify:
             if tree.left_out:
                 self.progress.say(f"left out of the {part}: {listed(tree.left_out)}")
             failures = tree_push.run(missing)
             if packages:
-                ready = [node for node in missing if node not in failures]
+                ready = [connection for connection in missing if connection not in failures]
                 failures |= try_each(ready, partial(make_venv, self.job, tree.manifest.digest))[1]
-        for node in hosts:
-            report, sent = self.progress.hosts[node], tree_push.files_sent.get(node, 0)
+        for connection in hosts:
+            report, sent = self.progress.hosts[connection], tree_push.files_sent.get(connection, 0)
             report.files_sent += sent
-            if node not in failures:
+            if connection not in failures:
                 report.files_skipped += tree.manifest.files - sent
-                setattr(report, part, "sent" if node in missing else "present")
+                setattr(report, part, "sent" if connection in missing else "present")
         return failures

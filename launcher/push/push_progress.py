@@ -82,7 +82,7 @@ class HostsNotReady(NodesFailed):
     """The push to some hosts failed; the others are ready."""
 
     def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: PushReport) -> None:
-        super().__init__({node.name: error for node, error in failures.items()})
+        super().__init__({connection.name: error for connection, error in failures.items()})
         self.report = report
         if not all(isinstance(error, HostUnreachable) for error in failures.values()):
             self.exit_code = Exit.PUSH
@@ -95,8 +95,8 @@ class PushProgress:
     the end. `hosts` has each host's report. Thread-safe.
     """
 
-    def __init__(self, nodes: Sequence[HostConnection], console: Console) -> None:
-        self.hosts = {node: HostReport(node.name) for node in nodes}
+    def __init__(self, connections: Sequence[HostConnection], console: Console) -> None:
+        self.hosts = {connection: HostReport(connection.name) for connection in connections}
         self.report = PushReport(list(self.hosts.values()))
         self._console = console
         lines = console.quiet or console.plain or os.environ.get("TERM") == "dumb"
@@ -138,16 +138,16 @@ class PushProgress:
         else:
             self._bars.console.print(f"ddpctl: {printable(text)}", markup=False, highlight=False)
 
-    def begin(self, part: str, nodes: Sequence[HostConnection], total: int | None) -> None:
+    def begin(self, part: str, connections: Sequence[HostConnection], total: int | None) -> None:
         """Start the rows of a part, or start them again. total: bytes for each host; None if unknown."""
         with self._lock:
             self._bars.start()
-            for node in nodes:
-                if earlier := self._rows.get((node, part)):
+            for connection in connections:
+                if earlier := self._rows.get((connection, part)):
                     self._bars.remove_task(earlier.id)
-                title, now = f"{node.name} {part}", self._seconds()
+                title, now = f"{connection.name} {part}", self._seconds()
                 self._bars.add_task(title, total=total, doing="", line_at=now)
-                self._rows[node, part] = self._bars.tasks[-1]
+                self._rows[connection, part] = self._bars.tasks[-1]
 
     def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
         """Show the size of a part once it is known, or what its next bytes wait for."""
@@ -160,45 +160,45 @@ class PushProgress:
         if due:
             self._console.say(f"{part}: {doing}")
 
-    def received(self, node: HostConnection, part: str, count: int) -> None:
+    def received(self, connection: HostConnection, part: str, count: int) -> None:
         """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
         with self._lock:
-            row = self._rows[node, part]
+            row = self._rows[connection, part]
             self._bars.advance(row.id, count)
             if row.finished:
                 row.fields["doing"] = "unpacking"
-            if not node.host.is_local:
-                self.hosts[node].received_bytes += count
+            if not connection.host.is_local:
+                self.hosts[connection].received_bytes += count
             due = self._is_due([row])
         if due:
             size, speed, left = (str(column.render(row)) for column in self._counts)
             known = [size.replace("/?", ""), speed if speed != "?" else ""]
             known.append(f"{left} left" if row.total and "-" not in left else "")
-            self._console.say(f"{node.name}: {part}: {', '.join(filter(None, known))}")
+            self._console.say(f"{connection.name}: {part}: {', '.join(filter(None, known))}")
 
-    def sent(self, node: HostConnection, count: int) -> None:
+    def sent(self, connection: HostConnection, count: int) -> None:
         """Count bytes that this machine sent to a host. Those to local hosts do not count."""
-        if not node.host.is_local:
+        if not connection.host.is_local:
             with self._lock:
                 self.report.sent_bytes += count
 
-    def settled(self, node: HostConnection, part: str) -> None:
+    def settled(self, connection: HostConnection, part: str) -> None:
         """Note the time at which a host has processed all that it received."""
         with self._lock:
-            self._bars.stop_task(self._rows[node, part].id)
-            self.hosts[node].seconds = self._seconds()
+            self._bars.stop_task(self._rows[connection, part].id)
+            self.hosts[connection].seconds = self._seconds()
 
-    def end(self, part: str, nodes: Sequence[HostConnection]) -> None:
+    def end(self, part: str, connections: Sequence[HostConnection]) -> None:
         """End the rows of hosts that have the whole part."""
-        for node in nodes:
+        for connection in connections:
             with self._lock:
-                row = self._rows[node, part]
+                row = self._rows[connection, part]
                 done = int(row.completed)
                 seconds = max(row.elapsed or 0.0, 1e-3)
                 self._bars.update(row.id, total=max(done, 1), completed=max(done, 1), doing="")
             if self._bars.disable and done:
                 what = f"{decimal(done)} in {seconds:.1f} s ({decimal(int(done / seconds))}/s)"
-                self._console.say(f"{node.name}: {part}: {what}")
+                self._console.say(f"{connection.name}: {part}: {what}")
 
     def _is_due(self, rows: Sequence[rich.progress.Task]) -> bool:
         """Return whether a plain line about these rows is due. If so, restart their interval."""

@@ -67,10 +67,10 @@ def _ask(
     with newest_attempt(folder, console, record) as attempt, step:
         machines: dict[tuple[str, str], HostConnection] = {}
         for member in attempt.members:
-            machines.setdefault((member.node.name, member.place.run_dir), member.node)
+            machines.setdefault((member.connection.name, member.place.run_dir), member.connection)
 
         def read(connection: HostConnection) -> tuple[bytes, bytes]:
-            run_dir, newest = attempt.by_node[connection].place.run_dir, str(LONGEST)
+            run_dir, newest = attempt.by_connection[connection].place.run_dir, str(LONGEST)
             tail = ["tail", "-c", newest, f"{run_dir}/output/metrics.jsonl"]
             metrics = connection.run(tail, timeout=60.0, limit=LONGEST)
             events = connection.script(EVENTS, run_dir, newest, timeout=60.0, limit=LONGEST)

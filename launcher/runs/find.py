@@ -41,10 +41,12 @@ def hosts_to_ask(source: Source, console: Console) -> Cluster:
     if not cluster.spares:
         return cluster
     with connected(cluster.spares) as spares, console.step("connecting to the spares"):
-        answered, failures = try_each(spares, lambda node: node.connect())
+        answered, failures = try_each(spares, lambda connection: connection.connect())
     if failures:
-        console.say(f"no answer from spare {names(node.name for node in failures)}: left out")
-    hosts = (*cluster.hosts, *(node.host for node in spares if node in answered))
+        console.say(
+            f"no answer from spare {names(connection.name for connection in failures)}: left out"
+        )
+    hosts = (*cluster.hosts, *(connection.host for connection in spares if connection in answered))
     return dataclasses.replace(cluster, hosts=hosts, spares=())
 
 
@@ -60,17 +62,17 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
         return find_run(target)
     cluster = hosts_to_ask(hosts, console)
     step = f"asking {counted(cluster.nnodes, 'host')} for their runs"
-    with connected(cluster.hosts) as nodes, console.step(step):
-        folder = run_folder(find_id(nodes, cluster, target))
+    with connected(cluster.hosts) as connections, console.step(step):
+        folder = run_folder(find_id(connections, cluster, target))
         if not folder.is_recorded:
-            for status in list_nodes(nodes, cluster, folder.run_id)[0]:
+            for status in list_nodes(connections, cluster, folder.run_id)[0]:
                 if status.waits:
                     what = f"{folder.run_id} of {status.owner} is waiting in line for GPUs"
                     remedy = f"run `ddpctl ps {hosts}` to see what it is waiting for"
                     raise UsageError(f"{what} and has nothing to show yet", remedy)
-            adopt(folder, nodes, cluster, console)
+            adopt(folder, connections, cluster, console)
         elif record := folder.load_if_readable(console):
-            caught_up(folder, record, nodes, cluster, console)
+            caught_up(folder, record, connections, cluster, console)
     return folder
 
 
@@ -104,17 +106,17 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     return matching[0] if matching else None
 
 
-def find_id(nodes: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
+def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
     """Return the id of the run on the hosts that starts with `prefix`.
 
     Without a prefix, return that of the newest live run or, if none is alive, of the newest run.
     Killed runs are found by their folders. Raises UsageError if there is no such run, together with
     the errors of the hosts that did not answer, or if one host alone decides which run is newest.
     """
-    statuses, failures = list_nodes(nodes, cluster)
+    statuses, failures = list_nodes(connections, cluster)
     arguments = [prefix] if prefix else []
-    machines = one_per_account(nodes)
-    listed, _ = ask_each(machines, lambda node: node.script(RUN_IDS, *arguments).stdout)
+    machines = one_per_account(connections)
+    listed, _ = ask_each(machines, lambda connection: connection.script(RUN_IDS, *arguments).stdout)
     runs: dict[str, dict[str, bool]] = {}  # of each host: the ids, and whether they are alive there
     for host, text in listed.items():
         words = text.decode(errors="replace").split()
@@ -136,7 +138,9 @@ def find_id(nodes: Sequence[HostConnection], cluster: Cluster, prefix: str | Non
             remedy = "name the run that you mean"
             raise UsageError(f"{cluster.source}: {what}, {elsewhere}", remedy)
     if run_id is None:
-        answered = [node.name for node in nodes if node.name not in failures]
+        answered = [
+            connection.name for connection in connections if connection.name not in failures
+        ]
         no_run = UsageError(f"{cluster.source}: no run{which} on {names(answered)}", remedy)
         if failures:
             raise Several([NodesFailed(failures), *([no_run] if answered else [])])
@@ -157,13 +161,13 @@ def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
 
 
 def list_nodes(
-    nodes: Sequence[HostConnection], cluster: Cluster, run_id: str | None = None
+    connections: Sequence[HostConnection], cluster: Cluster, run_id: str | None = None
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
     """Return all nodes of runs that the hosts' engines list, and the errors of silent hosts.
 
     A run's tickets are listed only where its node is not alive.
     """
-    machines, engine = one_per_account(nodes), cluster.job.engine
-    listed, failures = ask_each(machines, lambda node: nodes_on(node, engine, run_id))
+    machines, engine = one_per_account(connections), cluster.job.engine
+    listed, failures = ask_each(machines, lambda connection: nodes_on(connection, engine, run_id))
     statuses = (status for each in listed.values() for status in each)
     return without_idle_tickets(s for s in statuses if is_run_id(s.run_id)), failures

@@ -34,33 +34,37 @@ def newest_attempt(
     hosts if it is missing or (after a warning) unreadable. record: use this one without asking.
     """
     cluster = load(folder.hosts_file, job_files=False)
-    with connected(cluster.hosts) as nodes:
+    with connected(cluster.hosts) as connections:
         if record is None and (own := folder.load_if_readable(console)):
-            with console.step(f"asking {counted(len(nodes), 'host')} for newer attempts"):
-                record = caught_up(folder, own, nodes, cluster, console)
+            with console.step(f"asking {counted(len(connections), 'host')} for newer attempts"):
+                record = caught_up(folder, own, connections, cluster, console)
         if record:
-            ranks = in_rank_order(nodes, record, folder)
+            ranks = in_rank_order(connections, record, folder)
         else:
-            with console.step(f"asking {counted(len(nodes), 'host')} for their record of the run"):
-                record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
+            with console.step(
+                f"asking {counted(len(connections), 'host')} for their record of the run"
+            ):
+                record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
         members, number = [], record.attempt.number
-        for node, entry in zip(ranks, record.attempt.nodes, strict=True):
+        for connection, entry in zip(ranks, record.attempt.nodes, strict=True):
             place = place_in(entry.run_dir, record.run_id, entry.node_rank, number)
-            members.append(RunningNode(node, engine_of(node, record.engine), place))
+            members.append(RunningNode(connection, engine_of(connection, record.engine), place))
         yield RunningAttempt(tuple(members))
 
 
 def in_rank_order(
-    nodes: Sequence[HostConnection], record: RunRecord, folder: RunFolder
+    connections: Sequence[HostConnection], record: RunRecord, folder: RunFolder
 ) -> list[HostConnection]:
     """Return the nodes of the newest attempt. Raises UsageError if hosts.yaml lacks one.
 
     A run that waits in line may have fewer nodes than its hosts.yaml.
     """
-    rest, ranks = [*nodes], []
+    rest, ranks = [*connections], []
     for entry in record.attempt.nodes:
-        node = next((node for node in rest if node.name == entry.host), None)
-        if node is None:
+        connection = next(
+            (connection for connection in rest if connection.name == entry.host), None
+        )
+        if connection is None:
             what = (
                 f"{folder.hosts_file}: {entry.host}, which has node {entry.node_rank}, is missing"
             )
@@ -68,8 +72,8 @@ def in_rank_order(
                 f"put it back, or remove {folder.record_file} and pass --hosts to make a new record"
             )
             raise UsageError(what, remedy)
-        rest.remove(node)
-        ranks.append(node)
+        rest.remove(connection)
+        ranks.append(connection)
     return ranks
 
 
@@ -95,14 +99,14 @@ def sync_logs(
     if store is None:
         return {}
 
-    def copy(node: HostConnection) -> None:
-        place = attempt.by_node[node].place
+    def copy(connection: HostConnection) -> None:
+        place = attempt.by_connection[connection].place
         try:
             log = store.node(place.node_rank)
-            reader = JournalReader(node.name, place.node_rank, offset_in(place, log.mark))
+            reader = JournalReader(connection.name, place.node_rank, offset_in(place, log.mark))
             argv = ["tail", "-c", f"+{reader.consumed + 1}", place.journal]
-            budget = Budget("`tail` of its journal", node.name, LONGEST_SYNC, SYNC_TIMEOUT)
-            with node.open(argv, stdin=False) as stream:
+            budget = Budget("`tail` of its journal", connection.name, LONGEST_SYNC, SYNC_TIMEOUT)
+            with connection.open(argv, stdin=False) as stream:
                 for data in budget.chunks(stream):
                     if records := reader.feed(data):
                         log.append(records, place.attempt)
@@ -110,15 +114,15 @@ def sync_logs(
             raise CommandFailed(
                 f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",
                 "run the command again for the rest",
-                host=node.name,
+                host=connection.name,
             ) from None
         except OSError as error:
             name = error.filename or store.folder
             raise StateError(
                 f"its log is not recorded here: {name} cannot be written: {error.strerror or error}",
                 "free space on this machine or fix the file's permissions; the host still has the log",
-                host=node.name,
+                host=connection.name,
             ) from None
 
     with console.step(f"copying new log lines of {counted(len(attempt.members), 'node')}"):
-        return ask_each(attempt.nodes, copy)[1]
+        return ask_each(attempt.connections, copy)[1]

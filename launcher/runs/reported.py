@@ -64,16 +64,16 @@ Report = tuple[NodeStatus, ReportedRun]  # about the newest attempt of one node
 
 
 def reported_nodes(
-    nodes: Sequence[HostConnection], run_id: str = ""
+    connections: Sequence[HostConnection], run_id: str = ""
 ) -> tuple[dict[HostConnection, list[Report]], dict[HostConnection, DdpctlError]]:
     """Return the reports of one run or of all, by host, and the errors of silent hosts."""
 
-    def ask(node: HostConnection) -> list[Report]:
-        listed = node.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
-        reports = parse_reports(listed, node.name)
+    def ask(connection: HostConnection) -> list[Report]:
+        listed = connection.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
+        reports = parse_reports(listed, connection.name)
         return [report for report in reports if run_id in ("", report[0].run_id)]
 
-    return try_each(one_per_account(nodes), ask)
+    return try_each(one_per_account(connections), ask)
 
 
 def parse_reports(text: bytes, host: str) -> Iterator[Report]:
@@ -119,14 +119,14 @@ def agreed_attempt(newest: Iterable[int]) -> int:
     return others[0] if others else first
 
 
-def ended_nodes(nodes: Sequence[HostConnection]) -> list[NodeStatus]:
+def ended_nodes(connections: Sequence[HostConnection]) -> list[NodeStatus]:
     """Return the nodes that have ended, without those of attempts before the agreed one."""
-    by_host, _ = reported_nodes(nodes)
+    by_host, _ = reported_nodes(connections)
     newest: dict[str, dict[HostConnection, int]] = {}  # by run
-    for node, reports in by_host.items():
+    for connection, reports in by_host.items():
         for status, _ in reports:
             own = newest.setdefault(status.run_id, {})
-            own[node] = max(own.get(node, 0), status.attempt)
+            own[connection] = max(own.get(connection, 0), status.attempt)
     agreed = {run_id: agreed_attempt(own.values()) for run_id, own in newest.items()}
     statuses = [status for reports in by_host.values() for status, _ in reports]
     return [s for s in statuses if not s.alive and s.attempt >= agreed[s.run_id]]
@@ -137,7 +137,7 @@ def ended_nodes(nodes: Sequence[HostConnection]) -> list[NodeStatus]:
 
 def adopt(
     folder: RunFolder,
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     cluster: Cluster,
     console: Console,
     own: RunRecord | None = None,
@@ -147,14 +147,14 @@ def adopt(
     own: this machine's record, to which only newer attempts are added. Raises UsageError if the
     user's hosts do not match the run.
     """
-    record, ranks = ask_for_record(folder.run_id, nodes, cluster, console)
+    record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
     # values of env may be secret; a resume reads them from the user's file again
     job = dataclasses.replace(cluster.job, env={})
     if own:
         newer = record.attempts[own.attempt.number :]
         record = dataclasses.replace(own, hosts=record.hosts, attempts=[*own.attempts, *newer])
         job = folder.kept_cluster().job
-    hosts = tuple(node.host for node in ranks)
+    hosts = tuple(connection.host for connection in ranks)
     folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
     folder.save(record)
     return record
@@ -163,7 +163,7 @@ def adopt(
 def caught_up(
     folder: RunFolder,
     own: RunRecord,
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     cluster: Cluster,
     console: Console,
 ) -> RunRecord:
@@ -171,16 +171,16 @@ def caught_up(
 
     If there are several hosts, this machine never takes the word of a single one.
     """
-    by_host, _ = reported_nodes(nodes, own.run_id)
+    by_host, _ = reported_nodes(connections, own.run_id)
     newest = newest_by_host(by_host)
     known = own.attempt.number
     numbers = [number for number in newest.values() if number <= known + MOST_AHEAD]
-    if len(one_per_account(nodes)) > 1:
+    if len(one_per_account(connections)) > 1:
         numbers.append(known)
     agreed = agreed_attempt(numbers) if numbers else known
     if agreed > known:
         try:
-            return adopt(folder, nodes, cluster, console, own)
+            return adopt(folder, connections, cluster, console, own)
         except DdpctlError as error:
             console.say(f"warning: attempt {agreed} was started elsewhere, but {error}")
             return own
@@ -198,43 +198,53 @@ def say_unconfirmed(
     newest: Mapping[HostConnection, int], agreed: int, console: Console
 ) -> list[HostConnection]:
     """Print and return which hosts report a later attempt than the agreed one."""
-    ahead = [node for node, number in newest.items() if number > agreed]
-    for node in ahead:
-        console.say(f"{node.name} reports attempt {newest[node]}, which no other host confirms")
+    ahead = [connection for connection, number in newest.items() if number > agreed]
+    for connection in ahead:
+        console.say(
+            f"{connection.name} reports attempt {newest[connection]}, which no other host confirms"
+        )
     return ahead
 
 
 def ask_for_record(
-    run_id: str, nodes: Sequence[HostConnection], cluster: Cluster, console: Console
+    run_id: str, connections: Sequence[HostConnection], cluster: Cluster, console: Console
 ) -> tuple[RunRecord, list[HostConnection]]:
     """Build the record from the hosts' reports. Also return the nodes in rank order."""
-    by_host, failures = reported_nodes(nodes, run_id)
+    by_host, failures = reported_nodes(connections, run_id)
     newest = newest_by_host(by_host)
     if not newest:
         if failures:
-            raise NodesFailed(by_name(nodes, failures))
+            raise NodesFailed(by_name(connections, failures))
         what = f"no host has the files of {run_id}"
         raise UsageError(what, f"run `ddpctl kill {run_id}` to remove what is left of it")
     agreed = agreed_attempt(newest.values())
-    rows = {node: [row for row in by_host[node] if row[0].attempt == agreed] for node in by_host}
+    rows = {
+        connection: [row for row in by_host[connection] if row[0].attempt == agreed]
+        for connection in by_host
+    }
     source, run = next(row for reports in rows.values() for row in reports)
     ahead = say_unconfirmed(newest, agreed, console)
-    there = {node: [status.node_rank for status, _ in reports] for node, reports in rows.items()}
-    ranks = by_rank(nodes, there, [*failures, *ahead], cluster.source)
+    there = {
+        connection: [status.node_rank for status, _ in reports]
+        for connection, reports in rows.items()
+    }
+    ranks = by_rank(connections, there, [*failures, *ahead], cluster.source)
     record = record_of(run_id, cluster, run, agreed)
-    record.hosts = [node.name for node in ranks]
-    silent = {node.host.account for node in failures}
-    for rank, node in enumerate(ranks):
+    record.hosts = [connection.name for connection in ranks]
+    silent = {connection.host.account for connection in failures}
+    for rank, connection in enumerate(ranks):
         # commands start in the home folder
-        home = "" if node.host.account in silent else f"{node.home()}/"
-        record.attempt.nodes.append(NodeRecord(rank, node.name, run_dir_in(home + STORE, run_id)))
+        home = "" if connection.host.account in silent else f"{connection.home()}/"
+        record.attempt.nodes.append(
+            NodeRecord(rank, connection.name, run_dir_in(home + STORE, run_id))
+        )
     attempt = f"attempt {agreed} on {counted(len(ranks), 'node')}"
     console.say(f"{run_id}: no record on this machine; {source.host} reports {attempt}")
     return record, ranks
 
 
 def by_rank(
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     there: Mapping[HostConnection, Sequence[int]],
     others: Collection[HostConnection],
     file: str,
@@ -246,19 +256,21 @@ def by_rank(
     file, for errors.
     """
     spare: dict[object, list[HostConnection]] = {}  # by account
-    for node in nodes:
-        spare.setdefault(node.host.account, []).append(node)
+    for connection in connections:
+        spare.setdefault(connection.host.account, []).append(connection)
     ranks: dict[int, HostConnection] = {}
-    for node, reported in there.items():
+    for connection, reported in there.items():
         for rank in sorted(reported):
             if rank in ranks:
-                what = f"both {ranks[rank].name} and {node.name} report node {rank} of the run"
+                what = (
+                    f"both {ranks[rank].name} and {connection.name} report node {rank} of the run"
+                )
                 raise UsageError(what, "list only the host that runs it")
-            if not spare[node.host.account]:
-                what = f"{file}: the run has several nodes on {node.name}"
+            if not spare[connection.host.account]:
+                what = f"{file}: the run has several nodes on {connection.name}"
                 raise UsageError(what, "list it once for each")
-            ranks[rank] = spare[node.host.account].pop(0)
-    fillers = [node for other in others for node in spare[other.host.account]]
+            ranks[rank] = spare[connection.host.account].pop(0)
+    fillers = [connection for other in others for connection in spare[other.host.account]]
     for rank in range(max(ranks)):
         if rank not in ranks:
             if not fillers:

@@ -136,8 +136,8 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
         listed = names(host.name for host in cluster.hosts)
         what = f"--host {quoted(name)}: not in {cluster.source}, which has {listed}"
         raise UsageError(what, "name one of them")
-    with connected([host]) as nodes:
-        ids = gpu_ids(host, gather(nodes)[0])
+    with connected([host]) as connections:
+        ids = gpu_ids(host, gather(connections)[0])
     if len(ids) % containers:
         uneven = f"{len(ids)} GPUs do not split evenly into {containers} containers"
         raise UsageError(uneven, "pass another --containers", host=name)

@@ -179,9 +179,9 @@ class HostConnection:
 @contextlib.contextmanager
 def connected(hosts: Iterable[Host]) -> Iterator[list[HostConnection]]:
     """Yield one connection per host, in order. Each opens on first use; all close at the end."""
-    nodes = [HostConnection(host) for host in hosts]
+    connections = [HostConnection(host) for host in hosts]
     try:
-        yield nodes
+        yield connections
     finally:
-        for node in nodes:
-            node.close()
+        for connection in connections:
+            connection.close()

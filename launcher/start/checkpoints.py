@@ -66,7 +66,7 @@ class ResumePoint:
 
 
 def distribute_checkpoint(
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     former: Sequence[HostConnection],
     record: RunRecord,
     plan: Plan,
@@ -74,46 +74,48 @@ def distribute_checkpoint(
 ) -> None:
     """Send the hosts of the next attempt the missing parts of its checkpoint.
 
-    nodes: of the next attempt, in rank order. former: other hosts that may have checkpoints. record:
-    of the attempts so far. plan: of the next. Raises DdpctlError if a host does not receive a
-    checkpoint that it needs.
+    connections: to the nodes of the next attempt, in rank order. former: to other hosts that may have
+    checkpoints. record: what the attempts so far recorded. plan: that of the next attempt. Raises
+    DdpctlError if a host does not receive a checkpoint that it needs.
     """
-    hosts = counted(len(nodes) + len(former), "host")
+    hosts = counted(len(connections) + len(former), "host")
     with console.step(f"looking for the newest checkpoint on {hosts}"):
-        folders = {each.node: each for each in checkpoint_folders(nodes, former, record)}
-        seen, failures = ask_each([*folders], lambda node: with_content(folders[node]))
+        folders = {
+            each.connection: each for each in checkpoint_folders(connections, former, record)
+        }
+        seen, failures = ask_each([*folders], lambda connection: with_content(folders[connection]))
     if failures:
         silent = f"no answer from {names(failures)}"
         console.say(f"{silent}: checkpoints that only these hosts have are not used")
     for host in seen.values():
         for path in host.damaged:
-            console.say(f"{host.node.name}: not using {path}, which is incomplete or damaged")
+            console.say(f"{host.connection.name}: not using {path}, which is incomplete or damaged")
     point = choose([*seen.values()])
     if point is None:
         which = "host that answered" if failures else "host"
         console.say(f"no {which} has a checkpoint of this run: starting from scratch")
         return
-    source = point.source.node.name
+    source = point.source.connection.name
     console.say(f"resuming from {point.what}, on {source}")
     aside, uid = f".before-attempt-{len(record.attempts) + 1}", fixed_uid(plan)
     for target, paths in point.missing:
-        with console.step(f"sending {point.what} from {source} to {target.node.name}"):
+        with console.step(f"sending {point.what} from {source} to {target.connection.name}"):
             raw_paths = [path.encode(errors="surrogateescape") for path in paths]
             copy_files(point.source, target, raw_paths, aside, uid)
 
 
 def checkpoint_folders(
-    nodes: Sequence[HostConnection], former: Sequence[HostConnection], record: RunRecord
+    connections: Sequence[HostConnection], former: Sequence[HostConnection], record: RunRecord
 ) -> list[Checkpoints]:
     """Return each folder once: nodes on one machine share it, and so do hosts with a shared home."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
-    ranks = {node: rank for rank, node in enumerate(nodes)}
+    ranks = {connection: rank for rank, connection in enumerate(connections)}
     folders = []
-    for node in one_per_home((*nodes, *former)):
-        entry, rank = before.get(node.name), ranks.get(node)
+    for connection in one_per_home((*connections, *former)):
+        entry, rank = before.get(connection.name), ranks.get(connection)
         run_dir = entry.run_dir if entry else run_dir_in(STORE, record.run_id)
         same = entry is not None and entry.node_rank == rank
-        folders.append(Checkpoints(node, run_dir, rank, same))
+        folders.append(Checkpoints(connection, run_dir, rank, same))
     return folders
 
 

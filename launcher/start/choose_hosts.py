@@ -18,36 +18,36 @@ from .waiting_line import in_the_way, list_claims
 
 
 def choose_hosts(
-    request: Request, nodes: Sequence[HostConnection], console: Console
+    request: Request, connections: Sequence[HostConnection], console: Console
 ) -> Sequence[HostConnection] | Refused:
     """Return all nodes, or with --nodes N any N with free GPUs, in rank order; else Refused.
 
     Raises PreflightError or NodesFailed if too few hosts have the GPUs that the file names.
     """
-    count = request.options.nodes or len(nodes)
-    if count >= len(nodes):
-        return nodes
-    with console.step(f"asking {counted(len(nodes), 'host')} which GPUs are free"):
-        facts, failures = try_each(nodes, gather_one)
+    count = request.options.nodes or len(connections)
+    if count >= len(connections):
+        return connections
+    with console.step(f"asking {counted(len(connections), 'host')} which GPUs are free"):
+        facts, failures = try_each(connections, gather_one)
     for line in lines(failures.values()):
         console.say(f"left out: {line}")
     able = with_requested_gpus(facts)
     if len(able) < count:
         if failures:
-            raise NodesFailed(by_name(nodes, failures))
+            raise NodesFailed(by_name(connections, failures))
         raise PreflightError(
             f"--nodes {count}: found only {counted(len(able), 'host')} with GPUs that the hosts file names",
             "run `ddpctl check` to see what is wrong",
         )
-    plan = request.on(able).plan(PlanInputs(tuple(facts[node] for node in able)))
+    plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
     attempt = PlannedAttempt(plan, able)
     ahead, reasons = in_the_way(attempt, *list_claims(attempt))
-    free = [rank for rank, node in enumerate(able) if ahead.get(node) == []]
+    free = [rank for rank, connection in enumerate(able) if ahead.get(connection) == []]
     if len(free) < count:
         return Refused(attempt, reasons)
     subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
     chosen = [able[free[index]] for index in same_subnet_first(subnets, count)]
-    console.say(f"the run uses {names(node.name for node in chosen)}")
+    console.say(f"the run uses {names(connection.name for connection in chosen)}")
     return chosen
 
 
@@ -56,8 +56,8 @@ def with_requested_gpus(facts: Mapping[HostConnection, Facts]) -> list[HostConne
     if not any(each.gpus for each in facts.values()):
         return list(facts)
     return [
-        node
-        for node, each in facts.items()
-        if {*gpu_ids(node.host, each)} <= {gpu.index for gpu in each.gpus}
-        and (each.gpus or node.host.gpus == 0)
+        connection
+        for connection, each in facts.items()
+        if {*gpu_ids(connection.host, each)} <= {gpu.index for gpu in each.gpus}
+        and (each.gpus or connection.host.gpus == 0)
     ]

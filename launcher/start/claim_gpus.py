@@ -58,15 +58,15 @@ def claim_gpus(
 def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
     """Return an error for each rival ahead of us. Waits while it is undecided whether one is."""
     plan = attempt.plan
-    wanted = {node: plan.resources(own) for node, own in attempt.plans.items()}
-    sharing = [node for node in wanted if wanted[node]]
+    wanted = {connection: plan.resources(own) for connection, own in attempt.plans.items()}
+    sharing = [connection for connection in wanted if wanted[connection]]
     deadline = time.monotonic() + LEASE
 
-    def rivals_after_cleanup(node: HostConnection) -> list[NodeStatus]:
+    def rivals_after_cleanup(connection: HostConnection) -> list[NodeStatus]:
         """Remove what launches that have died left on the host; return the other rivals there."""
         listed = []
-        for engine in engines_on(node, plan.engine.name):
-            for rival in rivals(plan.run_id, wanted[node], engine.claims()):
+        for engine in engines_on(connection, plan.engine.name):
+            for rival in rivals(plan.run_id, wanted[connection], engine.claims()):
                 if not rival.expired:
                     listed.append(rival)
                 elif not engine.withdraw(rival):
@@ -78,7 +78,8 @@ def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
         listed = each_node(sharing, rivals_after_cleanup)
         late = time.monotonic() > deadline
         ahead = {
-            node: those_ahead(here, plan.key, or_undecided=late) for node, here in listed.items()
+            connection: those_ahead(here, plan.key, or_undecided=late)
+            for connection, here in listed.items()
         }
         if any(ahead.values()):
             return taken_by_rivals(attempt, ahead, wanted)
@@ -94,7 +95,10 @@ def taken_by_rivals(
 ) -> list[DdpctlError]:
     """Return an error per host and rival: which of `wanted` the rival has or waits for."""
     return [
-        PreflightError(taken(wanted[node], attempt.plans[node].gpu_ids, rival), host=node.name)
-        for node, listed in ahead.items()
+        PreflightError(
+            taken(wanted[connection], attempt.plans[connection].gpu_ids, rival),
+            host=connection.name,
+        )
+        for connection, listed in ahead.items()
         for rival in listed
     ]

@@ -24,7 +24,7 @@ GONE = 17  # exit code of PREPARE if a pushed tree is not there
 
 
 def fill_folders(
-    node: HostConnection, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any]
+    connection: HostConnection, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any]
 ) -> None:
     """Create and fill the folders that the container mounts.
 
@@ -36,7 +36,7 @@ def fill_folders(
     files[BUNDLE] = supervisor_file()
     control_files = archive(small_file(name, data, 0o600) for name, data in files.items())
     mounted = {mount.target: mount.source for mount in node_plan.container.mounts}
-    done = node.script(
+    done = connection.script(
         PREPARE,
         place.run_dir,
         place.control_dir,
@@ -49,9 +49,9 @@ def fill_folders(
     )
     if done.code == GONE:
         what = "another command has removed the pushed code or dataset meanwhile"
-        raise CommandFailed(what, "start the run again", host=node.name)
+        raise CommandFailed(what, "start the run again", host=connection.name)
     remedy = f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there"
-    done.expect(f"could not create {place.run_dir}", remedy, node.name)
+    done.expect(f"could not create {place.run_dir}", remedy, connection.name)
 
 
 @functools.cache

@@ -36,12 +36,12 @@ LOOK_THERE = "look at `df -h` and the permissions there"
 class HostFolder:
     """The folder of a run on a host."""
 
-    node: HostConnection
+    connection: HostConnection
     run_dir: str
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
         """Run a script with the run's folder as $1. Raises CommandFailed."""
-        done = self.node.script(
+        done = self.connection.script(
             text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
         )
         if done.code != 0:
@@ -50,7 +50,7 @@ class HostFolder:
 
     def failed(self, reason: str, remedy: str = LOOK_THERE) -> CommandFailed:
         what = f"{self.run_dir}/checkpoints: {reason}"
-        return CommandFailed(what, remedy, host=self.node.name)
+        return CommandFailed(what, remedy, host=self.connection.name)
 
 
 class PlainFile(NamedTuple):
@@ -95,19 +95,21 @@ def copy_files(
         _stream(source, target, files)
         arrived = listed_files(target, f"checkpoints/{ARRIVING}", paths)
         if {file.path: file.sha256 for file in arrived} != {f.path: f.sha256 for f in files}:
-            raise target.failed(f"files from {source.node.name} arrived damaged", "resume again")
+            raise target.failed(
+                f"files from {source.connection.name} arrived damaged", "resume again"
+            )
         wanted = b"".join(path + b"\0" for path in paths)
         target.script(PLACE, ARRIVING, aside, uid, stdin=wanted)
     except BaseException:
         with contextlib.suppress(Exception):
-            target.node.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{ARRIVING}"])
+            target.connection.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{ARRIVING}"])
         raise
 
 
 def _stream(source: HostFolder, target: HostFolder, files: Sequence[PlainFile]) -> None:
     with (
-        source.node.open_script(SEND, source.run_dir) as sending,
-        target.node.open_script(RECEIVE, target.run_dir, ARRIVING) as receiving,
+        source.connection.open_script(SEND, source.run_dir) as sending,
+        target.connection.open_script(RECEIVE, target.run_dir, ARRIVING) as receiving,
     ):
         with contextlib.suppress(BrokenPipeError):  # it ended early, which shows below
             sending.write(b"".join(file.path + b"\0" for file in files), END_TIMEOUT)
@@ -127,7 +129,7 @@ def _stream(source: HostFolder, target: HostFolder, files: Sequence[PlainFile]) 
 def _members(source: HostFolder, sending: Stream, files: Sequence[PlainFile]) -> Iterator[Member]:
     """Yield the files with their content. Raises CommandFailed unless they are as listed."""
     size = sum(file.size for file in files)
-    budget = Budget("`cat`", source.node.name, size, END_TIMEOUT, slowest=SLOWEST)
+    budget = Budget("`cat`", source.connection.name, size, END_TIMEOUT, slowest=SLOWEST)
     chunks, ahead = budget.chunks(sending), b""
 
     def content(file: PlainFile) -> Iterator[bytes]:

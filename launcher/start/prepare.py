@@ -25,14 +25,14 @@ class HostSurvey:
     """What is known about the hosts of an attempt."""
 
     request: Request
-    nodes: Sequence[HostConnection]  # this and `facts` in rank order
+    connections: Sequence[HostConnection]  # this and `facts` in rank order
     facts: tuple[Facts, ...]
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
 def check(
     request: Request,
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     spares: Sequence[HostConnection],
     console: Console,
 ) -> HostSurvey:
@@ -42,10 +42,10 @@ def check(
     """
     cluster, options = request.cluster, request.options
     if not options.check:
-        with console.step(f"asking {counted(len(nodes), 'host')}"):
-            return HostSurvey(request, nodes, gather(nodes))
-    with console.step(f"checking {counted(len(nodes), 'host')}"):
-        checked = survey_all(nodes, spares, cluster, waits=options.wait is not None)
+        with console.step(f"asking {counted(len(connections), 'host')}"):
+            return HostSurvey(request, connections, gather(connections))
+    with console.step(f"checking {counted(len(connections), 'host')}"):
+        checked = survey_all(connections, spares, cluster, waits=options.wait is not None)
     warnings = [finding for finding in checked.findings if finding.severity != "failure"]
     for line in lines(warnings):
         console.detail(line)
@@ -54,7 +54,7 @@ def check(
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if checked.failures:
         raise Several(finding.error() for finding in checked.failures)
-    return HostSurvey(request, nodes, checked.facts, checked.fleet.reach.unreached)
+    return HostSurvey(request, connections, checked.facts, checked.fleet.reach.unreached)
 
 
 def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console) -> PushResult:
@@ -63,7 +63,7 @@ def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console)
     step = "pushing what is missing" if wants_push else "checking what the hosts already have"
     with console.step(step):
         return push_parts(
-            survey.nodes,
+            survey.connections,
             survey.request.cluster,
             parts=ALL if wants_push else frozenset(),
             console=console,
@@ -73,10 +73,12 @@ def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console)
 
 def make_plan(survey: HostSurvey, pushed: PushResult, console: Console) -> Plan:
     """Make the plan, after asking node 0 which ports other runs have reserved."""
-    request, first = survey.request, survey.nodes[0]
+    request, first = survey.request, survey.connections[0]
     with console.step(f"asking {first.name} which ports are taken"):
         engine = request.cluster.job.engine
-        claims = each_node([first], lambda node: engine_of(node, engine).claims())[first]
+        claims = each_node([first], lambda connection: engine_of(connection, engine).claims())[
+            first
+        ]
     inputs = PlanInputs(
         facts=survey.facts,
         images=pushed.images,

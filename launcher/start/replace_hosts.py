@@ -74,18 +74,20 @@ def replace_hosts(
 def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
     """Return the hosts and spares that do not answer, whose engines do not, or that have lost a GPU."""
 
-    def look(node: HostConnection) -> None:
-        node.connect()
-        listed = engine_of(node, cluster.job.engine).list(run_id)
+    def look(connection: HostConnection) -> None:
+        connection.connect()
+        listed = engine_of(connection, cluster.job.engine).list(run_id)
         if before := {uuid for each in listed if not each.is_ticket for uuid in each.gpus}:
-            lost = before - {gpu.uuid for gpu in gather_one(node).gpus}
+            lost = before - {gpu.uuid for gpu in gather_one(connection).gpus}
             if lost:
                 what = f"lost {len(lost)} of this run's {counted(len(before), 'GPU')}"
-                raise PreflightError(what, "look at `nvidia-smi` and `dmesg` there", host=node.name)
+                raise PreflightError(
+                    what, "look at `nvidia-smi` and `dmesg` there", host=connection.name
+                )
 
-    with connected((*cluster.hosts, *cluster.spares)) as nodes:
-        _, failures = try_each(nodes, look)
-    return {node.host: error.on(node.name) for node, error in failures.items()}
+    with connected((*cluster.hosts, *cluster.spares)) as connections:
+        _, failures = try_each(connections, look)
+    return {connection.host: error.on(connection.name) for connection, error in failures.items()}
 
 
 def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:

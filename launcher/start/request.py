@@ -67,9 +67,9 @@ class Request:
         hooks.keep(self.folder, self.options)
         return record
 
-    def on(self, nodes: Sequence[HostConnection]) -> Request:
-        """Return this request for the hosts of `nodes`. The others become spares."""
-        hosts = tuple(node.host for node in nodes)
+    def on(self, connections: Sequence[HostConnection]) -> Request:
+        """Return this request for the hosts of `connections`. The others become spares."""
+        hosts = tuple(connection.host for connection in connections)
         spares = (*self.cluster.spares, *(h for h in self.cluster.hosts if h not in hosts))
         cluster = dataclasses.replace(self.cluster, hosts=hosts, spares=spares)
         return dataclasses.replace(self, cluster=cluster)

@@ -24,7 +24,7 @@ class Reservation:
     handed_over: bool = False  # another process has taken it for this one
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this command
 
-    def take(self, nodes: Sequence[HostConnection], console: Console) -> None:
+    def take(self, connections: Sequence[HostConnection], console: Console) -> None:
         """Reserve the attempt. A second call has no effect. Raises UsageError if another was first.
 
         The first host that answers decides: all commands for a run ask its hosts in the same order.
@@ -33,20 +33,22 @@ class Reservation:
             return
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
-            answers, failures = try_each(nodes, lambda node: node.script(RESERVE, *arguments))
+            answers, failures = try_each(
+                connections, lambda connection: connection.script(RESERVE, *arguments)
+            )
         if not answers:
-            raise failures[nodes[-1]]
-        node, done = next(iter(answers.items()))
+            raise failures[connections[-1]]
+        connection, done = next(iter(answers.items()))
         if done.code == REFUSED:
             raise UsageError(
                 f"attempt {self.attempt} was already started, by another command or from another machine",
                 "run `ddpctl ps HOSTS` to see it",
-                host=node.name,
+                host=connection.name,
             )
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
-        done.expect(what, "look at `df -h` and the permissions of ~/.ddpctl there", node.name)
+        done.expect(what, "look at `df -h` and the permissions of ~/.ddpctl there", connection.name)
 
-    def confirm(self, nodes: Sequence[HostConnection]) -> None:
+    def confirm(self, connections: Sequence[HostConnection]) -> None:
         """Raise RunKilled if `kill` has cancelled the attempt on one of these hosts.
 
         Call this when the run has nodes or tickets there, and before it relies on them. `kill` marks the
@@ -54,6 +56,8 @@ class Reservation:
         sees the mark.
         """
         arguments = self.run_id, str(self.attempt)
-        answers, _ = try_each(nodes, lambda node: node.script(CANCELLED, *arguments).code)
+        answers, _ = try_each(
+            connections, lambda connection: connection.script(CANCELLED, *arguments).code
+        )
         if REFUSED in answers.values():
             raise RunKilled(f"run {self.run_id} was killed before it started")

@@ -188,8 +188,8 @@ def tickets_held(base: Request) -> Iterator[Tickets | None]:
     Raises RunKilled if the run was killed.
     """
     silent = base.earlier.pending_stop if base.earlier else []
-    with connected([host for host in base.cluster.hosts if host.name not in silent]) as nodes:
-        facts, _ = try_each(nodes, gather_one)
+    with connected([host for host in base.cluster.hosts if host.name not in silent]) as connections:
+        facts, _ = try_each(connections, gather_one)
         tickets: Tickets | None = None
         with contextlib.suppress(NodesFailed, HostsFileError):
             if facts:
@@ -210,11 +210,15 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
     step = console.step("looking for new checkpoints")
     with newest_attempt(folder, console, record) as attempt, step:
 
-        def look(node: HostConnection) -> bool:
-            place = attempt.by_node[node].place
-            return bool(node.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
+        def look(connection: HostConnection) -> bool:
+            place = attempt.by_connection[connection].place
+            return bool(connection.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
 
-        silent = [node for node in attempt.nodes if node.name in record.pending_stop]
-        others = [node for node in attempt.nodes if node not in silent]
+        silent = [
+            connection
+            for connection in attempt.connections
+            if connection.name in record.pending_stop
+        ]
+        others = [connection for connection in attempt.connections if connection not in silent]
         # a lost host costs the time-out of a connection
-        return any(any(try_each(nodes, look)[0].values()) for nodes in (others, silent))
+        return any(any(try_each(connections, look)[0].values()) for connections in (others, silent))

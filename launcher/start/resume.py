@@ -102,10 +102,10 @@ def next_attempt(
     """
     hosts, run_id = (*cluster.hosts, *former), own.run_id
     step = f"asking {counted(len(hosts), 'host')} for the run"
-    with connected(hosts) as nodes, console.step(step):
-        statuses, _ = list_nodes(nodes, cluster, run_id)
-        reports, _ = reported_nodes(nodes, run_id)
-        record = caught_up(folder, own, nodes, cluster, console)
+    with connected(hosts) as connections, console.step(step):
+        statuses, _ = list_nodes(connections, cluster, run_id)
+        reports, _ = reported_nodes(connections, run_id)
+        record = caught_up(folder, own, connections, cluster, console)
     if live := sorted({status.host for status in statuses if status.alive or status.waits}):
         what = f"{run_id} is still running or waiting on {names(live)}"
         raise UsageError(what, "follow it with `ddpctl attach`, or end it with `ddpctl kill`")

@@ -41,7 +41,7 @@ def run_attempt(
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
     reservation = Reservation(request.run_id, request.attempt, request.handed_over)
     with (
-        connected(request.cluster.hosts) as nodes,
+        connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
         connected(spares_to_prepare) as spares,
         Interrupts() as interrupts,
@@ -50,9 +50,9 @@ def run_attempt(
         PlaceInLine(request, reservation, former, interrupts, console, restart_tickets) as line,
     ):
         require_writable(request.folder.path.parent)
-        finish_pending(nodes, request.cluster, console)
+        finish_pending(connections, request.cluster, console)
         while True:
-            result = try_to_run(request, nodes, spares, line, hook)
+            result = try_to_run(request, connections, spares, line, hook)
             if isinstance(result, Outcome):
                 return result
             # it keeps the time of its request, and so its turn
@@ -63,7 +63,7 @@ def run_attempt(
 
 def try_to_run(
     request: Request,
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     spares: Sequence[HostConnection],
     line: PlaceInLine,
     hook: EventHook,
@@ -73,15 +73,15 @@ def try_to_run(
     Return Refused if other runs come first.
     """
     console, reservation, folder = line.console, line.reservation, request.folder
-    chosen = choose_hosts(request, nodes, console)
+    chosen = choose_hosts(request, connections, console)
     if isinstance(chosen, Refused):
-        reservation.take(nodes, console)
+        reservation.take(connections, console)
         return chosen
     narrowed = request.on(chosen)  # with --nodes N
     survey = check(narrowed, chosen, spares, console)
     pushed = push(survey, spares, console)
     plan = make_plan(survey, pushed, console)
-    reservation.take(nodes, console)
+    reservation.take(connections, console)
     record = narrowed.remember(plan)
     if request.earlier:
         compare(request.earlier, plan, console)
@@ -92,7 +92,7 @@ def try_to_run(
     with line.interrupts.held():
         # the nodes are created here: a node that exists is a claim to its GPUs
         if refused := claim_gpus(attempt, variables, for_hosts(record), console):
-            return dataclasses.replace(refused, choose_again=len(chosen) < len(nodes))
+            return dataclasses.replace(refused, choose_again=len(chosen) < len(connections))
         start(attempt, reservation, console)
         started = record_start(attempt, survey, record, hook, console)
         line.leave(attempt)
@@ -124,14 +124,16 @@ def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -
     """Start all nodes or none. Raises RunKilled after a `kill`."""
     try:
         with console.step("asking whether the run was killed"):
-            reservation.confirm(attempt.nodes)
+            reservation.confirm(attempt.connections)
         start_nodes(attempt, console)
     except RunKilled:
         remove_nodes(attempt, console, folders=True)
         raise
     except BaseException:
         remove_nodes(attempt, console)
-        reservation.confirm(attempt.nodes)  # `kill` may have removed a node just before its start
+        reservation.confirm(
+            attempt.connections
+        )  # `kill` may have removed a node just before its start
         raise
 
 

@@ -26,11 +26,11 @@ class PlannedAttempt:
     """A plan, and the connections to its hosts in rank order."""
 
     plan: Plan
-    nodes: Sequence[HostConnection]
+    connections: Sequence[HostConnection]
 
     @cached_property
     def plans(self) -> Mapping[HostConnection, NodePlan]:
-        return dict(zip(self.nodes, self.plan.nodes, strict=True))
+        return dict(zip(self.connections, self.plan.nodes, strict=True))
 
     @cached_property
     def running(self) -> RunningAttempt:
@@ -39,13 +39,13 @@ class PlannedAttempt:
         members = (RunningNode(n, engine_of(n, name), own.place) for n, own in self.plans.items())
         return RunningAttempt(tuple(members))
 
-    def engine(self, node: HostConnection) -> Engine:
-        return self.running.by_node[node].engine
+    def engine(self, connection: HostConnection) -> Engine:
+        return self.running.by_connection[connection].engine
 
-    def nodes_on(self, node: HostConnection) -> list[NodeStatus]:
+    def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
         """Return this node of every attempt, without the tickets: the run may go on waiting."""
-        listed = self.engine(node).list(self.plan.run_id)
-        rank = self.plans[node].node_rank
+        listed = self.engine(connection).list(self.plan.run_id)
+        rank = self.plans[connection].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
 
 
@@ -58,23 +58,26 @@ def create_nodes(
     """
     plan, token = attempt.plan, secrets.token_hex(32)
 
-    def create(node: HostConnection) -> None:
-        engine, node_plan = attempt.engine(node), attempt.plans[node]
+    def create(connection: HostConnection) -> None:
+        engine, node_plan = attempt.engine(connection), attempt.plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
-            for status in attempt.nodes_on(node):
+            for status in attempt.nodes_on(connection):
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token)
-        fill_folders(node, plan, node_plan, {"spec.json": spec, "run.json": record})
+        fill_folders(connection, plan, node_plan, {"spec.json": spec, "run.json": record})
         engine.create(node_plan, user_env)
 
-    each_node(attempt.nodes, create)
+    each_node(attempt.connections, create)
 
 
 def start_nodes(attempt: PlannedAttempt, console: Console) -> None:
     """Start the nodes that `create_nodes` has created."""
     with console.step(f"starting {counted(attempt.plan.nnodes, 'node')}"):
-        each_node(attempt.nodes, lambda node: attempt.engine(node).start(attempt.plans[node]))
+        each_node(
+            attempt.connections,
+            lambda connection: attempt.engine(connection).start(attempt.plans[connection]),
+        )
 
 
 def remove_nodes(attempt: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
@@ -83,14 +86,14 @@ def remove_nodes(attempt: PlannedAttempt, console: Console, *, folders: bool = F
     If a node cannot be removed now, `kill` finds it by its labels.
     """
 
-    def remove(node: HostConnection) -> None:
-        engine = attempt.engine(node)
-        for status in attempt.nodes_on(node):
+    def remove(connection: HostConnection) -> None:
+        engine = attempt.engine(connection)
+        for status in attempt.nodes_on(connection):
             if status.attempt == attempt.plan.attempt:
                 engine.stop(status, UNDO_TIMEOUT)
                 engine.remove(status)
         if folders:
-            node.run(["rm", "-rf", "--", attempt.plans[node].place.control_dir])
+            connection.run(["rm", "-rf", "--", attempt.plans[connection].place.control_dir])
 
     with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
-        try_each(attempt.nodes, remove)
+        try_each(attempt.connections, remove)

@@ -57,7 +57,7 @@ class Tickets:
         """
         if self._keeper:
             return
-        put, failures = ask_each(self.attempt.nodes, self._put)
+        put, failures = ask_each(self.attempt.connections, self._put)
         if not put:
             raise NodesFailed(failures)
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
@@ -74,7 +74,7 @@ class Tickets:
             self._closed.set()
             with self._lock:
                 # those of earlier attempts, too, whose node ranks may differ
-                remove_tickets(self.attempt.nodes, self.attempt.plan)
+                remove_tickets(self.attempt.connections, self.attempt.plan)
 
     def abandon(self) -> None:
         """Leave the tickets for another process, which must renew them before they expire."""
@@ -82,7 +82,7 @@ class Tickets:
 
     def confirm(self) -> None:
         """Raise RunKilled if the run was killed."""
-        self._reservation.confirm(self.attempt.nodes)
+        self._reservation.confirm(self.attempt.connections)
 
     def _keep(self) -> None:
         """Renew the tickets while the launch is busy with other work."""
@@ -90,7 +90,7 @@ class Tickets:
             try:
                 self.renew()
             except RunKilled:
-                remove_tickets(self.attempt.nodes, self.attempt.plan)
+                remove_tickets(self.attempt.connections, self.attempt.plan)
                 return
 
     def renew(self) -> Claims:
@@ -100,26 +100,30 @@ class Tickets:
         """
         with self._lock:
             listed, failures = list_claims(self.attempt)
-            own = {node: self._own(node, listed[node]) for node in listed}
-            due = [node for node in own if all(ticket.age > RENEW for ticket in own[node])]
+            own = {connection: self._own(connection, listed[connection]) for connection in listed}
+            due = [
+                connection
+                for connection in own
+                if all(ticket.age > RENEW for ticket in own[connection])
+            ]
             if due and not self._closed.is_set():
-                try_each(due, lambda node: self._replace(node, own[node]))
+                try_each(due, lambda connection: self._replace(connection, own[connection]))
                 self._reservation.confirm(due)
             return listed, failures
 
-    def _own(self, node: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
-        mine = (self.attempt.plan.run_id, self.attempt.plans[node].node_rank)
+    def _own(self, connection: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
+        mine = (self.attempt.plan.run_id, self.attempt.plans[connection].node_rank)
         return [s for s in listed if s.is_ticket and (s.run_id, s.node_rank) == mine]
 
-    def _put(self, node: HostConnection) -> None:
-        own = self.attempt.plans[node]
+    def _put(self, connection: HostConnection) -> None:
+        own = self.attempt.plans[connection]
         name = f"{own.place.container}-{secrets.token_hex(3)}"
-        self.attempt.engine(node).wait_in_line(name, own.container.labels)
+        self.attempt.engine(connection).wait_in_line(name, own.container.labels)
 
-    def _replace(self, node: HostConnection, own: Sequence[NodeStatus]) -> None:
-        self._put(node)
+    def _replace(self, connection: HostConnection, own: Sequence[NodeStatus]) -> None:
+        self._put(connection)
         for ticket in own:
-            self.attempt.engine(node).withdraw(ticket)
+            self.attempt.engine(connection).withdraw(ticket)
 
 
 @dataclass
@@ -190,7 +194,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
                 tickets.close()
         # an earlier process may have waited, or followed the run
         if self.request.since is not None:
-            remove_tickets([*attempt.nodes, *self.former], attempt.plan)
+            remove_tickets([*attempt.connections, *self.former], attempt.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead. Return None, or a signal that arrived.
@@ -231,7 +235,9 @@ def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
 def list_claims(attempt: PlannedAttempt) -> Claims:
     """Return the nodes and tickets of all runs on each host, and the errors of silent hosts."""
     name = attempt.plan.engine.name
-    return try_each(attempt.nodes, lambda n: [s for e in engines_on(n, name) for s in e.claims()])
+    return try_each(
+        attempt.connections, lambda n: [s for e in engines_on(n, name) for s in e.claims()]
+    )
 
 
 def in_the_way(
@@ -245,24 +251,26 @@ def in_the_way(
     """
     plan = attempt.plan
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
-    wanted = {node: plan.resources(own) - port for node, own in attempt.plans.items()}
+    wanted = {connection: plan.resources(own) - port for connection, own in attempt.plans.items()}
     ahead = {
-        node: those_ahead(rivals(plan.run_id, wanted[node], here), plan.key, or_undecided=True)
-        for node, here in listed.items()
+        connection: those_ahead(
+            rivals(plan.run_id, wanted[connection], here), plan.key, or_undecided=True
+        )
+        for connection, here in listed.items()
     }
     return ahead, [*taken_by_rivals(attempt, ahead, wanted), *failures.values()]
 
 
-def remove_tickets(nodes: Sequence[HostConnection], plan: Plan) -> None:
+def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:
     """Remove the run's tickets on these hosts. On a host that does not answer, they expire."""
 
-    def remove(node: HostConnection) -> None:
-        for engine in engines_on(node, plan.engine.name):
+    def remove(connection: HostConnection) -> None:
+        for engine in engines_on(connection, plan.engine.name):
             for status in engine.claims():
                 if status.is_ticket and status.run_id == plan.run_id:
                     engine.withdraw(status)
 
-    try_each(nodes, remove)
+    try_each(connections, remove)
 
 
 @contextlib.contextmanager

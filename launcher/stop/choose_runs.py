@@ -116,8 +116,8 @@ def own_runs(
     """
     machines = one_per_account(hosts)
 
-    def ask(node: HostConnection) -> tuple[list[NodeStatus], list[str]]:
-        listed = [each.list_all() for each in engines_on(node, cluster.job.engine)]
+    def ask(connection: HostConnection) -> tuple[list[NodeStatus], list[str]]:
+        listed = [each.list_all() for each in engines_on(connection, cluster.job.engine)]
         own = [s for statuses, _ in listed for s in statuses if s.user == account_name()]
         return own, [name for _, unreadable in listed for name in unreadable]
 
@@ -131,11 +131,11 @@ def own_runs(
         run_ids = sorted({s.run_id for s in own}, key=time_of)[-1:]
     if not run_ids:
         unknown = {
-            node: StopUnconfirmed(
+            connection: StopUnconfirmed(
                 f"cannot read the labels of {names(unreadable)}",
                 "if these nodes are not in use, remove them on that host",
             )
-            for node, (_, unreadable) in answers.items()
+            for connection, (_, unreadable) in answers.items()
             if unreadable
         }
         if failed := by_name(machines, {**failures, **unknown}):
@@ -144,7 +144,7 @@ def own_runs(
         what = f"several live runs on these hosts: {', '.join(run_ids)}"
         raise UsageError(what, "name one of them, or pass --all")
 
-    def may_have(node: HostConnection, run_id: str) -> bool:
-        return node in failures or run_id in {s.run_id for s in answers[node][0]}
+    def may_have(connection: HostConnection, run_id: str) -> bool:
+        return connection in failures or run_id in {s.run_id for s in answers[connection][0]}
 
     return [HostedRun(each, [n for n in machines if may_have(n, each)]) for each in run_ids]

@@ -77,20 +77,22 @@ def clean(
     If nothing was removed, return 4 if a host did not answer. Otherwise return 0.
     confirm: called with the totals after the listing; returns whether to remove what it shows.
     """
-    with connected(cluster.hosts) as nodes:
-        machines = one_per_account(nodes)
+    with connected(cluster.hosts) as connections:
+        machines = one_per_account(connections)
         with console.step(f"looking for traces on {counted(len(machines), 'host')}"):
-            leaders = one_per_home(nodes)
-            traces, failures = try_each(machines, lambda node: look(node, leaders, cluster))
+            leaders = one_per_home(connections)
+            traces, failures = try_each(
+                machines, lambda connection: look(connection, leaders, cluster)
+            )
         kept = {} if kill else may_be_live(traces.values())
         to_remove = {n: t for n, t in traces.items() if not t.none and not t.runs & kept.keys()}
         if not as_json:
             for each in to_remove.values():
                 for line in each.lines():
                     console.print(line)
-            for node, each in traces.items():
+            for connection, each in traces.items():
                 for run_id in sorted(each.runs & kept.keys()):
-                    console.say(f"{node.name}: not cleaned: {run_id} {kept[run_id]}")
+                    console.say(f"{connection.name}: not cleaned: {run_id} {kept[run_id]}")
         removed = bool(to_remove) and confirm(total(to_remove.values()))
         after = traces
         if removed:
@@ -98,7 +100,9 @@ def clean(
                 to_remove = without_new_runs(to_remove, leaders, cluster, console)
             with console.step(f"removing them from {counted(len(to_remove), 'host')}"):
                 remove(machines, traces, leaders, cluster, to_remove, console)
-                after, failures = try_each(machines, lambda node: look(node, leaders, cluster))
+                after, failures = try_each(
+                    machines, lambda connection: look(connection, leaders, cluster)
+                )
     errors = by_name(machines, failures)
     report_errors(errors, console)
     unclean = not all(each.none for each in after.values())
@@ -106,20 +110,22 @@ def clean(
         rows = [
             {
                 "host": host,
-                "containers": [status.handle for status in traces[node].containers],
-                "folder": traces[node].inventory.folder,
-                "parts": [{"name": p, "bytes": size} for p, size in traces[node].parts.items()],
-                "alive": sorted(traces[node].live_runs),
-                "clean": node in after and after[node].none,
+                "containers": [status.handle for status in traces[connection].containers],
+                "folder": traces[connection].inventory.folder,
+                "parts": [
+                    {"name": p, "bytes": size} for p, size in traces[connection].parts.items()
+                ],
+                "alive": sorted(traces[connection].live_runs),
+                "clean": connection in after and after[connection].none,
             }
-            for node, host in unique_names(machines).items()
-            if node in traces
+            for connection, host in unique_names(machines).items()
+            if connection in traces
         ]
         console.json({"version": 1, "removed": removed, "hosts": rows, "unseen": unseen(errors)})
     elif removed:
-        for node, each in after.items():
+        for connection, each in after.items():
             items = f"still there: {counted(len(each.lines()), 'item')}"
-            console.say(f"{node.name}: {'clean' if each.none else items}")
+            console.say(f"{connection.name}: {'clean' if each.none else items}")
     elif not unclean and not failures:
         console.say("no trace of ddpctl on these hosts")
     if removed:
@@ -135,7 +141,7 @@ def total(traces: Collection[Traces]) -> str:
 
 
 def look(
-    node: HostConnection,
+    connection: HostConnection,
     leaders: Collection[HostConnection],
     cluster: Cluster,
     *,
@@ -145,16 +151,16 @@ def look(
 
     sizes: measure the parts, which is slow if they are large.
     """
-    inventory = take_inventory(node, folder=node in leaders)
+    inventory = take_inventory(connection, folder=connection in leaders)
     if not inventory.folder:
         what = "cannot find the home folder"
         remedy = "give the account a home folder in that host's /etc/passwd"
-        raise CommandFailed(what, remedy, host=node.name)
+        raise CommandFailed(what, remedy, host=connection.name)
     # all entries but `runs` itself and the pushed trees
     names = [n for n in inventory.ages if n.startswith("runs/") or ("/" not in n and n != "runs")]
-    measured = sizes_of(node, names) if names and sizes else {}
+    measured = sizes_of(connection, names) if names and sizes else {}
     nodes: list[NodeStatus] = []
-    for engine in installed_engines(node, cluster.job.engine):
+    for engine in installed_engines(connection, cluster.job.engine):
         try:
             nodes += engine.using(inventory.folder)
         except DockerUnavailable:
@@ -170,16 +176,21 @@ def without_new_runs(
     console: Console,
 ) -> dict[HostConnection, Traces]:
     """Look again, and leave out the hosts of runs that have started since these traces were listed."""
-    now, _ = try_each([*listed], lambda node: look(node, leaders, cluster, sizes=False))
+    now, _ = try_each([*listed], lambda connection: look(connection, leaders, cluster, sizes=False))
     new = {
         run_id
-        for node, each in now.items()
-        for run_id in (each.runs - listed[node].runs) | (each.live_runs - listed[node].live_runs)
+        for connection, each in now.items()
+        for run_id in (each.runs - listed[connection].runs)
+        | (each.live_runs - listed[connection].live_runs)
     }
-    for node, each in now.items():
+    for connection, each in now.items():
         for run_id in sorted(each.runs & new):
-            console.say(f"{node.name}: not cleaned: {run_id} has started since you saw the list")
-    return {node: listed[node] for node, each in now.items() if not each.runs & new}
+            console.say(
+                f"{connection.name}: not cleaned: {run_id} has started since you saw the list"
+            )
+    return {
+        connection: listed[connection] for connection, each in now.items() if not each.runs & new
+    }
 
 
 def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
@@ -207,27 +218,38 @@ def remove(
     """Stop the live runs, each on the hosts whose own traces show it; remove containers and folders."""
 
     def hosted(run_id: str) -> HostedRun:
-        there = [node for node in to_remove if run_id in to_remove[node].live_runs]
-        owners = {s.owner for node in there for s in to_remove[node].nodes if s.run_id == run_id}
+        there = [
+            connection for connection in to_remove if run_id in to_remove[connection].live_runs
+        ]
+        owners = {
+            s.owner
+            for connection in there
+            for s in to_remove[connection].nodes
+            if s.run_id == run_id
+        }
         return HostedRun(run_id, there, sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
     kill_runs([hosted(run_id) for run_id in live], cluster.job.engine, console, asked=answered)
 
-    def run(node: HostConnection, script: str) -> None:
-        if (done := node.script(script, timeout=TIMEOUT)).code != 0:
+    def run(connection: HostConnection, script: str) -> None:
+        if (done := connection.script(script, timeout=TIMEOUT)).code != 0:
             remedy = "only their owner or root can remove another user's files"
-            raise CommandFailed(done.reason, remedy, host=node.name)
+            raise CommandFailed(done.reason, remedy, host=connection.name)
 
-    def empty(node: HostConnection) -> None:
-        if containers := to_remove[node].containers:
-            for engine in installed_engines(node, cluster.job.engine):
+    def empty(connection: HostConnection) -> None:
+        if containers := to_remove[connection].containers:
+            for engine in installed_engines(connection, cluster.job.engine):
                 for status in containers if engine.traits.keeps_containers else ():
                     engine.remove(status)
-        if node in leaders:
-            run(node, EMPTY)
+        if connection in leaders:
+            run(connection, EMPTY)
 
     _, failures = try_each([*to_remove], empty)
-    emptied = [node for node in to_remove if node in leaders and node not in failures]
-    failures |= try_each(emptied, lambda node: run(node, REMOVE))[1]
+    emptied = [
+        connection
+        for connection in to_remove
+        if connection in leaders and connection not in failures
+    ]
+    failures |= try_each(emptied, lambda connection: run(connection, REMOVE))[1]
     report_errors(by_name(machines, failures), console)

@@ -55,11 +55,11 @@ class Inventory:
     time: int = 0  # of this list: unix seconds on the host's clock
 
 
-def take_inventory(node: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
+def take_inventory(connection: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
     """List what is on a host. folder: with ~/.ddpctl. run_id: list only this run's processes."""
     what, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
-    done = node.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
-    return parse_inventory(done.stdout.decode(errors="replace"), node.name)
+    done = connection.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
+    return parse_inventory(done.stdout.decode(errors="replace"), connection.name)
 
 
 def parse_inventory(text: str, host: str) -> Inventory:
@@ -82,15 +82,15 @@ def parse_inventory(text: str, host: str) -> Inventory:
     )
 
 
-def processes_on(node: HostConnection, run_id: str) -> list[RunProcess]:
+def processes_on(connection: HostConnection, run_id: str) -> list[RunProcess]:
     """Return the processes of this user on the host that carry the run id."""
-    inventory = take_inventory(node, folder=False, run_id=run_id)
+    inventory = take_inventory(connection, folder=False, run_id=run_id)
     return [process for process in inventory.processes if process.run_id == run_id]
 
 
-def sizes_of(node: HostConnection, entries: Iterable[str]) -> Mapping[str, int]:
+def sizes_of(connection: HostConnection, entries: Iterable[str]) -> Mapping[str, int]:
     """Return the sizes in bytes of entries of ~/.ddpctl. Omits those that cannot be measured."""
     names = "".join(f"{name}\0" for name in entries).encode()
-    done = node.script(SIZES, stdin=names, timeout=TIMEOUT)
+    done = connection.script(SIZES, stdin=names, timeout=TIMEOUT)
     lines = done.stdout.decode(errors="replace").splitlines()
     return {row[2]: int(row[1]) * 1024 for line in lines if (row := SIZE.fullmatch(line))}

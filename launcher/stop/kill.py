@@ -90,7 +90,7 @@ def kill_runs(
     for each in killed:
         each.report(console)
         report_unconfirmed(each.failures, console)
-        each.save({node.name for node in (*each.machines, *asked)}, console)
+        each.save({connection.name for connection in (*each.machines, *asked)}, console)
     return killed
 
 
@@ -108,7 +108,7 @@ def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> li
     if not runs:
         return []
     run_ids = ", ".join(run.run_id for run in runs)
-    hosts = names(dict.fromkeys(node.name for run in runs for node in run.hosts))
+    hosts = names(dict.fromkeys(connection.name for run in runs for connection in run.hosts))
     with console.step(f"stopping {run_ids} on {hosts}"):
         return [each.result() for each in [in_background(stop_one, run) for run in runs]]
 
@@ -119,13 +119,13 @@ class Killed:
 
     run_id: str
     machines: Sequence[HostConnection]
-    by_node: Mapping[HostConnection, Stopped]
+    by_connection: Mapping[HostConnection, Stopped]
     errors: Mapping[HostConnection, DdpctlError]
 
     @cached_property
     def stopped(self) -> dict[str, Stopped]:
         """By the unique name of the host."""
-        return by_name(self.machines, self.by_node)
+        return by_name(self.machines, self.by_connection)
 
     @cached_property
     def failures(self) -> dict[str, DdpctlError]:
@@ -134,8 +134,10 @@ class Killed:
     @property
     def unconfirmed(self) -> list[str]:
         """The names of the hosts that may still run something."""
-        unclean = [node for node, result in self.by_node.items() if not result.clean]
-        return sorted({node.name for node in (*self.errors, *unclean)})
+        unclean = [
+            connection for connection, result in self.by_connection.items() if not result.clean
+        ]
+        return sorted({connection.name for connection in (*self.errors, *unclean)})
 
     def report(self, console: Console) -> None:
         """Print what was stopped and, with --verbose, on which host. What is left is an error."""

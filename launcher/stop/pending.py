@@ -11,7 +11,9 @@ from .choose_runs import HostedRun
 from .kill import stop_at_once
 
 
-def finish_pending(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
+def finish_pending(
+    connections: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> None:
     """Complete stops that run.json lists as unconfirmed on these hosts.
 
     Does not report hosts that do not answer: the caller does.
@@ -24,9 +26,11 @@ def finish_pending(nodes: Sequence[HostConnection], cluster: Cluster, console: C
             record = folder.load()
         except UnreadableRecord:
             continue  # the command that needs this record reports it
-        if here := [node for node in nodes if node.name in record.pending_stop]:
+        if here := [
+            connection for connection in connections if connection.name in record.pending_stop
+        ]:
             may_restart = record.state is RunState.FAILED
             runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
     for killed in stop_at_once(runs, cluster.job.engine, console):
         killed.report(console)
-        killed.save({node.name for node in killed.machines}, console)
+        killed.save({connection.name for connection in killed.machines}, console)

@@ -60,7 +60,7 @@ class PruneResult:
 
 
 def prune(
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     cluster: Cluster,
     confirm: Callable[[str, str], bool],
     console: Console,
@@ -79,15 +79,15 @@ def prune(
         what = f"cannot read the job's folders: {error}; nothing was deleted"
         raise PushFailed(what, "make them readable", host="this machine") from None
 
-    def look(node: HostConnection) -> tuple[Inventory, set[str]]:
+    def look(connection: HostConnection) -> tuple[Inventory, set[str]]:
         """Return what is on a host, and the digests of the trees that its runs use."""
-        inventory = take_inventory(node, folder=True)
-        engines = installed_engines(node, cluster.job.engine)
+        inventory = take_inventory(connection, folder=True)
+        engines = installed_engines(connection, cluster.job.engine)
         mounts = "\n".join(path for engine in engines for path in engine.mounted())
         used = set(DIGEST.findall(mounts))
         return inventory, used.union(*(each.digests for each in inventory.open_attempts))
 
-    machines = one_per_account(nodes)
+    machines = one_per_account(connections)
     with console.step(f"looking for unused data on {counted(len(machines), 'host')}"):
         homes = find_shared_homes(machines)
         looks, failures = try_each(machines, look)
@@ -96,21 +96,28 @@ def prune(
             for home in homes
             if not failures.keys() & set(home)
         }
-        sizes, unmeasured = try_each([*names], lambda node: sizes_of(node, names[node]))
+        sizes, unmeasured = try_each(
+            [*names], lambda connection: sizes_of(connection, names[connection])
+        )
     failures |= unmeasured
-    unused = [(node, name) for node in sizes for name in names[node]]
-    trees = [UnusedTree(node.name, name, sizes[node].get(name, 0)) for node, name in unused]
+    unused = [(connection, name) for connection in sizes for name in names[connection]]
+    trees = [
+        UnusedTree(connection.name, name, sizes[connection].get(name, 0))
+        for connection, name in unused
+    ]
     listed = "\n".join(f"{t.host}: ~/.ddpctl/{t.name}  {decimal(t.size)}" for t in trees)
     removed = bool(trees) and confirm(listed, total(trees))
     if removed:
 
-        def remove(node: HostConnection) -> None:
-            rows = "".join(f"{name}\n" for name in names[node]).encode()
-            newest = str(looks[node][0].time - MIN_AGE)
-            script_output(node, "prune", REMOVE, newest, stdin=rows, timeout=TIMEOUT)
+        def remove(connection: HostConnection) -> None:
+            rows = "".join(f"{name}\n" for name in names[connection]).encode()
+            newest = str(looks[connection][0].time - MIN_AGE)
+            script_output(connection, "prune", REMOVE, newest, stdin=rows, timeout=TIMEOUT)
 
         with console.step("deleting unused data"):
-            failures |= try_each([node for node in sizes if names[node]], remove)[1]
+            failures |= try_each([connection for connection in sizes if names[connection]], remove)[
+                1
+            ]
     if failures:
         raise HostsNotReady(failures, PushReport([]))
     return PruneResult(trees, removed)

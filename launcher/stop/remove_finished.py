@@ -13,12 +13,14 @@ from ..terminal.host_errors import report_errors
 from ..text import counted
 
 
-def remove_finished(nodes: Sequence[HostConnection], cluster: Cluster, console: Console) -> None:
+def remove_finished(
+    connections: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> None:
     """Remove the containers of this user's finished runs, but not their folders. Prints how many."""
 
-    def remove(node: HostConnection) -> set[str]:
+    def remove(connection: HostConnection) -> set[str]:
         run_ids = set()
-        for engine in engines_on(node, cluster.job.engine):
+        for engine in engines_on(connection, cluster.job.engine):
             for status in engine.list() if engine.traits.keeps_containers else ():
                 if status.user == account_name() and status.has_ended:
                     engine.remove(status)
@@ -26,7 +28,7 @@ def remove_finished(nodes: Sequence[HostConnection], cluster: Cluster, console: 
         return run_ids
 
     with console.step("removing the containers of finished runs"):
-        removed, failures = ask_each(one_per_account(nodes), remove)
+        removed, failures = ask_each(one_per_account(connections), remove)
     if run_ids := set().union(*removed.values()):
         count = counted(len(run_ids), "finished run")
         console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")

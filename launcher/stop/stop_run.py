@@ -66,24 +66,26 @@ class Stop:
     def users(self) -> set[str]:
         return {account_name(), *(owner.split("@")[0] for owner in self.owners if owner)}
 
-    def on_host(self, node: HostConnection) -> Stopped:
-        listed = [s for s in nodes_on(node, self.engine, self.run_id) if s.run_id == self.run_id]
+    def on_host(self, connection: HostConnection) -> Stopped:
+        listed = [
+            s for s in nodes_on(connection, self.engine, self.run_id) if s.run_id == self.run_id
+        ]
         others = [status for status in listed if status.user not in self.users]
         if others and others == listed:
             return Stopped([], [], others)
         if self.cancel:
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
-            node.script(MARK_CANCELLED, self.run_id).expect(what, remedy, node.name)
+            connection.script(MARK_CANCELLED, self.run_id).expect(what, remedy, connection.name)
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
-        for engine in engines_on(node, self.engine):
+        for engine in engines_on(connection, self.engine):
             # listed again: the launch may have created nodes until it saw the mark
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)
             remaining += self._still_there(*self._end_late(engine))
-        return Stopped(statuses, [*remaining, *self._wait_for_orphans(node)], others)
+        return Stopped(statuses, [*remaining, *self._wait_for_orphans(connection)], others)
 
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
@@ -116,9 +118,9 @@ class Stop:
             *(f"{name} (its labels are unreadable)" for name in unreadable),
         ]
 
-    def _wait_for_orphans(self, node: HostConnection) -> list[str]:
+    def _wait_for_orphans(self, connection: HostConnection) -> list[str]:
         """Return the processes of the run that outlive its nodes. Their supervisor ends them."""
         deadline = time.monotonic() + ORPHAN_TIMEOUT
-        while (orphans := processes_on(node, self.run_id)) and time.monotonic() < deadline:
+        while (orphans := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)
         return [f"pid {orphan.pid}" for orphan in orphans]

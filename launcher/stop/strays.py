@@ -50,8 +50,8 @@ class RunTraces:
 
 def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool) -> Exit:
     """List the strays; end them if `yes`. Return 6 if a host was silent or `yes` left some, else 0."""
-    with connected(cluster.hosts) as nodes:
-        machines = one_per_account(nodes)
+    with connected(cluster.hosts) as connections:
+        machines = one_per_account(connections)
         with console.step(f"looking for leftovers on {counted(len(machines), 'host')}"):
             strays, failures = find_strays(machines, cluster)
         remaining = strays
@@ -74,7 +74,9 @@ def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool)
         for s in remaining:
             console.print("  ".join((s.host, s.kind, s.handle, s.run_id, s.what)))
         if not strays:
-            if answered := [node.name for node in machines if node.name not in failures]:
+            if answered := [
+                connection.name for connection in machines if connection.name not in failures
+            ]:
                 console.say(f"no leftovers of dead runs on {names(answered)}")
         elif yes:
             console.say(f"{len(strays) - len(remaining)} ended, {len(remaining)} still there")
@@ -88,17 +90,17 @@ def find_strays(
     machines: Sequence[HostConnection], cluster: Cluster
 ) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """Return the strays of this user's runs, and the errors of silent hosts."""
-    by_host, failures = ask_each(machines, lambda node: run_traces(node, cluster))
+    by_host, failures = ask_each(machines, lambda connection: run_traces(connection, cluster))
     return strays_of(by_host, account_name(), complete=not failures), failures
 
 
-def run_traces(node: HostConnection, cluster: Cluster) -> RunTraces:
+def run_traces(connection: HostConnection, cluster: Cluster) -> RunTraces:
     memory: dict[int, int] = {}
-    if node.host.gpus != 0:
-        use = node.script(USE, timeout=60.0).stdout.decode(errors="replace")
+    if connection.host.gpus != 0:
+        use = connection.script(USE, timeout=60.0).stdout.decode(errors="replace")
         memory = {p.pid: p.mib for gpu in parse_use(use) for p in gpu.processes if p.mib}
-    processes = take_inventory(node, folder=False).processes
-    return RunTraces(nodes_on(node, cluster.job.engine), processes, memory)
+    processes = take_inventory(connection, folder=False).processes
+    return RunTraces(nodes_on(connection, cluster.job.engine), processes, memory)
 
 
 def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> list[Stray]:
@@ -137,16 +139,16 @@ def end_strays(
 ) -> None:
     hosts = unique_names(machines)
 
-    def end(node: HostConnection) -> None:
-        own = [stray for stray in strays if stray.host == hosts[node]]
+    def end(connection: HostConnection) -> None:
+        own = [stray for stray in strays if stray.host == hosts[connection]]
         handles = {stray.handle for stray in own if stray.kind != "process"}
-        for engine in engines_on(node, cluster.job.engine) if handles else ():
+        for engine in engines_on(connection, cluster.job.engine) if handles else ():
             for status in engine.list():
                 if status.handle in handles and status.user == account_name():
                     engine.stop(status, STOP_TIMEOUT)
                     engine.remove(status)
         for stray in own:
             if stray.kind == "process":
-                node.script(END, stray.handle, stray.run_id)
+                connection.script(END, stray.handle, stray.run_id)
 
     try_each(machines, end)  # the caller lists the strays again and sees what is left

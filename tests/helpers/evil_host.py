@@ -106,12 +106,14 @@ class EvilCluster(FakeCluster):
         run = HostConnection.run
 
         def impatient(
-            node: HostConnection, *args: Any, timeout: float = PATIENCE, **how: Any
+            connection: HostConnection, *args: Any, timeout: float = PATIENCE, **how: Any
         ) -> Completed:
             timeout = (
-                min(timeout, PATIENCE) if node.name == "evil" and self.evil.scripts else timeout
+                min(timeout, PATIENCE)
+                if connection.name == "evil" and self.evil.scripts
+                else timeout
             )
-            return run(node, *args, timeout=timeout, **how)
+            return run(connection, *args, timeout=timeout, **how)
 
         monkeypatch.setattr(HostConnection, "run", impatient)
         monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 0.5)
@@ -141,10 +143,10 @@ class EvilCluster(FakeCluster):
         fake = self.host(host.name)
         return EvilMachine(fake) if isinstance(fake, EvilHost) else FakeMachine(fake)
 
-    def _docker(self, node: HostConnection) -> Any:
-        if not getattr(self.host(node.name), "scripts", ""):
-            return super()._docker(node)
-        api = self._connect(node)
+    def _docker(self, connection: HostConnection) -> Any:
+        if not getattr(self.host(connection.name), "scripts", ""):
+            return super()._docker(connection)
+        api = self._connect(connection)
         # what comes fast must end by its size, not by the time
         api.timeout = PATIENCE if self.evil.docker == "dripping" else 10.0
         return api

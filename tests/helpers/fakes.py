@@ -413,8 +413,8 @@ class FakeCluster:
     def _machine(self, host: Host, connect_timeout: float) -> FakeMachine:
         return FakeMachine(self.host(host.name))
 
-    def _docker(self, node: HostConnection) -> FakeDocker:
-        return FakeDocker(self.host(node.name))
+    def _docker(self, connection: HostConnection) -> FakeDocker:
+        return FakeDocker(self.host(connection.name))
 
     def share_home(self, *names: str) -> Path:
         """Let these hosts have one home folder, as on NFS. Returns its .ddpctl."""

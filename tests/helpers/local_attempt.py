@@ -12,11 +12,11 @@ from launcher.ssh.host_connection import HostConnection
 
 
 def local_attempt(
-    folder: Path, journal: bytes, node: HostConnection | None = None
+    folder: Path, journal: bytes, connection: HostConnection | None = None
 ) -> RunningAttempt:
     control = folder / "node-0"
     control.mkdir()
     (control / "journal").write_bytes(journal)
-    node = node or HostConnection(Host("local"))
+    connection = connection or HostConnection(Host("local"))
     place = Place(0, 1, "none", str(folder), str(control))
-    return RunningAttempt((RunningNode(node, Processes(node), place),))
+    return RunningAttempt((RunningNode(connection, Processes(connection), place),))

@@ -19,7 +19,7 @@ from launcher.terminal.console import Console
 class Machine:
     """A host with a home folder of its own behind an sshd of its own."""
 
-    node: HostConnection
+    connection: HostConnection
     home: Path
     server: Sshd
 
@@ -38,11 +38,11 @@ Machines = Callable[..., list[Machine]]
 
 def push_to(hosts: list[Machine], **job: str) -> PushResult:
     cluster = Cluster(
-        hosts=tuple(machine.node.host for machine in hosts),
+        hosts=tuple(machine.connection.host for machine in hosts),
         job=Job(**{"engine": "process", **job}),  # type: ignore[arg-type]
     )
-    nodes = [machine.node for machine in hosts]
-    return push(nodes, cluster, parts=ALL, console=Console(quiet=True))
+    connections = [machine.connection for machine in hosts]
+    return push(connections, cluster, parts=ALL, console=Console(quiet=True))
 
 
 @pytest.fixture
@@ -83,5 +83,5 @@ def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
 
     yield start
     for machine in made:
-        machine.node.close()
+        machine.connection.close()
         machine.server.stop()

@@ -49,26 +49,26 @@ def main(hosts: str, pairs: int) -> None:
             for number in range(pairs):
                 shared = chance.randrange(3)
                 both = [
-                    party(f"race-{number}-{side}", nodes, given, facts, shared, chance)
-                    for side, nodes in (("a", one), ("b", two))
+                    party(f"race-{number}-{side}", connections, given, facts, shared, chance)
+                    for side, connections in (("a", one), ("b", two))
                 ]
                 barrier = threading.Barrier(2)
                 started = list(pool.map(race, *zip(*both, strict=True), [barrier] * 2))
-                seen = each_node(one, lambda node: Docker(node).claims())
+                seen = each_node(one, lambda connection: Docker(connection).claims())
                 alive = [
-                    (node.name, gpu, status.run_id)
-                    for node, statuses in seen.items()
+                    (connection.name, gpu, status.run_id)
+                    for connection, statuses in seen.items()
                     for status in statuses
                     for gpu in status.gpus
                 ]
                 print(json.dumps({"started": started, "there": alive}), flush=True)
-                for plan, nodes in both:
-                    remove_nodes(PlannedAttempt(plan, nodes), Console(quiet=True))
+                for plan, connections in both:
+                    remove_nodes(PlannedAttempt(plan, connections), Console(quiet=True))
 
 
 def party(
     run_id: str,
-    nodes: Sequence[HostConnection],
+    connections: Sequence[HostConnection],
     given: Cluster,
     facts: Sequence[Facts],
     shared: int,
@@ -89,14 +89,16 @@ def party(
         )
         for node in plan.nodes
     )
-    return dataclasses.replace(plan, nodes=asleep), [nodes[rank] for rank in ranks]
+    return dataclasses.replace(plan, nodes=asleep), [connections[rank] for rank in ranks]
 
 
-def race(plan: Plan, nodes: Sequence[HostConnection], barrier: threading.Barrier) -> str | None:
+def race(
+    plan: Plan, connections: Sequence[HostConnection], barrier: threading.Barrier
+) -> str | None:
     """The run id if it started."""
     barrier.wait()
     console = Console(quiet=True)
-    attempt = PlannedAttempt(plan, nodes)
+    attempt = PlannedAttempt(plan, connections)
     if claim_gpus(attempt, {}, {}, console):
         return None
     start_nodes(attempt, console)

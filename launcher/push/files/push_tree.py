@@ -72,48 +72,52 @@ class TreePush:
         self.deltas: dict[str, Delta] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
 
-    def run(self, nodes: Sequence[HostConnection]) -> Failures:
+    def run(self, connections: Sequence[HostConnection]) -> Failures:
         """Push to hosts that lack the tree. Return the failed ones, which have no partial tree."""
         cached = _cache_file(self.tree.manifest.digest)
         if not cached.exists():  # tells the next push what the hosts' tree contains
             write_cache(cached, self.tree.manifest.text)
-        self.tokens = {node: secrets.token_hex(6) for node in nodes}
-        homes = find_shared_homes(nodes)
+        self.tokens = {connection: secrets.token_hex(6) for connection in connections}
+        homes = find_shared_homes(connections)
         failures = self._push([home[0] for home in homes])
         # The other hosts of a shared home now have the tree, unless its first host failed.
-        return failures | self._push([node for home in homes for node in home[1:]])
+        return failures | self._push([connection for home in homes for connection in home[1:]])
 
-    def _push(self, nodes: Sequence[HostConnection]) -> Failures:
-        starts, failures = try_each(nodes, self._start)
+    def _push(self, connections: Sequence[HostConnection]) -> Failures:
+        starts, failures = try_each(connections, self._start)
         groups: dict[tuple[str, int], tuple[Start, list[HostConnection]]] = {}
-        for node, start in starts.items():
+        for connection, start in starts.items():
             if start is not None:
-                groups.setdefault((start.base, len(start.write)), (start, []))[1].append(node)
+                groups.setdefault((start.base, len(start.write)), (start, []))[1].append(connection)
         for start, members in groups.values():
             failures |= self._send(start, members)
         return failures
 
-    def _names(self, node: HostConnection) -> tuple[str, str, str]:
-        return f"{self.part}s", self.tree.manifest.digest, self.tokens[node]
+    def _names(self, connection: HostConnection) -> tuple[str, str, str]:
+        return f"{self.part}s", self.tree.manifest.digest, self.tokens[connection]
 
-    def _script(self, node: HostConnection, script: str, *more: str, stdin: bytes = b"") -> str:
-        arguments = *self._names(node), *more
-        return script_output(node, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT)
+    def _script(
+        self, connection: HostConnection, script: str, *more: str, stdin: bytes = b""
+    ) -> str:
+        arguments = *self._names(connection), *more
+        return script_output(
+            connection, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT
+        )
 
-    def _start(self, node: HostConnection) -> Start | None:
+    def _start(self, connection: HostConnection) -> Start | None:
         """Prepare the draft. Return None if the host has the tree by now."""
-        trees = parse_trees(self._script(node, BEGIN))
+        trees = parse_trees(self._script(connection, BEGIN))
         if trees.present:
             return None
         if trees.draft:
             base, arrived = trees.draft
-            if rest := self._delta(node, base):
+            if rest := self._delta(connection, base):
                 files = [entry for entry in rest.write if entry.is_file]
                 linked = self.tree.manifest.files - len(files)
                 whole = set(files[: max(arrived - linked - 1, 0)])  # the last one may be incomplete
                 return Start(base, tuple(entry for entry in rest.write if entry not in whole))
         bases = ("none", *trees.earlier[:CANDIDATES])
-        deltas = {base: delta for base in bases if (delta := self._delta(node, base))}
+        deltas = {base: delta for base in bases if (delta := self._delta(connection, base))}
         base = min(deltas, key=lambda base: deltas[base].size)
         size = deltas[base].size
         if trees.free is not None and size > trees.free:
@@ -121,12 +125,12 @@ class TreePush:
                 f"{self.part}: needs {decimal(size)} but the disk of ~/.ddpctl has "
                 f"{decimal(trees.free)} free",
                 "free some space, then push again",
-                host=node.name,
+                host=connection.name,
             )
-        self._script(node, PREPARE, base, stdin=b"\0".join((*deltas[base].remove, b"")))
+        self._script(connection, PREPARE, base, stdin=b"\0".join((*deltas[base].remove, b"")))
         return Start(base, deltas[base].write)
 
-    def _delta(self, node: HostConnection, earlier: str) -> Delta | None:
+    def _delta(self, connection: HostConnection, earlier: str) -> Delta | None:
         """Return the changes from an earlier tree; None if its contents are unknown."""
         with self.lock:  # computed once for all hosts
             if earlier not in self.deltas and (old := cached_manifest(earlier)):
@@ -134,10 +138,12 @@ class TreePush:
             if earlier in self.deltas:
                 return self.deltas[earlier]
         most = 2 * len(self.tree.manifest.text) + (1 << 20)  # a longer one is not worth comparing
-        there = fetched_manifest(node, earlier, most)  # without the lock: no host waits for another
+        there = fetched_manifest(
+            connection, earlier, most
+        )  # without the lock: no host waits for another
         return self.tree.manifest.after(there) if there else None
 
-    def _send(self, start: Start, nodes: Sequence[HostConnection]) -> Failures:
+    def _send(self, start: Start, connections: Sequence[HostConnection]) -> Failures:
         size = sum(entry.size for entry in start.write)
         # The manifest is for later pushes from other machines.
         packed = zlib.compress(self.tree.manifest.text, 1)
@@ -145,17 +151,21 @@ class TreePush:
         extra["complete"] = b""  # the last file: see RECEIVE
         payload = Payload(
             part=self.part,
-            command=lambda node: (*shell.script(RECEIVE, (*self._names(node), start.base)),),
+            command=lambda connection: (
+                *shell.script(RECEIVE, (*self._names(connection), start.base)),
+            ),
             size=tar.size_of([*(entry.size for entry in start.write), *map(len, extra.values())]),
             chunks=lambda: tar.stream(self.tree, start.write, extra),
         )
-        failures = self.fanout.send(self.part, [payload], nodes, payload.size)
+        failures = self.fanout.send(self.part, [payload], connections, payload.size)
         files = sum(1 for entry in start.write if entry.is_file)
-        self.files_sent |= {node: files for node in nodes if node not in failures}
-        for node, error in failures.items():
+        self.files_sent |= {
+            connection: files for connection in connections if connection not in failures
+        }
+        for connection, error in failures.items():
             if not isinstance(error, HostUnreachable):
                 with contextlib.suppress(DdpctlError):  # the draft may be what fills the disk
-                    self._script(node, ABANDON)
+                    self._script(connection, ABANDON)
         return failures
 
 
@@ -177,13 +187,13 @@ def cached_manifest(digest: str) -> Manifest | None:
     return None
 
 
-def fetched_manifest(node: HostConnection, digest: str, most: int) -> Manifest | None:
+def fetched_manifest(connection: HostConnection, digest: str, most: int) -> Manifest | None:
     """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one.
 
     most: bytes of the longest manifest that is worth comparing with.
     """
     with contextlib.suppress(CommandFailed, ValueError):
-        done = node.script(READ_MANIFEST, digest, timeout=60.0, limit=most)
+        done = connection.script(READ_MANIFEST, digest, timeout=60.0, limit=most)
         text = unpack(done.stdout, most)
         if there := manifest.parse(text, digest):
             write_cache(_cache_file(digest), there.text)

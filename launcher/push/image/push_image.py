@@ -36,27 +36,27 @@ def push_image(
     """
     progress, wanted = fanout.progress, None if only_verify else here
     images: Images = {}
-    for node, image in there.items():
-        if image is not None and (wanted is None or as_here(image, node).same_as(wanted)):
-            images[node] = image
-            progress.hosts[node].image = "present"
-            progress.hosts[node].layers_skipped += len(image.layers)
+    for connection, image in there.items():
+        if image is not None and (wanted is None or as_here(image, connection).same_as(wanted)):
+            images[connection] = image
+            progress.hosts[connection].image = "present"
+            progress.hosts[connection].layers_skipped += len(image.layers)
         elif image is not None:
             other = f"{name} is a different image there ({image.id[:19]})"
-            progress.say(f"{node.name}: {other}; updating it")
-    without = {node: image for node, image in there.items() if node not in images}
+            progress.say(f"{connection.name}: {other}; updating it")
+    without = {connection: image for connection, image in there.items() if connection not in images}
     done: Images = {}
     if only_verify:
         missing = PushFailed(f"does not have {name}", "run `ddpctl push HOSTS --image`")
-        failures: Failures = {node: missing.on(node.name) for node in without}
+        failures: Failures = {connection: missing.on(connection.name) for connection in without}
     elif here is None:
-        done, failures = try_each([*without], lambda node: _pull(node, name))
+        done, failures = try_each([*without], lambda connection: _pull(connection, name))
     else:
         with connected([Host(host="local")]) as [local]:
             done, failures = _Sending(name, here, local, fanout).run(without)
-    for node in done:
-        word = "pulled" if here is None else "updated" if there[node] else "sent"
-        progress.hosts[node].image = word
+    for connection in done:
+        word = "pulled" if here is None else "updated" if there[connection] else "sent"
+        progress.hosts[connection].image = word
     return images | done, failures
 
 
@@ -64,26 +64,26 @@ def differing(name: str, images: Images) -> Failures:
     """Return the hosts whose image differs from the first host's. A run needs one image everywhere."""
     first = next(iter(images), None)
     return {
-        node: PushFailed(
+        connection: PushFailed(
             f"{name} is not the same image as on {first.name} ({image.id[:19]}, {images[first].id[:19]})",
             "remove it there and run `ddpctl push HOSTS --image`, or name the image by its digest",
-            host=node.name,
+            host=connection.name,
         )
-        for node, image in images.items()
-        if first and not as_here(image, node).same_as(as_here(images[first], first))
+        for connection, image in images.items()
+        if first and not as_here(image, connection).same_as(as_here(images[first], first))
     }
 
 
-def _pull(node: HostConnection, name: str) -> ImageInfo:
+def _pull(connection: HostConnection, name: str) -> ImageInfo:
     """Let the host pull an image that this machine does not have."""
     try:
-        return images_of(node).pull(name)
+        return images_of(connection).pull(name)
     except CommandFailed as error:
         raise PushFailed(
             f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
             f"({error.what})",
             "build it here with `ddpctl image build`, or fix job.image",
-            host=node.name,
+            host=connection.name,
         ) from None
 
 
@@ -99,36 +99,46 @@ class _Sending:
 
     def run(self, hosts: Mapping[HostConnection, ImageInfo | None]) -> tuple[Images, Failures]:
         """Send to `hosts`, which have these images of that name, or none."""
-        there, failures = try_each([*hosts], lambda node: self._layers_there(node, hosts[node]))
+        there, failures = try_each(
+            [*hosts], lambda connection: self._layers_there(connection, hosts[connection])
+        )
         for by_diff_id in (False, True):
-            alike = {node: count for node, (count, needs) in there.items() if needs == by_diff_id}
+            alike = {
+                connection: count
+                for connection, (count, needs) in there.items()
+                if needs == by_diff_id
+            }
             if alike:
                 failures |= self._send_layers(list(alike), min(alike.values()), by_diff_id)
-        verified, broken = try_each([node for node in there if node not in failures], self._verify)
+        verified, broken = try_each(
+            [connection for connection in there if connection not in failures], self._verify
+        )
         for error in broken.values():
             self.progress.say(f"{error}; sending the whole image again")
         failures |= self._send_whole(list(broken))
         again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
-        for node, image in (verified | again).items():
+        for connection, image in (verified | again).items():
             if not image.layers:
-                remember(image, node, self.here)
+                remember(image, connection, self.here)
         return verified | again, failures | still_broken
 
-    def _layers_there(self, node: HostConnection, different: ImageInfo | None) -> tuple[int, bool]:
+    def _layers_there(
+        self, connection: HostConnection, different: ImageInfo | None
+    ) -> tuple[int, bool]:
         """Return how many of the lowest layers a host has, and whether its archives need diff ids.
 
         Only the lowest layers can be left out of an archive. different: the host's image of that
         name. containerd's store does not list that image if it lacks the compressed form of a layer,
         as it does for layers that came by `docker load`.
         """
-        store = images_of(node)
+        store = images_of(connection)
         rows = [*store.layers(), different.layers if different else ()]
         pairs = [zip(self.here.layers, row, strict=False) for row in rows]
         common = [[*takewhile(lambda pair: pair[0] == pair[1], row)] for row in pairs]
         return max(map(len, common)), store.needs_diff_ids()
 
     def _send_layers(
-        self, nodes: Sequence[HostConnection], first: int, by_diff_id: bool
+        self, connections: Sequence[HostConnection], first: int, by_diff_id: bool
     ) -> Failures:
         remove_stale_tags(self.local)
         export = layer_archives(
@@ -136,12 +146,12 @@ class _Sending:
         )
         try:
             with export as archives:
-                return self._fan_out(map(self._payload, archives), nodes, first)
+                return self._fan_out(map(self._payload, archives), connections, first)
         except NoLayers as error:
             self.progress.say(
                 f"{self.name}: sending the whole image instead of single layers: {error}"
             )
-        return self._send_whole(nodes)
+        return self._send_whole(connections)
 
     def _payload(self, archive: Archive) -> Payload:
         if archive.partial:
@@ -151,41 +161,41 @@ class _Sending:
         size = archive.layer.size if archive.layer else 0
         return Payload("image", self.load, size, archive.chunks)
 
-    def _send_whole(self, nodes: Sequence[HostConnection]) -> Failures:
+    def _send_whole(self, connections: Sequence[HostConnection]) -> Failures:
         """Send all layers in one stream, as the engine saves them."""
         whole = Payload("image", self.load, None, partial(self.local.save, self.name))
-        return self._fan_out([whole], nodes, 0) if nodes else {}
+        return self._fan_out([whole], connections, 0) if connections else {}
 
     def _fan_out(
-        self, payloads: Iterable[Payload], nodes: Sequence[HostConnection], first: int
+        self, payloads: Iterable[Payload], connections: Sequence[HostConnection], first: int
     ) -> Failures:
         """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
-        failures = self.fanout.send("image", payloads, nodes, None)
-        for node in nodes:
-            if node not in failures:
-                self.progress.hosts[node].layers_sent = len(self.here.layers) - first
-                self.progress.hosts[node].layers_skipped = first
+        failures = self.fanout.send("image", payloads, connections, None)
+        for connection in connections:
+            if connection not in failures:
+                self.progress.hosts[connection].layers_sent = len(self.here.layers) - first
+                self.progress.hosts[connection].layers_skipped = first
         return failures
 
-    def _verify(self, node: HostConnection) -> ImageInfo:
-        image = images_of(node).verify(self.refs, self.partial)
+    def _verify(self, connection: HostConnection) -> ImageInfo:
+        image = images_of(connection).verify(self.refs, self.partial)
         if image.layers and not image.same_as(self.here):
             raise PushFailed(
                 f"{self.name} is not the image that was sent; another user may have moved the tag "
                 "in the meantime",
                 "push again",
-                host=node.name,
+                host=connection.name,
             )
         return image
 
 
-def as_here(image: ImageInfo, node: HostConnection) -> ImageInfo:
+def as_here(image: ImageInfo, connection: HostConnection) -> ImageInfo:
     """Return a host's image with this machine's id of it, if an earlier push cached that."""
-    known = read_cache(cache_home() / ALIASES).get(_key(image, node))
+    known = read_cache(cache_home() / ALIASES).get(_key(image, connection))
     return dataclasses.replace(image, id=known) if isinstance(known, str) else image
 
 
-def remember(there: ImageInfo, node: HostConnection, here: ImageInfo) -> None:
+def remember(there: ImageInfo, connection: HostConnection, here: ImageInfo) -> None:
     """Cache the host engine's id of an image that was pushed and verified there.
 
     containerd's store may list an image without its layers, if it already had some of them with
@@ -193,9 +203,9 @@ def remember(there: ImageInfo, node: HostConnection, here: ImageInfo) -> None:
     push. A host names that id, so it counts for that host only.
     """
     known = read_cache(cache_home() / ALIASES)
-    if there.id != here.id and known.get(_key(there, node)) != here.id:
-        write_cache(cache_home() / ALIASES, json.dumps({**known, _key(there, node): here.id}))
+    if there.id != here.id and known.get(_key(there, connection)) != here.id:
+        write_cache(cache_home() / ALIASES, json.dumps({**known, _key(there, connection): here.id}))
 
 
-def _key(image: ImageInfo, node: HostConnection) -> str:
-    return " ".join(map(str, (*node.host.account, image.id)))
+def _key(image: ImageInfo, connection: HostConnection) -> str:
+    return " ".join(map(str, (*connection.host.account, image.id)))

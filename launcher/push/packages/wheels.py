@@ -52,22 +52,22 @@ class WheelTarget:
 
 
 def wheels_of(
-    job: Job, nodes: Sequence[HostConnection], progress: PushProgress
+    job: Job, connections: Sequence[HostConnection], progress: PushProgress
 ) -> tuple[Tree | None, Failures]:
     """Collect the wheels for these hosts. Return them, and the hosts whose Python cannot use them.
 
     Raises UsageError or PushFailed, for example if a package has no wheel.
     """
-    answers, failures = try_each(nodes, lambda node: _target(job, node))
+    answers, failures = try_each(connections, lambda connection: _target(job, connection))
     newest_first = sorted(answers.values(), reverse=True)
     targets = {target.folder: target for target in newest_first}  # the oldest glibc wins
     return (_collect(job, sorted(targets.values()), progress) if targets else None), failures
 
 
-def make_venv(job: Job, digest: str, node: HostConnection) -> None:
+def make_venv(job: Job, digest: str, connection: HostConnection) -> None:
     """Make the virtual environment of the wheels that the host has, unless it is there."""
-    arguments = digest, python_on(job, node.host)
-    script_output(node, "packages", MAKE_VENV, *arguments, timeout=INSTALL_TIME)
+    arguments = digest, python_on(job, connection.host)
+    script_output(connection, "packages", MAKE_VENV, *arguments, timeout=INSTALL_TIME)
 
 
 def collected(job: Job) -> set[str]:
@@ -78,14 +78,16 @@ def collected(job: Job) -> set[str]:
     return {_scan(folder).manifest.digest for folder in folders}
 
 
-def _target(job: Job, node: HostConnection) -> WheelTarget:
-    text = script_output(node, "packages", PLATFORM, python_on(job, node.host), timeout=60.0)
+def _target(job: Job, connection: HostConnection) -> WheelTarget:
+    text = script_output(
+        connection, "packages", PLATFORM, python_on(job, connection.host), timeout=60.0
+    )
     if match := ANSWER.fullmatch(text):
         return WheelTarget(match[1], int(match[2]))
     raise PushFailed(
         "its Python is not built for Linux with glibc, as wheels are",
         "set job.python or job.conda to one that is built for it",
-        host=node.name,
+        host=connection.name,
     )
 
 

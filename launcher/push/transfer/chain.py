@@ -69,7 +69,7 @@ class Transfer:
             if relay.lost is not None:
                 self.end(host, relay.lost)
             else:
-                argv = self.payload.command(relay.node)
+                argv = self.payload.command(relay.connection)
                 self._read_from(host, self._sources(host), "open", argv=argv)
 
     def finish(self) -> Failures:
@@ -88,15 +88,17 @@ class Transfer:
                         "check whether a disk or the engine hangs there, then push again",
                     )
                     for host in unfinished:
-                        self.end(host, stuck.on(host.relay.node.name))
+                        self.end(host, stuck.on(host.relay.connection.name))
                 self._bypass_slow_hosts()
                 self._try_the_second_host()
-        return {r.node: host.error for r, host in self.hosts.items() if host.error is not None}
+        return {
+            r.connection: host.error for r, host in self.hosts.items() if host.error is not None
+        }
 
     # events of the hosts
 
     def handle(self, host: HostTransfer, event: RelayEvent) -> None:
-        name, part = host.relay.node.name, self.payload.part
+        name, part = host.relay.connection.name, self.payload.part
         if self.over:
             return
         if event.kind == "have":
@@ -120,7 +122,7 @@ class Transfer:
             if not 0 <= now - began < WINDOW:
                 host.window = now, have
         if fresh:
-            self._progress.received(host.relay.node, self.payload.part, fresh)
+            self._progress.received(host.relay.connection, self.payload.part, fresh)
 
     def end(self, host: HostTransfer, error: DdpctlError | None) -> None:
         with self._changed:
@@ -133,7 +135,7 @@ class Transfer:
             self._changed.notify_all()
         if over:
             self._order_all("close")  # the next payload needs the disk space
-        self._progress.settled(host.relay.node, self.payload.part)
+        self._progress.settled(host.relay.connection, self.payload.part)
 
     def _order_all(self, op: str, **arguments: object) -> None:
         for relay in self.hosts:
@@ -148,7 +150,7 @@ class Transfer:
         if others and self._trial is None and all(other.relay.lost is None for other in others):
             why = " ".join(event.text.split())
             self._progress.say(
-                f"{host.relay.node.name}: cannot get the {self.payload.part} from the other hosts "
+                f"{host.relay.connection.name}: cannot get the {self.payload.part} from the other hosts "
                 f"({why}): sending it from this machine instead"
             )
         host.relay.feeds.put(partial(self._feed, host, event.count))
@@ -165,7 +167,7 @@ class Transfer:
                 done += len(chunk)
                 if fresh:
                     relay.feed(self.name, done - len(fresh), fresh)
-                    self._progress.sent(relay.node, len(fresh))
+                    self._progress.sent(relay.connection, len(fresh))
         except (OSError, HostUnreachable):
             return  # the host is gone: `_follow` notices, and its reader will report starvation
         except DdpctlError as error:
@@ -229,7 +231,7 @@ class Transfer:
     def _make_leaf(self, slow: HostTransfer) -> None:
         slow.relay.is_leaf = True
         self._progress.say(
-            f"{slow.relay.node.name}: too slow; the other hosts no longer wait for it"
+            f"{slow.relay.connection.name}: too slow; the other hosts no longer wait for it"
         )
         for host in self.hosts.values():
             with self._changed:  # earlier rates belong to the old order

@@ -33,7 +33,7 @@ class Fanout:
         self,
         part: str,
         payloads: Iterable[Payload],
-        nodes: Sequence[HostConnection],
+        connections: Sequence[HostConnection],
         size: int | None,
     ) -> Failures:
         """Send the payloads of a part. Return the failed hosts with their errors.
@@ -41,7 +41,7 @@ class Fanout:
         Each host receives the payloads in order, and none after it has failed. A payload is sent
         before the next one is ready. size: of all together; None if unknown.
         """
-        self.progress.begin(part, nodes, size)
+        self.progress.begin(part, connections, size)
         failures: Failures = {}
         row: list[Relay] = []
         transfers: list[Transfer] = []
@@ -49,15 +49,17 @@ class Fanout:
         try:
             for payload in payloads:
                 begun += MIN_SAVING if payload.size is None else payload.size
-                row = row or self._row([node for node in nodes if node not in failures], begun)
+                row = row or self._row(
+                    [connection for connection in connections if connection not in failures], begun
+                )
                 if row:
                     name = f"p{len(self._transfers)}"
                     transfers.append(Transfer(name, payload, row, self.progress))
                     self._transfers[name] = transfers[-1]
                     transfers[-1].open()
                 else:
-                    failures |= self._send_directly(payload, nodes, failures)
-                if len(failures) == len(nodes):
+                    failures |= self._send_directly(payload, connections, failures)
+                if len(failures) == len(connections):
                     break
         except DdpctlError:  # of the payload that comes next; no host may still read these
             for transfer in transfers:
@@ -65,30 +67,39 @@ class Fanout:
             raise
         for transfer in transfers:
             failures = transfer.finish() | failures  # the first error of each host
-        others = [node for node in nodes if node not in {relay.node for relay in row}]
+        others = [
+            connection
+            for connection in connections
+            if connection not in {relay.connection for relay in row}
+        ]
         for transfer in transfers:
             failures |= self._send_directly(transfer.payload, others, failures)
-        self.progress.end(part, [node for node in nodes if node not in failures])
+        self.progress.end(
+            part, [connection for connection in connections if connection not in failures]
+        )
         return failures
 
-    def _row(self, nodes: Sequence[HostConnection], size: int) -> list[Relay]:
+    def _row(self, connections: Sequence[HostConnection], size: int) -> list[Relay]:
         """Return the hosts to send to through a chain; [] if that saves too little."""
-        saved = sum(node in self._addresses for node in nodes) - 1  # copies on the uplink
+        saved = (
+            sum(connection in self._addresses for connection in connections) - 1
+        )  # copies on the uplink
         if saved < 1 or size * saved < MIN_SAVING:
             return []
         if self._relays is None:
             pair = one_time_pair()
             self._relays, _ = try_each(
-                [*self._addresses], lambda node: Relay(node, self._addresses[node], *pair)
+                [*self._addresses],
+                lambda connection: Relay(connection, self._addresses[connection], *pair),
             )
             for relay in self._relays.values():
                 threading.Thread(target=self._follow, args=(relay,), daemon=True).start()
-        row = [relay for node, relay in self._relays.items() if node in nodes]
+        row = [relay for connection, relay in self._relays.items() if connection in connections]
         return row if len(row) > 1 else []
 
     def _follow(self, relay: Relay) -> None:
         """Handle a host's events until its agent ends, which ends its transfers too."""
-        why: DdpctlError = TransferDamaged("its relay agent ended", host=relay.node.name)
+        why: DdpctlError = TransferDamaged("its relay agent ended", host=relay.connection.name)
         try:
             for event in relay.events():
                 transfer = self._transfers.get(event.payload)
@@ -96,7 +107,7 @@ class Fanout:
                     transfer.handle(transfer.hosts[relay], event)
         except DdpctlError as error:
             remedy = f"{error.remedy}; push again, and it continues where it stopped"
-            why = HostUnreachable(error.what, remedy, host=relay.node.name)
+            why = HostUnreachable(error.what, remedy, host=relay.connection.name)
         except (OSError, ValueError):
             pass
         relay.lost = why
@@ -105,28 +116,33 @@ class Fanout:
                 transfer.end(transfer.hosts[relay], why)
 
     def _send_directly(
-        self, payload: Payload, nodes: Sequence[HostConnection], failed: Collection[HostConnection]
+        self,
+        payload: Payload,
+        connections: Sequence[HostConnection],
+        failed: Collection[HostConnection],
     ) -> Failures:
-        ready = [node for node in nodes if node not in failed]
+        ready = [connection for connection in connections if connection not in failed]
         return try_each(ready, partial(self._send_to, payload))[1]
 
-    def _send_to(self, payload: Payload, node: HostConnection) -> None:
-        stream = node.open(payload.command(node))
+    def _send_to(self, payload: Payload, connection: HostConnection) -> None:
+        stream = connection.open(payload.command(connection))
         try:
             for chunk in payload.chunks():
                 stream.write(chunk)
-                self.progress.received(node, payload.part, len(chunk))
-                self.progress.sent(node, len(chunk))
+                self.progress.received(connection, payload.part, len(chunk))
+                self.progress.sent(connection, len(chunk))
             stream.close_stdin()
             while stream.read():
                 pass
             code = stream.wait(END_TIMEOUT)
             if code != 0:
-                raise failed(node.name, payload.part, stream.stderr_tail() or f"exit {code}")
+                raise failed(connection.name, payload.part, stream.stderr_tail() or f"exit {code}")
         except OSError as error:  # the command stopped reading, or the host stopped answering
             with contextlib.suppress(TimeoutError, DdpctlError):
                 stream.wait(5.0)
-            raise failed(node.name, payload.part, stream.stderr_tail() or str(error)) from None
+            raise failed(
+                connection.name, payload.part, stream.stderr_tail() or str(error)
+            ) from None
         finally:
             stream.close()
-            self.progress.settled(node, payload.part)
+            self.progress.settled(connection, payload.part)

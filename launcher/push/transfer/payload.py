@@ -34,7 +34,7 @@ class Payload:
 
 
 def script_output(
-    node: HostConnection,
+    connection: HostConnection,
     part: str,
     script: str,
     *arguments: str,
@@ -42,9 +42,11 @@ def script_output(
     timeout: float,
 ) -> str:
     """Run a script on a host and return its output. Raises PushFailed with the line that tells why."""
-    done = node.script(script, *arguments, stdin=stdin, timeout=timeout)
+    done = connection.script(script, *arguments, stdin=stdin, timeout=timeout)
     if done.code != 0:
-        raise failed(node.name, part, done.stderr.decode(errors="replace") or f"exit {done.code}")
+        raise failed(
+            connection.name, part, done.stderr.decode(errors="replace") or f"exit {done.code}"
+        )
     return done.stdout.decode(errors="replace")
 
 

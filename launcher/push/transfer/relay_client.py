@@ -41,12 +41,14 @@ class RelayEvent:
 class Relay:
     """One host with an agent. `lost`: the error, once the host or its agent is gone."""
 
-    def __init__(self, node: HostConnection, address: str, certificate: str, key: str) -> None:
+    def __init__(
+        self, connection: HostConnection, address: str, certificate: str, key: str
+    ) -> None:
         """Start the agent. Raises PushFailed if the host has no suitable python3 or does not answer.
 
         address: where other hosts reach it.
         """
-        self.node, self.address = node, address
+        self.connection, self.address = connection, address
         self.lost: DdpctlError | None = None
         self.is_leaf = False  # too slow for other hosts to read from it
         self.slow_readers = 0  # how many hosts were slow while they read from it
@@ -54,7 +56,7 @@ class Relay:
         self._writing = threading.Lock()
         self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._unread = b""
-        self._stream = node.open(["python3", "-I", "-u", "-c", BOOT])
+        self._stream = connection.open(["python3", "-I", "-u", "-c", BOOT])
         try:
             self._stream.write(b"%d\n%s" % (len(SOURCE), SOURCE))
             threading.Thread(target=self._write_orders, daemon=True).start()
@@ -67,7 +69,7 @@ class Relay:
         except (OSError, ValueError) as error:
             lines = self._stream.stderr_tail().splitlines()
             self.close()
-            raise failed(node.name, "relay", (lines or [str(error)])[-1]) from None
+            raise failed(connection.name, "relay", (lines or [str(error)])[-1]) from None
 
     def order(self, op: str, **arguments: Any) -> None:
         """Queue an order. Never blocks: a silent host must not delay orders for others."""

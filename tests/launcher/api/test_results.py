@@ -103,13 +103,13 @@ def place_with(folder: Path, rank: int, text: str) -> Any:
 
 
 def attempt(*places: Any) -> RunningAttempt:
-    nodes = [HostConnection(Host("local")) for _ in places]
-    for number, node in enumerate(nodes):
-        node.name = f"gpu{number}"
+    connections = [HostConnection(Host("local")) for _ in places]
+    for number, connection in enumerate(connections):
+        connection.name = f"gpu{number}"
     return RunningAttempt(
         tuple(
-            RunningNode(node, engine_of(node, "process"), place)
-            for node, place in zip(nodes, places, strict=True)
+            RunningNode(connection, engine_of(connection, "process"), place)
+            for connection, place in zip(connections, places, strict=True)
         )
     )
 

@@ -312,8 +312,8 @@ def test_a_shell_that_did_not_run_the_script() -> None:
 
 
 def test_a_slow_script_does_not_pass_for_a_wrong_clock() -> None:
-    with contextlib.closing(HostConnection(Host("local", gpus=0))) as node:
-        found = gather_one(node, check=["", ""])
+    with contextlib.closing(HostConnection(Host("local", gpus=0))) as connection:
+        found = gather_one(connection, check=["", ""])
     assert abs(found.clock_skew) <= found.clock_error + 0.05
     assert found.clock_error < 0.5
 

@@ -316,7 +316,7 @@ def test_an_unusual_docker_root_is_asked_for_too(
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
-    node = HostConnection(cluster.hosts[0])
-    found = run.examine("here", {0: node}, cluster.job).details
+    connection = HostConnection(cluster.hosts[0])
+    found = run.examine("here", {0: connection}, cluster.job).details
     assert found.disk(str(root)) is not None
     assert found.missing == ("/no/such",)

@@ -44,8 +44,8 @@ def survey(net: Namespaces, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Su
     def look(*hosts: Host, **job: object) -> Survey:
         named = hosts or tuple(Host(net.address(i)) for i in (1, 2, 3))
         base = parse("hosts: [x]\njob: " + json.dumps(job), "hosts.yaml")
-        with connected(named) as nodes:
-            return survey_hosts(nodes, Cluster(hosts=named, job=base.job))
+        with connected(named) as connections:
+            return survey_hosts(connections, Cluster(hosts=named, job=base.job))
 
     return look
 
@@ -71,8 +71,8 @@ def test_healthy_hosts_give_no_finding_and_no_decoy_is_chosen(
     addresses = [Address(net.address(i), "eth0") for i in (1, 2, 3)]
     assert [*found.fleet.addresses.values()] == addresses
     hosts = [Host(net.address(i)) for i in (1, 2, 3)]
-    with connected(hosts) as nodes:  # as with --no-check
-        facts = gather(nodes)
+    with connected(hosts) as connections:  # as with --no-check
+        facts = gather(connections)
     assert [*node_addresses(hosts, facts)] == addresses
     assert [(own.interfaces, own.network_stack) for own in facts] == [
         (own.interfaces, own.network_stack) for own in found.facts

@@ -276,7 +276,7 @@ def test_no_secret_reaches_a_host_and_the_data_lies_there_once_after_three_runs(
     for run in "abc":
         runs = f"{machine.home}/.ddpctl/runs/{run}"
         digest = str(done.report.workdir_digest)
-        made = machine.node.script(
+        made = machine.connection.script(
             PREPARE, runs, f"{runs}/nodes/0/attempt-1", digest, "", stdin=bytes(10240)
         )
         assert made.code == 0, made.reason
@@ -309,7 +309,7 @@ def test_a_run_cannot_change_the_code_of_others_and_shares_its_blocks(
         for run in "abc":
             runs = f"{machine.home}/.ddpctl/runs/{run}"
             script = [runs, f"{runs}/nodes/0/attempt-1", str(done.report.workdir_digest), ""]
-            assert machine.node.script(PREPARE, *script, stdin=bytes(10240)).code == 0
+            assert machine.connection.script(PREPARE, *script, stdin=bytes(10240)).code == 0
         blocks = os.statvfs(machine.home)
         assert (before - blocks.f_bfree) * blocks.f_frsize < 5_000_000
         copy = machine.home / ".ddpctl/runs/a/workspace/train.py"

@@ -89,9 +89,9 @@ def build(tmp_path: Path, name: str) -> Build:
 
 
 def push_image(hosts: list[Machine], name: str, *, quiet: bool = True) -> PushResult:
-    cluster = Cluster(hosts=tuple(m.node.host for m in hosts), job=Job(image=name))
-    nodes = [machine.node for machine in hosts]
-    return push(nodes, cluster, parts={"image"}, console=Console(quiet=quiet))
+    cluster = Cluster(hosts=tuple(m.connection.host for m in hosts), job=Job(image=name))
+    connections = [machine.connection for machine in hosts]
+    return push(connections, cluster, parts={"image"}, console=Console(quiet=quiet))
 
 
 def rootfs(engine: Engine | None, name: str) -> str:
@@ -135,7 +135,7 @@ def test_a_push_of_many_layers_prints_one_line_per_host(
     lines = [line for line in capfd.readouterr().err.splitlines() if ": image: " in line]
     sizes = [f"{host.received_bytes / 1e6:.1f} MB" for host in done.hosts]
     assert [line.partition(" in ")[0] for line in sorted(lines)] == [
-        f"ddpctl: {machine.node.name}: image: {size}"
+        f"ddpctl: {machine.connection.name}: image: {size}"
         for machine, size in zip(hosts, sizes, strict=True)
     ]
 
@@ -183,11 +183,11 @@ def test_an_interrupted_push_continues_at_the_next_layer(
     class Cut(BaseException):
         pass
 
-    def first_two(self: Fanout, payload: Payload, node: HostConnection) -> None:
+    def first_two(self: Fanout, payload: Payload, connection: HostConnection) -> None:
         if not left:
             raise Cut
         left.pop()
-        send(self, payload, node)
+        send(self, payload, connection)
 
     with monkeypatch.context() as patch:
         patch.setattr(Fanout, "_send_to", first_two)
@@ -246,7 +246,7 @@ def test_a_host_whose_engine_does_not_run_says_so(machines: Machines) -> None:
     (host,) = machines(1, DOCKER_HOST="unix:///nowhere/docker.sock")
     with pytest.raises(HostsNotReady, match="the Docker daemon is not running") as caught:
         push_image([host], "anything")
-    assert isinstance(caught.value.failures[host.node.name], DockerUnavailable)
+    assert isinstance(caught.value.failures[host.connection.name], DockerUnavailable)
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,13 @@ def first_sent(firsts: list[int], monkeypatch: pytest.MonkeyPatch) -> Callable[.
     """first_sent(image, [layers]): the number of the first layer that the host gets."""
 
     def push(different: ImageInfo | None, listed: Sequence[Sequence[str]]) -> int:
-        node = HostConnection(Host("gpu1"))
+        connection = HostConnection(Host("gpu1"))
         store: Any = Store(listed)
         monkeypatch.setattr(pushing, "images_of", lambda *_: store)
-        progress = PushProgress([node], Console(quiet=True))
-        hosts, fanout = {node: different}, Fanout({}, progress)
+        progress = PushProgress([connection], Console(quiet=True))
+        hosts, fanout = {connection: different}, Fanout({}, progress)
         images, failures = pushing.push_image("i", HERE, hosts, fanout)
-        assert (images, failures) == ({node: HERE}, {})
+        assert (images, failures) == ({connection: HERE}, {})
         return firsts.pop()
 
     return push
@@ -107,8 +107,8 @@ def test_a_host_gets_the_layers_above_the_lowest_ones_that_it_has(
 def test_images_that_hosts_list_without_layers_are_all_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nodes = [HostConnection(Host(f"gpu{number}")) for number in range(8)]
-    at_once = threading.Barrier(len(nodes))
+    connections = [HostConnection(Host(f"gpu{number}")) for number in range(8)]
+    at_once = threading.Barrier(len(connections))
 
     class Bare(Store):
         def verify(self, refs: object, scratch: object) -> ImageInfo:
@@ -116,10 +116,12 @@ def test_images_that_hosts_list_without_layers_are_all_remembered(
             return ImageInfo("sha256:there", ())
 
     monkeypatch.setattr(pushing, "images_of", lambda *_: Bare([]))
-    fanout = Fanout({}, PushProgress(nodes, Console(quiet=True)))
-    images, failures = pushing.push_image("i", HERE, dict.fromkeys(nodes), fanout)
-    assert ([*images], failures) == (nodes, {})
-    assert all(pushing.as_here(images[node], node).same_as(HERE) for node in nodes)
+    fanout = Fanout({}, PushProgress(connections, Console(quiet=True)))
+    images, failures = pushing.push_image("i", HERE, dict.fromkeys(connections), fanout)
+    assert ([*images], failures) == (connections, {})
+    assert all(
+        pushing.as_here(images[connection], connection).same_as(HERE) for connection in connections
+    )
 
 
 LAYERS = [b"lowest", b"middle", b"highest"]

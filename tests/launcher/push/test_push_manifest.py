@@ -204,8 +204,8 @@ def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(
     there = tmp_path / ".ddpctl" / "manifests" / made.digest
     there.parent.mkdir(parents=True)
     there.write_bytes(zlib.compress(made.text))
-    node = HostConnection(Host("local"))
-    assert fetched_manifest(node, made.digest, len(made.text)) == made
-    assert fetched_manifest(node, made.digest, len(made.text) - 1) is None
+    connection = HostConnection(Host("local"))
+    assert fetched_manifest(connection, made.digest, len(made.text)) == made
+    assert fetched_manifest(connection, made.digest, len(made.text) - 1) is None
     there.write_bytes(b"x")
-    assert fetched_manifest(node, made.digest, 1 << 20) is None
+    assert fetched_manifest(connection, made.digest, 1 << 20) is None

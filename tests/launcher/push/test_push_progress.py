@@ -55,7 +55,7 @@ class Terminal(io.StringIO):
 
 
 def payload(part: str, size: int) -> Payload:
-    return Payload(part, lambda node: ("load",), size, lambda: iter([b"x" * size]))
+    return Payload(part, lambda connection: ("load",), size, lambda: iter([b"x" * size]))
 
 
 def stderr_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,8 @@ def test_a_host_that_dies_half_way_does_not_delay_the_others(
         with pytest.raises(HostsNotReady) as caught:
             pushes(hosts, dataset=str(data))
         killer.join()
-        assert list(caught.value.failures) == [hosts[victim].node.name]
-        assert isinstance(caught.value.failures[hosts[victim].node.name], HostUnreachable)
+        assert list(caught.value.failures) == [hosts[victim].connection.name]
+        assert isinstance(caught.value.failures[hosts[victim].connection.name], HostUnreachable)
         rest = [machine for machine in hosts if machine is not hosts[victim]]
         assert all(has(machine, data) for machine in rest)
         assert caught.value.report.sent_bytes < 1.9 * SIZE
@@ -101,7 +101,9 @@ def test_a_flipped_byte_on_the_way_is_detected_and_sent_again(
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
     (notice,) = report.notices
-    assert notice.startswith(f"{hosts[2].node.name}: dataset: damaged in transit; the push goes on")
+    assert notice.startswith(
+        f"{hosts[2].connection.name}: dataset: damaged in transit; the push goes on"
+    )
 
 
 def test_hosts_without_space_to_relay_are_sent_the_bytes_directly(
@@ -121,23 +123,25 @@ def test_hosts_relay_a_layer_before_the_next_is_ready_and_keep_it_if_that_fails(
     machines: Machines,
 ) -> None:
     hosts = machines(3)
-    nodes = [machine.node for machine in hosts]
+    connections = [machine.connection for machine in hosts]
     layer = os.urandom(MIN_SAVING)
 
     def layers() -> Iterator[Payload]:
         yield Payload(
             "image",
-            lambda node: ("sh", "-c", "cat >$HOME/layer && : >$HOME/has-it"),
+            lambda connection: ("sh", "-c", "cat >$HOME/layer && : >$HOME/has-it"),
             len(layer),
             lambda: iter([layer]),
         )
         until(lambda: all((machine.home / "has-it").exists() for machine in hosts), 30)
         raise PushFailed("the engine failed")
 
-    progress = PushProgress(nodes, Console(quiet=True))
-    with closing(Fanout({node: node.host.host for node in nodes}, progress)) as fanout:
+    progress = PushProgress(connections, Console(quiet=True))
+    with closing(
+        Fanout({connection: connection.host.host for connection in connections}, progress)
+    ) as fanout:
         with pytest.raises(PushFailed, match="the engine failed"):
-            fanout.send("image", layers(), nodes, None)
+            fanout.send("image", layers(), connections, None)
         assert all((machine.home / "layer").read_bytes() == layer for machine in hosts)
     assert len(layer) <= progress.report.sent_bytes < 1.1 * len(layer)
 
@@ -164,7 +168,10 @@ def test_no_host_waits_for_a_slow_one(
     rest = [host.seconds for number, host in enumerate(report.hosts) if number != slow]
     assert report.hosts[slow].seconds > 20
     assert max(rest) < 14
-    assert f"{hosts[slow].node.name}: too slow; the other hosts no longer wait" in report.notices[0]
+    assert (
+        f"{hosts[slow].connection.name}: too slow; the other hosts no longer wait"
+        in report.notices[0]
+    )
 
 
 def test_hosts_that_cannot_reach_each_other_are_fed_from_here_with_a_notice(
@@ -213,7 +220,7 @@ def test_a_read_only_disk_is_reported_and_the_hosts_after_it_have_the_tree(
             pushes(hosts, dataset=str(data))
     finally:
         subprocess.run(["chattr", "-i", folder / "datasets"], check=False, capture_output=True)
-    assert list(caught.value.failures) == [hosts[1].node.name]
+    assert list(caught.value.failures) == [hosts[1].connection.name]
     assert has(hosts[0], data)
     assert has(hosts[2], data)
 
@@ -222,7 +229,7 @@ def test_an_agent_answers_only_with_the_certificate_of_the_push(
     machines: Machines, data: Path
 ) -> None:
     (machine,) = machines(1)
-    agent = relay_client.Relay(machine.node, "127.0.0.1", *relay_client.one_time_pair())
+    agent = relay_client.Relay(machine.connection, "127.0.0.1", *relay_client.one_time_pair())
     try:
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
@@ -244,7 +251,7 @@ def test_a_host_may_ask_for_a_payload_before_the_order_to_open_it_arrives(
     other = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
     other.load_cert_chain(tmp_path / "pair")
-    agent = relay_client.Relay(machine.node, "127.0.0.1", *pair)
+    agent = relay_client.Relay(machine.connection, "127.0.0.1", *pair)
     try:
         link = other.wrap_socket(socket.create_connection(("127.0.0.1", agent.port)))
         link.sendall(b'{"id": "p0", "at": 0}\n')
@@ -268,7 +275,7 @@ def test_an_agent_listens_where_the_other_hosts_reach_it_and_nowhere_else(
 ) -> None:
     """On all addresses only if the host does not have that one, as behind NAT."""
     (machine,) = machines(1)
-    agent = relay_client.Relay(machine.node, address, *relay_client.one_time_pair())
+    agent = relay_client.Relay(machine.connection, address, *relay_client.one_time_pair())
     try:
         with socket.socket() as link:
             assert (link.connect_ex(("127.0.0.1", agent.port)) == 0) == elsewhere
@@ -324,7 +331,7 @@ def test_an_interrupted_push_ends_at_once_and_leaves_no_agent(
     for number in range(24):
         (data / str(number)).write_bytes(os.urandom(16 << 20))
     hosts = machines(3)
-    rows = [m.node.host for m in hosts]
+    rows = [m.connection.host for m in hosts]
     (tmp_path / "hosts.yaml").write_text(
         "hosts:\n"
         + "".join(

@@ -145,7 +145,7 @@ def test_a_host_that_fails_is_named_and_the_others_have_the_tree(
     (bad.home / ".ddpctl").write_text("in the way")
     with pytest.raises(HostsNotReady) as caught:
         pushes([good, bad], dataset=str(data))
-    assert str(caught.value).startswith(f"{bad.node.name}: dataset: ")
+    assert str(caught.value).startswith(f"{bad.connection.name}: dataset: ")
     assert caught.value.exit_code == 5
     assert same(good.trees("datasets")[0], data)
     assert [host.error is None for host in caught.value.report.hosts] == [True, False]
@@ -202,7 +202,7 @@ def test_an_interrupted_push_is_continued(
     names = ["datasets", tree.manifest.digest, "cut"]
     draft = machine.home / ".ddpctl" / "datasets" / f".{names[1]}.cut"
     (draft / "tree").mkdir(parents=True)
-    stream = machine.node.open(["sh", "-c", RECEIVE, "sh", *names, "none"])
+    stream = machine.connection.open(["sh", "-c", RECEIVE, "sh", *names, "none"])
     whole = b"".join(tar.stream(tree, tree.manifest.entries, {}))
     stream.write(whole[: len(whole) // 2])
     stream.close_stdin()
@@ -221,7 +221,9 @@ def test_a_draft_that_a_process_writes_to_is_left_alone(
     digest = scan(str(data), code_only=False).manifest.digest
     draft = machine.home / ".ddpctl" / "datasets" / f".{digest}.other"
     (draft / "tree").mkdir(parents=True)
-    stream = machine.node.open(["sh", "-c", RECEIVE, "sh", "datasets", digest, "other", "none"])
+    stream = machine.connection.open(
+        ["sh", "-c", RECEIVE, "sh", "datasets", digest, "other", "none"]
+    )
     until(lambda: (draft / "holder").exists())
     pushes([machine], dataset=str(data))
     assert (draft / "tree").exists()
@@ -276,8 +278,8 @@ def test_nothing_to_send_costs_one_round_trip(
     (machine,) = machines(1)
     pushes([machine], dataset=str(data))
     asked = []
-    run = machine.node.run
-    monkeypatch.setattr(machine.node, "run", lambda *a, **k: asked.append(a) or run(*a, **k))
+    run = machine.connection.run
+    monkeypatch.setattr(machine.connection, "run", lambda *a, **k: asked.append(a) or run(*a, **k))
     pushes([machine], dataset=str(data))
     assert len(asked) == 1
     assert BEGIN not in asked[0][0]
@@ -298,7 +300,7 @@ def test_an_unreachable_host_does_not_stop_the_others(
     with pytest.raises(HostsNotReady) as caught:
         pushes([good, gone], dataset=str(data))
     assert caught.value.exit_code == 4
-    assert list(caught.value.failures) == [gone.node.name]
+    assert list(caught.value.failures) == [gone.connection.name]
     assert same(good.trees("datasets")[0], data)
 
 
@@ -336,15 +338,17 @@ def test_a_host_whose_partner_in_a_shared_home_dies_gets_the_tree_itself(
     hosts = machines(2, share=tmp_path / "nfs")
     send = TreePush._push
 
-    def die(self: TreePush, nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
-        if hosts[0].node in nodes:
+    def die(
+        self: TreePush, connections: Sequence[HostConnection]
+    ) -> dict[HostConnection, DdpctlError]:
+        if hosts[0].connection in connections:
             hosts[0].server.stop()
-        return send(self, nodes)
+        return send(self, connections)
 
     monkeypatch.setattr(TreePush, "_push", die)
     with pytest.raises(HostsNotReady) as caught:
         pushes(hosts, dataset=str(data))
-    assert list(caught.value.failures) == [hosts[0].node.name]
+    assert list(caught.value.failures) == [hosts[0].connection.name]
     assert same(hosts[1].trees("datasets")[0], data)
 
 

@@ -31,7 +31,7 @@ class StuckRelay:
     lost, is_leaf, slow_readers, address, port = None, False, 0, "127.0.0.1", 1
 
     def __init__(self) -> None:
-        self.node, self.feeds = HostConnection(Host("evil")), queue.SimpleQueue[Any]()
+        self.connection, self.feeds = HostConnection(Host("evil")), queue.SimpleQueue[Any]()
 
         self.orders: list[str] = []
 

@@ -101,13 +101,13 @@ def test_reported_values_of_another_form_are_left_out() -> None:
 
 
 def test_nodes_take_the_ranks_that_their_hosts_report_and_silent_hosts_the_others() -> None:
-    nodes = [HostConnection(host) for host in parse("hosts: [a, b, c]", "h").hosts]
-    a, b, c = nodes
-    assert by_rank(nodes, {a: [2], c: [0]}, [b], "h") == [c, b, a]
+    connections = [HostConnection(host) for host in parse("hosts: [a, b, c]", "h").hosts]
+    a, b, c = connections
+    assert by_rank(connections, {a: [2], c: [0]}, [b], "h") == [c, b, a]
     with pytest.raises(UsageError, match="node 1 of the run is on none of these hosts"):
-        by_rank(nodes, {a: [2], c: [0]}, [], "h")
+        by_rank(connections, {a: [2], c: [0]}, [], "h")
     with pytest.raises(UsageError, match="both a and c report node 0"):
-        by_rank(nodes, {a: [0], c: [0]}, [b], "h")
+        by_rank(connections, {a: [0], c: [0]}, [b], "h")
 
 
 @pytest.mark.parametrize("name", ["host", "run.json", "journal"])
@@ -122,7 +122,7 @@ def test_a_fifo_in_the_folder_of_a_run_holds_up_nobody(
     (attempt / name).unlink()
     os.mkfifo(attempt / name)
     began = time.monotonic()
-    with contextlib.closing(HostConnection(Host("local"))) as node:
-        reports, failures = reported_nodes([node])
+    with contextlib.closing(HostConnection(Host("local"))) as connection:
+        reports, failures = reported_nodes([connection])
     assert not failures and time.monotonic() - began < 30
-    assert len(reports[node]) == (0 if name == "host" else 1)
+    assert len(reports[connection]) == (0 if name == "host" else 1)

@@ -72,7 +72,7 @@ def test_stacks_of_the_others_are_shown_whatever_attempt_one_host_reports(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(member: RunningNode, kind: str) -> Answer:
-        name, rank = member.node.name, member.place.node_rank
+        name, rank = member.connection.name, member.place.node_rank
         return Answer(name, rank, 9999 if name == "gpu2" else 1, "starting")
 
     monkeypatch.setattr(stacks, "_ask", ask)

@@ -129,11 +129,11 @@ def test_clean_spares_a_run_that_an_unseen_host_may_still_write(cluster: FakeClu
 
 
 def test_a_host_that_sees_nothing_shares_with_none(cluster: FakeCluster) -> None:
-    with connected(map(Host, cluster.hosts)) as nodes:
-        first, second, third = nodes
-        assert find_shared_homes(nodes) == [[first, second], [third]]
+    with connected(map(Host, cluster.hosts)) as connections:
+        first, second, third = connections
+        assert find_shared_homes(connections) == [[first, second], [third]]
         ls = cluster.hosts["gpu1"].tools / "ls"
         ls.write_text("#!/bin/sh\nexit 1\n")
         ls.chmod(0o755)
-        assert find_shared_homes(nodes) == [[first], [second], [third]]
+        assert find_shared_homes(connections) == [[first], [second], [third]]
     assert not list(shared(cluster).glob(".shared*"))

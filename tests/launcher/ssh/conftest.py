@@ -63,8 +63,8 @@ def sshd(tmp_path: Path, home: Path) -> Iterator[Callable[..., Sshd]]:
 
 
 @pytest.fixture
-def node() -> Iterator[Callable[..., HostConnection]]:
-    """Makes nodes and closes them after the test."""
+def connect_to() -> Iterator[Callable[..., HostConnection]]:
+    """Makes connections and closes them after the test."""
     made: list[HostConnection] = []
 
     def make(host: Host, connect_timeout: float = 5.0) -> HostConnection:

@@ -36,7 +36,7 @@ from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.many import each_node
 
-NodeMaker = Callable[..., HostConnection]
+Connect = Callable[..., HostConnection]
 Server = Callable[..., Sshd]
 
 cluster = pytest.mark.cluster
@@ -45,17 +45,17 @@ cluster = pytest.mark.cluster
 # -- where there is no engine, or none for us
 
 
-def why_not(node: HostConnection) -> str:
+def why_not(connection: HostConnection) -> str:
     with pytest.raises(DockerUnavailable) as caught:
-        _ = docker_of(node)
+        _ = docker_of(connection)
     message = str(caught.value)
     assert len(message.splitlines()) == 1
-    assert message.startswith(f"{node.name}: ")
+    assert message.startswith(f"{connection.name}: ")
     return message
 
 
 @pytest.fixture
-def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], HostConnection]:
+def stand_in(sshd: Server, connect_to: Connect, tmp_path: Path) -> Callable[[str], HostConnection]:
     """A machine whose docker command is the given script; "" for none."""
 
     def make(script: str) -> HostConnection:
@@ -68,7 +68,7 @@ def stand_in(sshd: Server, node: NodeMaker, tmp_path: Path) -> Callable[[str], H
             (folder / "docker").chmod(0o755)
         home = tmp_path / "home"
         server = sshd(SetEnv=f"HOME={home} PATH={folder}")
-        machine = node(server.host())
+        machine = connect_to(server.host())
         # what a stand-in does not shadow must not be found behind it
         machine_open = machine._machine.open
         dial = f"PATH={folder}; exec docker system dial-stdio"
@@ -117,7 +117,7 @@ def test_an_engine_that_is_not_there_is_one_line(
 
 
 def test_docker_answers_through_a_login_shell_that_prints(
-    sshd: Server, node: NodeMaker, tmp_path: Path
+    sshd: Server, connect_to: Connect, tmp_path: Path
 ) -> None:
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
@@ -127,12 +127,12 @@ def test_docker_answers_through_a_login_shell_that_prints(
     )
     docker.chmod(0o755)
     greeting = f'echo hello; PATH={docker.parent}:$PATH; exec sh -c "$SSH_ORIGINAL_COMMAND"'
-    machine = node(sshd(ForceCommand=greeting).host())
+    machine = connect_to(sshd(ForceCommand=greeting).host())
     assert docker_of(machine)._version == "1.43"
 
 
 def test_the_connection_ends_with_its_input_even_if_it_ignores_sigterm(
-    node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connect_to: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker = tmp_path / "docker"
     docker.write_text(
@@ -141,16 +141,16 @@ def test_the_connection_ends_with_its_input_even_if_it_ignores_sigterm(
     )
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    machine = node(Host("local"))
+    machine = connect_to(Host("local"))
     assert docker_of(machine)._version == "1.43"
     machine.close()
     assert (tmp_path / "end").exists()
 
 
 def test_a_login_shell_that_runs_no_commands_is_not_called_an_old_docker(
-    sshd: Server, node: NodeMaker
+    sshd: Server, connect_to: Connect
 ) -> None:
-    machine = node(sshd(ForceCommand="echo This account is not available").host())
+    machine = connect_to(sshd(ForceCommand="echo This account is not available").host())
     with pytest.raises(CommandFailed, match="the login shell does not run `sh`: it prints `This"):
         docker_of(machine)
 
@@ -163,21 +163,23 @@ def test_an_engine_that_does_not_answer_is_given_up(
         _ = docker_of(stand_in("sleep 30"))
 
 
-def test_an_unreachable_host_is_not_a_docker_problem(node: NodeMaker) -> None:
+def test_an_unreachable_host_is_not_a_docker_problem(connect_to: Connect) -> None:
     with pytest.raises(HostUnreachable):
-        _ = docker_of(node(Host("127.0.0.1", port=1)))
+        _ = docker_of(connect_to(Host("127.0.0.1", port=1)))
 
 
-def test_this_machine_without_an_engine(node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_without_an_engine(
+    connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    assert "local: the Docker daemon is not running" in why_not(node(Host("local")))
+    assert "local: the Docker daemon is not running" in why_not(connect_to(Host("local")))
     monkeypatch.delenv("DOCKER_HOST")
     monkeypatch.setenv("DOCKER_CONTEXT", "no-such-context")
-    assert "the current context of its docker command" in why_not(node(Host("local")))
+    assert "the current context of its docker command" in why_not(connect_to(Host("local")))
 
 
 def test_the_current_context_of_this_machine_is_used(
-    node: NodeMaker, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connect_to: Connect, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not shutil.which("docker"):
         pytest.skip("there is no docker command here to make a context with")
@@ -187,7 +189,7 @@ def test_the_current_context_of_this_machine_is_used(
     subprocess.run([*create, socket], check=True, capture_output=True)
     subprocess.run(["docker", "context", "use", "elsewhere"], check=True, capture_output=True)
     with engine_saying(lambda _: b'{"ApiVersion": "1.33"}', tmp_path):
-        assert docker_of(node(Host("local")))._version == "1.33"
+        assert docker_of(connect_to(Host("local")))._version == "1.33"
 
 
 @contextlib.contextmanager
@@ -215,7 +217,7 @@ def engine_saying(answer: Callable[[str], bytes], folder: Path) -> Iterator[None
 
 
 def test_no_engine_waits_for_another_ones_info(
-    node: NodeMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connect_to: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2)
 
@@ -226,7 +228,7 @@ def test_no_engine_waits_for_another_ones_info(
 
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     with engine_saying(answer, tmp_path):
-        clients = [docker_of(node(Host("local"))) for _ in range(2)]
+        clients = [docker_of(connect_to(Host("local"))) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             assert (
                 list(pool.map(lambda client: client.about, clients)) == [{"ApiVersion": "1.45"}] * 2
@@ -236,9 +238,9 @@ def test_no_engine_waits_for_another_ones_info(
 # -- where there is one
 
 
-def sdk(node: HostConnection) -> docker.DockerClient:
+def sdk(connection: HostConnection) -> docker.DockerClient:
     client = docker.DockerClient.__new__(docker.DockerClient)
-    client.api = docker_of(node)
+    client.api = docker_of(connection)
     return client
 
 
@@ -280,8 +282,8 @@ def image(engine: docker.DockerClient) -> Iterator[str]:
 
 
 @pytest.fixture(params=["ssh", "local"])
-def machine(request: pytest.FixtureRequest, sshd: Server, node: NodeMaker) -> HostConnection:
-    return node(sshd().host() if request.param == "ssh" else Host("local"))
+def machine(request: pytest.FixtureRequest, sshd: Server, connect_to: Connect) -> HostConnection:
+    return connect_to(sshd().host() if request.param == "ssh" else Host("local"))
 
 
 @pytest.fixture
@@ -418,10 +420,10 @@ def test_an_answer_that_is_late_is_a_timeout(start: Start) -> None:
 
 @cluster
 def test_a_connection_that_breaks_while_logs_stream_is_an_unreachable_host(
-    sshd: Server, node: NodeMaker, image: str, engine: docker.DockerClient
+    sshd: Server, connect_to: Connect, image: str, engine: docker.DockerClient
 ) -> None:
     server = sshd()
-    client = sdk(node(server.host()))
+    client = sdk(connect_to(server.host()))
     container = client.containers.run(
         image, ["/bin/sh", "-c", "echo up; sleep 60"], detach=True, network_mode="none"
     )
@@ -437,10 +439,10 @@ def test_a_connection_that_breaks_while_logs_stream_is_an_unreachable_host(
 
 @cluster
 def test_the_client_survives_a_lost_connection(
-    sshd: Server, node: NodeMaker, engine: docker.DockerClient
+    sshd: Server, connect_to: Connect, engine: docker.DockerClient
 ) -> None:
     server = sshd()
-    client = docker_of(node(server.host()))
+    client = docker_of(connect_to(server.host()))
     assert client.ping()
     server.stop()
     with pytest.raises(HostUnreachable, match=r"connection (lost|refused)"):

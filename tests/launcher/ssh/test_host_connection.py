@@ -31,9 +31,11 @@ MIB = 1024 * 1024
 
 @pytest.fixture(params=["ssh", "local"])
 def machine(
-    request: pytest.FixtureRequest, sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
+    request: pytest.FixtureRequest,
+    sshd: Callable[..., Sshd],
+    connect_to: Callable[..., HostConnection],
 ) -> HostConnection:
-    return node(sshd().host() if request.param == "ssh" else Host("local"))
+    return connect_to(sshd().host() if request.param == "ssh" else Host("local"))
 
 
 def test_a_command_returns_both_outputs_and_its_code(machine: HostConnection) -> None:
@@ -52,13 +54,15 @@ def test_large_outputs_on_both_streams_do_not_block(
 
 
 def test_key_exchanges_during_large_outputs_do_not_block(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], monkeypatch: pytest.MonkeyPatch
+    sshd: Callable[..., Sshd],
+    connect_to: Callable[..., HostConnection],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("paramiko.packet.Packetizer.REKEY_BYTES", MIB)  # 512 MiB by default
     size = 8 * MIB
     monkeypatch.setattr("launcher.ssh.stream.STDERR_TAIL", size)
     script = f"head -c {size} /dev/zero >&2; head -c {size} /dev/zero"
-    done = node(sshd(RekeyLimit="1500K").host()).script(script, limit=size)
+    done = connect_to(sshd(RekeyLimit="1500K").host()).script(script, limit=size)
     assert (len(done.stdout), len(done.stderr)) == (size, size)
 
 
@@ -73,9 +77,11 @@ def test_a_command_need_not_read_its_input(machine: HostConnection) -> None:
 
 
 def test_a_late_end_of_input_does_not_break_the_connection(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], monkeypatch: pytest.MonkeyPatch
+    sshd: Callable[..., Sshd],
+    connect_to: Callable[..., HostConnection],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine = node(sshd().host())
+    machine = connect_to(sshd().host())
     watching = machine.open(["sleep", "60"])
     transport = machine._machine._connections[0]  # type: ignore[attr-defined]
     send, closed = transport._send_user_message, threading.Event()
@@ -150,10 +156,13 @@ GREETINGS = {
 
 @pytest.mark.parametrize("greeting", GREETINGS)
 def test_output_of_the_login_shell_is_not_output_of_the_command(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], tmp_path: Path, greeting: str
+    sshd: Callable[..., Sshd],
+    connect_to: Callable[..., HostConnection],
+    tmp_path: Path,
+    greeting: str,
 ) -> None:
     server = sshd(ForceCommand=f'{GREETINGS[greeting]}; exec sh -c "$SSH_ORIGINAL_COMMAND"')
-    machine = node(server.host())
+    machine = connect_to(server.host())
     assert machine.run(["printf", "%s", "a\nb"]).stdout == b"a\nb"
     done = machine.script('printf %s "$1"; cat; exit 3', "x y", stdin=b"in")
     assert (done.code, done.stdout) == (3, b"x yin")
@@ -166,9 +175,9 @@ def test_output_of_the_login_shell_is_not_output_of_the_command(
 
 @pytest.mark.parametrize("shell", ["echo 'Not available.'; exit 1", "yes"])
 def test_a_login_shell_that_runs_no_command_is_named(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], shell: str
+    sshd: Callable[..., Sshd], connect_to: Callable[..., HostConnection], shell: str
 ) -> None:
-    machine = node(sshd(ForceCommand=shell).host())
+    machine = connect_to(sshd(ForceCommand=shell).host())
     for use in (lambda: machine.run(["true"]), lambda: machine.open(["cat"])):
         with pytest.raises(
             CommandFailed, match=r"^127.*the login shell does not run `sh`: it"
@@ -178,9 +187,11 @@ def test_a_login_shell_that_runs_no_command_is_named(
 
 
 def test_no_terminal_escape_of_a_host_is_in_an_error(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
+    sshd: Callable[..., Sshd], connect_to: Callable[..., HostConnection]
 ) -> None:
-    machine = node(sshd(ForceCommand=r"printf '\033]0;owned\007\033[31mhello\r'; exit 1").host())
+    machine = connect_to(
+        sshd(ForceCommand=r"printf '\033]0;owned\007\033[31mhello\r'; exit 1").host()
+    )
     with pytest.raises(CommandFailed) as caught:
         machine.run(["true"])
     assert "hello" in str(caught.value)
@@ -189,18 +200,22 @@ def test_no_terminal_escape_of_a_host_is_in_an_error(
 
 @pytest.mark.parametrize("folder", ["nowhere", ""])
 def test_a_home_folder_that_is_not_absolute_is_an_error(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], folder: str
+    sshd: Callable[..., Sshd], connect_to: Callable[..., HostConnection], folder: str
 ) -> None:
-    machine = node(sshd(ForceCommand=f'HOME={folder} exec sh -c "$SSH_ORIGINAL_COMMAND"').host())
+    machine = connect_to(
+        sshd(ForceCommand=f'HOME={folder} exec sh -c "$SSH_ORIGINAL_COMMAND"').host()
+    )
     with pytest.raises(CommandFailed, match=r"\$HOME is `.*`, which is not an absolute path"):
         machine.home()
 
 
 def test_a_login_shell_that_hangs_is_named(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection], monkeypatch: pytest.MonkeyPatch
+    sshd: Callable[..., Sshd],
+    connect_to: Callable[..., HostConnection],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("launcher.ssh.host_connection.START_TIMEOUT", 0.3)
-    machine = node(sshd(ForceCommand="sleep 60").host())
+    machine = connect_to(sshd(ForceCommand="sleep 60").host())
     with pytest.raises(CommandTimeout, match="the login shell did not start `cat` within"):
         machine.open(["cat"])
 
@@ -396,14 +411,14 @@ def test_many_threads_share_one_node(machine: HostConnection) -> None:
 
 
 def test_all_results_and_all_errors_are_returned(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
+    sshd: Callable[..., Sshd], connect_to: Callable[..., HostConnection]
 ) -> None:
     server = sshd()
-    good = [node(server.host()), node(Host("local")), node(server.host())]
-    refused = node(server.host(port=1))
-    unnamed = node(Host("no-such-host.invalid"))
-    nodes = [good[0], refused, good[1], unnamed, good[2]]
-    answers, failures = ask_each(nodes, lambda n: n.run(["echo", n.name]).stdout)
+    good = [connect_to(server.host()), connect_to(Host("local")), connect_to(server.host())]
+    refused = connect_to(server.host(port=1))
+    unnamed = connect_to(Host("no-such-host.invalid"))
+    connections = [good[0], refused, good[1], unnamed, good[2]]
+    answers, failures = ask_each(connections, lambda n: n.run(["echo", n.name]).stdout)
     assert answers == {
         "127.0.0.1": b"127.0.0.1\n",
         "local": b"local\n",
@@ -412,34 +427,34 @@ def test_all_results_and_all_errors_are_returned(
     assert set(failures) == {"127.0.0.1 (2)", "no-such-host.invalid"}
     assert "connection refused" in str(failures["127.0.0.1 (2)"])
     with pytest.raises(NodesFailed) as caught:
-        each_node(nodes, HostConnection.connect)
+        each_node(connections, HostConnection.connect)
     assert caught.value.exit_code == 4
     assert set(caught.value.failures) == set(failures)
     assert len(str(caught.value).splitlines()) == 2
 
 
 def test_each_node_runs_concurrently_and_returns_in_order(
-    node: Callable[..., HostConnection],
+    connect_to: Callable[..., HostConnection],
 ) -> None:
-    nodes = [node(Host("local")) for _ in range(6)]
+    connections = [connect_to(Host("local")) for _ in range(6)]
     together = threading.Barrier(6, timeout=10)
-    found = each_node(nodes, lambda n: (together.wait(), nodes.index(n))[1])
-    assert list(found) == nodes
+    found = each_node(connections, lambda n: (together.wait(), connections.index(n))[1])
+    assert list(found) == connections
     assert list(found.values()) == list(range(6))
 
 
 def test_what_ddpctl_cannot_handle_is_the_error_of_the_host_that_caused_it(
-    node: Callable[..., HostConnection],
+    connect_to: Callable[..., HostConnection],
 ) -> None:
     with pytest.raises(NodesFailed, match="local: ddpctl could not handle its answer"):
-        each_node([node(Host("local"))], lambda n: 1 // 0)
+        each_node([connect_to(Host("local"))], lambda n: 1 // 0)
 
 
 def test_a_lost_connection_is_an_error_not_an_exit_code(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
+    sshd: Callable[..., Sshd], connect_to: Callable[..., HostConnection]
 ) -> None:
     server = sshd()
-    machine = node(server.host())
+    machine = connect_to(server.host())
     with machine.open(["sh", "-c", "echo up; sleep 60"]) as stream:
         assert stream.read() == b"up\n"
         server.stop()
@@ -452,10 +467,10 @@ def test_a_lost_connection_is_an_error_not_an_exit_code(
 
 
 def test_a_lost_connection_is_replaced(
-    sshd: Callable[..., Sshd], node: Callable[..., HostConnection]
+    sshd: Callable[..., Sshd], connect_to: Callable[..., HostConnection]
 ) -> None:
     server = sshd()
-    machine = node(server.host())
+    machine = connect_to(server.host())
     machine.connect()
     server.stop()
     server.start()

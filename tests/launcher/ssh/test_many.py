@@ -41,16 +41,18 @@ def test_whatever_one_host_causes_is_the_error_of_that_host(
     odd: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    evil, plain, good = nodes = [HostConnection(Host(name)) for name in ("evil", "plain", "good")]
+    evil, plain, good = connections = [
+        HostConnection(Host(name)) for name in ("evil", "plain", "good")
+    ]
     causes = {evil: odd, plain: CommandFailed("no space")}
 
-    def ask(node: HostConnection) -> str:
-        if node in causes:
-            raise causes[node]
+    def ask(connection: HostConnection) -> str:
+        if connection in causes:
+            raise causes[connection]
         return "fine"
 
     for _ in range(2):
-        results, failures = try_each(nodes, ask)
+        results, failures = try_each(connections, ask)
         assert results == {good: "fine"}
         assert [*failures] == [evil, plain]
         assert failures[evil].exit_code is Exit.UNREACHABLE

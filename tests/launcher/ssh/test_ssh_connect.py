@@ -23,18 +23,18 @@ from launcher.ssh.connect import connect_early
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.many import each_node
 
-NodeMaker = Callable[..., HostConnection]
+Connect = Callable[..., HostConnection]
 Server = Callable[..., Sshd]
 Config = Callable[[str], None]
 
 
-def why_not(node: HostConnection) -> str:
+def why_not(connection: HostConnection) -> str:
     """The error that the user sees."""
     with pytest.raises(HostUnreachable) as caught:
-        node.connect()
+        connection.connect()
     message = str(caught.value)
     assert len(message.splitlines()) == 1
-    assert message.startswith(f"{node.name}: ")
+    assert message.startswith(f"{connection.name}: ")
     assert caught.value.exit_code == 4
     return message
 
@@ -42,20 +42,20 @@ def why_not(node: HostConnection) -> str:
 # -- the network
 
 
-def test_a_name_that_does_not_resolve(node: NodeMaker) -> None:
-    message = why_not(node(Host("no-such-host.invalid")))
+def test_a_name_that_does_not_resolve(connect_to: Connect) -> None:
+    message = why_not(connect_to(Host("no-such-host.invalid")))
     assert "does not resolve" in message
     assert "hosts file" in message
 
 
-def test_connection_refused(node: NodeMaker) -> None:
+def test_connection_refused(connect_to: Connect) -> None:
     port = free_port()
-    message = why_not(node(Host("127.0.0.1", port=port)))
+    message = why_not(connect_to(Host("127.0.0.1", port=port)))
     assert f"connection refused at port {port};" in message
     assert "check that sshd runs" in message
 
 
-def test_no_answer_is_an_error_within_the_timeout(node: NodeMaker) -> None:
+def test_no_answer_is_an_error_within_the_timeout(connect_to: Connect) -> None:
     with socket.socket() as full:  # a listener with a full queue drops connections
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -65,7 +65,7 @@ def test_no_answer_is_an_error_within_the_timeout(node: NodeMaker) -> None:
             sock.setblocking(False)
             sock.connect_ex(("127.0.0.1", port))
         start = time.monotonic()
-        message = why_not(node(Host("127.0.0.1", port=port), connect_timeout=0.7))
+        message = why_not(connect_to(Host("127.0.0.1", port=port), connect_timeout=0.7))
         assert 0.6 < time.monotonic() - start < 3
         for sock in queue:
             sock.close()
@@ -73,32 +73,34 @@ def test_no_answer_is_an_error_within_the_timeout(node: NodeMaker) -> None:
     assert "within 0.7s" in message
 
 
-def test_connect_timeout_of_the_config_is_used(node: NodeMaker, config: Config) -> None:
+def test_connect_timeout_of_the_config_is_used(connect_to: Connect, config: Config) -> None:
     config("Host slow\n  HostName 127.0.0.1\n  ConnectTimeout 1\n")
     with listener(lambda sock: time.sleep(4)) as port:
         start = time.monotonic()
-        message = why_not(node(Host("slow", port=port), connect_timeout=60))
+        message = why_not(connect_to(Host("slow", port=port), connect_timeout=60))
     assert time.monotonic() - start < 4
     assert "within 1s" in message
 
 
-def test_a_server_that_accepts_and_sends_nothing(node: NodeMaker) -> None:
+def test_a_server_that_accepts_and_sends_nothing(connect_to: Connect) -> None:
     with listener(lambda sock: time.sleep(3)) as port:
-        message = why_not(node(Host("127.0.0.1", port=port), connect_timeout=0.5))
+        message = why_not(connect_to(Host("127.0.0.1", port=port), connect_timeout=0.5))
     assert "no sshd answered within 0.5s" in message
 
 
-def test_a_server_that_is_not_sshd(node: NodeMaker) -> None:
+def test_a_server_that_is_not_sshd(connect_to: Connect) -> None:
     with listener(lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 200)) as port:
-        message = why_not(node(Host("127.0.0.1", port=port)))
+        message = why_not(connect_to(Host("127.0.0.1", port=port)))
     assert "is not an SSH server" in message
 
 
-def test_a_server_that_always_hangs_up(node: NodeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_always_hangs_up(
+    connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("launcher.ssh.connect.PAUSE", 0.01)
     calls = []
     with listener(lambda sock: calls.append(1)) as port:
-        message = why_not(node(Host("127.0.0.1", port=port)))
+        message = why_not(connect_to(Host("127.0.0.1", port=port)))
     assert len(calls) == 6
     assert "closed the connection 6 times before the login" in message
     assert "MaxStartups" in message
@@ -107,97 +109,97 @@ def test_a_server_that_always_hangs_up(node: NodeMaker, monkeypatch: pytest.Monk
 # -- authentication
 
 
-def test_a_key_that_is_not_authorized(sshd: Server, node: NodeMaker, home: Path) -> None:
+def test_a_key_that_is_not_authorized(sshd: Server, connect_to: Connect, home: Path) -> None:
     server = sshd()
     other = keygen(home / "other key")
-    message = why_not(node(server.host(identity_file=str(other))))
+    message = why_not(connect_to(server.host(identity_file=str(other))))
     assert f"permission denied for user {USER}: tried {other}" in message
     assert f"ssh-copy-id -p PORT {USER}@HOST" in message
 
 
 def test_hosts_that_refuse_the_same_key_share_a_line(
-    sshd: Server, node: NodeMaker, home: Path
+    sshd: Server, connect_to: Connect, home: Path
 ) -> None:
     key = str(keygen(home / "other key"))
     servers = [sshd(address=f"127.0.0.{n}") for n in (1, 2)]
-    nodes = [node(server.host(identity_file=key)) for server in servers]
+    connections = [connect_to(server.host(identity_file=key)) for server in servers]
     with pytest.raises(NodesFailed) as caught:
-        each_node(nodes, HostConnection.connect)
+        each_node(connections, HostConnection.connect)
     [line] = str(caught.value).splitlines()
     assert line.startswith(f"127.0.0.[1-2]: permission denied for user {USER}: tried {key};")
 
 
-def test_no_key_to_try(sshd: Server, node: NodeMaker) -> None:
-    message = why_not(node(sshd().host(identity_file=None)))
+def test_no_key_to_try(sshd: Server, connect_to: Connect) -> None:
+    message = why_not(connect_to(sshd().host(identity_file=None)))
     assert "there is no key to try" in message
 
 
-def test_a_missing_identity_file(sshd: Server, node: NodeMaker) -> None:
-    message = why_not(node(sshd().host(identity_file="/nowhere/key")))
+def test_a_missing_identity_file(sshd: Server, connect_to: Connect) -> None:
+    message = why_not(connect_to(sshd().host(identity_file="/nowhere/key")))
     assert "/nowhere/key (no such file)" in message
 
 
-def test_a_key_that_others_can_read_is_not_used(sshd: Server, node: NodeMaker) -> None:
+def test_a_key_that_others_can_read_is_not_used(sshd: Server, connect_to: Connect) -> None:
     server = sshd()
     server.user_key.chmod(0o644)
-    message = why_not(node(server.host()))
+    message = why_not(connect_to(server.host()))
     assert "readable by others: `chmod 600`" in message
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_a_public_key_is_not_a_key_to_log_in_with(
-    sshd: Server, node: NodeMaker, home: Path, kind: str
+    sshd: Server, connect_to: Connect, home: Path, kind: str
 ) -> None:
     key = keygen(home / "key", kind)
-    message = why_not(node(sshd().host(identity_file=f"{key}.pub")))
+    message = why_not(connect_to(sshd().host(identity_file=f"{key}.pub")))
     assert f"{key}.pub (a public key: name its private key, such as {key})" in message
     assert "chmod" not in message
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
-def test_every_kind_of_key_works(sshd: Server, node: NodeMaker, home: Path, kind: str) -> None:
+def test_every_kind_of_key_works(sshd: Server, connect_to: Connect, home: Path, kind: str) -> None:
     server = sshd()
     server.authorize(keygen(home / "key", kind))
-    node(server.host(identity_file=str(home / "key"))).connect()
+    connect_to(server.host(identity_file=str(home / "key"))).connect()
 
 
 def test_a_default_key_of_the_home_folder_is_found(
-    sshd: Server, node: NodeMaker, home: Path
+    sshd: Server, connect_to: Connect, home: Path
 ) -> None:
     server = sshd()
     server.authorize(keygen(home / ".ssh" / "id_ed25519"))
-    node(server.host(identity_file=None)).connect()
+    connect_to(server.host(identity_file=None)).connect()
 
 
 def test_a_key_with_a_passphrase_needs_the_agent(
-    sshd: Server, node: NodeMaker, home: Path, monkeypatch: pytest.MonkeyPatch
+    sshd: Server, connect_to: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sshd()
     key = keygen(home / "locked", passphrase="open sesame")
     server.authorize(key)
-    message = why_not(node(server.host(identity_file=str(key))))
+    message = why_not(connect_to(server.host(identity_file=str(key))))
     assert f"{key} (has a passphrase and is not in the agent)" in message
     assert "load the key with `ssh-add`" in message
     with ssh_agent(home) as agent:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
         add_to_agent(agent, key, "open sesame")
-        node(server.host(identity_file=str(key))).connect()
+        connect_to(server.host(identity_file=str(key))).connect()
 
 
 def test_identity_agent_of_the_config_is_used(
-    sshd: Server, node: NodeMaker, home: Path, config: Config
+    sshd: Server, connect_to: Connect, home: Path, config: Config
 ) -> None:
     server = sshd()
     with ssh_agent(home) as agent:
         add_to_agent(agent, server.user_key)
         config(f"Host *\n  IdentityAgent {agent}\n")
-        node(server.host(identity_file=None)).connect()
+        connect_to(server.host(identity_file=None)).connect()
         config("Host *\n  IdentityAgent none\n")
-        assert "there is no key to try" in why_not(node(server.host(identity_file=None)))
+        assert "there is no key to try" in why_not(connect_to(server.host(identity_file=None)))
 
 
 def test_an_agent_with_too_many_keys(
-    sshd: Server, node: NodeMaker, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+    sshd: Server, connect_to: Connect, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sshd(MaxAuthTries="3")
     with ssh_agent(home) as agent:
@@ -205,18 +207,18 @@ def test_an_agent_with_too_many_keys(
         for number in range(6):
             add_to_agent(agent, keygen(home / f"k{number}"))
         config(f"Host *\n  IdentityFile {server.user_key}\n")
-        message = why_not(node(server.host(identity_file=None)))
+        message = why_not(connect_to(server.host(identity_file=None)))
         assert "MaxAuthTries" in message
         assert "k0 (agent), k1 (agent)" in message
         assert "IdentitiesOnly yes" in message
         config(f"Host *\n  IdentityFile {server.user_key}\n  IdentitiesOnly yes\n")
-        node(server.host(identity_file=None)).connect()
+        connect_to(server.host(identity_file=None)).connect()
         config("")
-        node(server.host()).connect()  # the hosts file's own key comes first
+        connect_to(server.host()).connect()  # the hosts file's own key comes first
 
 
 def test_a_named_key_in_the_agent_comes_first(
-    sshd: Server, node: NodeMaker, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+    sshd: Server, connect_to: Connect, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sshd(MaxAuthTries="2")
     with ssh_agent(home) as agent:
@@ -225,33 +227,33 @@ def test_a_named_key_in_the_agent_comes_first(
             add_to_agent(agent, keygen(home / f"k{number}"))
         add_to_agent(agent, server.user_key)
         config(f"Host *\n  IdentityFile {server.user_key}\n")
-        node(server.host(identity_file=None)).connect()
+        connect_to(server.host(identity_file=None)).connect()
 
 
-def test_a_certificate_works(sshd: Server, node: NodeMaker, home: Path) -> None:
+def test_a_certificate_works(sshd: Server, connect_to: Connect, home: Path) -> None:
     authority = keygen(home / "ca")
     server = sshd(TrustedUserCAKeys=f"{authority}.pub")
     for kind in ("ed25519", "rsa", "ecdsa"):
         key = keygen(home / kind, kind)
-        assert "permission denied" in why_not(node(server.host(identity_file=str(key))))
+        assert "permission denied" in why_not(connect_to(server.host(identity_file=str(key))))
         sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", USER, f"{key}.pub"]
         subprocess.run(sign, check=True)
-        node(server.host(identity_file=str(key))).connect()
+        connect_to(server.host(identity_file=str(key))).connect()
 
 
-def test_a_server_that_accepts_no_keys(sshd: Server, node: NodeMaker) -> None:
+def test_a_server_that_accepts_no_keys(sshd: Server, connect_to: Connect) -> None:
     server = sshd(PubkeyAuthentication="no", PasswordAuthentication="yes")
-    assert "sshd accepts no keys, only password" in why_not(node(server.host()))
+    assert "sshd accepts no keys, only password" in why_not(connect_to(server.host()))
 
 
-def test_a_server_that_requires_more_than_a_key(sshd: Server, node: NodeMaker) -> None:
+def test_a_server_that_requires_more_than_a_key(sshd: Server, connect_to: Connect) -> None:
     server = sshd(AuthenticationMethods="publickey,password", PasswordAuthentication="yes")
-    assert "requires password in addition to the key" in why_not(node(server.host()))
+    assert "requires password in addition to the key" in why_not(connect_to(server.host()))
 
 
-def test_an_unknown_user(sshd: Server, node: NodeMaker) -> None:
+def test_an_unknown_user(sshd: Server, connect_to: Connect) -> None:
     server = sshd()
-    message = why_not(node(server.host(user="no-such-user")))
+    message = why_not(connect_to(server.host(user="no-such-user")))
     assert "permission denied for user no-such-user" in message
 
 
@@ -259,7 +261,7 @@ def test_an_unknown_user(sshd: Server, node: NodeMaker) -> None:
 
 
 def test_match_include_and_host_alias(
-    sshd: Server, node: NodeMaker, home: Path, config: Config
+    sshd: Server, connect_to: Connect, home: Path, config: Config
 ) -> None:
     server = sshd(know=False)
     server.know("the-alias")
@@ -269,45 +271,47 @@ def test_match_include_and_host_alias(
         f"  IdentityFile {server.user_key}\n"
     )
     config(f"Include {home}/.ssh/more/*.conf\nHost trainer\n  HostName 127.0.0.1\n")
-    assert node(Host("trainer")).run(["echo", "hi"]).stdout == b"hi\n"
+    assert connect_to(Host("trainer")).run(["echo", "hi"]).stdout == b"hi\n"
 
 
-def test_the_hosts_file_overrides_the_config(sshd: Server, node: NodeMaker, config: Config) -> None:
+def test_the_hosts_file_overrides_the_config(
+    sshd: Server, connect_to: Connect, config: Config
+) -> None:
     server = sshd()
     config("Host *\n  User nobody-at-all\n  Port 1\n  ProxyJump nowhere.invalid\n")
-    node(server.host(user=USER, proxy_jump="none")).connect()
+    connect_to(server.host(user=USER, proxy_jump="none")).connect()
 
 
-def test_a_config_with_an_error(node: NodeMaker, config: Config) -> None:
+def test_a_config_with_an_error(connect_to: Connect, config: Config) -> None:
     config("NoSuchOption yes\n")
-    message = why_not(node(Host("gpu1")))
+    message = why_not(connect_to(Host("gpu1")))
     assert "bad configuration option: nosuchoption" in message.lower()
     assert "correct ~/.ssh/config" in message
 
 
-def test_a_proxy_command(sshd: Server, node: NodeMaker, config: Config) -> None:
+def test_a_proxy_command(sshd: Server, connect_to: Connect, config: Config) -> None:
     server = sshd(know=False)
     server.know("behind")
     relay = (shutil.which("socat") and "socat - TCP:127.0.0.1:%p") or _python_relay()
     config(f"Host behind\n  ProxyCommand {relay}\n")
-    machine = node(server.host(host="behind", port=None, identity_file=str(server.user_key)))
+    machine = connect_to(server.host(host="behind", port=None, identity_file=str(server.user_key)))
     config(f"Host behind\n  Port {server.port}\n  HostKeyAlias behind\n  ProxyCommand {relay}\n")
     data = os.urandom(1024 * 1024)
     assert machine.run(["cat"], stdin=data).stdout == data
 
 
-def test_a_proxy_command_that_fails_is_quoted(node: NodeMaker, config: Config) -> None:
+def test_a_proxy_command_that_fails_is_quoted(connect_to: Connect, config: Config) -> None:
     config("Host behind\n  ProxyCommand sh -c 'echo the tunnel is shut >&2; exit 3'\n")
-    message = why_not(node(Host("behind")))
+    message = why_not(connect_to(Host("behind")))
     assert "exit code 3: the tunnel is shut" in message
 
 
 @pytest.mark.parametrize("path", ["/nowhere", ""])
 def test_without_the_ssh_command(
-    node: NodeMaker, monkeypatch: pytest.MonkeyPatch, path: str
+    connect_to: Connect, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setenv("PATH", path)
-    assert "cannot run `ssh` (" in why_not(node(Host("gpu1")))
+    assert "cannot run `ssh` (" in why_not(connect_to(Host("gpu1")))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -336,18 +340,18 @@ def test_an_account_without_a_passwd_entry_and_a_home_gets_one_line(
 
 
 def test_a_home_folder_that_does_not_exist(
-    node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+    connect_to: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
-    assert node(Host("local")).run(["pwd"]).stdout == b"/\n"
-    assert "does not resolve" in why_not(node(Host("no-such-host.invalid")))
+    assert connect_to(Host("local")).run(["pwd"]).stdout == b"/\n"
+    assert "does not resolve" in why_not(connect_to(Host("no-such-host.invalid")))
 
 
 def test_a_command_on_this_machine_without_a_path(
-    node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+    connect_to: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    done = node(Host("local")).run(["docker"])
+    done = connect_to(Host("local")).run(["docker"])
     assert (done.code, done.stderr) == (127, b"docker: not found\n")
 
 
@@ -355,11 +359,11 @@ def test_a_command_on_this_machine_without_a_path(
 
 
 def test_a_server_that_stops_replying_is_noticed(
-    sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+    sshd: Server, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.3)
     server = sshd()
-    with node(server.host()).open(["sh", "-c", "echo up; sleep 60"]) as stream:
+    with connect_to(server.host()).open(["sh", "-c", "echo up; sleep 60"]) as stream:
         assert stream.read() == b"up\n"
         for pid in server.descendants():
             os.kill(pid, 19)  # SIGSTOP: only the kernel still acknowledges
@@ -370,10 +374,10 @@ def test_a_server_that_stops_replying_is_noticed(
 
 
 def test_commands_on_a_server_that_stops_replying_time_out_together(
-    sshd: Server, node: NodeMaker
+    sshd: Server, connect_to: Connect
 ) -> None:
     server = sshd()
-    machine = node(server.host(), connect_timeout=2)
+    machine = connect_to(server.host(), connect_timeout=2)
     machine.connect()
     for pid in server.descendants():
         with contextlib.suppress(ProcessLookupError):  # of the login, and it has just ended
@@ -387,10 +391,10 @@ def test_commands_on_a_server_that_stops_replying_time_out_together(
 
 
 def test_an_idle_connection_stays_open(
-    sshd: Server, node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+    sshd: Server, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launcher.ssh.connection.ALIVE_INTERVAL", 0.1)
-    with node(sshd().host()).open(["sh", "-c", "sleep 2; echo done"]) as stream:
+    with connect_to(sshd().host()).open(["sh", "-c", "sleep 2; echo done"]) as stream:
         assert stream.read(timeout=20) == b"done\n"
 
 
@@ -398,25 +402,27 @@ def test_an_idle_connection_stays_open(
 
 
 def test_the_first_connection_takes_the_early_login_and_the_next_one_its_own(
-    sshd: Server, node: NodeMaker
+    sshd: Server, connect_to: Connect
 ) -> None:
     server = sshd()
     connect_early([server.host(), server.host(), Host("local")])
     server.until("Accepted publickey")
     for logins in (1, 2):
-        assert node(server.host()).run(["true"]).code == 0
+        assert connect_to(server.host()).run(["true"]).code == 0
         assert server.log.read_text().count("Accepted publickey") == logins
 
 
-def test_the_error_of_an_early_login_is_raised_when_the_connection_is_used(node: NodeMaker) -> None:
+def test_the_error_of_an_early_login_is_raised_when_the_connection_is_used(
+    connect_to: Connect,
+) -> None:
     host = Host("127.0.0.1", port=free_port())
     connect_early([host])
-    assert f"connection refused at port {host.port};" in why_not(node(host))
+    assert f"connection refused at port {host.port};" in why_not(connect_to(host))
 
 
-def test_dropped_logins_are_retried(sshd: Server, node: NodeMaker) -> None:
+def test_dropped_logins_are_retried(sshd: Server, connect_to: Connect) -> None:
     server = sshd(MaxStartups="1")
-    nodes = [node(server.host(), connect_timeout=10) for _ in range(8)]
+    connections = [connect_to(server.host(), connect_timeout=10) for _ in range(8)]
     failures: list[Exception] = []
 
     def connect(one: HostConnection) -> None:
@@ -425,7 +431,7 @@ def test_dropped_logins_are_retried(sshd: Server, node: NodeMaker) -> None:
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=connect, args=(one,)) for one in nodes]
+    threads = [threading.Thread(target=connect, args=(one,)) for one in connections]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -434,9 +440,11 @@ def test_dropped_logins_are_retried(sshd: Server, node: NodeMaker) -> None:
     assert "MaxStartups" in server.log.read_text()  # it did drop some
 
 
-def test_more_connections_are_made_when_sessions_are_refused(sshd: Server, node: NodeMaker) -> None:
+def test_more_connections_are_made_when_sessions_are_refused(
+    sshd: Server, connect_to: Connect
+) -> None:
     server = sshd(MaxSessions="2")
-    machine = node(server.host())
+    machine = connect_to(server.host())
     streams = [machine.open(["cat"]) for _ in range(7)]
     for number, stream in enumerate(streams):
         stream.write(b"%d" % number)
@@ -446,17 +454,17 @@ def test_more_connections_are_made_when_sessions_are_refused(sshd: Server, node:
         stream.close()
 
 
-def test_ten_sessions_share_one_connection(sshd: Server, node: NodeMaker) -> None:
+def test_ten_sessions_share_one_connection(sshd: Server, connect_to: Connect) -> None:
     server = sshd()
-    machine = node(server.host())
+    machine = connect_to(server.host())
     streams = [machine.open(["cat"]) for _ in range(10)]
     assert server.log.read_text().count("Accepted publickey") == 1
     for stream in streams:
         stream.close()
 
 
-def test_a_server_that_allows_no_terminals(sshd: Server, node: NodeMaker) -> None:
-    machine = node(sshd(PermitTTY="no").host())
+def test_a_server_that_allows_no_terminals(sshd: Server, connect_to: Connect) -> None:
+    machine = connect_to(sshd(PermitTTY="no").host())
     with pytest.raises(
         HostUnreachable, match="refused to run a command: Channel closed; check PermitTTY"
     ):
@@ -464,8 +472,8 @@ def test_a_server_that_allows_no_terminals(sshd: Server, node: NodeMaker) -> Non
     assert machine.run(["true"]).code == 0
 
 
-def test_a_server_that_allows_no_sessions(sshd: Server, node: NodeMaker) -> None:
-    machine = node(sshd(MaxSessions="0").host())
+def test_a_server_that_allows_no_sessions(sshd: Server, connect_to: Connect) -> None:
+    machine = connect_to(sshd(MaxSessions="0").host())
     with pytest.raises(HostUnreachable, match="sshd refused to open a session"):
         machine.run(["true"])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from sshd_server import Sshd, free_port
-from test_ssh_connect import Config, NodeMaker, Server, why_not
+from test_ssh_connect import Config, Connect, Server, why_not
 
 from launcher.errors import HostUnreachable
 
@@ -27,10 +27,10 @@ def behind(sshd: Server) -> Callable[..., tuple[Sshd, Sshd, str]]:
 
 
 def test_through_a_jump_host_on_another_port(
-    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:
     target, jump, name = behind()
-    machine = node(target.host(proxy_jump=name))
+    machine = connect_to(target.host(proxy_jump=name))
     data = bytes(range(256)) * 40_000
     assert machine.run(["cat"], stdin=data, limit=len(data)).stdout == data
     assert "Accepted publickey" in jump.log.read_text()
@@ -42,7 +42,7 @@ def test_through_a_jump_host_on_another_port(
 
 
 def test_through_two_jump_hosts_in_the_config(
-    sshd: Server, node: NodeMaker, config: Config
+    sshd: Server, connect_to: Connect, config: Config
 ) -> None:
     first, second, target = (sshd(address=f"127.0.0.{n}") for n in (2, 3, 4))
     config(
@@ -53,16 +53,16 @@ def test_through_two_jump_hosts_in_the_config(
         )
         + "Host target\n  ProxyJump first,second\n"
     )
-    machine = node(target.host(host="target", port=None, identity_file=None))
+    machine = connect_to(target.host(host="target", port=None, identity_file=None))
     assert machine.run(["echo", "there"]).stdout == b"there\n"
     assert all("Accepted publickey" in s.log.read_text() for s in (first, second, target))
 
 
 def test_many_machines_share_one_connection_to_the_jump_host(
-    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:
     target, jump, name = behind(MaxStartups="1")
-    nodes = [node(target.host(proxy_jump=name)) for _ in range(6)]
+    nodes = [connect_to(target.host(proxy_jump=name)) for _ in range(6)]
     threads = [threading.Thread(target=one.connect) for one in nodes]
     for thread in threads:
         thread.start()
@@ -76,21 +76,21 @@ def test_many_machines_share_one_connection_to_the_jump_host(
 
 
 def test_the_error_names_a_jump_host_that_is_down(
-    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:
     target, jump, name = behind()
     jump.stop()
-    nodes = [node(target.host(proxy_jump=name)) for _ in range(3)]
+    nodes = [connect_to(target.host(proxy_jump=name)) for _ in range(3)]
     for one in nodes:
         message = why_not(one)
         assert message.startswith("127.0.0.3: jump host 127.0.0.2: connection refused")
 
 
 def test_a_lost_connection_to_the_jump_host_is_replaced(
-    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:
     target, jump, name = behind()
-    machine = node(target.host(proxy_jump=name))
+    machine = connect_to(target.host(proxy_jump=name))
     with machine.open(["sleep", "60"]) as stream:
         jump.stop()
         with pytest.raises(HostUnreachable, match=r"127\.0\.0\.3: connection lost"):
@@ -101,10 +101,10 @@ def test_a_lost_connection_to_the_jump_host_is_replaced(
 
 
 def test_closing_a_lost_connection_does_not_close_its_replacement(
-    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:
     target, jump, name = behind()
-    early, late = (node(target.host(proxy_jump=name)) for _ in range(2))
+    early, late = (connect_to(target.host(proxy_jump=name)) for _ in range(2))
     with early.open(["sleep", "60"]) as stream:
         jump.stop()
         with pytest.raises(HostUnreachable):
@@ -116,10 +116,12 @@ def test_closing_a_lost_connection_does_not_close_its_replacement(
         assert stream.read(timeout=10) == b"still here"
 
 
-def test_a_machine_that_is_its_own_jump_host(sshd: Server, node: NodeMaker, config: Config) -> None:
+def test_a_machine_that_is_its_own_jump_host(
+    sshd: Server, connect_to: Connect, config: Config
+) -> None:
     server = sshd(MaxStartups="2")
     config(f"Host itself\n  HostName 127.0.0.1\n  Port {server.port}\n")
-    nodes = [node(server.host(proxy_jump="itself")) for _ in range(10)]
+    nodes = [connect_to(server.host(proxy_jump="itself")) for _ in range(10)]
     threads = [threading.Thread(target=one.connect) for one in nodes]
     for thread in threads:
         thread.start()
@@ -128,33 +130,33 @@ def test_a_machine_that_is_its_own_jump_host(sshd: Server, node: NodeMaker, conf
     assert [one.run(["echo", "ok"]).stdout for one in nodes] == [b"ok\n"] * 10
 
 
-def test_the_error_names_a_jump_host_with_an_unknown_key(sshd: Server, node: NodeMaker) -> None:
+def test_the_error_names_a_jump_host_with_an_unknown_key(sshd: Server, connect_to: Connect) -> None:
     jump, target = sshd(address="127.0.0.2", know=False), sshd(address="127.0.0.3")
     jump.authorize(target.user_key)
-    message = why_not(node(target.host(proxy_jump=f"127.0.0.2:{jump.port}")))
+    message = why_not(connect_to(target.host(proxy_jump=f"127.0.0.2:{jump.port}")))
     assert "jump host 127.0.0.2: its host key is unknown" in message
-    node(target.host(proxy_jump=f"127.0.0.2:{jump.port}", host_keys="accept-new")).connect()
+    connect_to(target.host(proxy_jump=f"127.0.0.2:{jump.port}", host_keys="accept-new")).connect()
 
 
 def test_a_machine_that_the_jump_host_cannot_reach(
-    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:
     target, _, name = behind()
     port = free_port()
-    message = why_not(node(target.host(proxy_jump=name, port=port)))
+    message = why_not(connect_to(target.host(proxy_jump=name, port=port)))
     assert f"jump host 127.0.0.2 cannot reach it at port {port} " in message
 
 
 def test_a_jump_host_that_forwards_nothing(
-    behind: Callable[..., tuple[Sshd, Sshd, str]], node: NodeMaker
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:
     target, _, name = behind(AllowTcpForwarding="no")
-    message = why_not(node(target.host(proxy_jump=name)))
+    message = why_not(connect_to(target.host(proxy_jump=name)))
     assert "jump host 127.0.0.2 is not allowed to forward" in message
     assert "AllowTcpForwarding yes" in message
 
 
-def test_jump_hosts_in_a_circle(node: NodeMaker, config: Config, sshd: Server) -> None:
+def test_jump_hosts_in_a_circle(connect_to: Connect, config: Config, sshd: Server) -> None:
     config("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
-    message = why_not(node(sshd().host(host="a", port=None)))
+    message = why_not(connect_to(sshd().host(host="a", port=None)))
     assert "in circles" in message

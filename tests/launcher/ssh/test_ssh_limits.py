@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 from sshd_server import Sshd
-from test_ssh_connect import Config, NodeMaker, Server, listener
+from test_ssh_connect import Config, Connect, Server, listener
 
 from launcher.errors import DdpctlError
 from launcher.ssh import connect
 from launcher.ssh.host_connection import HostConnection
 
 
-def connect_all(nodes: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
+def connect_all(connections: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
     """Connect all nodes, each in a thread of its own; return the failures."""
     failures: dict[HostConnection, DdpctlError] = {}
 
-    def work(node: HostConnection) -> None:
+    def work(connection: HostConnection) -> None:
         try:
-            node.connect()
+            connection.connect()
         except DdpctlError as error:
-            failures[node] = error
+            failures[connection] = error
 
-    threads = [threading.Thread(target=work, args=(node,)) for node in nodes]
+    threads = [threading.Thread(target=work, args=(connection,)) for connection in connections]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -41,7 +41,7 @@ LIMITS = {"nothing": 32, "one server": 8, "a jump host": 8, "a ProxyCommand": 8}
 @pytest.mark.parametrize("through", LIMITS)
 def test_logins_at_once_are_bounded(
     sshd: Server,
-    node: NodeMaker,
+    connect_to: Connect,
     config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -70,14 +70,14 @@ def test_logins_at_once_are_bounded(
         hosts = [
             bastion.host(host=f"127.0.0.{n + 10}", port=port) for n in range(LIMITS[through] + 12)
         ]
-        assert len(connect_all([node(host) for host in hosts])) == len(hosts)
+        assert len(connect_all([connect_to(host) for host in hosts])) == len(hosts)
     steps = [1 if word == "begin" else -1 for word in log.read_text().split()]
     assert steps.count(1) == len(hosts)
     assert 2 <= max(itertools.accumulate(steps)) <= LIMITS[through]
 
 
 def test_logins_that_a_bastion_drops_are_retried(
-    sshd: Server, node: NodeMaker, config: Config, home: Path
+    sshd: Server, connect_to: Connect, config: Config, home: Path
 ) -> None:
     bastion = sshd(address="127.0.0.2", MaxStartups="1")
     target = sshd(address="127.0.0.3")
@@ -85,16 +85,16 @@ def test_logins_that_a_bastion_drops_are_retried(
         f"Host 127.0.0.3\n  ProxyCommand ssh -F none -o BatchMode=yes -i {bastion.user_key} "
         f"-o UserKnownHostsFile={home}/.ssh/known_hosts -p {bastion.port} -W %h:%p 127.0.0.2\n"
     )
-    assert not connect_all([node(target.host(), connect_timeout=20) for _ in range(6)])
+    assert not connect_all([connect_to(target.host(), connect_timeout=20) for _ in range(6)])
     assert "MaxStartups" in bastion.log.read_text()  # it did drop some
 
 
 def test_a_connection_uses_one_thread_for_all_its_streams(
-    sshd: Callable[..., Sshd], node: NodeMaker
+    sshd: Callable[..., Sshd], connect_to: Connect
 ) -> None:
     server = sshd()
     before = threading.active_count()
-    nodes = [node(server.host()) for _ in range(6)]
+    nodes = [connect_to(server.host()) for _ in range(6)]
     assert not connect_all(nodes)
     streams = [each.open(["cat"]) for each in nodes for _ in range(4)]
     assert threading.active_count() - before <= len(nodes)

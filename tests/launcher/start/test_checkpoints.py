@@ -27,8 +27,8 @@ def chosen(*hosts: Checkpoints) -> tuple[str, str, dict[str, list[str]]]:
     """The source, what it is, and the paths for each host that lacks some."""
     choice = choose(hosts)
     assert choice
-    missing = {target.node.name: list(paths) for target, paths in choice.missing}
-    return choice.source.node.name, choice.what, missing
+    missing = {target.connection.name: list(paths) for target, paths in choice.missing}
+    return choice.source.connection.name, choice.what, missing
 
 
 def step(number: int) -> str:

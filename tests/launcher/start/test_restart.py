@@ -79,7 +79,7 @@ def test_a_lost_host_is_asked_for_new_checkpoints_only_if_no_other_host_has_one(
 
     nodes = [AskedHost("b"), AskedHost("a")]
     place = SimpleNamespace(place=SimpleNamespace(run_dir="", control_dir=""))
-    attempt = SimpleNamespace(nodes=nodes, by_node=dict.fromkeys(nodes, place))
+    attempt = SimpleNamespace(connections=nodes, by_connection=dict.fromkeys(nodes, place))
     monkeypatch.setattr("launcher.start.restart.newest_attempt", lambda *_: nullcontext(attempt))
     run = dataclasses.replace(record("host-lost"), pending_stop=["b"])
     assert has_saved(RunFolder(Path("r")), run, Console()) is bool(saver)

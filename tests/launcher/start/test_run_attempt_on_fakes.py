@@ -229,9 +229,9 @@ def test_a_dataset_that_is_removed_during_a_launch_stops_it_instead_of_leaving_a
     datasets = cluster.hosts["gpu0"].home / ".ddpctl" / "datasets"
     assert cluster.ddpctl("push", cluster.hosts_file, "--dataset")[0] == 0
 
-    def pruned_elsewhere(plan: Plan, nodes: Sequence[HostConnection]) -> PlannedAttempt:
+    def pruned_elsewhere(plan: Plan, connections: Sequence[HostConnection]) -> PlannedAttempt:
         shutil.rmtree(datasets)
-        return PlannedAttempt(plan, nodes)
+        return PlannedAttempt(plan, connections)
 
     monkeypatch.setattr(run_attempt, "PlannedAttempt", pruned_elsewhere)
     code, _, err = cluster.launch()

@@ -79,8 +79,8 @@ def once(true: Callable[[], object], do: Callable[[], object]) -> threading.Thre
 
 def kill_from_elsewhere(cluster: FakeCluster, run_id: str) -> None:
     """Kill a run as from a machine that has only the hosts file."""
-    with connected(load(cluster.hosts_file).hosts) as nodes:
-        stopped, failures = try_each(nodes, Stop(run_id, "docker", 1.0, ()).on_host)
+    with connected(load(cluster.hosts_file).hosts) as connections:
+        stopped, failures = try_each(connections, Stop(run_id, "docker", 1.0, ()).on_host)
     assert not failures and all(each.clean for each in stopped.values())
 
 
@@ -130,10 +130,10 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
         cluster_of_run = type(given)(hosts, given.job)
         since = float(chance.randrange(1, 4))
         wanted = Request(cluster_of_run, LaunchOptions(), f"race-{number}", since=since)
-        with connected(hosts) as nodes:
-            plan = wanted.plan(PlanInputs(gather(nodes), ("i",) * len(hosts)))
+        with connected(hosts) as connections:
+            plan = wanted.plan(PlanInputs(gather(connections), ("i",) * len(hosts)))
             barrier.wait()
-            attempt = PlannedAttempt(plan, nodes)
+            attempt = PlannedAttempt(plan, connections)
             if claim_gpus(attempt, {}, {}, Console(quiet=True)):
                 return None
             start_nodes(attempt, Console(quiet=True))
@@ -246,12 +246,12 @@ def test_attach_says_how_a_run_that_waits_has_ended(
 def place_in_line(cluster: FakeCluster) -> Iterator[waiting_line.Tickets]:
     """A run's place in line, on all hosts."""
     given = load(cluster.hosts_file)
-    with connected(given.hosts) as nodes:
-        inputs = PlanInputs(gather(nodes), ("i",))
+    with connected(given.hosts) as connections:
+        inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
         reservation = Reservation(plan.run_id, 1)
-        reservation.take(nodes, Console(quiet=True))
-        place = waiting_line.Tickets(PlannedAttempt(plan, nodes), reservation)
+        reservation.take(connections, Console(quiet=True))
+        place = waiting_line.Tickets(PlannedAttempt(plan, connections), reservation)
         place.join()
         yield place
         place.close()
@@ -419,10 +419,10 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
     cluster = make("gpu0")
     cluster.launch("--detach")
     given = load(cluster.hosts_file)
-    with connected(given.hosts) as nodes:
-        inputs = PlanInputs(gather(nodes), ("i",))
+    with connected(given.hosts) as connections:
+        inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
-        attempt = PlannedAttempt(plan, nodes)
+        attempt = PlannedAttempt(plan, connections)
         [member] = attempt.running.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
         assert claim_gpus(attempt, {}, {}, Console(quiet=True))
@@ -437,12 +437,12 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
     cluster.nodes[0].state = "created"
     given = load(cluster.hosts_file)
     monkeypatch.setattr(claim_gpus_module, "LEASE", 0.0)
-    with connected(given.hosts) as nodes:
-        inputs = PlanInputs(gather(nodes), ("i",))
+    with connected(given.hosts) as connections:
+        inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
-        attempt = PlannedAttempt(plan, nodes)
+        attempt = PlannedAttempt(plan, connections)
         ahead, _ = waiting_line.in_the_way(attempt, *waiting_line.list_claims(attempt))
-        assert [rival.run_id for rival in ahead[nodes[0]]] == [undecided]
+        assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
         refused = claim_gpus(attempt, {}, {}, Console(quiet=True))
     assert refused and undecided in str(refused.reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
@@ -481,14 +481,14 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
 
     def choose(*arguments: Any) -> Any:
         cluster.hosts["gpu0"].reachable = not chosen  # the second time, gpu0 does not answer
-        nodes = choose_hosts(*arguments)
-        chosen.append([node.name for node in nodes])
-        return nodes
+        connections = choose_hosts(*arguments)
+        chosen.append([connection.name for connection in connections])
+        return connections
 
     def lose_first(attempt: PlannedAttempt) -> list[PreflightError]:
         return (
             [PreflightError("another run was faster", host="gpu0")]
-            if attempt.nodes[0].name == "gpu0"
+            if attempt.connections[0].name == "gpu0"
             else []
         )
 
@@ -509,7 +509,7 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
     cluster.nodes_end(0)
 
     def beaten(attempt: PlannedAttempt, *more: Any) -> Refused | None:
-        if attempt.nodes[0].name == "gpu1":
+        if attempt.connections[0].name == "gpu1":
             return claim_gpus(attempt, *more)
         cluster.hosts["gpu0"].reachable = False
         return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])

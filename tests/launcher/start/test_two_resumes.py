@@ -28,10 +28,10 @@ def test_an_attempt_can_be_reserved_only_once(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     host = Host("local")
-    node = HostConnection(host)
+    connection = HostConnection(host)
 
     def reserve(attempt: int) -> None:
-        Reservation("r1", attempt).take([node], Console(quiet=True))
+        Reservation("r1", attempt).take([connection], Console(quiet=True))
 
     reserve(2)
     with pytest.raises(UsageError, match="attempt 2 was already started"):
@@ -46,14 +46,14 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
         raise HostUnreachable("no answer", host="gpu0")
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    lost, node = HostConnection(Host("gpu0")), HostConnection(Host("local"))
+    lost, connection = HostConnection(Host("gpu0")), HostConnection(Host("local"))
     monkeypatch.setattr(lost, "script", no_answer)
     console = Console(quiet=True)
     own = Reservation("r1", 2)
-    own.take([lost, node], console)
-    own.take([lost, node], console)
+    own.take([lost, connection], console)
+    own.take([lost, connection], console)
     with pytest.raises(UsageError, match=r"^local: attempt 2 was already started"):
-        Reservation("r1", 2).take([lost, node], console)
+        Reservation("r1", 2).take([lost, connection], console)
     with pytest.raises(HostUnreachable):
         Reservation("r1", 2).take([lost], console)
 

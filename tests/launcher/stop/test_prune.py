@@ -40,8 +40,8 @@ def versions(machine: Machine, data: Path, count: int) -> list[str]:
 
 
 def prune(machine: Machine, data: Path, confirm: Callable[[str, str], bool]) -> PruneResult:
-    cluster = Cluster((machine.node.host,), Job(engine="process", dataset=str(data)))
-    return prune_hosts([machine.node], cluster, confirm, Console())
+    cluster = Cluster((machine.connection.host,), Job(engine="process", dataset=str(data)))
+    return prune_hosts([machine.connection], cluster, confirm, Console())
 
 
 def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
@@ -85,8 +85,8 @@ def test_the_image_file_that_this_hosts_file_uses_is_kept(
         image.write_text(content)
         digests.append(scan_file(str(image), IMAGE_FILE).manifest.digest)
         (machine.home / ".ddpctl" / "images" / digests[-1]).mkdir(parents=True)
-    cluster = Cluster((machine.node.host,), Job(engine="apptainer", image=str(image)))
-    done = prune_hosts([machine.node], cluster, lambda text, total: True, Console())
+    cluster = Cluster((machine.connection.host,), Job(engine="apptainer", image=str(image)))
+    done = prune_hosts([machine.connection], cluster, lambda text, total: True, Console())
     assert {tree.name for tree in done.trees} == {f"images/{digests[0]}"}
 
 
@@ -128,7 +128,7 @@ def test_the_command_prints_one_document(machines: Machines, tmp_path: Path) -> 
     data = tmp_path / "data"
     data.mkdir()
     (data / "file").write_text("x")
-    host = machine.node.host
+    host = machine.connection.host
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text(
         f"hosts: [{{host: {host.host}, port: {host.port}, identity_file: {host.identity_file}}}]\n"
@@ -161,7 +161,7 @@ def test_without_a_terminal_prune_refuses_unless_told_yes(
 ) -> None:
     (machine,) = machines(1)
     versions(machine, tmp_path / "data", 2)
-    host = machine.node.host
+    host = machine.connection.host
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text(
         f"hosts: [{{host: {host.host}, port: {host.port}, identity_file: {host.identity_file}}}]\n"
@@ -188,11 +188,11 @@ def test_nothing_is_removed_from_a_host_whose_engine_does_not_answer(
     data = tmp_path / "data"
     versions(good, data, 2)
     versions(blind, data, 2)
-    hosts = tuple(machine.node.host for machine in (good, blind))
+    hosts = tuple(machine.connection.host for machine in (good, blind))
     cluster = Cluster(hosts, Job(engine="process", dataset=str(data)))
     with pytest.raises(HostsNotReady) as caught:
-        prune_hosts([good.node, blind.node], cluster, lambda *_: True, Console())
-    assert list(caught.value.failures) == [blind.node.name]
+        prune_hosts([good.connection, blind.connection], cluster, lambda *_: True, Console())
+    assert list(caught.value.failures) == [blind.connection.name]
     assert "the Docker daemon is not running" in str(caught.value)
     assert len(good.trees("datasets")) == 1
     assert len(blind.trees("datasets")) == 2
@@ -205,10 +205,15 @@ def test_a_tree_that_another_host_with_the_same_home_uses_is_kept(
     one, other = machines(2, share=tmp_path / "nfs")
     data = tmp_path / "data"
     versions(one, data, 2)
-    cluster = Cluster((one.node.host, other.node.host), Job(engine="process", dataset=str(data)))
+    cluster = Cluster(
+        (one.connection.host, other.connection.host), Job(engine="process", dataset=str(data))
+    )
     found: list[str] = []
     prune_hosts(
-        [one.node, other.node], cluster, lambda text, _: bool(found.append(text)), Console()
+        [one.connection, other.connection],
+        cluster,
+        lambda text, _: bool(found.append(text)),
+        Console(),
     )
     assert found[0].count("datasets/") == 1  # one home, one line
 

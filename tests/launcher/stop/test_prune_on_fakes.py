@@ -31,16 +31,16 @@ def test_a_tree_that_a_launch_looks_up_while_the_user_reads_the_list_stays(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster("gpu0")
-    trees, node = with_trees(cluster.hosts["gpu0"]), HostConnection(Host("gpu0"))
+    trees, connection = with_trees(cluster.hosts["gpu0"]), HostConnection(Host("gpu0"))
 
     def looked_up(*_: object, **__: object) -> bool:
-        return b"have dataset" in node.script(INSPECT, USED, "", "").stdout
+        return b"have dataset" in connection.script(INSPECT, USED, "", "").stdout
 
     monkeypatch.setattr("launcher.commands.options.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", looked_up)
     assert cluster.ddpctl("push", cluster.hosts_file, "--prune")[0] == 0
     assert [path.name for path in trees.iterdir()] == [USED]
-    assert b"have dataset" not in node.script(INSPECT, UNUSED, "", "").stdout
+    assert b"have dataset" not in connection.script(INSPECT, UNUSED, "", "").stdout
     assert not (trees / UNUSED).exists()
 
 

@@ -1,1 +1,1 @@
-"""The plan of an attempt: everything that a launch will do, as one frozen, printable value."""
+"""The plan of an attempt: everything that a launch will do, as one immutable value."""

@@ -1,7 +1,7 @@
 """Build the plan. Pure: uses no clock, environment variables, disk or network.
 
-A dry run builds the plan without contacting hosts. Values that only hosts know are then None or
-absent.
+A dry run builds the plan without contacting the hosts. Values that depend on them are then None
+or absent.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ from .topology import free_port, ids_by_uuid, nproc_on
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What hosts reported and what was pushed. Tuples: one entry per node, by rank."""
+    """What the hosts reported and what was pushed. Each tuple has one entry per node, by rank."""
 
     facts: tuple[Facts, ...] = ()
-    images: tuple[str, ...] = ()  # digest or id, as known to the host's engine
+    images: tuple[str, ...] = ()  # digests or ids by which the hosts' engines find the image
     dataset_digest: str | None = None
     workdir_digest: str | None = None
     image_digest: str | None = None
-    used_ports: frozenset[int] = frozenset()  # on node 0: listening, or reserved by another run
+    used_ports: frozenset[int] = frozenset()  # ports on node 0 that other runs have reserved
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
@@ -66,10 +66,10 @@ def build_plan(
     past_restarts: Sequence[PastRestart] = (),
     since: float | None = None,
 ) -> Plan:
-    """Return the plan of one attempt. Every attempt after the first resumes.
+    """Return the plan of one attempt. Every attempt after the first resumes the run.
 
-    inputs: None before the hosts were asked. env_names: variables set by the user, which override
-    ddpctl's own. since: see Plan. Raises UsageError if the hosts cannot run the job together.
+    inputs: None until the hosts have been asked. env_names: the variables that the user sets, which
+    override ddpctl's own. since: see Plan. Raises UsageError if the hosts cannot form one job.
     """
     job, hosts, inputs = cluster.job, cluster.hosts, inputs or PlanInputs()
     addresses = addresses_in_file(hosts)
@@ -104,7 +104,7 @@ def build_plan(
 
 
 def _ports(job: Job, seed: str, inputs: PlanInputs) -> tuple[int | None, int | None]:
-    """Return the master port and the supervisors' control port on node 0."""
+    """Return the master port and the control port on node 0; None where it is not known yet."""
     master = None if job.master_port == "auto" else job.master_port
     if not inputs.facts:
         return master, None
@@ -122,7 +122,7 @@ def _node(
     env_names: tuple[str, ...],
     address: Address,
 ) -> NodePlan:
-    """Return the plan of one node. plan: all but the nodes. nproc: processes of each node."""
+    """Return the plan of one node. plan: without nodes. nproc: the number of processes per node."""
     job, host = cluster.job, cluster.hosts[rank]
     facts = inputs.facts[rank] if inputs.facts else None
     store = (facts and facts.folder) or HOME

@@ -1,4 +1,4 @@
-"""The container of a node, with access to what its job needs on the host. Pure."""
+"""A node's container: its user, GPUs and mounts, and its access to devices of the host. Pure."""
 
 import dataclasses
 
@@ -7,9 +7,9 @@ from ..hosts import Host, Job
 from .plan import CONTROL_DIR, Container, Gpus, JobPaths, Mount, Plan
 from .topology import gpu_ids
 
-METRICS_DIR = "/ddpctl-metrics"  # in the container
+METRICS_DIR = "/ddpctl-metrics"  # where job.metrics_dir is mounted in the container
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
-# Docker's default capabilities that training does not need
+# Capabilities that Docker grants by default, but training does not need
 DROPPED = tuple("AUDIT_WRITE MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETPCAP SYS_CHROOT".split())
 STACK_BYTES = 67108864  # the value that NVIDIA's images recommend
 IN_CONTAINER = JobPaths(
@@ -20,8 +20,8 @@ IN_CONTAINER = JobPaths(
 def with_access(container: Container, job: Job, facts: Facts | None) -> Container:
     """Return the container with access to what the job needs on its host besides `container.gpus`.
 
-    That is: what NCCL needs (pinned memory, InfiniBand), the devices of AMD's GPUs, and what the job
-    adds. The job's limits override ddpctl's. facts: None if the host was not asked.
+    That is: what NCCL needs (pinned memory, InfiniBand), the devices of AMD GPUs, and what the job
+    adds. The job's limits override ddpctl's. facts: None if the host has not been asked.
     """
     infiniband = facts.infiniband if facts else None
     amd = bool(container.gpus) and facts is not None and facts.has_amd_gpus
@@ -43,20 +43,20 @@ def with_access(container: Container, job: Job, facts: Facts | None) -> Containe
 
 
 def container_user(job: Job, facts: Facts | None) -> str:
-    """Return the container's user; `host` as long as the host has not been asked."""
+    """Return the container's user as UID:GID, or `host` if it depends on a host not asked yet."""
     if job.user == "host" and facts:
         return f"{facts.uid}:{facts.gid}"
     return "0:0" if job.user == "root" else job.user
 
 
 def fixed_uid(plan: Plan) -> str:
-    """Return the user id that the job sets for its containers; "" for root or each host's SSH user."""
+    """Return the user id that job.user sets for all containers; "" if it is `root` or `host`."""
     chosen = plan.engine.in_container and plan.job.user not in ("host", "root")
     return plan.job.user.split(":")[0] if chosen else ""
 
 
 def container_gpus(host: Host, facts: Facts | None) -> Gpus:
-    """Return the GPUs in the engine's form. The engine's `all` is wrong for integrated or no GPUs."""
+    """Return the GPUs: `all`, or their ids if `all` would include integrated GPUs or find none."""
     by_id = host.gpus != "all"
     if facts and not by_id:
         by_id = not facts.gpus or any(gpu.integrated for gpu in facts.gpus)

@@ -12,15 +12,15 @@ from .topology import rank_cores, same_machine
 
 GPU_ORDER = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
-)  # if the user sets one of these, a rank's GPU is unknown
+)  # if the user sets one of these, ddpctl cannot tell which GPU a rank uses
 STUCK_IN_KERNEL = "1800"  # seconds in state D until torchrun 2.13 gives up on a rank
-Variables = dict[str, str | None]  # None: only the host knows the value, and it was not asked yet
+Variables = dict[str, str | None]  # None: the value depends on a host that has not been asked yet
 
 
 def run_variables(
     plan: Plan, nnodes: int, rank: int, paths: JobPaths, facts: Facts | None
 ) -> Variables:
-    """Describe the run and, in a container, whose image may not know that user, the SSH user."""
+    """Return variables that describe the run and, as images may not know it, the SSH user."""
     env: Variables = {
         "DDPCTL_RUN_ID": plan.run_id,
         "DDPCTL_ATTEMPT": str(plan.attempt),
@@ -45,11 +45,11 @@ def run_variables(
 def network_variables(
     address: Address, facts: Facts | None, env_names: Collection[str]
 ) -> Variables:
-    """Choose the network for NCCL and Gloo, and NCCL's RoCE settings unless the user sets one."""
+    """Return the network for NCCL and Gloo, and NCCL's RoCE settings unless the user sets any."""
     env: Variables = {"NCCL_DEBUG": "WARN"}
     if address.interface or not facts:
         interface = address.interface or None
-        # without "=", NCCL would take eth10 for eth1 too
+        # without "=", NCCL would also match eth10 when eth1 is meant
         env["NCCL_SOCKET_IFNAME"] = interface and f"={interface}"
         env["GLOO_SOCKET_IFNAME"] = interface
     if facts:
@@ -67,14 +67,14 @@ def machine_variables(
     rank: int,
     env_names: Collection[str],
 ) -> Variables:
-    """Share the machine with the run's other nodes on it. nproc: processes of each node."""
+    """Return the node's share of its machine: threads and cores. nproc: processes of each node."""
     job, hosts = plan.job, cluster.hosts
     here = same_machine(hosts, facts, rank)
     processes = sum(nproc[node] or 1 for node in here)
     env: Variables = {"OMP_NUM_THREADS": None}
     if facts:
         env["OMP_NUM_THREADS"] = str(max(1, facts[rank].cores // processes))
-    if plan.options.network_only and len(here) > 1:  # NCCL takes each node for a machine
+    if plan.options.network_only and len(here) > 1:  # NCCL then treats each node as a machine
         env["NCCL_HOSTID"] = f"ddpctl-{rank}"
     reorders = not GPU_ORDER.isdisjoint(env_names)
     binds = any(word.replace("_", "-").startswith("--numa") for word in job.torchrun_args)
@@ -89,7 +89,7 @@ def machine_variables(
 
 
 def gpu_variables(engine: EngineTraits, host: Host, gpus: Gpus, facts: Facts | None) -> Variables:
-    """Hide the GPUs that the node does not use. Docker hides NVIDIA GPUs by itself."""
+    """Return the variable that hides GPUs the node does not use, unless the engine hides them."""
     amd = facts is not None and facts.has_amd_gpus
     if gpus == "all" or not (gpus or host.gpus == 0) or (engine.keeps_containers and not amd):
         return {}

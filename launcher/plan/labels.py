@@ -1,4 +1,4 @@
-"""The labels of a node's container: what ddpctl writes, and the rule for what it reads. Pure.
+"""The labels of a node's container: which ones ddpctl sets, and which values it accepts. Pure.
 
 Some values come from the host (its clock, its GPUs), and a host may report any labels.
 """
@@ -14,7 +14,7 @@ from .plan import Plan
 
 LABEL = "io.ddpctl"  # the prefix of every label
 POSITIVE = re.compile("[1-9][0-9]{0,5}")
-FORMS = {  # a node is readable only if these labels match; `since` is in unix seconds
+FORMS = {  # ddpctl ignores a node unless these labels match; `since` is in unix seconds
     "run-id": RUN_ID,
     "attempt": POSITIVE,
     "nnodes": POSITIVE,
@@ -28,7 +28,7 @@ FORMS = {  # a node is readable only if these labels match; `since` is in unix s
 def container_labels(
     plan: Plan, cluster: Cluster, rank: int, uuids: Collection[str] | None
 ) -> dict[str, str]:
-    """Return the container's labels. uuids: of its GPUs; None before the host was asked."""
+    """Return the container's labels. uuids: those of its GPUs; None until the host is asked."""
     values = {
         "run-id": plan.run_id,
         "attempt": plan.attempt,
@@ -42,14 +42,14 @@ def container_labels(
     }
     labels = {key: str(value) for key, value in values.items() if value is not None}
     if odd := odd_label(labels):
-        what = f"what it reports gives its node an invalid label: {odd} {quoted(labels[odd])}"
+        what = f"the values that it reports make an invalid label: {odd} {quoted(labels[odd])}"
         remedy = "check the clock and `nvidia-smi -L` on that host"
         raise CommandFailed(what, remedy, host=cluster.hosts[rank].name)
     return {f"{LABEL}.{key}": value for key, value in labels.items()}
 
 
 def odd_label(labels: Mapping[str, str]) -> str | None:
-    """Return the name of a label with a malformed value; None if all are valid. Keys have no prefix."""
+    """Return the name of an invalid label; None if all are valid. Names omit the prefix."""
     for name, form in FORMS.items():
         if not form.fullmatch(labels.get(name, "")):
             return name

@@ -1,9 +1,9 @@
-"""Which address and network interface each node uses for traffic between the nodes. Pure.
+"""Choose the address and network interface that each node uses for traffic between nodes. Pure.
 
 1. `internal_ip` and `interface` in the hosts file decide.
-2. Otherwise it is the node's address with the fastest path from all nodes, judged by the routes and
-   interface speeds that the hosts report.
-3. If the checks ran, an address that a host could not connect to is left out.
+2. Otherwise, the best address is the one with the fastest path from all nodes, judged by the routes
+   and interface speeds that the hosts report.
+3. If the checks ran, addresses that a host could not connect to are left out.
 
 So the choice is the same without the checks, unless an address turns out not to work.
 """
@@ -18,7 +18,7 @@ from ..facts.facts import Facts
 from ..facts.network import Address
 from ..hosts import Host
 
-# Bridges and tunnels of container engines and hypervisors, which reach no other host.
+# Bridges and tunnels of container engines and hypervisors, which do not lead to other hosts.
 _LOCAL_ONLY = re.compile(
     r"docker\d*|br-[0-9a-f]{6,}|veth.*|virbr\d+.*|lxcbr\d+|cni.*|podman\d*|flannel.*"
 )
@@ -27,11 +27,11 @@ _LOCAL_ONLY = re.compile(
 def node_addresses(
     hosts: Sequence[Host], facts: Sequence[Facts], unreached: Collection[str] = ()
 ) -> tuple[Address, ...]:
-    """Return each node's address and interface (may be ""), by node rank.
+    """Return each node's address and interface, in rank order. The interface is "" if unknown.
 
-    The address is the first candidate that is not in `unreached` or, without candidates, the host's
-    end of the SSH connection. unreached: addresses that a host could not connect to; empty without
-    checks.
+    The address is the first candidate that is not in `unreached`, else the first candidate. Without
+    candidates, it is the host's end of the SSH connection. unreached: addresses that a host could
+    not connect to; empty if the checks did not run.
     """
 
     def choose(host: Host, own: Facts, listed: Sequence[Address]) -> Address:
@@ -44,16 +44,16 @@ def node_addresses(
 
 
 def addresses_in_file(hosts: Sequence[Host]) -> tuple[Address, ...]:
-    """Return the addresses that are known without asking the hosts; "" for all others."""
+    """Return each node's address as far as it is known without asking the hosts, else ""."""
     default = "127.0.0.1" if all(host.is_local for host in hosts) else ""
     return tuple(Address(host.internal_ip or default, host.interface or "") for host in hosts)
 
 
 def candidates(hosts: Sequence[Host], facts: Sequence[Facts]) -> list[list[Address]]:
-    """Return the addresses at which the other nodes may reach each node, best first.
+    """Return, for each node, the addresses at which the other nodes may reach it, best first.
 
-    Leaves out loopback, link-local and container networks, interfaces that are down, and addresses
-    that exist on several hosts.
+    Omits loopback, link-local and container networks, interfaces that are down, and addresses that
+    exist on several hosts.
     """
     repeated = _on_several_hosts(hosts, facts)
     tables = {_ways(own) for own in facts}  # hosts with equal tables count once
@@ -83,7 +83,7 @@ def refuse_loopback(hosts: Sequence[Host], addresses: Sequence[Address]) -> None
 
 @dataclass(frozen=True)
 class _Way:
-    """A row of a host's routing table. mbits: the speed of its interface; 0 if unknown."""
+    """A row of a host's routing table. mbits: the interface's speed in Mbit/s; 0 if unknown."""
 
     network: IPv4Network | IPv6Network
     is_direct: bool
@@ -91,7 +91,7 @@ class _Way:
 
 
 def _ways(own: Facts) -> tuple[_Way, ...]:
-    """Return a host's routes, the most specific first; of IPv6, only the attached networks."""
+    """Return a host's routes, most specific first. For IPv6, only the attached networks."""
     speed = {nic.name: nic.speed for nic in own.interfaces}
     ipv6 = [a for a in own.addresses if ":" in a.network]
     return (
@@ -103,11 +103,11 @@ def _ways(own: Facts) -> tuple[_Way, ...]:
 def _path_cost(
     address: Address, own: Facts, tables: Collection[Sequence[_Way]]
 ) -> tuple[bool, bool, int, bool]:
-    """Return the cost of the paths from all hosts to this address; the smallest is the best.
+    """Return the cost of the paths from all hosts to this address, as a sort key: smallest is best.
 
-    In this order: a host has no route to it; it is on a bridge; its slowest link; a host needs a
-    router to reach it. A link of unknown speed is the slowest if it is the address's own or leads
-    to a router; otherwise it does not count.
+    The criteria, in this order: some host has no route to it; it is on a bridge; the speed of its
+    slowest link; some host needs a router to reach it. A link of unknown speed counts as the
+    slowest if it is the address's own or leads to a router; otherwise, it is ignored.
     """
     ip = ip_address(address.ip)
     nic = own.interface(address.interface)
@@ -119,7 +119,7 @@ def _path_cost(
 
 
 def _leads_to_hosts(address: Address, host: Host, own: Facts) -> bool:
-    """Return whether other hosts may reach the address, as far as its name and state show."""
+    """Return whether other hosts may reach the address, judging by its interface."""
     ip: IPv4Address | IPv6Address = ip_address(address.ip)
     if ip.is_loopback or ip.is_link_local or ip.is_unspecified:
         return False
@@ -130,7 +130,7 @@ def _leads_to_hosts(address: Address, host: Host, own: Facts) -> bool:
 
 
 def _on_several_hosts(hosts: Sequence[Host], facts: Sequence[Facts]) -> set[str]:
-    """Return the addresses that several hosts have, as they do for bridges such as docker0."""
+    """Return the addresses that several hosts have, as is common for bridges such as docker0."""
     stacks: dict[str, set[object]] = {}
     for host, own in zip(hosts, facts, strict=True):
         for address in own.addresses:
@@ -139,9 +139,9 @@ def _on_several_hosts(hosts: Sequence[Host], facts: Sequence[Facts]) -> set[str]
 
 
 def _ssh_address(host: Host, own: Facts, facts: Sequence[Facts]) -> Address:
-    """Return the host's end of the SSH connection; for this machine, the one that the others see.
+    """Return the host's end of its SSH connection, or this machine's end as the other hosts see it.
 
-    It is the host's own address even behind a jump host or a forwarded port.
+    For a host, this is its own address even behind a jump host or a forwarded port.
     """
     seen_from = next((other.ssh_client_ip for other in facts if other.ssh_client_ip), None)
     ip = (seen_from if host.is_local else own.ssh_server_ip) or host.name

@@ -1,4 +1,4 @@
-"""The plan as a value. See `launcher.plan.build` and `launcher.plan.render`."""
+"""The plan of an attempt, as plain data. `plan.build` makes it, and `plan.render` formats it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..errors import UsageError
 from ..hosts import Host, Job
 from ..supervisor.restart_rule import PastRestart
 
-HOME = "~/.ddpctl"  # on a host
+HOME = "~/.ddpctl"  # ddpctl's folder on a host
 IMAGE_FILE = "image.sif"  # in a folder of ~/.ddpctl/images
-STORE = ".ddpctl"  # the same for commands, which start in the user's home folder
-CONTROL_DIR = "/ddpctl"  # in a container
+STORE = ".ddpctl"  # the same folder as seen by commands, which start in the user's home folder
+CONTROL_DIR = "/ddpctl"  # a node's control folder, as mounted in its container
 _CONTROL_DIR = re.compile(r"/runs/([^/]+)/nodes/([0-9]{1,6})/attempt-([0-9]{1,7})$")
 OUR_TRAINER = ("-m", "trainer")
-Gpus = str | tuple[int, ...]  # of a container: all, or ids; () for none
+Gpus = str | tuple[int, ...]  # a container's GPUs: "all", or their ids; () if it has none
 TRAINER_HANG_TIMEOUT = 1800.0  # seconds; our trainer logs every minute except during evaluation
 
 
@@ -32,9 +32,9 @@ class RunOptions:
     """
 
     name: str = ""
-    hang_timeout: float | None = None  # seconds without progress; 0: never; None: default
-    wait: int | None = None  # seconds in line for GPUs; 0: no limit; None: do not wait
-    nodes: int | None = None  # use any N hosts of the file whose GPUs are free
+    hang_timeout: float | None = None  # seconds without progress; 0: no limit; None: the default
+    wait: int | None = None  # seconds to wait in line for GPUs; 0: no limit; None: do not wait
+    nodes: int | None = None  # use any N hosts in the hosts file whose GPUs are free
     push: bool = True
     check: bool = True
     network_only: bool = False  # nodes on one machine communicate over the network too
@@ -42,19 +42,19 @@ class RunOptions:
     def __post_init__(self) -> None:
         timeout = self.hang_timeout
         if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
-            what = f"hang_timeout {timeout:g}: not a time"
-            raise UsageError(what, "pass seconds, or 0 for never")
+            what = f"hang_timeout {timeout:g}: not a duration"
+            raise UsageError(what, "pass a number of seconds, or 0 for no limit")
 
 
 @dataclass(frozen=True)
 class LaunchOptions(RunOptions):
     detach: bool = False
-    on_exit: str | None = None  # for `sh -c` once the run has ended; may contain a token
-    on_event: str | None = None  # for `sh -c` on each event; may contain a token
+    on_exit: str | None = None  # command for `sh -c` once the run has ended; may contain a secret
+    on_event: str | None = None  # command for `sh -c` on each event; may contain a secret
     by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt
 
     def settled(self, command: Sequence[str]) -> LaunchOptions:
-        """Return the options with the default hang timeout of `command`: only our trainer has one."""
+        """Return the options with the default hang timeout filled in; only our trainer has one."""
         if self.hang_timeout is not None:
             return self
         is_ours = tuple(command[:2]) == OUR_TRAINER
@@ -67,20 +67,20 @@ class LaunchOptions(RunOptions):
 
 @dataclass(frozen=True)
 class EngineTraits:
-    """What the plan and its readers need to know about an engine."""
+    """The properties of an engine that the plan and its readers need."""
 
     name: str
-    in_container: bool  # the job runs in a container of an image, with its folders mounted
-    image_files: bool = False  # images are files in ~/.ddpctl, containers the user's own processes
+    in_container: bool  # the job runs in a container, with its folders mounted
+    image_files: bool = False  # images are files in ~/.ddpctl; containers are the user's processes
 
     @property
     def keeps_containers(self) -> bool:
-        """Whether the host's engine keeps images and containers, and limits what these may use."""
+        """Whether the host's engine stores images and containers, and can limit resource use."""
         return self.in_container and not self.image_files
 
     @property
     def unit(self) -> str:
-        """What a node is on its host, in messages."""
+        """The word for a node on its host, as used in messages."""
         return "container" if self.keeps_containers else "supervisor"
 
 
@@ -94,12 +94,12 @@ class Mount:
 
 @dataclass(frozen=True)
 class Container:
-    """The container to create on one host. Excludes the values of the user's environment."""
+    """The container to create on one host. Omits the values of the user's variables."""
 
     name: str
     image: str
     entrypoint: tuple[str, ...]
-    env: Mapping[str, str]  # set by ddpctl
+    env: Mapping[str, str]  # the variables that ddpctl sets
     labels: Mapping[str, str]
     mounts: tuple[Mount, ...]
     gpus: Gpus
@@ -107,18 +107,18 @@ class Container:
     shm_size: int  # bytes
     stop_timeout: int  # seconds
     command: tuple[str, ...] = ()
-    env_names: tuple[str, ...] = ()  # set by the user
-    env_at_launch: tuple[str, ...] = ()  # set by ddpctl, once the host was asked
+    env_names: tuple[str, ...] = ()  # the names of the variables that the user sets
+    env_at_launch: tuple[str, ...] = ()  # variables that ddpctl can set only after asking the host
     working_dir: str | None = None
     network: str = "host"
-    init: bool = True  # run an init process as PID 1, which reaps zombies
+    init: bool = True  # whether PID 1 is an init process, which reaps zombies
     tmpfs: Mapping[str, int] = field(default_factory=dict)  # size in bytes, by folder
-    ulimits: Mapping[str, int] = field(default_factory=dict)  # soft and hard; -1: unlimited
+    ulimits: Mapping[str, int] = field(default_factory=dict)  # soft = hard limit; -1: unlimited
     cap_add: tuple[str, ...] = ()
     cap_drop: tuple[str, ...] = ()
-    pids_limit: int = -1  # processes and threads; -1: unlimited
-    new_privileges: bool = False  # programs may gain privileges, as sudo does
-    gpu_vendor: str = "nvidia"  # the engine adds NVIDIA GPUs itself; other GPUs are in `devices`
+    pids_limit: int = -1  # the most processes and threads; -1: unlimited
+    new_privileges: bool = False  # whether programs may gain privileges, as sudo does
+    gpu_vendor: str = "nvidia"  # the engine itself adds NVIDIA GPUs; other GPUs are in `devices`
     group_add: tuple[int, ...] = ()  # ids of the user's additional groups
     devices: tuple[str, ...] = ()  # in the syntax of `docker run --device`
 
@@ -140,7 +140,7 @@ class Place:
 
 @dataclass(frozen=True)
 class JobPaths:
-    """A node's folders: on the host, in the container, or as the job sees them."""
+    """The paths of a node's folders: on the host, in the container, or as the job sees them."""
 
     control: str
     checkpoints: str
@@ -148,26 +148,26 @@ class JobPaths:
     workspace: str
     data: str
     cache: str  # shared by all runs of the user
-    metrics: str | None = None  # for the node's Prometheus textfile
+    metrics: str | None = None  # folder for the node's Prometheus text file
 
 
 @dataclass(frozen=True)
 class NodePlan:
     node_rank: int
     host: Host
-    nproc_per_node: int | None  # None: one per GPU, but the host was not asked yet
+    nproc_per_node: int | None  # None: one per GPU, but the host has not been asked yet
     first_rank: int | None  # the global rank of local rank 0
     container: Container
-    internal_ip: str | None  # for traffic between nodes; None before the host was asked
-    interface: str | None  # the one with internal_ip; None if unknown
+    internal_ip: str | None  # for traffic between nodes; None until the host has been asked
+    interface: str | None  # the network interface that has internal_ip; None if unknown
     place: Place
     paths: JobPaths
-    gpu_ids: Mapping[str, int]  # the node's GPUs by UUID; empty before the host was asked
+    gpu_ids: Mapping[str, int]  # the ids of its GPUs, by UUID; empty until the host has been asked
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One attempt of a run. Before the hosts were asked, what only they know is None or absent."""
+    """One attempt of a run. Until the hosts are asked, values from them are None or absent."""
 
     run_id: str
     attempt: int
@@ -175,16 +175,16 @@ class Plan:
     engine: EngineTraits
     options: LaunchOptions
     job: Job  # without env: its values may be secret
-    command: tuple[str, ...]  # what torchrun runs: the job's, with resume_args on a resume
+    command: tuple[str, ...]  # what torchrun runs: the job's command, plus resume_args on a resume
     master_addr: str | None
     master_port: int | None
-    control_port: int | None  # for the supervisors, on node 0
-    image_digest: str | None  # of the wheels of job.requirements, or of the image's file
+    control_port: int | None  # where the supervisors connect to node 0
+    image_digest: str | None  # digest of the wheels of job.requirements, or of the image file
     dataset_digest: str | None
     workdir_digest: str | None
-    past_restarts: tuple[PastRestart, ...] = ()  # of the run, since the user started it
+    past_restarts: tuple[PastRestart, ...] = ()  # restarts since the user last started the run
     since: float | None = None  # when the run asked for its GPUs: unix seconds on node 0's clock
-    notes: tuple[str, ...] = ()  # what the run's log says first, such as which host replaces which
+    notes: tuple[str, ...] = ()  # first lines of the run's log, such as which host replaces which
     nodes: tuple[NodePlan, ...] = ()
 
     @property
@@ -197,22 +197,22 @@ class Plan:
 
     @property
     def key(self) -> tuple[float, str]:
-        """The run's priority among runs that want the same GPUs; the smallest key comes first."""
-        return round(self.since or 0.0, 3), self.run_id  # rounded as in the label
+        """The run's priority among runs that want the same GPUs. The smallest key comes first."""
+        return round(self.since or 0.0, 3), self.run_id  # rounded, as the label is
 
     def resources(self, node: NodePlan) -> frozenset[str]:
-        """Return what a node uses exclusively: GPUs by UUID and, on node 0, the master port."""
+        """Return what a node uses exclusively: GPUs, by UUID, and, on node 0, the master port."""
         port = [f"port {self.master_port}"] if node.node_rank == 0 else []
         return frozenset([*node.gpu_ids, *port])
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks; None if a host has to be asked."""
+        """The number of ranks; None if it depends on a host that has not been asked yet."""
         return total([node.nproc_per_node for node in self.nodes])
 
 
 def total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum, or None if a count is unknown."""
+    """Return the sum of the counts, or None if one of them is unknown."""
     return None if None in counts else sum(count or 0 for count in counts)
 
 
@@ -221,17 +221,17 @@ def container_name(run_id: str, node_rank: int) -> str:
 
 
 def run_dir_in(store: str, run_id: str) -> str:
-    """Return the folder of a run on a host. store: ~/.ddpctl there, such as STORE."""
+    """Return the path of a run's folder on a host. store: the path of ~/.ddpctl there, or STORE."""
     return f"{store}/runs/{run_id}"
 
 
 def place_in(run_dir: str, run_id: str, node_rank: int, attempt: int) -> Place:
-    """Return a node's location. run_dir: the run's folder on the host."""
+    """Return the location of a node on its host. run_dir: the run's folder there."""
     control_dir = f"{run_dir}/nodes/{node_rank}/attempt-{attempt}"
     return Place(node_rank, attempt, container_name(run_id, node_rank), run_dir, control_dir)
 
 
 def attempt_in(control_dir: str) -> tuple[str, int, int] | None:
-    """Return the run id, node rank and attempt of a control folder; None if it is none."""
+    """Return the run id, node rank and attempt of a control folder; None for any other path."""
     match = _CONTROL_DIR.search(control_dir)
     return (match[1], int(match[2]), int(match[3])) if match else None

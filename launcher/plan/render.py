@@ -10,14 +10,14 @@ from .labels import LABEL
 from .plan import Mount, NodePlan, Plan
 from .supervisor_spec import torchrun_command
 
-ASKED = "<asked at launch>"  # in a dry run, for values that only the hosts know
+ASKED = "<asked at launch>"  # in a dry run, stands for values that depend on the hosts
 LABELS_AT_LAUNCH = [f"{LABEL}.{key}" for key in ("master-port", "gpus", "since")]
-WIDTH = 100  # characters of a line of several values
+WIDTH = 100  # characters per line, where several values share one
 OF_JOB = "image dataset workdir stop_timeout time_limit max_restarts min_nodes numa".split()
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return the whole plan. In a dry run, what only the hosts know is null or absent."""
+    """Return the plan as a document. In a dry run, values from the hosts are None or absent."""
     document = dataclasses.asdict(plan)
     del document["job"]
     document |= {name: getattr(plan.job, name) for name in OF_JOB}
@@ -34,7 +34,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def plan_text(plan: Plan) -> str:
-    """Return what all nodes have in common, then a line per node with what differs."""
+    """Return the plan as text: what all nodes have in common, then each node's differences."""
     rows = [list(node_rows(plan, node)) for node in plan.nodes]
     shared = [row for row in rows[0] if all(row in others for others in rows)]
     width = max(len(node.host.name) for node in plan.nodes)
@@ -49,7 +49,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _torchrun(plan: Plan) -> Iterator[str]:
-    """Yield the command of node 0, as it may be pasted into a shell."""
+    """Yield a heading and the torchrun command of node 0, ready to be pasted into a shell."""
     first, others = plan.nodes[0], "; the others have their own --node-rank" * (plan.nnodes > 1)
     known = dataclasses.replace(
         plan,
@@ -63,7 +63,7 @@ def _torchrun(plan: Plan) -> Iterator[str]:
 
 
 def _head(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what the nodes have in common, by name; "" for what the run does not have."""
+    """Yield the run's settings as (name, value). The value is "" if a setting does not apply."""
     job, options, wait = plan.job, plan.options, plan.options.wait
     ranks = plan.world_size if plan.world_size is not None else ASKED
     any_hosts = ", on any hosts with free GPUs (the first are shown)" if options.nodes else ""
@@ -90,7 +90,7 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _folded(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Format rows: those of the same kind are grouped and take as few lines as possible."""
+    """Yield the rows as lines. Values of the same kind share lines of up to WIDTH characters."""
     kinds: dict[str, list[str]] = {}
     for kind, value in rows:
         kinds.setdefault(kind, []).append(value)
@@ -105,7 +105,7 @@ def _folded(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def node_rows(plan: Plan, node: NodePlan) -> Iterator[tuple[str, str]]:
-    """Yield what is set on a node. K stands for the rank in values that differ on every node."""
+    """Yield a node's settings as (kind, value), with K for its rank in values that contain it."""
     interface = node.interface or ("unknown" if plan.hosts_were_asked else ASKED)
     yield "address", f"{node.internal_ip or ASKED} on {interface}"
     yield "processes", str(node.nproc_per_node or "one per GPU")
@@ -121,7 +121,7 @@ def node_rows(plan: Plan, node: NodePlan) -> Iterator[tuple[str, str]]:
 
 
 def _container(node: NodePlan, host_was_asked: bool) -> Iterator[tuple[str, str]]:
-    """Format the container. InfiniBand needs a device and a capability where a host has it."""
+    """Yield the container's settings. Its devices and capabilities depend on the host."""
     container, rank = node.container, node.node_rank
     gpus, asked = container.gpus, [] if host_was_asked else [ASKED]
     labels = {} if host_was_asked else dict.fromkeys(LABELS_AT_LAUNCH, ASKED)

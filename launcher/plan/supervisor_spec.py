@@ -1,6 +1,6 @@
 """spec.json: the launcher's instructions for the supervisor of one node. Pure.
 
-The file has mode 0600 on the host, because it contains a secret.
+On the host, the file has mode 0600 because it contains a secret.
 """
 
 import sys
@@ -10,12 +10,12 @@ from ..hosts import Host, Job
 from .plan import CONTROL_DIR, NodePlan, Place, Plan
 
 BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
-NO_PYTHON = "set job.python or job.conda to an environment that is on every host"  # remedy
+NO_PYTHON = "set job.python or job.conda to an environment that exists on every host"  # remedy
 ISOLATED = ("-I", "-S")  # python3 flags: only the ranks use PYTHONPATH and site packages
 
 
 def supervisor_command(plan: Plan, host: Host, place: Place) -> tuple[str, ...]:
-    """Return the supervisor's command line, as the container or the host runs it."""
+    """Return the supervisor's command line, with paths in the container if there is one."""
     folder = CONTROL_DIR if plan.engine.in_container else place.control_dir
     python = "python3" if plan.engine.in_container else python_on(plan.job, host)
     if plan.job.requirements:
@@ -25,9 +25,9 @@ def supervisor_command(plan: Plan, host: Host, place: Place) -> tuple[str, ...]:
 
 
 def python_on(job: Job, host: Host) -> str:
-    """Return the Python of engine: process on a host, as find_python.sh takes it.
+    """Return the Python that `engine: process` uses on a host, in the form find_python.sh expects.
 
-    With job.requirements, this is the Python that the environment is made with.
+    With job.requirements, this is the Python that creates the environment.
     """
     if job.conda:
         return f"conda:{job.conda}"
@@ -35,9 +35,9 @@ def python_on(job: Job, host: Host) -> str:
 
 
 def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]:
-    """Return torchrun's command line. unknown: the placeholder for values that only the hosts know.
+    """Return torchrun's command line. unknown: the placeholder for values that depend on the hosts.
 
-    A leading --no-python is torchrun's own flag, so it goes before `--`.
+    A leading --no-python in the job's command is a flag of torchrun, so it goes before `--`.
     """
     command = plan.command
     own_flags = int(command[:1] in (("--no-python",), ("--no_python",)))
@@ -52,7 +52,7 @@ def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]
 
 
 def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
-    """Return the fields of supervisor.spec.Spec. token: the secret that the run's supervisors share."""
+    """Return the fields of supervisor.spec.Spec. token: the secret shared by the supervisors."""
     names = [other.host.name for other in plan.nodes]
     return {
         "run_id": plan.run_id,
@@ -64,7 +64,7 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "host": node.host.name,
         "hosts": names[:1] if node.node_rank else names,  # other nodes need only node 0
         "argv": torchrun_command(plan, node),
-        "cwd": node.container.working_dir,  # None: the image's default, or the launcher's
+        "cwd": node.container.working_dir,  # None: the default of the image or launcher
         "dir": node.paths.control,
         "cancel_file": f"{node.paths.control}/cancelled",
         "stop_timeout": plan.job.stop_timeout,
@@ -79,6 +79,6 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "metrics_dir": node.paths.metrics,
         "max_restarts": plan.job.max_restarts,
         "past_restarts": [(restart.cause, restart.saved) for restart in plan.past_restarts],
-        "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # else in the command
+        "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # later: in the command
         "notes": [] if node.node_rank else plan.notes,
     }

@@ -1,4 +1,4 @@
-"""How the hosts form one job: processes per node, GPUs, free ports."""
+"""How the hosts form one job: processes, GPUs and cores of each node, and free ports."""
 
 import hashlib
 import re
@@ -14,9 +14,9 @@ AUTO_PORTS = range(20000, 32000)  # below Linux's default ephemeral range, which
 
 
 def nproc_on(host: Host, job: Job, facts: Facts | None) -> int | None:
-    """Return the number of processes of a node; None if a host has to be asked first.
+    """Return the number of processes of a node; None if the host has to be asked first.
 
-    It is the host's own number, else the job's, else one per GPU, else 1.
+    It is the host's nproc_per_node, else the job's, else one per GPU, or 1 without GPUs.
     """
     if asked := host.nproc_per_node or job.nproc_per_node:
         return asked
@@ -28,7 +28,7 @@ def nproc_on(host: Host, job: Job, facts: Facts | None) -> int | None:
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     """Return the ids of the node's GPUs.
 
-    `all` means all but integrated ones: none if the host has none, or if its facts are unknown.
+    `all` means all except integrated GPUs. The result is () if there are none or `facts` is None.
     """
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()
@@ -36,7 +36,7 @@ def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
 
 
 def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
-    """Return the ids of the node's GPUs by UUID, or by `gpu-ID` for a GPU without a UUID."""
+    """Return the ids of the node's GPUs, by UUID, or by `gpu-ID` for a GPU without a valid UUID."""
     uuids = {gpu.index: gpu.uuid for gpu in facts.gpus if UUID.fullmatch(gpu.uuid)}
     return {uuids.get(gpu, f"gpu-{gpu}"): gpu for gpu in gpu_ids(host, facts)}
 
@@ -44,11 +44,11 @@ def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
 def rank_cores(
     hosts: Sequence[Host], nproc: Sequence[int | None], facts: Facts
 ) -> list[list[frozenset[int]]]:
-    """Return the cores next to the GPU of each rank, by node on this machine; [] for free ranks.
+    """Return, for each node on a machine, the cores next to each rank's GPU; [] to bind no rank.
 
-    hosts, nproc: the run's nodes on the machine. Ranks are free unless the run has all GPUs of the
-    machine, one per rank, and these are spread evenly over all of its cores: else a rank could lose
-    cores that it needs for its data loaders.
+    hosts, nproc: the hosts and process counts of the run's nodes on that machine. Ranks are bound
+    only if the run uses all GPUs of the machine, one per rank, and these are spread evenly over all
+    of its cores: otherwise, a rank could lose cores that its data loaders need.
     """
     free: list[list[frozenset[int]]] = [[] for _ in hosts]
     ids = [gpu_ids(host, facts) for host in hosts]
@@ -66,7 +66,7 @@ def rank_cores(
 
 
 def same_machine(hosts: Sequence[Host], facts: Sequence[Facts], rank: int) -> list[int]:
-    """Return the ranks of the nodes on this node's machine. One boot id is one machine."""
+    """Return the node ranks on the same machine as node `rank`. Equal boot ids mean one machine."""
     boot_ids = [own.boot_id for own in facts] or [""] * len(hosts)
     return [
         other
@@ -76,7 +76,7 @@ def same_machine(hosts: Sequence[Host], facts: Sequence[Facts], rank: int) -> li
 
 
 def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
-    """Return the indexes of `count` hosts, from as few subnets as possible. subnets: one per host."""
+    """Return `count` indexes of hosts, from as few subnets as possible. subnets: one per host."""
     groups: dict[str, list[int]] = {}
     for place, subnet in enumerate(subnets):
         groups.setdefault(subnet, []).append(place)
@@ -87,7 +87,10 @@ def same_subnet_first(subnets: Sequence[str], count: int) -> list[int]:
 
 
 def free_port(seed: str, taken: frozenset[int]) -> int:
-    """Return a port that is not in `taken`. The search starts at a port derived from `seed`."""
+    """Return a port that is not in `taken`; the search starts at a port derived from `seed`.
+
+    Raises UsageError if every port in AUTO_PORTS is taken.
+    """
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     for step in range(len(AUTO_PORTS)):
         port = AUTO_PORTS[(start + step) % len(AUTO_PORTS)]

@@ -514,9 +514,8 @@ def test_for_the_collectives_check_nodes_of_one_machine_count_as_two() -> None:
 
 @pytest.mark.parametrize("odd", ["nan", "inf", "-1"])
 def test_a_hang_timeout_that_is_no_time_is_refused(odd: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"^hang_timeout \S+: not a time; pass seconds, or 0 for never$"
-    ):
+    match = r"^hang_timeout \S+: not a duration; pass a number of seconds, or 0 for no limit$"
+    with pytest.raises(UsageError, match=match):
         LaunchOptions(hang_timeout=float(odd))
 
 

@@ -15,14 +15,14 @@ FILE = "blamed.json"
 
 
 def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
-    """Remember hosts that a run avoids, and why."""
+    """Record the hosts that a run avoids from now on. hosts: the reason for each, by host name."""
     if hosts:
         now = rfc3339(time.time())
         _save(_load() | {name: [run_id, now, why] for name, why in hosts.items()})
 
 
 def blame_of(connections: Sequence[HostConnection]) -> list[Finding]:
-    """Return a warning for each host that was to blame."""
+    """Return a warning for each of these hosts that has been blamed for a failure."""
     here = {connection.name for connection in connections}
     return [
         warning(
@@ -35,7 +35,7 @@ def blame_of(connections: Sequence[HostConnection]) -> list[Finding]:
 
 
 def clear_blame(host: str) -> bool:
-    """Forget that a host was to blame. Return False if it was not."""
+    """Forget that a host was blamed. Return False if it was not."""
     hosts = _load()
     known = hosts.pop(host, None)
     if known:

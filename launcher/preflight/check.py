@@ -1,4 +1,4 @@
-"""The preflight: examine all machines concurrently, let them dial each other, run the checks."""
+"""The preflight: examine all machines concurrently, let them dial each other, run all checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .fleet import Fleet
 from .machine import Machine
 from .probe import Probe
 
-USUAL_ROOT = "/var/lib/docker"  # assumed, to avoid waiting for the engine's answer
+USUAL_ROOT = "/var/lib/docker"  # the engine's folder, assumed so as not to wait for its answer
 CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = {  # by column
     "docker": [check_docker.check_engine],
     "gpus": [
@@ -71,9 +71,9 @@ CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = 
 
 @dataclass(frozen=True)
 class Survey:
-    """The result: what the hosts reported, and what is wrong with it.
+    """The result of a check: what the hosts reported, and the problems found.
 
-    ranks: the node ranks of each machine by its name, including those that did not answer.
+    ranks: node ranks by machine name, including machines that did not answer.
     """
 
     findings: Sequence[Finding]
@@ -105,9 +105,9 @@ def survey_all(
     cluster: Cluster,
     **options: bool,
 ) -> Survey:
-    """Check the hosts, check the spares among themselves, and look up which were to blame before.
+    """Check the hosts and, separately, the spares. Warn about those blamed for an earlier failure.
 
-    All problems of spares are warnings. options: see `survey_hosts`.
+    Problems of spares are only warnings. options: those of `survey_hosts`.
     """
     alone = replace(cluster, hosts=cluster.spares, spares=())
     of_spares = in_background(lambda: survey_hosts(spares, alone).findings if spares else ())
@@ -126,9 +126,10 @@ def survey_hosts(
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
-    """Check all hosts. connections: in rank order. with_containers: test containers (seconds).
+    """Check all hosts. connections: one per node, in rank order.
 
-    waits: GPUs in use by other runs are no problem, because the launch will wait for them.
+    with_containers: also run test containers (takes seconds). waits: accept GPUs that other runs
+    are using, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster.job)) as probe:
         image_here = in_background(local_image, cluster.job)
@@ -136,7 +137,7 @@ def survey_hosts(
         reach = probe.run(machines)
     fleet = Fleet(cluster, machines, image_here.result(), reach, waits)
     findings = judge(fleet)
-    if with_containers:  # not on machines that have failed: they would fail for the same reason
+    if with_containers:  # skip machines that have failed: the cause would be the same
         failed = {finding.host for finding in findings if finding.severity == "failure"}
         able = {m.rank: connections[m.rank] for m in machines if m.name not in failed}
         fleet = with_reports(fleet, able)
@@ -146,7 +147,7 @@ def survey_hosts(
 
 
 def judge(fleet: Fleet) -> list[Finding]:
-    """Return what all checks find on all machines."""
+    """Return the findings of all checks on all machines."""
     return [
         finding.at(machine.name, name)
         for machine in fleet.machines
@@ -159,10 +160,10 @@ def judge(fleet: Fleet) -> list[Finding]:
 def examine_all(
     connections: Sequence[HostConnection], job: Job, probe: Probe
 ) -> tuple[dict[str, tuple[int, ...]], list[Machine], dict[str, DdpctlError]]:
-    """Examine every machine, and start the probe's agents if there are several.
+    """Examine every machine and, if there are several, start the probe's agents.
 
-    Return the node ranks of each machine by its name, the machines that answered, and the errors of
-    the others by name.
+    Return three things: node ranks by machine name, the machines that answered, and the other
+    machines' errors by name.
     """
     by_machine: dict[tuple[str, int], dict[int, HostConnection]] = {}
     for rank, connection in enumerate(connections):
@@ -188,7 +189,10 @@ def examine_all(
 def examine(
     name: str, connections: Mapping[int, HostConnection], job: Job, probe: Probe | None = None
 ) -> Machine:
-    """Gather the facts of the machine that these node ranks share, and start its probe agent."""
+    """Gather the facts of the machine that these nodes share, and start its probe agent.
+
+    connections: by node rank. Raises HostUnreachable if the machine cannot be reached.
+    """
     first = next(iter(connections))
     connection = next(
         (connection for connection in connections.values() if connection.host.gpus != 0),
@@ -218,7 +222,7 @@ def examine(
 
 
 def local_image(job: Job) -> ImageInfo | None:
-    """Return the job's image on this machine's engine; None if it has none."""
+    """Return the job's image if this machine's engine has it, else None."""
     if engine_traits(job.engine).keeps_containers:
         with contextlib.suppress(DdpctlError):
             return image_here(job.image)

@@ -1,4 +1,4 @@
-"""Check what the container test reports of a machine, its image and the engine."""
+"""Check what the container test reports about a machine, its image and its engine."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ VERSIONS = {"torch": failure, "nccl": failure, "cuda": warning, "python": warnin
 
 
 def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
-    """Check that the container ran, and what it allows: torch that knows the GPUs, RDMA, open files."""
+    """Check that the container ran, and check its torch, GPU support, RDMA and open-file limit."""
     report = machine.report
     if report is None:
         return
@@ -21,10 +21,10 @@ def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
         yield failure_of(report.error)
     if report.torch_error:
         what = f"torch cannot be imported in the image: {report.torch_error}"
-        yield failure(what, "use an image with torch in it")
+        yield failure(what, "use an image that has torch")
     if report.cuda_error:
         what = f"torch {report.torch} in the image cannot use the GPUs: {report.cuda_error}"
-        yield failure(what, "run the image there, and look at `nvidia-smi` and `dmesg`")
+        yield failure(what, "run the image there by hand, and check `nvidia-smi` and `dmesg`")
     lacking = [arch for arch in report.architectures if not runs_on(arch, report.built_for)]
     if lacking:
         built = " ".join(report.built_for)
@@ -35,15 +35,15 @@ def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
         what = "the image lacks libibverbs, so NCCL uses TCP instead of RDMA"
         yield warning(what, "install libibverbs1 and ibverbs-providers (rdma-core) in the image")
     if 0 <= report.open_files < LEAST_OPEN_FILES:
-        what = f"a container may open only {report.open_files} files, and data loaders need more"
+        what = f"a container may open only {report.open_files} files, but data loaders need more"
         yield warning(what, "set job.ulimits: {nofile: 65536}")
 
 
 def check_versions(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that all images have the same versions.
+    """Check that all hosts' images have the same versions of torch, NCCL, CUDA and Python.
 
-    Ranks cannot communicate with different versions of torch or NCCL, so that is a failure. For
-    CUDA and Python, it is a warning.
+    A difference in torch or NCCL is a failure, because such ranks cannot communicate. In CUDA or
+    Python, it is only a warning.
     """
 
     def version(label: str, m: Machine) -> str | None:
@@ -53,7 +53,7 @@ def check_versions(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     image = fleet.cluster.job.image
     remedy = f"put the same {image} on all hosts with `ddpctl push HOSTS --image`"
     for label, kind in VERSIONS.items():
-        what = f"{label} {{}} in its image, while other hosts have {{}}"
+        what = f"its image has {label} {{}}, while images on other hosts have {{}}"
         yield from different(machine, fleet, partial(version, label), what, remedy, kind)
 
 
@@ -76,9 +76,9 @@ def check_seen_gpus(machine: Machine, _: Fleet) -> Iterator[Finding]:
 
 
 def runs_on(architecture: str, built_for: Sequence[str]) -> bool:
-    """Return whether torch has code for a GPU. Unknown counts as yes.
+    """Return whether torch has code for a GPU; True if that is unknown.
 
-    Code for sm_80 runs on sm_86, but not on sm_90; code for compute_80 runs on every later one.
+    Code for sm_80 runs on sm_86, but not on sm_90; code for compute_80 runs on all later GPUs.
     """
     own = re.fullmatch(r"sm_([0-9]+)([0-9])", architecture)
     if not own or not built_for:

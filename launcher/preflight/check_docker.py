@@ -16,7 +16,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686"
 
 
 def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
-    """Check that the engine answers and is recent, and that a rootless Podman has what it needs."""
+    """Check that the engine answers and is recent enough, and that rootless Podman is set up."""
     engine, user = machine.engine, machine.facts.user
     if machine.engine_error:
         yield failure_of(machine.engine_error)
@@ -31,7 +31,7 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
         yield warning(what, f"set overlay2 or fuse-overlayfs in {can.storage_file} there")
     by_cdi = can.gpus == "cdi" or (machine.details.cdi and can.version >= GPUS_BY_CDI)
     if engine.cgroup_driver == "systemd" and machine.gpu_states and not by_cdi:
-        what = "containers lose their GPUs when systemd reloads, for example in an update"
+        what = "containers lose their GPUs when systemd reloads, for example during an update"
         remedy = (
             'set "exec-opts": ["native.cgroupdriver=cgroupfs"] in /etc/docker/daemon.json there'
         )
@@ -46,9 +46,9 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
 
 
 def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that the image exists, is the same as elsewhere, and is built for the host's CPU.
+    """Check that the image exists, is the same on all hosts, and is built for the host's CPU.
 
-    An image that only this machine has is enough, because it can be pushed.
+    It is enough if only the launching machine has the image, because it can be pushed.
     """
     name, image = fleet.cluster.job.image, machine.engine.image if machine.engine else None
     engines = [m.engine for m in fleet.machines if m.engine]
@@ -66,7 +66,7 @@ def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         [(fleet.image_here or other).layers for other in images]
     ):
         return
-    what = f"{name} is a different image there ({image.id.removeprefix('sha256:')[:12]})"
+    what = f"its {name} is a different image ({image.id.removeprefix('sha256:')[:12]})"
     if fleet.image_here:
         yield warning(what, "replace it with `ddpctl push HOSTS --image`")
     else:
@@ -75,7 +75,7 @@ def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_leftovers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Find nodes that are paused, or that run although another node of their run has ended."""
+    """Report nodes that are paused, or still running although another node of the run has ended."""
     nodes = [node for m in fleet.machines for node in m.run_nodes]
     ended = {(n.run_id, n.attempt) for n in nodes if n.has_ended}
     for node in machine.run_nodes:

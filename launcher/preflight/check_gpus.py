@@ -20,15 +20,15 @@ LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs
 HEALTH = {
     "uncorrectable": ("has had uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (
-        "must be reset before it replaces faulty memory",
+        "must be reset before it can replace faulty memory",
         "run `nvidia-smi --gpu-reset` there, or reboot the host",
     ),
     "repair_failed": (
         "could not replace faulty memory",
-        "have the GPU replaced (NVIDIA's advice is an RMA)",
+        "have the GPU replaced (NVIDIA recommends an RMA)",
     ),
     "slowed": (
-        "is slowed down by its temperature or power supply",
+        "is throttled because of its temperature or power supply",
         "check cooling and power there (`nvidia-smi -q -d PERFORMANCE`)",
     ),
     "narrow": (
@@ -39,7 +39,7 @@ HEALTH = {
 
 
 def check_driver(machine: Machine, _: Fleet) -> Iterator[Finding]:
-    """Check the driver, its libraries and fabric manager, and that it supports the image's CUDA."""
+    """Check the driver, its libraries, the fabric manager, and support for the image's CUDA."""
     if not machine.wants_gpus:
         return
     details, nvidia = machine.details, machine.details.nvidia
@@ -53,7 +53,8 @@ def check_driver(machine: Machine, _: Fleet) -> Iterator[Finding]:
     if details.nvswitches and not details.fabric_manager:
         what = f"{details.nvswitches} NVSwitches, but no fabric manager is running: CUDA will not start"
         remedy = (
-            "run `systemctl enable --now nvidia-fabricmanager` there (same version as the driver)"
+            "run `systemctl enable --now nvidia-fabricmanager` there (its version must match "
+            "the driver's)"
         )
         yield failure(what, remedy)
     image = machine.engine.image if machine.engine else None
@@ -73,7 +74,7 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Finding]:
         what = f"the API of {engine.can.product} {engine.version} cannot give GPUs to containers"
         yield failure(what, "install Podman 5.4 or newer there")
     elif engine.can.gpus == "cdi" and not details.cdi:
-        what = "there is no CDI specification for its GPUs, so containers get none"
+        what = "there is no CDI specification for its GPUs, so containers get no GPU"
         yield failure(what, WRITE_CDI_SPEC)
     elif not (details.cdi or details.toolkit or "nvidia" in engine.runtimes):
         what = "the NVIDIA container toolkit is not installed, so containers get no GPU"
@@ -82,7 +83,7 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Finding]:
 
 
 def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that the requested GPUs exist and suffice, and that `all` finds as many as elsewhere."""
+    """Check that the requested GPUs exist and suffice, and that `all` is as many on each host."""
     if machine.facts.gpu_error:
         return
     existing = {gpu.index for gpu in machine.facts.gpus}
@@ -99,18 +100,18 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             yield failure(what, "fix `gpus` in the hosts file")
         elif existing and count < nproc and host.gpus:
             remedy = f"set nproc_per_node: {count}, or give the host more GPUs"
-            yield failure(f"{count} GPUs for nproc_per_node {nproc}", remedy)
+            yield failure(f"nproc_per_node is {nproc}, but the node has only {count} GPUs", remedy)
         if host.gpus != "all" or count == most > 0:
             continue
         if most == 0 and existing:
-            what = "no GPU found except the integrated one: it is a CPU node"
-            yield warning(what, "set gpus: 0 if that is intended, or gpus: [0] to use that one")
+            what = "found only an integrated GPU, so this is a CPU node"
+            yield warning(what, "set gpus: 0 if that is intended, or gpus: [0] to use that GPU")
         elif most == 0:
-            what = "no GPU found: it is a CPU node"
+            what = "found no GPU, so this is a CPU node"
             remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver there"
             yield warning(what, remedy)
         elif count == 0:
-            what = f"no GPU found, while other hosts have {most}"
+            what = f"found no GPU, while other hosts have {most}"
             yield failure(what, "install the NVIDIA driver there, or leave the host out")
         elif not nproc:  # fewer may mean a lost GPU
             remedy = f"set gpus: {count} if that is right, or look for a lost GPU in `dmesg` there"
@@ -118,7 +119,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that no two entries share a GPU: one machine may be listed under two names."""
+    """Check that no two hosts share a GPU: one machine may be listed under two names."""
     mine = machine.gpus_by_uuid
     for other in (m for m in fleet.machines if m.rank < machine.rank):
         theirs = other.gpus_by_uuid
@@ -130,7 +131,7 @@ def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_free(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that no run uses the GPUs or waits for them, and no other process uses them."""
+    """Check that no run uses or waits for the GPUs, and that no other process uses them."""
     ids = machine.gpus_by_uuid
     containers = {node.container: node.run_id for node in machine.run_nodes if node.container}
     for rival in rivals("", ids, machine.run_nodes):
@@ -156,9 +157,9 @@ def check_free(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_health(machine: Machine, _: Fleet) -> Iterator[Finding]:
-    """Check for MIG, hardware faults, and errors of GPUs in the kernel log.
+    """Check for MIG, hardware faults, and GPU errors in the kernel log.
 
-    Ignores logged errors that a program can cause.
+    Errors that a program can cause are ignored.
     """
     if sliced := [gpu.index for gpu in machine.gpu_states if gpu.mig == "Enabled"]:
         what = f"MIG is enabled on GPU {ranges(sliced)}, and NCCL does not work across MIG slices"
@@ -172,13 +173,14 @@ def check_health(machine: Machine, _: Fleet) -> Iterator[Finding]:
         if machine.wants_gpus and number in XIDS and index.get(pci, -1) in {-1, *machine.gpus}:
             name = f"GPU {index[pci]} ({pci})" if pci in index else f"a lost GPU at {pci}"
             meaning, remedy = XIDS[number]
-            yield warning(f"{name} has had Xid {number} since the host booted: {meaning}", remedy)
+            what = f"{name} has reported Xid {number} since the host booted: {meaning}"
+            yield warning(what, remedy)
 
 
 def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that devices on PCIe reach each other directly, where the driver tells NCCL to try.
+    """Check that PCIe devices can reach each other directly wherever NCCL will try to do so.
 
-    GPUs with NVLink between them do not use PCIe; GeForce GPUs copy through CPU memory anyway.
+    GPUs linked by NVLink do not use PCIe; GeForce GPUs copy through CPU memory anyway.
     """
     facts, details, nvidia = machine.facts, machine.details, machine.details.nvidia
     used = [gpu for gpu in facts.gpus if gpu.index in machine.gpus and gpu.vendor == "nvidia"]
@@ -211,7 +213,7 @@ def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that GPU model, ECC setting and driver match: the slowest GPU sets the pace."""
+    """Check that all hosts have the same GPU model, ECC setting and driver."""
 
     def models(m: Machine) -> str | None:
         used = {(g.name, g.memory_mib) for g in m.facts.gpus if g.index in m.gpus}
@@ -228,7 +230,11 @@ def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     others = "{}, while other hosts have {}: "
     for value, why, remedy in (
         (models, "the slowest GPU sets the pace", "use hosts with the same GPUs, or accept it"),
-        (ecc, "ECC costs memory and speed", "run `nvidia-smi -e 0` or `-e 1` on all, then reboot"),
+        (
+            ecc,
+            "ECC costs memory and speed",
+            "run `nvidia-smi -e 0` (or 1) on all hosts, then reboot",
+        ),
         (driver, "NCCL and CUDA may behave differently", "install the same driver on all hosts"),
     ):
         yield from different(machine, fleet, value, others + why, remedy)

@@ -9,7 +9,7 @@ from .fleet import Fleet, odd_one_out
 from .machine import Machine
 from .reach import DialResult
 
-SLOW = 1.0  # seconds until a peer answers; TCP sends its first packet again after one second
+SLOW = 1.0  # seconds until a peer answers; TCP repeats a lost first packet after one second
 
 HOW = {
     "timeout": "timed out",
@@ -20,7 +20,7 @@ HOW = {
 
 
 def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check the interfaces in the hosts file and the host's own name."""
+    """Check the interfaces named in the hosts file, and the address of the host's own name."""
     details, facts = machine.details, machine.facts
     others = ", ".join(i.name for i in facts.interfaces if i.name != "lo")
     for name in dict.fromkeys(host.interface for host in machine.hosts if host.interface):
@@ -32,15 +32,15 @@ def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             remedy = f"run `ip link set {name} up` there, or choose another of {others}"
             yield failure(f"interface {name} is down", remedy)
     if (details.resolved or "").startswith("127.") and len(fleet.machines) > 1:
-        what = f"its own name {facts.hostname} resolves to {details.resolved} there"
+        what = f"its own name, {facts.hostname}, resolves to {details.resolved} on the host itself"
         remedy = "map it to the host's address in /etc/hosts (ddpctl itself uses addresses)"
         yield warning(what, remedy)
 
 
 def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that only one interface is in a network that the run uses, and that all MTUs are equal.
+    """Check that each network in use has only one interface, and that all MTUs are equal.
 
-    Otherwise traffic may leave by another interface, and large messages may hang.
+    Otherwise, traffic may leave through the wrong interface, or large messages may hang.
     """
     facts, used = machine.facts, fleet.used(machine)
     if len(fleet.machines) > 1:
@@ -48,9 +48,9 @@ def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         for network in sorted({address.network for address in used if address.network}):
             routes = [r for r in facts.routes if not r.gateway and str(r.network) == network]
             if len(inside := sorted({route.interface for route in routes} & ups)) > 1:
-                what = f"{' and '.join(inside)} are in one network, {network}"
+                what = f"{' and '.join(inside)} are in the same network, {network}"
                 remedy = "give each its own network, or remove the addresses of all but one"
-                yield warning(f"{what}: traffic may leave by either", remedy)
+                yield warning(f"{what}: traffic may leave through any of them", remedy)
 
     def mtus(m: Machine) -> tuple[int, ...] | None:
         nics = [m.facts.interface(address.interface) for address in fleet.used(m)]
@@ -70,7 +70,7 @@ def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the machine reaches the others, and that they reach its address."""
     reach, ip = fleet.reach, fleet.addresses[machine.rank].ip
     if machine.rank in reach.unprobed and not machine.engine_error:
-        what = "cannot test whether others reach it: it has neither python3 nor the job's image"
+        what = "cannot test whether others reach it, as it has neither python3 nor the job's image"
         yield warning(what, "run `ddpctl push HOSTS --image` first, or install python3 there")
     if machine.rank in reach.unfinished:
         what = "it did not report in time which hosts it can connect to"
@@ -95,12 +95,12 @@ def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         return  # reported by check_interfaces
     if any(not other.shares_network_with(machine) for other in fleet.machines):
         what = f"interface {named}" if named else "the host"
-        what += " has no address that other hosts could reach"
+        what += " has no address that other hosts can reach"
         yield failure(what, "set internal_ip in the hosts file")
 
 
 def _unreached(machine: Machine, fleet: Fleet) -> Finding:
-    """Return why the best address of a machine, like its others, cannot be reached by every host."""
+    """Return why some hosts cannot reach a machine's best address (nor any of its others)."""
     dialed = [ip for ip in fleet.to_dial[machine.rank] if fleet.dialed(machine, ip)]
     ip = min(dialed, key=lambda ip: len(_failed(fleet.dialed(machine, ip))))
     tried = fleet.dialed(machine, ip)
@@ -123,8 +123,8 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
 def _router(machine: Machine, ip: str, failed: Collection[int], fleet: Fleet) -> Machine | None:
     """Return the machine, if any, that should forward these connections but probably drops them.
 
-    Docker makes a host drop packets that it should forward. Packets to the host itself, such as all
-    of ddpctl's, still arrive.
+    With Docker installed, a host may drop packets that it should forward. Packets to the host
+    itself, such as ddpctl's own, still arrive.
     """
     for source in (m for m in fleet.machines if m.rank in failed):
         back = fleet.addresses[source.rank].ip
@@ -160,7 +160,7 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     holders = (n for n in machine.run_nodes if n.alive and n.node_rank == 0)
     run = next((n for n in holders if n.master_port == str(port)), None)
     if port < 1024 and user != "root" and (user != "host" or machine.facts.uid != 0):
-        what = f"port {port} is for root only, and the container's user is {user}"
+        what = f"only root may use port {port}, but the container's user is {user}"
         yield failure(what, "set job.master_port to 1024 or higher, or to auto")
     elif run and not fleet.waits:
         remedy = f"set job.master_port: auto, or run `ddpctl kill {run.run_id}`"

@@ -18,7 +18,7 @@ SCRIPT = load_script(__file__, "python.sh")
 
 
 def versions_or_error(connection: HostConnection, job: Job) -> Mapping[str, str] | DdpctlError:
-    """Return the versions of the job's Python and its packages, by name, or why there are none."""
+    """Return the versions of the job's Python and its packages by name, or why they are unknown."""
     python = python_on(job, connection.host)
     done = connection.script(SCRIPT, python)
     try:
@@ -33,9 +33,9 @@ def versions_or_error(connection: HostConnection, job: Job) -> Mapping[str, str]
 
 
 def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that torch is there, for the host's GPUs, in the version of the other hosts.
+    """Check that torch is installed and supports GPUs, and that all hosts have the same versions.
 
-    With job.requirements, the packages of this Python do not count.
+    With job.requirements, only the version of Python itself is checked.
     """
     own = machine.python
     if isinstance(own, DdpctlError):
@@ -48,11 +48,11 @@ def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     elif not torch:
         yield failure("its Python has no torch", f"install torch there, or {NO_PYTHON}")
     elif machine.wants_gpus and machine.has_driver and torch.endswith("+cpu"):
-        yield failure(f"torch {torch} cannot use GPUs", "install a build of torch for GPUs there")
+        yield failure(f"torch {torch} cannot use GPUs", "install a GPU build of torch there")
     for name in own:
         if different := odd_one_out(machine, fleet, functools.partial(version_on, name)):
             report = warning if name == "python" else failure
-            what = f"{name} {different[0]} there, {different[1]} on other hosts"
+            what = f"{name} is {different[0]}, while other hosts have {different[1]}"
             yield report(what, "use the same versions on every host")
 
 

@@ -11,13 +11,13 @@ from .fleet import Fleet, different, odd_one_out
 from .machine import Machine
 
 FAST = 10_000  # Mbit/s
-MOST_LINES = 4  # ports in one remedy
+MOST_LINES = 4  # maximum number of ports in one remedy
 NETPLAN = "/etc/netplan/60-ddpctl.yaml"
-CHOSEN_BY_USER = {"NCCL_IB_HCA", "NCCL_IB_DISABLE"}  # then NCCL may use other ports
+CHOSEN_BY_USER = {"NCCL_IB_HCA", "NCCL_IB_DISABLE"}  # if set, NCCL may use other ports
 
 
 def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that RDMA ports work, and have the same number, rate and GID type as elsewhere."""
+    """Check that RDMA ports work, and that hosts agree in their number, rates and GID type."""
 
     def up(m: Machine) -> int:
         return sum(port.is_up for port in m.facts.rdma_ports)
@@ -43,8 +43,8 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
         what += f" ({down})" if down else ""
         yield warning(what, "check the cables and `rdma link` there")
-    what = "RDMA ports at {} Gb/s, while other hosts have {}"
-    remedy = "check the cables and the switch ports; the slowest sets the pace"
+    what = "its RDMA ports run at {} Gb/s, while those of other hosts run at {}"
+    remedy = "check the cables and the switch ports; the slowest port sets the pace"
     yield from different(machine, fleet, rates, what, remedy)
     what = "the GID of the address in use is {}, while other hosts use {}"
     remedy = "set the same RoCE version on all hosts (`cma_roce_mode`)"
@@ -52,7 +52,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that RoCE ports reach those of other hosts: NCCL uses all of them, the nth with the nth."""
+    """Check that each RoCE port reaches its counterparts: NCCL connects the nth ports of hosts."""
     env, facts = fleet.cluster.job.env, machine.facts
     if not CHOSEN_BY_USER.isdisjoint(env):
         return
@@ -64,7 +64,7 @@ def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         if name in used and failed:
             source = next(m.name for m in fleet.machines if m.rank in failed)
             what = f"{source} cannot reach RoCE port {name} at {ip}: NCCL fails or hangs"
-            remedy = "check cable, switch and routes, or name the connected ports in NCCL_IB_HCA"
+            remedy = "check the cable, switch and routes, or set NCCL_IB_HCA to the connected ports"
             yield warning(what, remedy)
 
     def rails(m: Machine) -> tuple[tuple[str, str], ...] | None:
@@ -95,7 +95,7 @@ def check_fast_ports(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if used and used.speed < ports[0].speed:
         what += f", so the run uses {used.name} ({used.speed / 1000:g} Gb/s)"
     elif used:
-        what += f", so NCCL cannot use it beside {used.name}"
+        what += f", so NCCL cannot use {'them' if len(ports) > 1 else 'it'} alongside {used.name}"
     addresses = _addresses_for(ports[:MOST_LINES], machine, fleet)
     ethernets = {name: {"addresses": [address]} for name, address in addresses.items()}
     lines = json.dumps({"network": {"version": 2, "ethernets": ethernets}}).replace('"', "")
@@ -103,9 +103,9 @@ def check_fast_ports(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
-    """Return the ports that are up and unused, if other hosts have ports of their speed, too.
+    """Return the unused ports that are up and no faster than some port of another host.
 
-    They are faster than the port in use, or the other half of its RoCE card.
+    Each is faster than the port in use, or at least as fast if both are RoCE ports.
     """
     facts, hosts = machine.facts, machine.hosts
     used = facts.interface(fleet.addresses[machine.rank].interface)
@@ -133,7 +133,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
 
 
 def _addresses_for(ports: Sequence[Interface], machine: Machine, fleet: Fleet) -> dict[str, str]:
-    """Return an address for each port: in the network of the same port elsewhere, else in a new one."""
+    """Return an address by port: in the port's network on other hosts, or else in a new network."""
     taken = [r.network for m in fleet.machines for r in m.facts.routes if r.network.prefixlen]
     new = (ipaddress.IPv4Network(f"192.168.{third}.0/24") for third in range(177, 256))
     free = (network for network in new if not any(network.overlaps(each) for each in taken))

@@ -1,4 +1,4 @@
-"""Check disks, memory, locked memory and clocks."""
+"""Check disks, memory, process limits and clocks."""
 
 import statistics
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
         what = f"~/.ddpctl is not writable: {details.home_error}"
-        yield failure(what, "fix its permissions or free space there")
+        yield failure(what, "fix its permissions, or free up disk space there")
         return
     for folder in details.missing:
         key = "job.metrics_dir" if folder == fleet.cluster.job.metrics_dir else "job.mounts"
@@ -40,7 +40,7 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 def _room(disk: Disk, use: str, needed: int) -> Iterator[Finding]:
     free = f"only {_size(disk.kib_free)} free on {disk.mount} for {use}"
-    remedy = f"free space on {disk.mount} there"
+    remedy = f"free up space on {disk.mount} there"
     if disk.kib_free < needed:
         yield failure(free, remedy)
     elif disk.inodes_free is not None and disk.inodes_free < LEAST_INODES:
@@ -51,28 +51,26 @@ def _room(disk: Disk, use: str, needed: int) -> Iterator[Finding]:
 
 
 def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check free RAM, shared memory, and the limit on memory that InfiniBand locks."""
+    """Check free RAM, shared memory, and the limits on open files and on locked memory."""
     details, shm_size = machine.details, fleet.cluster.job.shm_size
     shm, chosen = details.disk("/dev/shm"), shm_size != Job().shm_size
     if not machine.in_containers and shm and shm.kib < GIB:
-        what = f"/dev/shm is only {_size(shm.kib)}, and data loader workers need more"
+        what = f"/dev/shm is only {_size(shm.kib)}, but data loader workers need more"
         remedy = "run `mount -o remount,size=16g /dev/shm` there, or set num_workers to 0"
         yield warning(what, remedy)
     if machine.in_containers and chosen and shm_size // 1024 > details.memory_kib > 0:
-        what = (
-            f"shm_size {_size(shm_size // 1024)} exceeds its {_size(details.memory_kib)} of memory"
-        )
+        what = f"shm_size {_size(shm_size // 1024)} exceeds the host's memory, {_size(details.memory_kib)}"
         yield warning(what, "set a smaller job.shm_size")
     if 0 < details.memory_available_kib < GIB // 2:
-        what = f"only {_size(details.memory_available_kib)} of memory available"
-        yield warning(what, "stop the programs that use it")
+        what = f"only {_size(details.memory_available_kib)} of memory is available"
+        yield warning(what, "stop other programs there that use memory")
     few_files = details.open_files.isdecimal() and int(details.open_files) < LEAST_OPEN_FILES
     if few_files and not machine.in_containers:
-        what = f"a process may open only {details.open_files} files, and data loaders need more"
+        what = f"a process may open only {details.open_files} files, but data loaders need more"
         yield warning(what, "raise nofile in /etc/security/limits.conf there")
     limited = not machine.in_containers or (machine.engine and machine.engine.can.rootless)
     if machine.facts.rdma_ports and details.memlock != "unlimited" and limited:
-        what = f"memlock is limited to {details.memlock} KiB: InfiniBand cannot register memory"
+        what = f"memlock is limited to {details.memlock} KiB, so InfiniBand cannot register memory"
         yield warning(what, "set memlock to unlimited in /etc/security/limits.conf there")
 
 

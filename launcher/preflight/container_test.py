@@ -1,7 +1,7 @@
 """The container test: run one short container on each machine, configured as for a launch.
 
-It finds problems that facts cannot show: whether the image has torch, sees the GPUs and can write
-to a run's folders.
+It finds problems that facts cannot show: an image without torch, a container that does not see the
+GPUs, or one that cannot write to a run's folders.
 """
 
 import contextlib
@@ -63,9 +63,9 @@ os._exit(0)
 
 
 def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fleet:
-    """Test a container on each machine that has the image. Return the fleet with the reports.
+    """Run the test on each machine that has the image. Return the fleet with the reports.
 
-    connections: by the rank of each machine's first node.
+    connections: those to the machines to test, by the rank of each machine's first node.
     """
     token, job = secrets.token_hex(4), fleet.cluster.job
     able = [m for m in fleet.machines if m.rank in connections and m.engine and m.engine.image]
@@ -88,13 +88,13 @@ def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fle
                 connection.run(["rm", "-rf", folder])
         return replace(machine, report=report)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for the tests on Ctrl-C
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # on Ctrl-C it waits for the tests, unlike try_each
         tested = {machine.rank: machine for machine in pool.map(test, able)}
     return replace(fleet, machines=[tested.get(m.rank, m) for m in fleet.machines])
 
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
-    """Return the test container, configured as for a launch, with the host's `folder` at /output."""
+    """Return the test container, configured as for a launch, with `folder` mounted at /output."""
     container = Container(
         name=f"ddpctl-check-{token}-{machine.rank}",
         image=job.image,
@@ -113,7 +113,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Return the machines whose test imports torch (seconds): one per image, and all with GPUs."""
+    """Return the ranks of machines to import torch on (slow): one per image, all with GPUs."""
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }
@@ -121,7 +121,7 @@ def needing_torch(machines: Sequence[Machine]) -> set[int]:
 
 
 def parse_report(output: str) -> ContainerReport:
-    """Parse the script's output, ignoring anything that the image prints at its start."""
+    """Parse the script's output, ignoring anything else that the image prints when it starts."""
     lines = output.strip().splitlines() or ["it printed nothing"]
     reports = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
     with contextlib.suppress(ValueError):

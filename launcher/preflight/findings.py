@@ -10,14 +10,14 @@ from ..errors import DdpctlError, HostUnreachable, PreflightError
 from ..text import one_line
 
 Severity = Literal["failure", "warning"]
-LONGEST = 400  # maximum characters of a clause
+LONGEST = 400  # characters; a longer clause is cut
 
 
 @dataclass(frozen=True)
 class Finding:
     """A problem. what, remedy: one clause each. A failure stops a launch, a warning does not.
 
-    A check makes it without `host` and `check`, which `at` adds.
+    Checks create findings without `host` and `check`; `at` adds them.
     """
 
     severity: Severity
@@ -40,16 +40,16 @@ warning = functools.partial(Finding, "warning", "", "")
 
 
 def failure_of(error: DdpctlError) -> Finding:
-    return failure(error.what, error.remedy or "log in to the host and look")
+    return failure(error.what, error.remedy or "log in to the host to find the cause")
 
 
 def in_order(findings: Iterable[Finding], hosts: Sequence[str]) -> list[Finding]:
-    """Sort findings: failures first, then by host. Removes duplicates."""
+    """Return the findings without duplicates: failures first, then in the order of `hosts`."""
     return sorted(dict.fromkeys(findings), key=lambda f: (f.severity, hosts.index(f.host)))
 
 
 def lines(findings: Iterable[Finding]) -> list[str]:
-    """Format one line per finding. Hosts with the same finding share a line: `gpu[1-47]`."""
+    """Return one line per finding. Hosts with the same finding share a line: `gpu[1-47]: ...`."""
     by_severity: dict[Severity, list[DdpctlError]] = {}
     for finding in findings:
         by_severity.setdefault(finding.severity, []).append(finding.error())

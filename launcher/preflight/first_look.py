@@ -16,16 +16,19 @@ from ..text import counted
 
 
 class FirstLook(NamedTuple):
-    """What `init` learns of a host. gpus: their number, None without an answer. note: for the user."""
+    """What `init` learns about a host. gpus: how many it has; None if it did not answer.
+
+    note: text for the user.
+    """
 
     host: str
     gpus: int | None
     note: str
-    new_key: bool = False  # known_hosts does not have its key
+    new_key: bool = False  # known_hosts has no key for the host
 
 
 def ssh_login(host: Host) -> tuple[str, str]:
-    """Return the user and the first existing key that `ssh` uses for this host; "" if unknown."""
+    """Return the user and the first existing key file that `ssh` uses; "" for each if unknown."""
     try:
         route = route_to(host)
     except HostUnreachable:
@@ -34,9 +37,9 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
-    """Ask all hosts concurrently. Prints a line about each host that does not answer."""
+    """Look at all hosts concurrently. Print a line about each host that does not answer."""
     asked = counted(len(hosts), "host")
-    with connected(hosts) as connections, console.step(f"asking {asked} for their GPUs"):
+    with connected(hosts) as connections, console.step(f"asking {asked} about their GPUs"):
         facts, failures = ask_each(
             connections, lambda connection: gather_one(connection, check=["", ""])
         )

@@ -32,7 +32,7 @@ class Fleet:
 
     @functools.cached_property
     def addresses(self) -> Mapping[int, Address]:
-        """The address that the plan will choose for each machine's first node, by machine."""
+        """The address that the plan will choose for each machine's first node, by its rank."""
         hosts, facts = [m.hosts[0] for m in self.machines], [m.facts for m in self.machines]
         chosen = node_addresses(hosts, facts, self.reach.unreached)
         return {m.rank: address for m, address in zip(self.machines, chosen, strict=True)}
@@ -43,7 +43,7 @@ class Fleet:
 
     @functools.cached_property
     def to_dial(self) -> Mapping[int, Sequence[str]]:
-        """The addresses at which each machine might be reached, best first, by machine."""
+        """The addresses at which each machine might be reached, best first, by its first rank."""
         return addresses_to_dial(self.machines)
 
     def address(self, machine: Machine) -> tuple[Address | None, str]:
@@ -62,7 +62,7 @@ class Fleet:
         return address, why + (f", not over {', '.join(passed)}" if passed else "")
 
     def dialed(self, machine: Machine, ip: str) -> Mapping[int, DialResult]:
-        """Return the results of the dials to this address, by source."""
+        """Return the results of the dials to this address of the machine, by source."""
         return self.reach.by_address.get((machine.rank, ip), {})
 
 
@@ -74,7 +74,7 @@ def different(
     remedy: str,
     kind: Callable[[str, str], Finding] = warning,
 ) -> Iterator[Finding]:
-    """Report this machine's value if it is not the usual one. what: has `{}` for both."""
+    """Report this machine's value if it is not the usual one. what: has a `{}` for each value."""
     if odd := odd_one_out(machine, fleet, value):
         yield kind(what.format(*odd), remedy)
 
@@ -82,7 +82,10 @@ def different(
 def odd_one_out(
     machine: Machine, fleet: Fleet, value: Callable[[Machine], T | None]
 ) -> tuple[T, T] | None:
-    """Return this machine's value and the usual one if they differ. Ignores machines without a value."""
+    """Return this machine's value and the usual one if they differ, else None.
+
+    Machines whose value is None are ignored.
+    """
     own = value(machine)
     usual = mode([v for m in fleet.machines if (v := value(m)) is not None] or [own])
     return (own, usual) if own is not None and usual is not None and own != usual else None

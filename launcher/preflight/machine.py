@@ -17,7 +17,7 @@ from ..plan.topology import gpu_ids, ids_by_uuid
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """The output of the container test. error: why the script did not finish."""
+    """The result of a container test. error: why it did not finish; None if it did."""
 
     python: str = ""
     torch: str = ""
@@ -28,7 +28,7 @@ class ContainerReport:
     torch_error: str = ""
     cuda_error: str = ""
     error: DdpctlError | None = None
-    architectures: tuple[str, ...] = ()  # of the GPUs: sm_90, gfx942
+    architectures: tuple[str, ...] = ()  # those of the GPUs, such as sm_90 or gfx942
     built_for: tuple[str, ...] = ()  # the architectures for which torch has code
     verbs: bool = True  # the image has libibverbs
     open_files: int = -1  # the hard limit; -1: unlimited
@@ -36,10 +36,10 @@ class ContainerReport:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with its nodes. engine: None if it does not answer or the job needs none.
+    """A machine and its nodes. engine: None if the engine does not answer or the job needs none.
 
-    python: versions of the job's Python and its packages; None if an image has them. report: None
-    if no container was tested.
+    python: the versions of the job's Python and its packages, or why they are unknown; None if the
+    image has its own Python. report: None if no container was tested.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Machine:
 
     @property
     def in_containers(self) -> bool:
-        """Whether the nodes run in containers, even if their engine does not answer."""
+        """Whether the nodes run in containers; known even if the engine does not answer."""
         return self.engine is not None or self.engine_error is not None
 
     @property
@@ -71,12 +71,12 @@ class Machine:
 
     @property
     def gpus(self) -> set[int]:
-        """Ids of the GPUs that the nodes use."""
+        """The ids of the GPUs that the nodes use."""
         return {index for host in self.hosts for index in gpu_ids(host, self.facts)}
 
     @property
     def gpu_links(self) -> str:
-        """NVLink, XGMI or PCIe: what connects the GPUs in use; "" if unknown or for one GPU."""
+        """What links the GPUs in use: NVLink, PCIe, both or XGMI; "" if unknown or for one GPU."""
         pairs = {
             p: word for p, word in self.details.nvidia.links.items() if self.gpus.issuperset(p)
         }
@@ -87,7 +87,7 @@ class Machine:
 
     @property
     def gpus_by_uuid(self) -> dict[str, int]:
-        """Ids of the GPUs that the nodes use, by UUID (see `ids_by_uuid`)."""
+        """The ids of the GPUs that the nodes use, by UUID (see `ids_by_uuid`)."""
         return {u: gpu for host in self.hosts for u, gpu in ids_by_uuid(host, self.facts).items()}
 
     @property
@@ -103,5 +103,5 @@ class Machine:
         return self.details.kernel_driver is not None or self.facts.has_amd_gpus
 
     def shares_network_with(self, other: Machine) -> bool:
-        """Return whether both have one network stack, and therefore the same addresses."""
+        """Return whether the two machines share a network stack, and therefore their addresses."""
         return self is other or self.facts.network_stack == other.facts.network_stack != ""

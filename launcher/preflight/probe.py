@@ -1,6 +1,6 @@
 """The probe: an agent on each machine listens, dials the other machines and reports the results.
 
-The agent runs on the host's python3, or on the one in the job's image.
+The agent runs with the host's python3, or with the one in the job's image.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ LONGEST_LINE = 4096  # bytes
 
 
 class Probe:
-    """Starts an agent per machine, then lets them dial each other. Close it at the end."""
+    """The agents, one per machine, and their orders. Close the probe at the end."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._token = secrets.token_hex(8)
         self._agents: dict[int, Stream] = {}  # by the machine's first node rank
-        self._ports: dict[int, int] = {}  # on which agents listen
+        self._ports: dict[int, int] = {}  # that the agents listen on, by the same rank
         self._unfinished: set[int] = set()  # machines whose agent did not report in time
 
     def start(self, rank: int, connection: HostConnection) -> None:
-        """Start the agent of the machine with this first node rank, if one can run there."""
+        """Start an agent on the machine with this first node rank, if one can run there."""
         with contextlib.suppress(Exception):  # the facts of the machine show the reason
             in_image = engine_of(connection, self._job.engine).python_in_image(self._job.image)
             agent = connection.open_script(START_AGENT, AGENT, str(rank), self._token, *in_image)
@@ -51,8 +51,9 @@ class Probe:
     def run(self, machines: Sequence[Machine]) -> Reach:
         """Find out at which addresses the machines reach each other.
 
-        Every machine dials the best address of every other. If one fails, all dial the other
-        addresses of that machine too. One other machine dials each RoCE port.
+        Every machine dials the best address of every other machine. If one of these dials fails,
+        all machines also dial its target's other addresses. Then they dial node 0's master port,
+        and one machine dials each RoCE port of another.
         """
         if len(machines) < 2:
             return Reach()
@@ -64,7 +65,7 @@ class Probe:
         others = {target: addresses[target][1:] for target in failed}
         results |= self._dial(dials_to(others, probed))
         master, port = {}, self._job.master_port
-        # if it is taken, node 0's agent cannot listen there; the checks find out
+        # node 0's agent cannot listen on a port that is taken; `check_master_port` reports it
         if port != "auto" and 0 in self._agents and _listen(self._agents[0], port):
             master = self._dial([dial for dial in results if dial.target == 0], port)
         results |= self._dial([dial for dial in dials_to_rails(probed) if dial not in results])
@@ -76,7 +77,7 @@ class Probe:
             agent.close()
 
     def _dial(self, dials: Sequence[Dial], port: int = 0) -> dict[Dial, DialResult]:
-        """Return the reported results of the dials. port: 0 for the ports of the agents."""
+        """Let the agents dial. Return the results they report. port: 0 for the agents' own ports."""
         by_source: dict[int, list[Dial]] = {}
         for dial in dials:
             if dial.source not in self._unfinished:
@@ -103,7 +104,7 @@ class Probe:
 
 
 def _listen(agent: Stream, port: int) -> int:
-    """Let the agent listen on this port (0 for any). Return the actual port, or 0."""
+    """Let the agent listen on this port (0: any). Return the actual port, or 0 if it could not."""
     answer = re.compile(rf"listening {port} (\d{{1,5}})", re.ASCII)
     with contextlib.suppress(DdpctlError, OSError):
         for line in _answers(agent, [f"listen {port}"], AGENT_TIMEOUT):
@@ -115,7 +116,7 @@ def _listen(agent: Stream, port: int) -> int:
 def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[str]:
     """Send the orders to the agent. Yield its lines for as long as the caller wants more.
 
-    Raises OSError or DdpctlError if it ends, writes too long a line or takes too long.
+    Raises OSError or DdpctlError if the agent ends, writes too long a line or takes too long.
     """
     deadline = Deadline(timeout)
     agent.write("".join(f"{order}\n" for order in orders).encode(), timeout=timeout)
@@ -131,7 +132,7 @@ def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[s
 
 
 def parse_dialed(line: str, dials: Sequence[Dial]) -> Mapping[Dial, DialResult]:
-    """Parse a `dialed` line into one of these dials with its result; empty for any other line."""
+    """Return the dial that a `dialed` line is about, with its result; empty for any other line."""
     match = re.fullmatch(
         r"dialed (\d{1,9}) (?:(wrong|refused|timeout|unreachable)|ok (\d{1,9}) (\d{1,3}\.\d{3}))",
         line,

@@ -1,15 +1,16 @@
 """Runs on a host during the checks: listens, dials other hosts and reports the results.
 
-Standard library only, Python 3.6 or later. Its source comes over SSH and nothing is installed. It
-ends when its standard input does, or after LIFETIME. Orders arrive there, one per line:
+Standard library only, Python 3.6 or later. Its source is sent over SSH, and nothing is installed.
+It ends when its standard input closes, or after LIFETIME. Orders arrive on standard input, one per
+line:
 
-    listen PORT              answered by `listening PORT ACTUAL_PORT`, with 0 for a port that is taken
-    dial KEY ADDRESS PORT    answered by `dialed KEY ok NAME SECONDS` (the name of the agent there)
-                             or `dialed KEY wrong|refused|timeout|unreachable`; a timeout is tried
-                             once more
+    listen PORT              answered by `listening PORT ACTUAL_PORT`; 0 if the port is taken
+    dial KEY ADDRESS PORT    answered by `dialed KEY ok NAME SECONDS` (NAME: the agent reached) or
+                             `dialed KEY wrong|refused|timeout|unreachable`; a dial that times out
+                             is repeated once
 
-An address counts as reached only if an agent with the same token answers there: every host with a
-docker0 has the address 172.17.0.1, and reaches itself there.
+An address counts as reached only if an agent with the same token answers: every host with a docker0
+has the address 172.17.0.1, and would reach itself.
 """
 
 import errno
@@ -37,7 +38,7 @@ def greet(peer: socket.socket, greeting: bytes) -> None:
     try:
         peer.settimeout(GREETING_TIMEOUT)
         peer.sendall(greeting)
-        # The dialer closes first: a port that this side closes stays taken for a minute.
+        # Let the dialer close first: if this side does, the port stays taken for a minute.
         peer.recv(1)
     except OSError:
         pass
@@ -51,7 +52,7 @@ def serve(listener: socket.socket, greeting: bytes) -> None:
 
 
 def listen(requested: int, greeting: bytes) -> None:
-    """Listen on a port of IPv4 and IPv6; 0 for any port."""
+    """Listen on a port (0: any) over IPv4 and IPv6. Report the port, or 0 if it is taken."""
     port, listeners = requested, []
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:

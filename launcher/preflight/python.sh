@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints the versions of Python $1 and of its packages as JSON. Imports no torch, which takes seconds.
+# Prints the versions of Python $1 and of its packages as JSON. Does not import torch: too slow.
 . ../engines/find_python.sh
 python=$(find_python "$1") || exit 1
 exec "$python" -c '

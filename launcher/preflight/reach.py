@@ -24,9 +24,9 @@ class Dial:
 
 @dataclass(frozen=True)
 class DialResult:
-    """outcome: ok, wrong (another machine answered), refused, timeout or unreachable.
+    """The result of a dial. seconds: the time until the machine answered, over all tries.
 
-    seconds: until the machine answered, over all tries.
+    outcome: ok, wrong (another machine answered), refused, timeout or unreachable.
     """
 
     outcome: str
@@ -41,9 +41,9 @@ class DialResult:
 class Reach:
     """What the probe found out.
 
-    results: of the dials that were reported. unprobed: machines on which no agent could run.
-    unfinished: machines whose agent did not report all of its dials. master: of the dials to the
-    master port of node 0.
+    results: the results that agents reported, by dial. unprobed: machines on which no agent could
+    run. unfinished: machines whose agent did not report all of its dials. master: the results of
+    the dials to node 0's master port.
     """
 
     results: Mapping[Dial, DialResult] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Reach:
 
     @functools.cached_property
     def cut_off(self) -> frozenset[int]:
-        """Machines that reached no other machine, although all of the others can be reached."""
+        """The machines that reached no other machine, although all they dialed can be reached."""
         targets: dict[int, set[int]] = {}
         for dial in self.results:
             targets.setdefault(dial.source, set()).add(dial.target)
@@ -67,7 +67,7 @@ class Reach:
 
     @functools.cached_property
     def by_address(self) -> Mapping[tuple[int, str], Mapping[int, DialResult]]:
-        """The results by target and ip, then by source. Leaves out machines that are cut off."""
+        """The results by target and ip, then by source. Those of cut-off machines are left out."""
         grouped: dict[tuple[int, str], dict[int, DialResult]] = {}
         for dial, result in self.results.items():
             if dial.source not in self.cut_off:
@@ -76,9 +76,9 @@ class Reach:
 
     @functools.cached_property
     def unreached(self) -> frozenset[str]:
-        """Addresses that a machine could not connect to, unless that machine is cut off.
+        """The addresses that some machine, other than those cut off, could not connect to.
 
-        An address that two hosts claim counts as reached if one of them is.
+        An address that two hosts claim counts as reached if either host was reached at it.
         """
         ips: dict[bool, set[str]] = {True: set(), False: set()}
         for (_, ip), results in self.by_address.items():
@@ -87,14 +87,14 @@ class Reach:
 
 
 def addresses_to_dial(machines: Sequence[Machine]) -> dict[int, list[str]]:
-    """Return the addresses of each machine's first node, best first, by machine."""
+    """Return the addresses of each machine's first node, best first, by that node's rank."""
     hosts, facts = [m.hosts[0] for m in machines], [m.facts for m in machines]
     listed = candidates(hosts, facts)
     return {m.rank: [a.ip for a in own] for m, own in zip(machines, listed, strict=True)}
 
 
 def dials_to(addresses: Mapping[int, Sequence[str]], machines: Sequence[Machine]) -> list[Dial]:
-    """Return a dial from every machine to each address. addresses: by machine.
+    """Return a dial from every machine to each address. addresses: by the target's first rank.
 
     Machines that share a network stack do not dial each other.
     """
@@ -108,7 +108,7 @@ def dials_to(addresses: Mapping[int, Sequence[str]], machines: Sequence[Machine]
 
 
 def dials_to_rails(machines: Sequence[Machine]) -> list[Dial]:
-    """Return a dial to each address of a RoCE port, from the machine before it in the ring."""
+    """Return a dial to each address of a RoCE port, from the previous machine in a ring of all."""
     return [
         Dial(source.rank, target.rank, address.ip)
         for target, source in zip(machines, [*machines[-1:], *machines[:-1]], strict=True)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the probe's agent on the host's python3, or else on the one in the job's image.
+# Runs the probe's agent with the host's python3, or else with the one in the job's image.
 # Arguments: PROGRAM NAME TOKEN [COMMAND...]. COMMAND runs python3 in the image.
 program=$1 name=$2 token=$3; shift 3
 for p in python3 /usr/libexec/platform-python; do

@@ -16,7 +16,7 @@ from .fleet import Fleet
 from .machine import Machine
 
 COLUMNS = ("ssh", *CHECKS)
-BY_ENGINE = ("image", "runs")  # not checked where the engine does not answer
+BY_ENGINE = ("image", "runs")  # columns that are not checked if the engine does not answer
 COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "-": "2"}
 
 
@@ -34,7 +34,7 @@ def print_survey(survey: Survey, console: Console) -> None:
 
 
 def table(hosts: Sequence[str], findings: Sequence[Finding]) -> list[list[str]]:
-    """Return a row per host and a cell per check: ok, warn, FAIL, or `-` if not checked."""
+    """Return a row per host: its name, then ok, warn, FAIL or `-` (not checked) for each check."""
     failed = [f for f in findings if f.severity == "failure"]
     cells = {(f.host, check): "-" for f in findings if f.check == "ssh" for check in COLUMNS}
     cells |= {(f.host, check): "-" for f in failed if f.check == "docker" for check in BY_ENGINE}
@@ -44,7 +44,7 @@ def table(hosts: Sequence[str], findings: Sequence[Finding]) -> list[list[str]]:
 
 
 def print_addresses(fleet: Fleet, console: Console) -> None:
-    """Print the address and the interface that a launch will use on each host."""
+    """Print the address, the RoCE settings and the GPUs that a launch will use on each host."""
     for machine in fleet.machines:
         address, why = fleet.address(machine)
         if address:
@@ -86,7 +86,7 @@ def document(survey: Survey, seconds: float) -> dict[str, Any]:
 
 
 def _host(fleet: Fleet, name: str, ranks: Sequence[int]) -> dict[str, Any]:
-    """Return the facts of a machine; null for each unknown value."""
+    """Return a machine's entry in the document, with None for each unknown value."""
     machine = next((m for m in fleet.machines if m.rank == ranks[0]), None)
     address, why = fleet.address(machine) if machine else (None, "not tried")
     report = machine.report if machine else None

@@ -84,11 +84,11 @@ def test_hosts_with_amd_gpus_need_nothing_of_nvidias() -> None:
 def test_a_host_where_gpus_all_finds_none_is_a_cpu_node_and_says_so() -> None:
     finding = one(judge(bare(0, 0), bare(1, "all")))
     assert (finding.severity, finding.host, finding.check) == ("warning", "gpu2", "gpus")
-    assert finding.what == "no GPU found: it is a CPU node"
+    assert finding.what == "found no GPU, so this is a CPU node"
     assert "gpus: 0" in finding.remedy
     own = Gpu(0, "", "AMD raphael", 512, "amd", integrated=True)
     finding = one(judge(bare(0, 0), with_facts(bare(1, "all"), gpus=(own,))))
-    assert "no GPU found except the integrated one" in finding.what
+    assert "found only an integrated GPU" in finding.what
 
 
 def rail(
@@ -196,7 +196,7 @@ FAULTS = {
     ),
     "memory repair": (
         lambda m: sick(m, repair_pending=True),
-        ("warning", "gpus", "GPU 1-2 must be reset before it replaces faulty memory", "reboot"),
+        ("warning", "gpus", "GPU 1-2 must be reset before it can replace faulty memory", "reboot"),
     ),
     "memory repair that failed": (
         lambda m: sick(m, repair_failed=True),
@@ -205,16 +205,16 @@ FAULTS = {
     "an error in the kernel's log": (
         lambda m: with_nvidia(m, gpus=(GpuState(2, "Enabled", "N/A", pci="0000:3b:00"),),
                               xids=(("0000:3b:00", 31), ("0000:3b:00", 95), ("0000:3b:00", 95))),
-        ("warning", "gpus", "GPU 2 (0000:3b:00) has had Xid 95 since the host booted: memory error",
+        ("warning", "gpus", "GPU 2 (0000:3b:00) has reported Xid 95 since the host booted: memory error",
          "--gpu-reset"),
     ),
     "a lost GPU in the kernel's log": (
         lambda m: with_nvidia(m, xids=(("0000:af:00", 79),)),
-        ("warning", "gpus", "a lost GPU at 0000:af:00 has had Xid 79", "seat and the power"),
+        ("warning", "gpus", "a lost GPU at 0000:af:00 has reported Xid 79", "seat and the power"),
     ),
     "a hot GPU": (
         lambda m: sick(m, slowed=True),
-        ("warning", "gpus", "GPU 1-2 is slowed down by its temperature", "cooling"),
+        ("warning", "gpus", "GPU 1-2 is throttled because of its temperature", "cooling"),
     ),
     "a narrow PCIe link": (
         lambda m: sick(m, narrow=True),
@@ -230,7 +230,7 @@ FAULTS = {
     ),
     "another image": (
         lambda m: with_engine(m, image=replace(IMAGE, id="sha256:bbb", layers=("sha256:x",))),
-        ("warning", "image", "ddpctl-trainer:latest is a different image there (bbb)",
+        ("warning", "image", "its ddpctl-trainer:latest is a different image (bbb)",
          "ddpctl push HOSTS --image"),
     ),
     "another processor": (
@@ -239,11 +239,11 @@ FAULTS = {
     ),
     "full home": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 100, 9**9),)),
-        ("failure", "disk", "only 0 MiB free on /home for data and checkpoints", "free space on /home"),
+        ("failure", "disk", "only 0 MiB free on /home for data and checkpoints", "free up space on /home"),
     ),
     "nearly full home": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 2 * GIB, 9**9),)),
-        ("warning", "disk", "only 2.0 GiB free on /home", "free space"),
+        ("warning", "disk", "only 2.0 GiB free on /home", "free up space"),
     ),
     "no inodes": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 9 * GIB, 12),)),
@@ -251,7 +251,7 @@ FAULTS = {
     ),
     "full docker root": (
         lambda m: with_details(m, disks=(Disk("/var/lib/docker", "/mnt/d", GIB, 9000, None),)),
-        ("failure", "disk", "only 9 MiB free on /mnt/d for images under /var/lib/docker", "free space"),
+        ("failure", "disk", "only 9 MiB free on /mnt/d for images under /var/lib/docker", "free up space"),
     ),
     "folder of job.mounts": (
         lambda m: with_details(m, missing=("/scratch",)),
@@ -263,7 +263,7 @@ FAULTS = {
     ),
     "no memory left": (
         lambda m: with_details(m, memory_available_kib=1000),
-        ("warning", "memory", "only 1 MiB of memory available", "stop the programs"),
+        ("warning", "memory", "only 1 MiB of memory is available", "stop other programs"),
     ),
     "no uverbs": (
         lambda m: with_facts(m, rdma_ports=(rail(0),)),
@@ -286,7 +286,7 @@ FAULTS = {
     ),
     "own name on loopback": (
         lambda m: with_details(m, resolved="127.0.1.1"),
-        ("warning", "network", "its own name gpu1 resolves to 127.0.1.1", "/etc/hosts"),
+        ("warning", "network", "its own name, gpu1, resolves to 127.0.1.1", "/etc/hosts"),
     ),
     "interface that is not there": (
         lambda m: replace(m, hosts=(Host("gpu1", interface="ib0"),)),
@@ -428,13 +428,13 @@ def test_gpus_without_a_uuid_are_not_taken_for_the_same_gpu() -> None:
 
 def test_more_processes_than_gpus() -> None:
     finding = one(judge(machine(0), of=cluster(nproc_per_node=8)))
-    assert finding.what == "4 GPUs for nproc_per_node 8"
+    assert finding.what == "nproc_per_node is 8, but the node has only 4 GPUs"
 
 
 def test_no_gpu_on_one_of_the_hosts() -> None:
     finding = one(judge(machine(0), with_facts(machine(1), gpus=())))
     assert (finding.host, finding.severity) == ("gpu2", "failure")
-    assert "no GPU found, while other hosts have 4" in finding.what
+    assert "found no GPU, while other hosts have 4" in finding.what
 
 
 def test_another_driver_version_and_the_gpus_of_others_are_left_alone() -> None:
@@ -453,7 +453,7 @@ def test_shared_memory() -> None:
     assert "/dev/shm is only 64 MiB" in one(judge(replace(small, engine=None))).what
     tiny = with_details(machine(0), memory_kib=GIB)
     found = judge(tiny, of=cluster(shm_size=2**40))
-    assert "shm_size 1024.0 GiB exceeds its 1.0 GiB" in one(found).what
+    assert "shm_size 1024.0 GiB exceeds the host's memory, 1.0 GiB" in one(found).what
     assert judge(tiny) == []
 
 
@@ -465,7 +465,7 @@ def test_the_clock_is_measured_against_all_and_within_its_own_error() -> None:
 
 def test_a_port_for_root_only() -> None:
     finding = one(judge(machine(0), of=cluster(master_port=80)))
-    assert "port 80 is for root only" in finding.what
+    assert "only root may use port 80" in finding.what
     assert judge(machine(0), of=cluster(master_port=80, user="root")) == []
 
 
@@ -504,7 +504,10 @@ def test_another_mtu() -> None:
     [
         ({}, ""),
         ({"state": "DOWN"}, "RDMA ports up: 1, while other hosts have 2 (mlx5_0:1 DOWN)"),
-        ({"gbits": 100}, "RDMA ports at 100/400 Gb/s, while other hosts have 400"),
+        (
+            {"gbits": 100},
+            "its RDMA ports run at 100/400 Gb/s, while those of other hosts run at 400",
+        ),
         (
             {"version": "IB/RoCE v1"},
             "the GID of the address in use is IB/RoCE v1, while other hosts use RoCE v2",

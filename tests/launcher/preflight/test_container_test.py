@@ -40,7 +40,7 @@ def test_a_good_report_gives_no_finding() -> None:
     ("report", "check", "what", "remedy"),
     [
         (replace(GOOD, torch="", torch_error="ModuleNotFoundError: No module named 'torch'"),
-         "image", "torch cannot be imported in the image: ModuleNotFoundError", "with torch"),
+         "image", "torch cannot be imported in the image: ModuleNotFoundError", "has torch"),
         (replace(GOOD, write_error="[Errno 13] Permission denied: '/output/.check'"),
          "disk", "cannot write to ~/.ddpctl: [Errno 13]", "SELinux"),
         (replace(GOOD, gpus=0, torch="2.4.0+cpu", cuda=""),
@@ -62,8 +62,8 @@ def test_versions_are_the_same_on_all_nodes() -> None:
     other = replace(GOOD, nccl="2.18.1", python="3.10.1")
     found = findings(machines, GOOD, other, GOOD)
     assert [(f.severity, f.host, f.what) for f in found] == [
-        ("failure", "gpu2", "nccl 2.18.1 in its image, while other hosts have 2.20.5"),
-        ("warning", "gpu2", "python 3.10.1 in its image, while other hosts have 3.11.9"),
+        ("failure", "gpu2", "its image has nccl 2.18.1, while images on other hosts have 2.20.5"),
+        ("warning", "gpu2", "its image has python 3.10.1, while images on other hosts have 3.11.9"),
     ]
 
 

@@ -312,7 +312,7 @@ def test_the_half_of_a_port_without_an_address_joins_the_network_of_the_other_ho
     assert half.host == "gpu2"
     assert (
         half.what
-        == "enP2p1s0f0np0 (200 Gb/s) has no address, so NCCL cannot use it beside enp1s0f0np0"
+        == "enP2p1s0f0np0 (200 Gb/s) has no address, so NCCL cannot use it alongside enp1s0f0np0"
     )
     assert netplan(enP2p1s0f0np0="192.168.200.3/24") in half.remedy
     both = [spark(n, "192.168.177.{}/24", "") for n in (1, 2)]
@@ -344,7 +344,7 @@ def one(made: Fleet, report: ContainerReport | None = None) -> Finding:
         ([workstation(1, sections={"acs": "ACSCtl: ReqRedir+"})], "PCIe ACS", "P2P_DISABLE=1"),
         (pair(lambda n: replace(dgx_h100(n), iommu="DMA")), "the IOMMU translates", "iommu=pt"),
         (pair(hdr_cluster), "GPUDirect RDMA is off", "modprobe nvidia-peermem"),
-        (pair(wifi), "enp5s0 and wlp6s0 are in one network, 10.0.0.0/24", "own network"),
+        (pair(wifi), "enp5s0 and wlp6s0 are in the same network, 10.0.0.0/24", "own network"),
         ([two_rails(1), two_rails(2, swapped=True)], "crossed: mlx5_0:1 is in 10.1.2.0/24", "swap"),
         ([two_rails(1), OTHER_MTU], "MTU 1500/9000 on eth1, eth2, while other hosts have 9000", "same MTU"),
     ],
@@ -377,7 +377,7 @@ def test_containers_that_lose_their_gpus_when_systemd_reloads(
     boxes = [replace(cloud_vm(1), sections={"cdi": "nvidia.yaml" if cdi else ""})]
     made = fleet(boxes, engine={"cgroup_driver": "systemd", "can": Capabilities(version=version)})
     assert [f.what for f in findings(made)] == is_found * [
-        "containers lose their GPUs when systemd reloads, for example in an update"
+        "containers lose their GPUs when systemd reloads, for example during an update"
     ]
 
 

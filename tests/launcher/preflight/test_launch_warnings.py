@@ -22,5 +22,5 @@ def test_a_launch_on_a_host_where_gpus_all_finds_none_says_that_there_is_a_warni
     if gather_one(HostConnection(Host("local"))).gpus:
         return  # a machine with GPUs is no CPU node
     done = machine.ddpctl("launch", "hosts.yaml", "-v")
-    assert "warning: local: gpus: no GPU found: it is a CPU node; set gpus: 0" in done.stderr
+    assert "warning: local: gpus: found no GPU, so this is a CPU node; set gpus: 0" in done.stderr
     assert "; `ddpctl check hosts.yaml` shows them" in done.stderr

@@ -292,7 +292,7 @@ def test_a_host_with_no_address_for_others(addresses: tuple[Address, ...]) -> No
     machines = some()
     machines[2] = with_facts(machines[2], addresses=addresses)
     finding = one_finding(machines, dialed(machines))
-    assert "the host has no address that other hosts could reach" in finding.what
+    assert "the host has no address that other hosts can reach" in finding.what
     assert chosen(machines, dialed(machines))[2][0] is None
 
 

@@ -1,4 +1,4 @@
-"""A connection between two supervisors, and its messages."""
+"""A connection between two supervisors, and the messages sent over it."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from typing import Any
 from .events import Phase, Reason, RestartInPlace
 
 LONGEST_MESSAGE = 1 << 16  # bytes
-# raised for a broken connection, or for data that no supervisor with this run's token sends
+# raised if the connection breaks, or if the data cannot come from a supervisor with the run's token
 BROKEN = (OSError, ValueError, TypeError, LookupError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a node, which it sends to node 0. Ages and durations in seconds."""
+    """The state of a node, which the node sends to node 0. Ages and durations are in seconds."""
 
     node_rank: int
     round: int = 0  # the number of restarts in place
     phase: Phase = Phase.RUNNING
-    reason: Reason | None = None  # why this node stops
-    alive: int = 0  # number of ranks
+    reason: Reason | None = None  # why this node is stopping
+    alive: int = 0  # number of running ranks
     early: Reason | None = None  # the first rank that exited with code 0
-    stuck: float = 0.0  # time since any rank showed activity
+    stuck: float = 0.0  # time since any rank last showed activity
     begun: bool = False  # a rank has written output
     stacks: bool = False  # the stacks that node 0 requested are in the journal
     log_age: float = 0.0  # time since the ranks' last output
-    progress_age: float | None = None  # since the trainer's last report; None: none yet, or unused
+    progress_age: float | None = None  # time since the trainer's last report; None if none
     leaving: bool = False  # this node must not start torchrun again
     # once stopped
     cause: Reason | None = None  # this node's candidate for the first failure
-    weight: int = 0  # of `cause`: a classify.Weight
+    weight: int = 0  # the classify.Weight of `cause`
     saved: bool = False  # there is a new checkpoint since the start of this round
-    sent: float = 0.0  # unix seconds, the sender's clock
+    sent: float = 0.0  # unix seconds on the sender's clock
 
 
 @dataclass(frozen=True)
 class Decision:
     """Node 0's decision, which it sends to all nodes."""
 
-    restart: RestartInPlace | None = None  # the newest; the other fields are about what follows it
+    restart: RestartInPlace | None = None  # the newest; the other fields apply to the time after it
     verdict: Reason | None = None  # why all nodes must stop
-    over: bool = False  # all nodes are done, have stopped or are lost
+    over: bool = False  # every node is done, has stopped or is lost
     refusal: str = ""  # why node 0 does not restart the run
     stacks: bool = False  # every node must write its ranks' stacks to its journal
-    echo: float = 0.0  # `sent` of the status that this answers
-    now: float = 0.0  # unix seconds, node 0's clock
+    echo: float = 0.0  # the `sent` field of the status that this answers
+    now: float = 0.0  # unix seconds on node 0's clock
 
 
 class Channel:
@@ -64,7 +64,7 @@ class Channel:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        self.node_rank: int | None = None  # of the peer, once authenticated
+        self.node_rank: int | None = None  # the peer's, once it is authenticated
         self._token = token.encode()
         self._listening = listening
         self._nonce = os.urandom(16).hex().encode()
@@ -83,7 +83,7 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[Any]:
-        """Return the Decisions (from node 0) or Statuses that have arrived. Raises one of BROKEN."""
+        """Return the messages that arrived: Decisions from node 0, else Statuses. Raises BROKEN."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:
@@ -104,7 +104,7 @@ class Channel:
         signature, _, text = line.partition(b" ")
         expected = self._signature(text, self._received, not self._listening)
         if not hmac.compare_digest(signature, expected):
-            raise ValueError("the sender does not know this run's token")
+            raise ValueError("the sender does not have this run's token")
         self._received += 1
         fields = dict(json.loads(text.decode()))
         for name in ("reason", "early", "cause", "verdict"):

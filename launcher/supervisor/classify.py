@@ -1,6 +1,6 @@
 """Classify how a process ended: the kind of failure, and whether it may have been the first. Pure.
 
-The launcher's diagnosis and the supervisors both use this, so both name the same cause.
+The launcher's diagnosis and the supervisors both use this module, so that they name the same cause.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .failure_kinds import meaning_of
 LONGEST_MESSAGE = 1000  # characters
 FULL = 65536  # free bytes at or below which a disk counts as full
 SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
-# Signals of a process's own native code; all others come from outside
+# Signals caused by a process's own native code; all others come from outside
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-LIMITS = ("shm-full", "thread-limit")  # what native code prints about them tells why it crashed
+LIMITS = ("shm-full", "thread-limit")  # if native code prints one of these, it explains a crash
 
 
 class Weight(enum.IntEnum):
-    """How an observation ranks as the first failure: lowest wins, and earliest among equals."""
+    """Ranks observations as the first failure: the lowest wins; among equals, the earliest."""
 
     CAUSE = 0
-    WITNESS = 1  # reports another node's failure, or may be its effect
+    WITNESS = 1  # reports another node's failure, or may be an effect of one
     UNREACHABLE = 2  # the host does not answer, and other nodes lost a connection
     EFFECT = 3
-    TERMINATED = 4  # was stopped by its torchrun or its supervisor
+    TERMINATED = 4  # was stopped by its own torchrun or supervisor
 
 
-# Of the reasons to stop that are kinds of failure. The others have their own events: a rank that failed,
-# torchrun, `kill`.
+# The weights of the reasons to stop that are kinds of failure. The other reasons are handled
+# separately: a failed rank, torchrun, `kill`.
 WEIGHTS = {
     **dict.fromkeys(("early-exit", "stopped", "start", "supervisor"), Weight.CAUSE),
     **dict.fromkeys(("port-in-use", "time-limit"), Weight.CAUSE),
@@ -57,11 +57,12 @@ def rank_ending(
     *,
     oom_killed: bool = False,
 ) -> Ending | None:
-    """Classify a rank's exit. Return None if it exited with 0 when it was asked to stop.
+    """Return how a rank ended, or None if it exited with code 0 when it was asked to stop.
 
-    lines: its last ones. resources: those of its node. oom_killed: reported by the node's engine.
+    lines: the rank's last output. resources: those of its node. oom_killed: whether the node's
+    engine reported an OOM kill.
     """
-    if exit.exit_code == 0:  # a success, unless all later failures are effects of it
+    if exit.exit_code == 0:  # a success, unless every later failure is an effect of it
         message = "exited with code 0 while other ranks were still running"
         return None if exit.stopping else Ending(Weight.WITNESS, "early-exit", message)
     kind, message, remedy = describe(exit.exit_code, lines, exit.message)
@@ -88,10 +89,10 @@ def rank_ending(
 
 
 def stop_ending(reason: Reason, lines: Sequence[str]) -> Ending | None:
-    """Classify why a node stopped. Return None for a failed rank, which has an event of its own.
+    """Return how a node ended, given its reason to stop; None if that is a failed rank or `kill`.
 
-    lines: torchrun's last lines. They count only if torchrun itself failed, for example because of
-    bad arguments or a taken port.
+    A failed rank has an event of its own. lines: torchrun's last lines, which matter only if
+    torchrun itself failed, for example because of bad arguments or a taken port.
     """
     if reason.kind == "torchrun":
         kind, message, remedy = describe(reason.exit_code, lines)
@@ -110,10 +111,10 @@ def own_cause(
     exits: Sequence[tuple[RankExit, Reason]],
     resources: Sequence[ResourceUsage],
 ) -> tuple[Weight, Reason] | None:
-    """Return what may have failed first on a node; None if it only followed another one.
+    """Return what may have failed first on a node; None if the node only followed another one.
 
-    The kind of the result is one of failure_kinds.txt. reason: why the node stopped. exits: of its
-    ranks, each with a Reason for that rank.
+    The Reason's kind is one of failure_kinds.txt. reason: why the node stopped. exits: the exits of
+    its ranks, each with a Reason for that rank.
     """
     endings = [(stop_ending(reason, reason.last_lines), reason)]
     endings += [(rank_ending(exit, exit_lines(exit), resources), rank) for exit, rank in exits]
@@ -128,9 +129,9 @@ def own_cause(
 def describe(
     code: int | None, lines: Sequence[str], recorded: str | None = None
 ) -> tuple[str, str, str]:
-    """Return (kind, message, remedy) of a failed process. recorded: the exception from torch's @record.
+    """Return (kind, message, remedy) for a failed process.
 
-    remedy: "" for the kind's own.
+    recorded: the exception that torch's @record saved. remedy: "" if the kind's own remedy applies.
     """
     printed, remedy, text = meaning_of(log_patterns.telling_texts(lines))
     kind, error = printed, log_patterns.error_line(lines) or recorded
@@ -159,25 +160,28 @@ def ended(code: int | None) -> str:
 
 
 def shell_signal(code: int | None) -> str | None:
-    """Return the signal that ended a shell's command, which the shell reports as 128 + its number."""
+    """Return the crash signal (or SIGKILL) that a shell reported as 128 + its number, or None."""
     name = signal_name(128 - code) if code is not None and code > 128 else None
     return name if name in (*CRASHES, "SIGKILL") else None
 
 
 def exit_lines(exit: RankExit) -> list[str]:
-    """Return the recorded traceback of a failed rank or, without one, its last lines."""
+    """Return the recorded traceback of a failed rank, or its last lines if there is none."""
     recorded = (exit.traceback or "").splitlines()
     return recorded or [line for text in exit.last_lines for line in text.splitlines()]
 
 
 def full_disks(resources: Sequence[ResourceUsage]) -> list[str]:
-    """Return the disks that were full at the time of the failure."""
+    """Return the names of the disks that were full at the time of the failure."""
     free = resources[0].free if resources else {}
     return [name for name, left in free.items() if left is not None and left < FULL]
 
 
 def oom_message(resources: Sequence[ResourceUsage], error: str = "") -> str:
-    """error: how the rank ended, if one of its processes was killed and not the rank itself."""
+    """Describe an OOM kill.
+
+    error: how the rank ended, if only one of its processes was killed, not the rank itself.
+    """
     limits = [each.memory_limit for each in resources]
     limit = next((" (limit: %.1f GiB)" % (value / 2**30) for value in limits if value), "")
     killed = "was killed by the kernel's OOM killer (SIGKILL): out of memory%s" % limit

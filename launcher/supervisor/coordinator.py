@@ -15,7 +15,7 @@ STACKS_TIMEOUT = 5.0  # seconds for all nodes to write their ranks' stacks
 JOIN_GRACE = 10.0  # seconds after the start during which node 0 stays to inform late nodes
 RECONNECT = 1.0  # seconds for a broken connection to be restored
 SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
-ON_REQUEST = ("cancelled", "terminated", "time-limit")  # reasons that are no failure
+ON_REQUEST = ("cancelled", "terminated", "time-limit")  # reasons that are not failures
 
 
 class PeerContact:
@@ -40,18 +40,18 @@ class PeerContact:
 
 
 class Coordinator:
-    """Collects all nodes' statuses and decides. `now` is always time.monotonic()."""
+    """Collects all nodes' statuses and decides what they do. `now` is always time.monotonic()."""
 
     def __init__(self, spec: Spec, now: float) -> None:
         self.spec = spec
         self.began = now
         self.statuses: dict[int, Status] = {}  # by node rank
-        self.contacts: dict[int, PeerContact] = {}  # with the other nodes, by node rank
+        self.contacts: dict[int, PeerContact] = {}  # contacts with the other nodes, by node rank
         self.port_error: OSError | None = None  # why no node can connect to this one
         self.decision = Decision()
         self.restarts = [PastRestart(*each) for each in spec.past_restarts]
         self._round = 0
-        self._ended_at: float | None = None  # since when all nodes have ended
+        self._ended_at: float | None = None  # when all nodes had ended
         self._early_since: float | None = None
         self._stacks_since: float | None = None
 
@@ -92,7 +92,7 @@ class Coordinator:
         return len(ended) == self.spec.nnodes and (not missing or now - self.began >= JOIN_GRACE)
 
     def _lost_nodes(self, now: float) -> dict[int, str]:
-        """Return the lost nodes, each with the reason."""
+        """Return why each lost node counts as lost, by node rank."""
         lost = {rank: c.lost(now, self.spec.peer_timeout) for rank, c in self.contacts.items()}
         return {rank: why for rank, why in lost.items() if why}
 
@@ -104,7 +104,7 @@ class Coordinator:
         return self.spec.max_restarts > 0 and verdict.kind not in ON_REQUEST and not leaving
 
     def _refusal(self, verdict: Reason, now: float) -> str:
-        """Return why a run whose nodes have all ended is not restarted; "" if it is."""
+        """Return why the run is not restarted now that all nodes have ended; "" if it is."""
         away = set(range(self.spec.nnodes)) - self.statuses.keys() | self._lost_nodes(now).keys()
         if away:
             return "no contact with %s" % self.spec.names(away)
@@ -112,7 +112,10 @@ class Coordinator:
         return refusal(cause, self._saved, self.restarts, self.spec.max_restarts)
 
     def _cause(self, verdict: Reason) -> Reason:
-        """Return the first failure. A witness of a failure counts only if nobody saw its cause."""
+        """Return the first failure.
+
+        A node that saw only the effects of a failure counts only if no node saw its cause.
+        """
         causes = [(s.weight, s.cause.time, s.cause) for s in self.statuses.values() if s.cause]
         return min(causes, key=lambda cause: cause[:2], default=(0, 0.0, verdict))[2]
 
@@ -162,14 +165,14 @@ class Coordinator:
         return self._reason("never-joined", message, late[0])
 
     def _lost(self, now: float) -> Reason | None:
-        """Return the reason if a node is lost. Only a stopped node may disconnect."""
+        """Return the reason to stop if a node is lost. Only a stopped node may disconnect."""
         for rank, why in self._lost_nodes(now).items():
             if self.statuses[rank].phase is not Phase.STOPPED:
                 return self._reason("host-lost", why, rank)
         return None
 
     def _early_exit(self, now: float) -> Reason | None:
-        """Return the reason if a rank exited with 0 and the others stand still, as if waiting for it."""
+        """Return the reason to stop if a rank exited with 0 and the others seem to wait for it."""
         timeout = self.spec.early_exit_timeout
         exits = [status.early for status in self.statuses.values() if status.early]
         running = [status for status in self.statuses.values() if status.alive]

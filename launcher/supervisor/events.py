@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 
 class Phase(str, enum.Enum):
-    """Where one start of torchrun is on one node."""
+    """The phase of one start of torchrun on one node."""
 
     RUNNING = "running"
     DONE = "done"  # torchrun succeeded
@@ -31,7 +31,7 @@ class EndState(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Reason:
-    """Why the nodes stop: where the problem started, and when (unix seconds on node 0's clock)."""
+    """Why the nodes stop: what happened, where, and when (unix seconds on node 0's clock)."""
 
     kind: str
     message: str
@@ -51,7 +51,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a Python stack. text: its source code, if readable."""
+    """One frame of a Python stack. text: its line of source code; "" if unreadable."""
 
     file: str
     line: int
@@ -67,12 +67,12 @@ class Thread:
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of one rank. frames: the main thread's, innermost last. threads: the others."""
+    """The stack of a rank. frames: the main thread's, innermost last. threads: the others."""
 
     rank: int
     local_rank: int
-    pid: int  # inside its container
-    state: str  # the kernel's state: R S D T
+    pid: int  # as seen inside its container
+    state: str  # the process state from /proc: R, S, D or T
     note: str | None = None  # why there is no stack, as a key of NOTES in diagnosis.stack_groups
     frames: tuple[Frame, ...] = ()
     threads: tuple[Thread, ...] = ()
@@ -80,7 +80,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class StackAnswer:
-    """stacks-<id>.json, the answer to a request for stacks."""
+    """The contents of stacks-<id>.json, the answer to a request for stacks."""
 
     attempt: int
     node_rank: int
@@ -95,7 +95,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Environment(Event):
-    """The node's software: versions by name, and names of environment variables without values."""
+    """The node's software. versions: by name. variables: environment variables, without values."""
 
     kind = "environment"
     versions: dict[str, str]
@@ -104,9 +104,9 @@ class Environment(Event):
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """use: percent. used, total: MiB of memory. clock: MHz. 0: nvidia-smi does not report it.
+    """The load of a GPU. use: percent. used, total: MiB of memory. clock: MHz.
 
-    ecc_errors: uncorrectable ones since the driver was loaded.
+    ecc_errors: uncorrectable errors since the driver was loaded. 0 also means not reported.
     """
 
     use: int
@@ -119,9 +119,9 @@ class GpuLoad:
 
 @dataclass(frozen=True)
 class Usage(Event):
-    """The load of the node. cores: busy with this run, on average since the last sample.
+    """The load of the node. cores: how many this run kept busy since the last sample.
 
-    minute: means of the last minute, () until there are any. ranks: alive on this node.
+    minute: the last minute's means; () until there are any. ranks: those alive on this node.
     """
 
     kind = "usage"
@@ -133,7 +133,7 @@ class Usage(Event):
 
 @dataclass(frozen=True)
 class Clock(Event):
-    """Seconds to add to this node's clock to get node 0's, and their maximum error."""
+    """offset: the seconds to add to this node's clock to get node 0's. error: its maximum error."""
 
     kind = "clock"
     offset: float
@@ -148,7 +148,7 @@ class RankPids(Event):
 
 @dataclass(frozen=True)
 class RankExit(Event):
-    """A rank ended. exit_code: None if unknown. stopping: the node was already stopping."""
+    """The end of a rank. exit_code: None if unknown. stopping: whether the node was stopping."""
 
     kind = "rank_exit"
     rank: int
@@ -171,7 +171,7 @@ class RankStacks(Event):
 
 @dataclass(frozen=True)
 class Collective:
-    """What a rank called last in a process group, and the names of the calls up to it, newest last."""
+    """A rank's last collective in a process group. names: those of the calls up to it, in order."""
 
     rank: int
     group: str
@@ -181,7 +181,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Collectives(Event):
-    """From the dumps of torch's flight recorder, written when the node stopped after a failure."""
+    """The ranks' last collectives, which torch's flight recorder dumped after a failure."""
 
     kind = "collectives"
     newest: tuple[Collective, ...]
@@ -195,7 +195,7 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class ResourceUsage(Event):
-    """OOM kills since the start, memory limit and free disk space in bytes. None: not known."""
+    """OOM kills since the start; memory limit and free disk space in bytes, None if unknown."""
 
     kind = "evidence"
     oom_kills: int = 0
@@ -207,9 +207,9 @@ class ResourceUsage(Event):
 class RestartInPlace(Event):
     """torchrun starts again in the same containers. Later events belong to this start.
 
-    number: of the restarts in place of this attempt. left: restarts of the run after this one.
-    cause: the first failure; its kind is one of failure_kinds.txt. saved: a new checkpoint was saved
-    since the previous start.
+    number: which restart in place of the attempt this is. left: how many more the run may have.
+    cause: the first failure, of a kind in failure_kinds.txt. saved: whether a new checkpoint was
+    saved since the previous start.
     """
 
     kind = "restart"
@@ -221,7 +221,7 @@ class RestartInPlace(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """The last record."""
+    """The last record: how the node ended."""
 
     kind = "end"
     state: EndState
@@ -230,7 +230,7 @@ class End(Event):
 
 
 def document(event: Event) -> dict[str, Any]:
-    """Return an event's JSON object.
+    """Return the event as a JSON object.
 
     `kind` comes last, so that a shell script can recognize the `end` event with grep.
     """
@@ -247,7 +247,7 @@ def headline(
 
 
 def signal_name(exit_code: int | None) -> str | None:
-    """Return the name of the signal in an exit code (-9: SIGKILL). None if it is not a signal's."""
+    """Return the name of the signal that an exit code means (-9: SIGKILL), or None."""
     if exit_code is None or exit_code >= 0:
         return None
     try:

@@ -1,10 +1,10 @@
-"""The kinds of failure, and the error texts that mean them, for the launcher and the supervisors. Pure.
+"""The kinds of failure and the error texts that reveal them, for launcher and supervisors. Pure.
 
-Each is one table: failure_kinds.txt and error_texts.txt. In run.json, `first_failure.kind` is the name of
-a kind. docs/troubleshooting.md shows both tables; scripts/failure_kinds.py writes them there.
+They are in two tables: failure_kinds.txt and error_texts.txt. In run.json, `first_failure.kind` is
+the name of a kind. scripts/failure_kinds.py copies both tables to docs/troubleshooting.md.
 
-The first error text that occurs wins, so specific phrases come before general ones. A phrase that may have
-several causes does not belong there: no name is better than a wrong name.
+The first error text that matches wins, so specific phrases come before general ones. A phrase that
+may have several causes does not belong in the table: no name is better than a wrong name.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class FailureKind:
 
 @dataclass(frozen=True)
 class ErrorText:
-    """kind: what the phrases mean. remedy: "" if the kind's own fits.
+    """Phrases that reveal a kind of failure. remedy: "" if the kind's own remedy applies.
 
-    phrases: any of them, as whole words, in upper or lower case; ` | ` separates them in the table,
-    `...` stands for anything on the same line, `$` for the end of a line.
+    phrases: any of them matches, as whole words and in any case. In the table, ` | ` separates
+    them, `...` stands for anything on the same line, and `$` for the end of a line.
     """
 
     kind: str
@@ -54,9 +54,9 @@ class ErrorText:
 
 
 def meaning_of(texts: Sequence[str]) -> tuple[str, str, str]:
-    """Return the first of `texts` that means a kind, as (kind, remedy, text), or three "".
+    """Return (kind, remedy, text) for the first text that reveals a kind; three "" if none does.
 
-    remedy: "" for the kind's own.
+    remedy: "" if the kind's own remedy applies.
     """
     for text in texts:
         for entry in ERROR_TEXTS:
@@ -73,15 +73,15 @@ def _pattern(phrase: str) -> str:
 
 
 def _kind(head: str, meaning: str, remedy: str) -> FailureKind:
-    """head: `KIND (RESTART)`, or `KIND` if a restart cannot help."""
+    """Return a kind. head: `KIND (RESTART)`, or `KIND` if a restart cannot help."""
     name, _, restart = head.rstrip(")").partition(" (")
     return FailureKind(name, Restart(restart or "no"), meaning, remedy)
 
 
 def _entries(table: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the head, the body and the remedy ("" without one) of each entry of a table.
+    """Yield the head, the body and the remedy ("" if none) of each entry of a table.
 
-    Entries are separated by blank lines. The body is indented, the remedy begins with `  = `.
+    Entries are separated by blank lines. The body is indented, and the remedy begins with `  = `.
     """
     text = (pkgutil.get_data(__package__, table) or b"").decode()
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)

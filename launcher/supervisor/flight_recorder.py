@@ -1,8 +1,8 @@
-"""torch's flight recorder: what each rank called last, to find the one that missed a collective.
+"""torch's flight recorder: each rank's last calls, to find the rank that missed a collective.
 
-Each rank writes a dump when its node stops after a failure (`sitecustomize`), and NCCL writes one itself
-when a collective times out. A dump is a pickle: here, beside the code that wrote it, it is read
-without loading any class, and the launching machine only gets the names and numbers in it.
+Each rank writes a dump when its node stops after a failure (`sitecustomize`), and NCCL itself
+writes one when a collective times out. A dump is a pickle. It is read here, on the node that wrote
+it, and without loading any class; the launching machine receives only the names and numbers in it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any, Iterator
 from .events import Collective
 
 ENTRIES = 2000  # collectives that a rank remembers
-NAMES = 100  # of them, how many newest ones of a group are reported
-SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second until torch 2.7
+NAMES = 100  # how many of them, the newest in each group, are reported
+SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second: up to torch 2.7
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 LARGEST_DUMP = 64 << 20  # bytes
 ANSWER_TIMEOUT = 0.5  # seconds for the ranks to write their dumps
 
 
 class FlightRecorder:
-    """The folder with the dumps. The ranks find it in their environment."""
+    """The folder for the dumps. The ranks get its path from their environment."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.join(folder, "flight-recorder")
-        self._asked: list[str] = []  # pipes of ranks
+        self._asked: list[str] = []  # the pipes of the ranks that were asked for a dump
         self._late_at = 0.0  # time.monotonic()
 
     def environment(self, env: dict[str, str], torch: str) -> dict[str, str]:
-        """Return `env` with the recorder switched on, unless the user has set it up. torch: its version."""
+        """Return `env` with the recorder turned on unless the user did so. torch: its version."""
         with contextlib.suppress(OSError):
             os.makedirs(self._folder, exist_ok=True)
         old = bool(re.match(r"[01]\.|2\.[0-7]\b", torch))  # newer ones warn about the old names
@@ -46,7 +46,7 @@ class FlightRecorder:
         return {**ours, **env}
 
     def ask(self) -> bool:
-        """Ask all ranks that are alive for a dump. Return whether there are any."""
+        """Ask all running ranks for a dump. Return whether any could be asked."""
         self._late_at = time.monotonic() + ANSWER_TIMEOUT
         pipes = glob.glob(os.path.join(glob.escape(self._folder), "ask-*"))
         self._asked = list(filter(ask, pipes))
@@ -54,13 +54,14 @@ class FlightRecorder:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all ranks have written their dumps. A rank that has answered removes its pipe."""
+        """Whether all ranks have written their dumps (and removed their pipes) or timed out."""
         return time.monotonic() > self._late_at or not any(map(os.path.exists, self._asked))
 
     def read(self, round: int) -> list[Collective]:
-        """Return what each rank of this node called last in each group. Rename the dumps.
+        """Return the last call of each rank of this node in each group. Rename the dumps.
 
-        round: the start that wrote the dumps; the next start will write files of the same names.
+        round: number of the start that wrote them; the next start will write files of the same
+        names.
         """
         newest: list[Collective] = []
         for path in sorted(glob.glob(os.path.join(glob.escape(self._folder), "*-rank-*"))):
@@ -74,7 +75,7 @@ class FlightRecorder:
 
 
 def ask(pipe: str) -> bool:
-    """Ask the rank that waits on this pipe for a dump. Return False if its process is gone."""
+    """Ask the rank that reads this pipe for a dump. Return False if its process is gone."""
     with contextlib.suppress(OSError):
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         os.write(descriptor, b"\n")
@@ -84,7 +85,7 @@ def ask(pipe: str) -> bool:
 
 
 class Plain(pickle.Unpickler):
-    """Reads only numbers, texts and containers. torch's functions for lists of numbers become `list`."""
+    """Loads only numbers, texts and containers. torch's builders of lists become `list`."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch.jit._pickle" and name.startswith("build_"):
@@ -106,7 +107,7 @@ def collectives(rank: int, backend: str, dump: Any) -> Iterator[Collective]:
         if not entry["is_p2p"]:
             group = "%s %s" % (backend, entry["process_group"][0])
             name = str(entry["profiling_name"]).split(":")[-1][:80]
-            # of a coalesced group, the last one counts; NCCL gives them one number
+            # NCCL gives all collectives of a coalesced group one number; the last one counts
             by_group.setdefault(group, {})[int(entry["collective_seq_id"])] = name
     for group, names in by_group.items():
         newest = max(names)

@@ -21,21 +21,21 @@ STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
 
 
 class Journal:
-    """Writes records unbuffered. Copies lines to stdout, for the container engine's own log."""
+    """The journal, written unbuffered. Output is also copied to stdout, for the engine's log."""
 
     def __init__(self, folder: str, host: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._file = os.open(os.path.join(folder, "journal"), flags, 0o644)
         self._ballast = os.path.join(folder, "ballast")
         self._host = host.encode()
-        self._lost = 0  # lines of output that a full disk did not take
-        self._stdout = b""  # not written yet
+        self._lost = 0  # number of output lines lost because the disk was full
+        self._stdout = b""  # bytes for stdout, not written yet
         with contextlib.suppress(OSError), open(self._ballast, "wb") as file:
             file.write(b"\0" * BALLAST)
         os.set_blocking(1, False)  # an engine that stops reading must not block the run
 
     def write_lines(self, who: bytes, data: bytes) -> None:
-        """Write whole lines, each with its newline. On a full disk they are lost, but counted."""
+        """Write whole lines, each with its newline. If the disk is full, count them as lost."""
         if not self._append(_records(who, data)):
             self._lost += data.count(b"\n")
         label = self._host if who == b"-" else b"%b:%b" % (self._host, who)
@@ -59,7 +59,10 @@ class Journal:
         os.close(self._file)
 
     def _append(self, data: bytes) -> bool:
-        """Append whole records, or none if the disk is full: return False. First say what was lost."""
+        """Append whole records, preceded by a note on lost lines.
+
+        If the disk is full, write nothing and return False.
+        """
         if self._lost:
             text = b"ddpctl: the disk was full: %d lines of output are missing here\n" % self._lost
             data = _records(b"-", text) + data
@@ -79,7 +82,7 @@ class Journal:
 
     def _copy_to_engine_log(self, data: bytes) -> None:
         if len(self._stdout) > STDOUT_BACKLOG:
-            return  # the journal has the line
+            return  # the journal has these lines
         self._stdout += data
         with contextlib.suppress(OSError):
             while self._stdout:
@@ -99,7 +102,7 @@ def _prefixed(head: bytes, lines: bytes) -> bytes:
 
 
 def publish(path: str, text: str) -> None:
-    """Write a file atomically, readable for all users. Follows no link, even if others may write there."""
+    """Write a file atomically, readable by all users. Safe in a folder that others can write to."""
     folder, name = os.path.split(path)
     descriptor, scratch = tempfile.mkstemp(prefix=".%s." % name, dir=folder)
     try:

@@ -1,4 +1,4 @@
-"""Read a failed process's last lines: the error that ended it, in its own words, and an excerpt. Pure."""
+"""Find the error that ended a process, and an excerpt to quote, in its last lines. Pure."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Sequence
 
 EXCERPT_LINES = 20
 KEPT_LINES = 40
-LAST_WORDS = 10  # lines in which a process without an exception may have said why it ended
+LAST_WORDS = 10  # last lines that may explain the end of a process that raised no exception
 
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook prefixes each line
-# Of Python, or of the library rich, which draws a box
+# Printed by Python, or by the library rich, which draws a box
 TRACEBACK = re.compile(r"^(╭─+ )?Traceback \(most recent call last\)")
 INDENTED = (" ", "\t", "│", "╭", "╰")
-# The line before a traceback of something that did not end the process
+# The line before the traceback of an error that did not end the process
 ASIDE = re.compile(r"^(Exception ignored |Exception in thread |Error in atexit|--- Logging error)")
 DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
 NOISE = re.compile(
     r"^(\[?[WIE]\d{4} \d\d:\d\d|\[rank\d+\]:\[|frame #|Exception raised from"
     r"|terminate called|Fatal Python error|$)"
 )
-# A C++ exception that nothing caught
+# An uncaught C++ exception
 THROWN = re.compile(r"^terminate called after throwing an instance of '(.+)'")
 WHAT = re.compile(r"^  what\(\):  ?")
-# Stacks of C++ and of Python's faulthandler, which are too long to quote
+# Stacks from C++ and from Python's faulthandler, which are too long to quote
 FRAME = re.compile(
     r"^(frame #\d+: |    @ |\*\*\* |Fatal Python error|(Current t|T)hread 0x|Extension modules|"
     r"  File .*, line \d+ in |$)"
 )
 WARNING = re.compile(r"warning", re.IGNORECASE)
-LOGGED_WARNING = re.compile(r"^(\[rank\d+\]:)?\[?W\d{4} ")  # by torch's C++ code
-# What NCCL itself says, on the same line or on the next one
+LOGGED_WARNING = re.compile(r"^(\[rank\d+\]:)?\[?W\d{4} ")  # from torch's C++ code
+# NCCL's own message, on the same line or on the next one
 LAST_ERROR = re.compile(r"Last error:\s*(\S.*)?$", re.IGNORECASE)
 NCCL_RESULT = re.compile(r"^nccl[A-Z]\w+: ")
 
@@ -38,8 +38,9 @@ NCCL_RESULT = re.compile(r"^nccl[A-Z]\w+: ")
 def telling_end(lines: Sequence[str]) -> list[str]:
     """Return the end of a process's output that may explain why the process ended.
 
-    That is the traceback of its exception, or of the first exception that led to it, else a C++
-    exception that nothing caught, else the last lines. A crash at exit may print a lot after it.
+    It begins with the traceback of the last exception, or of the first exception that led to it;
+    else with an uncaught C++ exception, after which a crash may print a lot; else it is the last
+    lines.
     """
     if chain := _chain(lines):
         return list(lines[-sum(map(len, chain)) :])
@@ -48,11 +49,11 @@ def telling_end(lines: Sequence[str]) -> list[str]:
 
 
 def telling_texts(lines: Sequence[str]) -> list[str]:
-    """Return the texts that may tell the cause, the most trustworthy first.
+    """Return the texts that may reveal the cause, the most reliable first.
 
-    They are NCCL's own words, the error that ended the process and the errors that caused it.
-    If it printed no error, they are its last lines, the newest first, without warnings of Python;
-    those of torch's C++ code come last.
+    They are NCCL's own message, the error that ended the process and the errors that caused it. If
+    the process printed no error, they are its last lines, the newest first, without Python's
+    warnings; warnings from torch's C++ code come last.
     """
     errors = [_message(traceback) for traceback in _chain(lines)] or [_thrown(lines)]
     if errors[0]:
@@ -63,9 +64,10 @@ def telling_texts(lines: Sequence[str]) -> list[str]:
 
 
 def error_line(lines: Sequence[str]) -> str:
-    """Return the error, such as `ValueError: boom`, or "". Names the DataLoader worker, if any.
+    """Return the error, such as `ValueError: boom`, or "" if there is none.
 
-    If NCCL failed, the line has NCCL's own words instead of the place in torch's source.
+    It names the DataLoader worker, if one failed. If NCCL failed, it has NCCL's own message instead
+    of a line of torch's source code.
     """
     error = _message((_chain(lines) or [[]])[0]) or _thrown(lines)
     if not error:
@@ -84,7 +86,7 @@ def is_thrown(lines: Sequence[str]) -> bool:
 
 
 def excerpt(lines: Sequence[str]) -> list[str]:
-    """Return the lines to quote: the last traceback, else the last lines."""
+    """Return the lines to quote: the last traceback, else a C++ exception, else the last lines."""
     block = _without_noise((_chain(lines) or [[]])[0])
     if len(block) > EXCERPT_LINES:  # keep both ends: the entry point and the message
         half = EXCERPT_LINES // 2
@@ -101,7 +103,7 @@ def _last_lines(lines: Sequence[str]) -> list[str]:
 
 
 def _chain(lines: Sequence[str]) -> list[list[str]]:
-    """Return the last traceback and, after it, those of the exceptions that caused it directly."""
+    """Return the last traceback, followed by those of the exceptions that directly caused it."""
     clean = _unprefixed(lines)
     starts = [
         index
@@ -119,7 +121,7 @@ def _chain(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _message(traceback: Sequence[str]) -> list[str]:
-    """Return the lines of the exception's message, such as `ValueError: boom`."""
+    """Return the lines of a traceback's error, such as `ValueError: boom`; [] if it has none."""
     for index, line in enumerate(traceback):
         if index and line and not line.startswith(INDENTED):
             message = _without_noise(traceback[index:])
@@ -130,7 +132,7 @@ def _message(traceback: Sequence[str]) -> list[str]:
 
 
 def _thrown(lines: Sequence[str]) -> list[str]:
-    """Return the lines of the last C++ exception's message, the first with the exception's type."""
+    """Return the lines of the last C++ exception's message, with its type first; [] if none."""
     clean = _unprefixed(lines)
     starts = [index for index, line in enumerate(clean) if WHAT.match(line)]
     if not starts:
@@ -141,7 +143,7 @@ def _thrown(lines: Sequence[str]) -> list[str]:
 
 
 def _last_error(error: Sequence[str]) -> str:
-    """Return what NCCL itself says about its error, or ""."""
+    """Return NCCL's own message about its error, or "" if there is none."""
     for index, line in enumerate(error):
         if match := LAST_ERROR.search(line):
             return (match[1] or "".join(error[index + 1 : index + 2])).strip()

@@ -1,4 +1,4 @@
-"""The supervisor of one node: starts torchrun, writes the journal, and stops with the other nodes.
+"""The supervisor of one node: starts torchrun, writes the journal, and stops when others must stop.
 
 Everything happens in one loop in one thread, `Supervisor.run`.
 """
@@ -41,13 +41,13 @@ class Supervisor:
         self.sampler = Sampler()
         self.metrics = MetricsFile(spec, self.journal)
         self.round = Round(0, spec, self.journal, self.selector, self.peers)
-        self.signals: list[int] = []  # received, not handled yet
-        self.stop_request: Reason | None = None  # the first
+        self.signals: list[int] = []  # received but not handled yet
+        self.stop_request: Reason | None = None  # from the first signal
 
     def run(self) -> int:
         for number in SIGNALS:
             signal.signal(number, lambda number, _: self.signals.append(number))
-        prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopts ranks whose torchrun dies, to kill and reap them
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopt ranks whose torchrun dies, to kill and reap them
         try:
             for note in self.spec.notes:
                 self.journal.say(note)
@@ -58,7 +58,7 @@ class Supervisor:
             while not self.finished():
                 self.turn()
             return self.conclude()
-        except Exception as error:  # a bug of ours must not leave unsupervised ranks behind
+        except Exception as error:  # a bug in the supervisor must not leave ranks running
             import traceback  # slow to import
 
             self.journal.say("the supervisor failed: " + traceback.format_exc())
@@ -88,10 +88,10 @@ class Supervisor:
         """Change this process's environment, which torchrun inherits. torch: its version."""
         env = self.round.flight_recorder.environment(with_caches(os.environ), torch)
         os.environ.update(self.stacks.environment(env))
-        os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash prints where
+        os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash prints its stack
 
     def restart(self, restart: RestartInPlace) -> None:
-        """Start torchrun again, because node 0 has decided so."""
+        """Start torchrun again, as node 0 has decided."""
         if self.spec.node_rank == 0:
             most, why = self.spec.max_restarts, restart.cause.headline
             count = "%d of %d" % (most - restart.left, most)
@@ -100,7 +100,7 @@ class Supervisor:
         self.round.close()
         number, standby = restart.number, self.round.standby
         self.round = Round(number, self.spec, self.journal, self.selector, self.peers, standby)
-        if self.stop_request:  # after our last status
+        if self.stop_request:  # it came after our last status
             self.round.refuse(self.stop_request)
         else:
             self.round.start()
@@ -116,8 +116,8 @@ class Supervisor:
     def cancelled(self) -> bool:
         """Return whether the launcher has created the cancel file.
 
-        It may have done so on another host that shares this home. Listing the folder makes NFS ask
-        its server, while a plain stat may be answered from a cache.
+        The launcher may have done so on another host that shares this home directory. Listing the
+        folder makes the NFS client see the file, while a plain stat may be answered from a cache.
         """
         folder, name = os.path.split(self.spec.cancel_file)
         with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ class Supervisor:
             ranks = tuple(rank.rank for rank in self.round.ranks.alive())
             usage = replace(usage, ranks=ranks)
             self.journal.try_write_event(usage)
-            with contextlib.suppress(OSError):  # for `ps`; a full disk
+            with contextlib.suppress(OSError):  # the disk is full; `ps` reads the file
                 publish(os.path.join(self.spec.dir, "usage.json"), json.dumps(document(usage)))
             self.metrics.write(usage, len(ranks), self.round.liveness.log_age())
 
@@ -174,13 +174,13 @@ class Supervisor:
         if self.may_restart():
             return self.peers.decision.over
         until = self.round.ended_at + SETTLE
-        if self.spec.node_rank == 0:  # so that a node that starts late learns the reason
+        if self.spec.node_rank == 0:  # so that a node that starts late still learns the reason
             until = max(until, self.peers.began + JOIN_GRACE)
         late = self.round.phase is Phase.STOPPED and time.monotonic() > until
         return self.peers.decision.over or late
 
     def may_restart(self) -> bool:
-        """Return whether node 0, with which we are in contact, may want this node to start again."""
+        """Return whether node 0, which this node has joined, may still tell it to start again."""
         reason = self.round.reason if self.round.phase is Phase.STOPPED else None
         if not self.spec.max_restarts or reason is None or reason.kind in ON_REQUEST:
             return False

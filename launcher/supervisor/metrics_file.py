@@ -12,13 +12,13 @@ from .events import Usage
 from .journal import Journal, publish
 from .spec import Spec
 
-STALE = 600.0  # seconds; an older file is from a killed supervisor: a live one writes every 10 s
+STALE = 600.0  # seconds; an older file is from a dead supervisor, as a live one writes every 10 s
 TAIL = 65536  # bytes read from the end of metrics.jsonl
 TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr", "img_s": "images_per_second"}
 
 
 class MetricsFile:
-    """Writes the file atomically, if the job sets a folder for it. Deletes it when the node ends."""
+    """The metrics file, if the job sets a folder for it. It is deleted when the node ends."""
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._spec, self._journal = spec, journal
@@ -64,13 +64,13 @@ class MetricsFile:
         return "ddpctl_%s{%s} %r\n" % (name, ",".join(labels_shown), float(value))
 
     def _training(self) -> dict[str, float]:
-        """Return the trainer's newest numbers by name; {} on a node that does not write them."""
+        """Return the trainer's newest numbers by name; {} on a node whose trainer writes none."""
         path, lines = os.path.join(self._spec.output_dir, "metrics.jsonl"), [b""]
         with contextlib.suppress(OSError), open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             lines = file.read().split(b"\n")
         for line in reversed(lines):
-            with contextlib.suppress(Exception):  # incomplete, or of another script
+            with contextlib.suppress(Exception):  # an incomplete line, or one from another script
                 entry = json.loads(line)
                 if entry["kind"] == "train":
                     return {TRAIN[key]: float(entry[key]) for key in TRAIN if key in entry}

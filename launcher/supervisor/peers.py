@@ -1,4 +1,4 @@
-"""The connections between an attempt's supervisors, a star around node 0.
+"""The connections between an attempt's supervisors, which form a star around node 0.
 
 Messages are states, not commands: each node sends its status, and node 0 answers with its decision.
 """
@@ -22,21 +22,21 @@ from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
 RETRY = 0.2  # seconds between attempts to connect
-MAX_STRANGERS = 64  # unauthenticated connections, in addition to one per node that is not connected
+MAX_STRANGERS = 64  # unauthenticated connections allowed, in addition to one per missing node
 
 
 class Peers:
-    """The other nodes, from the point of view of this node's supervisor."""
+    """The other nodes, as this node's supervisor sees them."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         self.spec, self.journal, self.selector = spec, journal, selector
         self.began = self.turned = time.monotonic()
         self.decision = Decision()  # node 0's newest
-        self.contacts: dict[int, PeerContact] = {}  # by node rank, once they have joined
+        self.contacts: dict[int, PeerContact] = {}  # with the nodes that have joined, by node rank
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
 
     def turn(self, status: Status) -> None:
-        """Send what is due and update `decision`. status: this node's own."""
+        """Send messages that are due and update `decision`. status: this node's own."""
         now = time.monotonic()
         if now - self.turned > 2 * HEARTBEAT:  # this process was suspended
             for contact in self.contacts.values():
@@ -59,12 +59,12 @@ class Peers:
 
 
 class NodePeer(Peers):
-    """A node other than 0: sends its status to node 0, and follows node 0's decisions."""
+    """The peers as another node sees them: sends its status to node 0 and receives decisions."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self._sent: Any = None  # the part of the last status that is sent at once if it changes
+        self._sent: Any = None  # fields of the last status, sent at once if any changes
         self._next_heartbeat = 0.0
         self._connecting = False
         self._connected: socket.socket | None = None  # a new connection, not yet in use
@@ -118,7 +118,7 @@ class NodePeer(Peers):
         self.channel = None
 
     def _set_clock(self, decision: Decision) -> None:
-        """Estimate the offset like NTP, as if node 0 answered midway in the shortest round trip."""
+        """Estimate the offset as NTP does: `decision.now` is midway in the shortest round trip."""
         now = time.time()
         round_trip = now - decision.echo
         if 0 <= round_trip < self._shortest_round_trip:
@@ -127,7 +127,7 @@ class NodePeer(Peers):
             self.journal.write_event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        """Connect in a thread, because that may block (name servers, firewalls). Try one at a time."""
+        """Connect in a thread, one at a time, because that may block (name servers, firewalls)."""
         if self._connected is not None:
             sock, self._connected = self._connected, None
             with contextlib.suppress(OSError):
@@ -153,13 +153,13 @@ class NodePeer(Peers):
 
 
 class Server(Peers):
-    """Node 0: accepts the other nodes' connections and sends them its coordinator's decisions."""
+    """The peers as node 0 sees them: accepts their connections and sends them its decisions."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.coordinator = Coordinator(spec, self.began)
         self.contacts = self.coordinator.contacts
-        self._strangers: dict[Channel, str] = {}  # not authenticated yet, with their addresses
+        self._strangers: dict[Channel, str] = {}  # unauthenticated channels and their addresses
         self._channels: dict[int, Channel] = {}
         self._socket: socket.socket | None = None
 
@@ -183,7 +183,7 @@ class Server(Peers):
             self._disconnect(channel)
 
     def close(self) -> None:
-        """Close the connections. First give the nodes a second to read the last decision."""
+        """Close the connections, after giving the nodes a second to read the last decision."""
         deadline = time.monotonic() + 1.0
         while self._channels and self.decision.over and time.monotonic() < deadline:
             for key, _ in self.selector.select(0.05):
@@ -211,7 +211,7 @@ class Server(Peers):
         self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, server: socket.socket) -> None:
-        """Accept a connection. If too many are unauthenticated, close one from the busiest address."""
+        """Accept a connection. Drop one of the busiest address if too many are unauthenticated."""
         try:
             sock, (address, *_) = server.accept()
             channel = Channel(sock, self.spec.token, listening=True)
@@ -226,7 +226,7 @@ class Server(Peers):
     def _take(self, channel: Channel, status: Status) -> None:
         rank = status.node_rank
         if rank not in range(1, self.spec.nnodes) or channel.node_rank not in (None, rank):
-            raise ValueError("it says that it is node %r" % rank)
+            raise ValueError("it claims to be node %r" % rank)
         if channel.node_rank is None:
             channel.node_rank = rank
             del self._strangers[channel]

@@ -1,4 +1,4 @@
-"""Processes in /proc. Linux only."""
+"""Read and signal processes, using /proc. Linux only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_text(path: str) -> str:
 
 
 def proc_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; [] if the process is gone.
+    """Return the fields of /proc/PID/stat, beginning with the state; [] if the process is gone.
 
     Raises OSError if the file cannot be read, for example because no file descriptor is free.
     """
@@ -39,7 +39,7 @@ def proc_environ(pid: int) -> dict[str, str]:
 
 
 def parents() -> dict[int, int]:
-    """Return the pid of each visible process with its parent's pid."""
+    """Return the parent's pid of each visible process, by pid."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     stats = ((pid, proc_stat(pid)) for pid in pids)
     return {pid: int(stat[1]) for pid, stat in stats if stat}
@@ -80,8 +80,8 @@ def send(pid: int, number: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Send this new process SIGTERM when its parent dies; end it now if the parent is already gone."""
-    # Until exec, the handler of the parent would swallow the signal.
+    """Make this new process get SIGTERM when its parent dies, or exit now if it already has."""
+    # Until exec, the parent's handler would swallow the signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -95,7 +95,7 @@ def kill_descendants(*spared: int, timeout: float = 10.0) -> list[int]:
         left = [pid for pid in descendants(os.getpid()) if pid not in spared]
         for pid in left:
             send(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # another process's child, or reaped
+            with contextlib.suppress(ChildProcessError):  # not our child, or already reaped
                 os.waitpid(pid, os.WNOHANG)
         if not left or time.monotonic() > deadline:
             return left
@@ -103,7 +103,7 @@ def kill_descendants(*spared: int, timeout: float = 10.0) -> list[int]:
 
 
 def usage(pid: int) -> tuple[int, float]:
-    """Return (bytes read plus written, CPU seconds) of a process; 0 for what cannot be read."""
+    """Return a process's (bytes read plus written, CPU seconds); 0 for what cannot be read."""
     try:
         stat = proc_stat(pid)
     except OSError:

@@ -1,7 +1,7 @@
-"""Copy the output of torchrun and its ranks, which goes to files, to the journal in whole lines.
+"""Copy the output files of torchrun and its ranks to the journal, in whole lines.
 
-The files are polled, because inotify may not work on network file systems. Only processes of this host
-write them.
+The files are polled, because inotify may not work on network file systems. Only processes on this
+host write them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .proc import read_text
 from .spec import Spec
 
 TORCHRUN_LOG = "torchrun.log"  # torchrun's own output
-# The folder of a rank below torchrun's PET_LOG_DIR. It has std{out,err}.log and, after an exception,
-# error.json.
+# A rank's folder below torchrun's PET_LOG_DIR. It contains std{out,err}.log and, after an
+# exception, error.json.
 RANK_FOLDER = "*/attempt_*/{local_rank}"
 READ_SIZE = 1 << 20  # maximum bytes read from one log at a time
 FREE_SIZE = 16 << 20  # bytes of disk freed at a time
@@ -30,17 +30,17 @@ LAST_BYTES = 32768  # bytes kept from the end of a log, to explain a failure
 
 
 class Tail:
-    """One growing file, copied in whole lines."""
+    """A growing file whose whole lines are copied to the journal."""
 
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT)  # freeing disk blocks requires writing
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)  # freeing disk blocks needs write access
         self._who, self._journal = who, journal
         self._taken = self._freed = 0  # offsets in bytes: copied, and freed on disk, up to here
-        self._partial = bytearray()  # of a line
+        self._partial = bytearray()  # an unfinished line
         self._last = b""  # the end of the copied data
 
     def read(self) -> int:
-        """Copy at most READ_SIZE new bytes. Return their number."""
+        """Copy up to READ_SIZE new bytes. Return how many."""
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
         size = self._taken - self._freed
@@ -78,7 +78,7 @@ class Tail:
 
 
 class RankLogs:
-    """The folder with torchrun's own output and, in RANK_FOLDERs, that of its ranks."""
+    """The folder with torchrun's own output and, in RANK_FOLDERs, the output of its ranks."""
 
     def __init__(self, spec: Spec, journal: Journal, folder: str) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ class RankLogs:
         self._tails: dict[tuple[int, str], Tail] = {}  # by local rank and stream
 
     def poll(self) -> int:
-        """Copy new data. Return the number of bytes from ranks."""
+        """Copy new output. Return how many bytes of it came from ranks."""
         self.torchrun.read()
         if len(self._tails) < 2 * self._spec.nproc_per_node:
             self._find()
@@ -118,7 +118,7 @@ class RankLogs:
         return log_patterns.telling_end(next(filter(None, lines), []))
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
-        """Return (message, traceback) of the rank's exception, from torch's @record, or Nones."""
+        """Return (message, traceback) of the exception that torch's @record saved; None if none."""
         for path in self._paths(str(local_rank), "error.json"):
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 error = json.loads(read_text(path))["message"]

@@ -25,7 +25,7 @@ from .sitecustomize import ALL_THREADS, MAIN_THREAD
 from .spec import Spec
 
 LOOK = 0.1  # seconds between checks for requests
-QUIET = 0.2  # seconds without growth after which a stack is complete
+QUIET = 0.2  # seconds without growth after which a stack counts as complete
 ANSWER_TIMEOUT = 3.0  # seconds for a rank to answer
 SOURCE_TIMEOUT = 1.0  # seconds to read the source files
 HEAD = re.compile(r"(Stack|Current thread|Thread) ?(0x[0-9a-f]+)?( \[.*\])? \(most recent call")
@@ -34,7 +34,7 @@ STATES = {"T": "stopped", "t": "traced", "Z": "exited", "X": "exited"}
 
 
 class StackThread(threading.Thread):
-    """Takes the stacks of some ranks once. A thread, because the disk with their code may hang."""
+    """Takes the ranks' stacks once. It is a thread because the disk with their code may hang."""
 
     def __init__(self, ranks: Iterable[Rank], folder: str, requests: list[tuple[str, str]]) -> None:
         super().__init__(daemon=True)
@@ -55,7 +55,7 @@ class StackThread(threading.Thread):
             self.stacks = [with_source(stack) for stack in stacks]
 
     def _answers(self, pids: list[int]) -> dict[int, str]:
-        """Wait until every file is complete, or for ANSWER_TIMEOUT. Return the texts by pid."""
+        """Wait until every file is complete, up to ANSWER_TIMEOUT. Return the texts by pid."""
         texts: dict[int, str] = {}
         late_at = time.monotonic() + ANSWER_TIMEOUT
         while time.monotonic() < late_at:
@@ -81,7 +81,7 @@ class StackTaker:
         self.written = False  # whether the stacks that node 0 requested are in the journal
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
-        """Return `env` changed so that the ranks can answer, or unchanged if that is impossible."""
+        """Return `env`, changed so that the ranks can answer; unchanged if that is impossible."""
         source = pkgutil.get_data(__package__, "sitecustomize.py") or b""
         try:
             os.makedirs(self._folder, exist_ok=True)
@@ -93,7 +93,7 @@ class StackTaker:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: Phase, wanted: bool) -> list[Stack] | None:
-        """Answer requests. Return the stacks once if node 0 wants them, otherwise None."""
+        """Answer requests. Return the stacks once if node 0 wants them (`wanted`), else None."""
         self.written = self.written and wanted
         if self._thread is None:
             requests = self._new_requests()
@@ -112,7 +112,10 @@ class StackTaker:
         return thread.stacks if wanted else None
 
     def _new_requests(self) -> list[tuple[str, str]]:
-        """Return new requests. Listing the folder makes NFS ask its server for other hosts' files."""
+        """Return new requests and delete their files.
+
+        Listing the folder makes the NFS client see files that other hosts wrote.
+        """
         requests: list[tuple[str, str]] = []
         if time.monotonic() - self._looked_at < LOOK:
             return requests
@@ -135,7 +138,7 @@ class StackTaker:
 def ask(rank: Rank, folder: str, number: int) -> Stack:
     """Signal the rank, or the Python that its shell script started, to write its stack.
 
-    If the signal could do harm, it is not sent, and the note of the result says why.
+    If the signal could do harm, do not send it, and explain why in the result's `note`.
     """
     pids = [rank.pid, *descendants(rank.pid)] if rank.alive else []
     pythons = (pid for pid in pids if os.path.exists(os.path.join(folder, str(pid))))
@@ -149,14 +152,14 @@ def ask(rank: Rank, folder: str, number: int) -> Stack:
             note = "blocked"
         if note is None:
             os.truncate(path, 0)
-            os.kill(pid, number)  # the kernel prefers the main thread
+            os.kill(pid, number)  # the kernel prefers to run the handler in the main thread
     except OSError:
         note = "unprepared"
     return Stack(rank.rank, rank.local_rank, pid, state(pid), note)
 
 
 def answered(stack: Stack, text: str | None) -> Stack:
-    """Return `stack` with the frames in `text`, which the rank wrote. A stack with a note stays as is."""
+    """Return `stack` with the frames in `text`, which the rank wrote; as it is if it has a note."""
     if stack.note:
         return stack
     threads = parse(text or "")
@@ -183,7 +186,8 @@ def handles(pid: int, number: int, field: str) -> bool:
 def has_open(pid: int, path: str) -> bool:
     """Return whether the process has the file open.
 
-    A script may have closed all descriptors. The stack would then go to a file that it opened since.
+    A script may have closed all descriptors. The stack would then go to a file that it opened
+    later.
     """
     for name in glob.glob("/proc/%d/fd/*" % pid):
         with contextlib.suppress(OSError):
@@ -193,7 +197,7 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def parse(text: str) -> list[Thread]:
-    """Parse faulthandler's output. The main thread is named "main", others by id and name."""
+    """Parse faulthandler's output. Name the main thread "main", and others by their id and name."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)

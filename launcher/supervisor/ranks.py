@@ -1,4 +1,4 @@
-"""The ranks of this node, according to the kernel, and whether they make progress."""
+"""The ranks of this node, as the kernel sees them, and whether they make progress."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import time
 from .proc import children, proc_environ, proc_stat, usage
 
 LOOK = 1.0  # seconds between checks of the ranks' I/O
-IDLE_IO = 65536  # bytes read and written per second; up to this counts as no activity
-# cores; above this, `stuck` grows slower, but it grows: ranks that wait in NCCL are busy too
+IDLE_IO = 65536  # bytes read and written per second that still count as no activity
+# busy cores above which `stuck` grows more slowly. It does grow: ranks waiting in NCCL are busy
+# too.
 BUSY = 0.5
 BUSY_FACTOR = 6.0
 
@@ -31,7 +32,7 @@ class Rank:
         return self.exited is None
 
     def look(self, now: float) -> None:
-        """Check whether it has exited or is stopped. Its exit code is lost once torchrun reaps it."""
+        """Check whether the rank has exited or is stopped. Reaping it would lose its exit code."""
         try:
             stat = proc_stat(self.pid)
         except OSError:
@@ -74,12 +75,12 @@ class Ranks:
         return [rank for rank in self.by_local_rank.values() if rank.exit_code]
 
     def reaped(self) -> list[Rank]:
-        """Return ranks that exited on their own, with an exit code that only torchrun knows."""
+        """Return the ranks that exited on their own and whose exit code only torchrun received."""
         gone = [rank for rank in self.by_local_rank.values() if not rank.alive]
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 
     def first_failed(self) -> Rank | None:
-        """Return the rank that probably failed first: preferably one not ended by SIGTERM.
+        """Return the rank that probably failed first, if any: preferably one not ended by SIGTERM.
 
         torchrun reaps the first failed rank, which hides its exit code, and SIGTERMs the others.
         """
@@ -91,7 +92,7 @@ class Ranks:
 
 
 class Liveness:
-    """Detects progress from the ranks' output, their I/O, and the trainer's progress files."""
+    """The ranks' progress, judged by their output, their I/O, and the trainer's progress files."""
 
     def __init__(self, output_dir: str) -> None:
         self._files = [os.path.join(output_dir, name) for name in ("metrics.jsonl", "status.json")]
@@ -99,7 +100,7 @@ class Liveness:
         self._output_at = self._looked_at = time.monotonic()
         self._before: dict[int, tuple[int, float]] = {}  # pid -> (bytes, CPU seconds)
         self.begun = False  # a rank has written output
-        self.stuck = 0.0  # seconds without any visible activity of any rank
+        self.stuck = 0.0  # seconds without visible activity of any rank
 
     def reset(self, output: bool) -> None:
         """Reset the timers, after ranks have started or printed something."""
@@ -128,10 +129,10 @@ class Liveness:
         return time.monotonic() - self._output_at
 
     def progress_age(self) -> float | None:
-        """Return the seconds since the trainer reported progress; None if not in this attempt.
+        """Return the seconds since the trainer reported progress; None if not yet in this attempt.
 
-        In a shared folder, another host may have written the files. NFS then shows their times some
-        seconds late, and by the server's clock. That matters little for a hang timeout.
+        In a shared folder, another host may have written the files. NFS then shows their times a
+        few seconds late, and by the server's clock. That matters little for a hang timeout.
         """
         newest = 0.0
         for path in self._files:

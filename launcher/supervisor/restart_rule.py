@@ -13,7 +13,7 @@ NO_PROGRESS_LIMIT = 3  # restarts in a row without a new checkpoint
 
 @dataclass(frozen=True)
 class PastRestart:
-    """cause: the kind of failure. saved: the start that failed had saved a new checkpoint."""
+    """A restart. cause: the kind of failure. saved: whether the failed start saved a checkpoint."""
 
     cause: str
     saved: bool
@@ -29,8 +29,8 @@ def refusal(
 ) -> str:
     """Return why a run is not restarted; "" if it is.
 
-    cause, saved: of the start that has failed now. past: the restarts since the user started the run.
-    other_hosts: the next start may be on other hosts.
+    cause, saved: those of the start that just failed. past: restarts since the user started the
+    run. other_hosts: whether the next start may be on other hosts.
     """
     rule = KINDS[cause].restart if cause in KINDS else Restart.NEVER
     if rule is Restart.NEVER:
@@ -43,11 +43,11 @@ def refusal(
         return "%d of %d restarts are used up" % (len(past), max_restarts)
     idle = without_progress(saved, past)
     if idle >= NO_PROGRESS_LIMIT:
-        return "%d restarts in a row brought no new checkpoint" % idle
+        return "%d restarts in a row produced no new checkpoint" % idle
     return ""
 
 
 def without_progress(saved: bool, past: Sequence[PastRestart]) -> int:
-    """Return the number of restarts in a row, up to now, that brought no new checkpoint."""
-    after_restarts = [*(each.saved for each in past), saved][1:]  # the first start is no restart
+    """Return the number of restarts in a row, up to now, that produced no new checkpoint."""
+    after_restarts = [*(each.saved for each in past), saved][1:]  # the first start is not a restart
     return sum(1 for _ in takewhile(lambda saved: not saved, reversed(after_restarts)))

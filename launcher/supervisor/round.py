@@ -32,20 +32,21 @@ from .spec import Spec
 from .torchrun import Torchrun, failures
 from .usage import oom_kills, resource_usage
 
-# Seconds between polls, each of which takes half a millisecond. The exit of a rank or a message
-# from a peer ends the wait early.
+# Seconds between polls, each of which takes half a millisecond. A rank's exit or a message from a
+# peer ends the wait early.
 POLL = 0.1
 SOON = 0.02  # while ranks start or print
-LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after their end
-ONLY_SOURCE = 5.0  # the same, if only torchrun knows how one of them ended
+LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after they have ended
+ONLY_SOURCE = 5.0  # the same, if only torchrun has the exit code of one of them
 NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
-SETTLED = 10.0  # seconds from a start to the preparation of a restart, which uses the CPU too
+SETTLED = 10.0  # seconds after a start before a restart is prepared, which takes CPU time
 
 
 class Round:
-    """torchrun and its ranks. The loop of the supervisor calls `copy_output`, `look` and `escalate`.
+    """torchrun and its ranks. The supervisor's loop calls `copy_output`, `look` and `escalate`.
 
-    number: of restarts in place before this start. torchrun: prepared by the round before.
+    number: how many restarts in place came before. torchrun: the process that the last round
+    prepared.
     """
 
     def __init__(
@@ -64,25 +65,25 @@ class Round:
         self.logs = RankLogs(spec, journal, self.torchrun.log_folder)
         self.started_at = 0.0  # time.monotonic()
         self.ranks = Ranks(spec.nproc_per_node)
-        self.logs_grow = False  # the last poll found new output
+        self.logs_grow = False  # whether the last poll found new output
         self.liveness = Liveness(spec.output_dir)
         self.flight_recorder = FlightRecorder(spec.dir)
         self.kills_before = oom_kills()  # before the start
         self.phase = Phase.RUNNING
         self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
-        self.reason: Reason | None = None  # why this node stops
-        self.unsent = 0  # the signal to stop that torchrun has not got yet
-        self.kill_at: float | None = None  # time.monotonic() of SIGKILL
-        self.alone_since: float | None = None  # since when no rank is left, or kill_at has passed
-        self.killed_torchrun = False  # if True, its exit code means nothing
+        self.reason: Reason | None = None  # why this node is stopping
+        self.unsent = 0  # the signal to stop, if not sent to torchrun yet
+        self.kill_at: float | None = None  # time.monotonic() at which SIGKILL is due
+        self.alone_since: float | None = None  # when no rank was left or kill_at had passed
+        self.killed_torchrun = False  # if so, its exit code means nothing
         self.survivors: list[int] = []  # pids that SIGKILL did not end
         self.exits: list[tuple[RankExit, Reason]] = []
         self.resources: list[ResourceUsage] = []  # at the time of the failure
-        self.newest_before = 0  # see newest_file; before the start
+        self.newest_before = 0  # newest_file() before the start
         # once stopped
         self.cause: tuple[Weight, Reason] | None = None  # our candidate for the first failure
-        self.saved = False  # there is a new checkpoint
+        self.saved = False  # whether there is a new checkpoint
 
     def start(self) -> None:
         self.started_at = time.monotonic()
@@ -121,13 +122,13 @@ class Round:
 
     @property
     def exit_code(self) -> int | None:
-        """torchrun's exit code; 1 if we killed it, as when its ranks fail or it is told to stop."""
+        """torchrun's exit code; None while it runs; 1, as when ranks fail, if we killed it."""
         return 1 if self.killed_torchrun else self.torchrun.exit_code()
 
     # --- observations ---
 
     def wake_up_at_exit(self, pid: int) -> None:
-        """Let the loop look again as soon as the process exits: a rank before torchrun reaps it."""
+        """Wake the loop when the process exits, to look at a rank before torchrun reaps it."""
         fd = pidfd(pid)
         if fd is not None:
             self.selector.register(fd, selectors.EVENT_READ, self.forget)
@@ -159,7 +160,7 @@ class Round:
         self.liveness.look(self.ranks.alive())
 
     def exited_ranks(self) -> list[Rank]:
-        """Return the ranks that have exited since the last check. Record those with a known code."""
+        """Return the ranks that exited since the last check. Record those whose code is known."""
         exited = []
         for rank in self.ranks.alive():
             rank.look(time.monotonic())
@@ -196,7 +197,7 @@ class Round:
             self.has_stopped()
 
     def complete_exits(self, code: int) -> None:
-        """Add exits that torchrun saw before us: failed ranks from its summary, or code 0 for all."""
+        """Record exits that only torchrun saw: failed ranks from its summary, or code 0 for all."""
         self.exited_ranks()
         ranks, codes = self.ranks.by_local_rank, {}
         for number, local_rank, exit_code, pid in failures(self.logs.torchrun.last_lines()):
@@ -234,7 +235,7 @@ class Round:
         return replace(reason, exit_code=code, signal=signal_name(code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
-        """Stop for this reason; see `escalate`."""
+        """Begin to stop for this reason, unless already stopping; see `escalate`."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -247,7 +248,7 @@ class Round:
         self.kill_at = time.monotonic() + self.spec.time_to_save(failed=failed)
         self.unsent = number
         if failed and self.flight_recorder.ask():
-            send(self.torchrun.pid, signal.SIGSTOP)  # it would end the other ranks at once
+            send(self.torchrun.pid, signal.SIGSTOP)  # else it ends the other ranks at once
         self.escalate()
         if failed:
             self.prepare_restart()
@@ -255,13 +256,15 @@ class Round:
     def escalate(self) -> None:
         """Send the signal once the ranks have written their dumps, and SIGKILL after the timeout.
 
-        torchrun gets SIGKILL too if it does not end soon afterwards. Until then it can report them.
+        If torchrun does not end soon after its ranks, it gets SIGKILL too. Until then, it can
+        report how they ended.
         """
         if self.kill_at is None or self.phase is not Phase.RUNNING:
             return
         if self.unsent and self.flight_recorder.is_ready:
             if pid := self.torchrun.pid:
-                # after a failure, it ends the other ranks itself; a signal would cut off its report
+                # after a failure, torchrun ends the other ranks itself; a signal would cut off its
+                # report
                 if not self.ranks.failed():
                     send(pid, self.unsent)
                 send(pid, signal.SIGCONT)
@@ -297,13 +300,13 @@ class Round:
             self.saved = newest_file(self.spec.checkpoint_dir) > self.newest_before
 
     def close(self) -> None:
-        """Free what this round used. All its processes have ended."""
+        """Release the resources of this round. Call this only once all its processes have ended."""
         self.torchrun.close()
         self.logs.close()
 
 
 def newest_file(folder: str) -> int:
-    """Return when the newest file was written, in ns. Ignores hidden files: they are incomplete."""
+    """Return when the newest file was written, in ns; 0 if none. Skip hidden, incomplete files."""
     newest = 0
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -1,4 +1,4 @@
-"""Runs when Python starts in a rank, and prepares it.
+"""Code that runs when Python starts in a rank, and prepares the rank.
 
 It answers signals with the rank's stack, keeps the rank on the cores next to its GPU, raises the
 limit on open files, and sets the right TORCHELASTIC_RESTART_COUNT. torchrun's own count is always
@@ -6,7 +6,7 @@ limit on open files, and sets the right TORCHELASTIC_RESTART_COUNT. torchrun's o
 
 The supervisor copies this file to its own folder and puts that folder first on torchrun's
 PYTHONPATH. This code must not break anything. So it ignores errors, removes the folder from
-PYTHONPATH and sys.path again, so that the script and its children do not see it, and then runs the
+PYTHONPATH and sys.path again to hide it from the script and its children, and then runs the
 user's own sitecustomize. It imports only modules that Python has loaded anyway or that load fast.
 """
 
@@ -20,13 +20,13 @@ FOLDER = os.path.dirname(__file__)
 # stack inside the signal handler, so even a thread that waits in C for another rank responds.
 MAIN_THREAD, ALL_THREADS = 58, 59
 HIGH = 200  # the script may expect its descriptors to have the usual low numbers
-OPEN_FILES = 65536  # data loader workers pass tensors as files; a usual limit is 1024
+OPEN_FILES = 65536  # data loader workers pass tensors as files; the usual limit is 1024
 
 
 def listen() -> None:
-    """Install the signal handlers. They write to a file named after this process's pid.
+    """Install the signal handlers, which write to a file named after this process's pid.
 
-    The process may be a child of the rank.
+    The process may be the rank itself or a child of it.
     """
     import faulthandler
     import fcntl
@@ -42,10 +42,11 @@ def listen() -> None:
 
 
 class DumpOnRequest:
-    """Writes what torch's flight recorder knows, when the supervisor asks or after an exception.
+    """Dumps torch's flight recorder when the supervisor asks for it or after an exception.
 
-    A thread waits to be asked, because the main thread may wait in a collective. It starts only when
-    the script imports torch.distributed: in a script that ends at once, Python could exit under it.
+    A thread waits for the request, because the main thread may wait in a collective. It starts only
+    when the script imports torch.distributed: a script that ends at once could end before the
+    thread is ready.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class DumpOnRequest:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Learn what the script imports; find nothing."""
+        """Start the thread when the script imports torch.distributed. Leave imports to others."""
         if name == "torch.distributed" and self in sys.meta_path:
             sys.meta_path.remove(self)
             try:
@@ -69,12 +70,12 @@ class DumpOnRequest:
         import signal
 
         os.mkfifo(self._pipe, 0o600)
-        self._asked = os.open(self._pipe, os.O_RDWR | os.O_CLOEXEC)  # so that it never ends
+        self._asked = os.open(self._pipe, os.O_RDWR | os.O_CLOEXEC)  # RDWR: `_wait` sees no EOF
         self._writing = _thread.allocate_lock()
         atexit.register(self._leave)
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            _thread.start_new_thread(self._wait, ())  # takes no signal
+            _thread.start_new_thread(self._wait, ())  # the thread must receive no signals
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
@@ -87,8 +88,8 @@ class DumpOnRequest:
                 os.unlink(self._pipe)
 
     def _leave(self) -> None:
-        """When Python exits: write a dump after an exception, and stop answering."""
-        if os.getpid() != self._pid:  # a fork
+        """Stop answering when Python exits. First write a dump if an exception ended the script."""
+        if os.getpid() != self._pid:  # a forked child
             return
         with self._writing:
             if hasattr(sys, "last_value"):
@@ -101,14 +102,14 @@ class DumpOnRequest:
         for name, kind in (("_dump_fr_trace", "gloo"), ("_dump_nccl_trace", "nccl")):
             dump = getattr(torch, name, None)
             path = os.path.join(self._folder, "%s-rank-%s" % (kind, self._rank))
-            if dump is not None and not os.path.exists(path):  # else NCCL has written it
+            if dump is not None and not os.path.exists(path):  # else NCCL has already written it
                 with open(path + ".part", "wb") as file:
-                    file.write(dump(True, False, False))  # with stacks, it takes seconds
+                    file.write(dump(True, False, False))  # a dump with stacks takes seconds
                 os.rename(path + ".part", path)
 
 
 def leave(is_rank: bool) -> None:
-    """Remove the folder from sys.path and, in a rank, from PYTHONPATH: torchrun passes it on."""
+    """Remove the folder from sys.path and, in a rank, PYTHONPATH (torchrun must pass it on)."""
     sys.path[:] = [path for path in sys.path if path != FOLDER]
     if not is_rank:
         return

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Sequence
 
 @dataclass(frozen=True)
 class Spec:
-    """Times are in seconds. hosts: every node's host if this is node 0, otherwise only node 0's."""
+    """The contents of spec.json; times in seconds. hosts: all on node 0, otherwise node 0's."""
 
     run_id: str
     attempt: int
@@ -22,7 +22,7 @@ class Spec:
     cwd: str | None
     dir: str  # the control folder, with the journal, requests and answers
     cancel_file: str  # exists if the user has cancelled the run
-    stop_timeout: float  # from SIGTERM to the engine's SIGKILL
+    stop_timeout: float  # the time from SIGTERM to the engine's SIGKILL
     master_addr: str
     control_port: int
     token: str
@@ -30,28 +30,28 @@ class Spec:
     output_dir: str
     internal_ip: str | None
     metrics_dir: str | None = None  # for a Prometheus textfile
-    hang_timeout: float | None = None  # without progress; None: unlimited
-    time_limit: float | None = None  # from the start of the attempt; None: unlimited
-    start_timeout: float = 60.0  # for all nodes to join
-    peer_timeout: float = 8.0  # without a heartbeat, or with a rank stopped by SIGSTOP
-    early_exit_timeout: float = 10.0  # after a rank exits with 0 and the others stand still
-    failure_grace: float = 3.0  # maximum from SIGTERM to SIGKILL after a failure
-    notes: Sequence[str] = ()  # for the start of the log
+    hang_timeout: float | None = None  # the time allowed without progress; None: unlimited
+    time_limit: float | None = None  # counted from the start of the attempt; None: unlimited
+    start_timeout: float = 60.0  # the time for all nodes to join
+    peer_timeout: float = 8.0  # the time allowed without a heartbeat, or with a stopped rank
+    early_exit_timeout: float = 10.0  # the time that others may wait for a rank that exited with 0
+    failure_grace: float = 3.0  # the maximum time from SIGTERM to SIGKILL after a failure
+    notes: Sequence[str] = ()  # messages for the start of the log
     # restarts in place
-    max_restarts: int = 0  # of the run, with those before this attempt
+    max_restarts: int = 0  # for the whole run, including those before this attempt
     past_restarts: Sequence[Sequence[Any]] = ()  # (cause, saved): fields of PastRestart
     resume_args: Sequence[str] = ()  # appended to argv
-    # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
+    # seconds before a restart, by the number of restarts in a row that produced no new checkpoint
     restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)
 
     def names(self, ranks: Iterable[int]) -> str:
-        """Return `node 1 (gpu2), node 3 (gpu4)`."""
+        """Return the nodes' names for a message: `node 1 (gpu2), node 3 (gpu4)`."""
         return ", ".join("node %d (%s)" % (rank, self.hosts[rank]) for rank in ranks)
 
     def time_to_save(self, *, failed: bool = False) -> float:
-        """Return the seconds from SIGTERM to our SIGKILL, only a few if the run has `failed`.
+        """Return the seconds from SIGTERM to our SIGKILL, which are few if the run has failed.
 
-        Our SIGKILL comes before the engine's, which kills us at stop_timeout.
+        Our SIGKILL must come before the engine's, which kills the supervisor too, at stop_timeout.
         """
         grace = max(0.5 * self.stop_timeout, self.stop_timeout - 3.0)
         return min(grace, self.failure_grace) if failed else grace

@@ -14,12 +14,12 @@ from .proc import end_with
 from .rank_logs import TORCHRUN_LOG
 from .spec import Spec
 
-# torchrun that waits for a byte once it has imported torch; the folder of the job is not on its path
+# Imports torch, then waits for a byte before it runs torchrun. Keeps the job's folder off sys.path.
 WAITING = (
     "import sys; sys.path[:] = filter(None, sys.path); sys.argv[0] = 'torchrun'; "
     "from torch.distributed.run import main; sys.stdin.read(1) or sys.exit(); sys.exit(main())"
 )
-# variable -> folder below the host's folder of caches, which outlives a run
+# variable -> folder below the host's cache folder, which outlives a run
 CACHES = {
     "HF_HOME": "huggingface",
     "TORCH_HOME": "torch",
@@ -31,9 +31,9 @@ FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+)
 
 
 class Torchrun:
-    """The torchrun process. Its own output goes to a file in `log_folder`, like that of its ranks.
+    """The torchrun process. Its own and its ranks' output goes to files in `log_folder`.
 
-    It inherits the supervisor's environment. number: of restarts in place before this start.
+    It inherits the supervisor's environment. number: how many restarts in place came before.
     """
 
     def __init__(self, spec: Spec, number: int = 0) -> None:
@@ -43,9 +43,9 @@ class Torchrun:
         self.log_folder = os.path.join(spec.dir, "ranks", str(number))
 
     def prepare(self) -> None:
-        """Start the process early, because it takes seconds to import torch; `start` lets it go on.
+        """Start the process early, because importing torch takes seconds; `start` lets it continue.
 
-        Do nothing the second time, or if torchrun is not the usual script.
+        Do nothing if called again, or if torchrun is not the usual script.
         """
         if self._prepared:
             return
@@ -95,33 +95,36 @@ class Torchrun:
         return self._process.pid if self._process else 0
 
     def exit_code(self) -> int | None:
-        """Return the exit code; None while it runs; 127, as in a shell, if it could not start."""
+        """Return the exit code: None while it runs, 127 (as in a shell) if it could not start."""
         return self._process.poll() if self._process else 127
 
     def close(self) -> None:
         if self._process:
-            self._process.kill()  # if it was only prepared
+            self._process.kill()  # in case it was only prepared
             self._process.wait()
 
 
 def failures(lines: list[str]) -> list[list[int]]:
-    """Return [rank, local rank, exit code, pid] of the failed ranks in torchrun's last lines.
+    """Return [rank, local rank, exit code, pid] of each failed rank in torchrun's last lines.
 
-    They are in the order of their failures.
+    The ranks are in the order in which they failed.
     """
     found = FAILURE.findall("\n".join(lines))  # the first failure comes last
     return [[int(number) for number in numbers] for numbers in reversed(found)]
 
 
 def with_caches(env: Mapping[str, str]) -> dict[str, str]:
-    """Add the paths of libraries' caches (downloads, compiled code), if the host has a folder."""
+    """Return `env` with paths for libraries' caches (downloads, code) if the host has a folder."""
     folder = env.get("DDPCTL_CACHE_DIR")
     ours = {name: os.path.join(folder, sub) for name, sub in CACHES.items()} if folder else {}
     return {**ours, **env}
 
 
 def executable(argv: list[str]) -> list[str]:
-    """Return argv with the path of torchrun: beside this Python or on PATH, else its module."""
+    """Return argv with `torchrun` replaced by its path (beside this Python or on PATH).
+
+    If there is none, replace it with `python -m torch.distributed.run`.
+    """
     if argv[0] != "torchrun":
         return argv
     path = os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
@@ -130,7 +133,7 @@ def executable(argv: list[str]) -> list[str]:
 
 
 def interpreter(torchrun: str) -> str:
-    """Return the Python that runs `torchrun`: itself, or that of the usual script; "" for others."""
+    """Return the Python that runs `torchrun`: itself or as its first line says; "" if unusual."""
     if torchrun == sys.executable:
         return torchrun
     with open(torchrun, errors="replace") as file:

@@ -1,4 +1,4 @@
-"""This node's software, the load of its CPUs and GPUs, and its free memory and disk space."""
+"""This node's software, the load of its CPUs and GPUs, its memory limit and its free disk space."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .spec import Spec
 INTERVAL = 10.0  # seconds; without persistence mode, nvidia-smi takes up to a second of CPU time
 PACKAGES = ["torch", "torchvision", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning"]
 PACKAGES += ["accelerate", "deepspeed", "transformers"]
-# What pip leaves of a package. importlib.metadata would read it too, but is slow to import.
+# The folder that pip creates for a package. importlib.metadata reads it too, but imports slowly.
 INSTALLED = re.compile(r"([^-]+)-([^-]+)(?:-py[^-]*)?\.(?:dist|egg)-info")
 GPU_FIELDS = "utilization.gpu,memory.used,memory.total,clocks.sm,temperature.gpu"
-GPU_FIELDS += ",ecc.errors.uncorrected.volatile.total"  # as those of GpuLoad
+GPU_FIELDS += ",ecc.errors.uncorrected.volatile.total"  # in the order of GpuLoad's fields
 NVIDIA_SMI = ["nvidia-smi", "--query-gpu=" + GPU_FIELDS, "--format=csv,noheader,nounits"]
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def environment() -> Environment:
-    """Describe the software. Packages are those of the Python that runs this, usually torchrun's."""
+    """Return the node's software. Packages are those of our Python, which is usually torchrun's."""
     versions = {"python": "%d.%d.%d" % sys.version_info[:3], "kernel": os.uname().release}
     installed: dict[str, str] = {}
     prefixes = [os.path.dirname(os.path.dirname(sys.executable)), sys.prefix]
@@ -67,7 +67,7 @@ class Sampler:
             self._next = now + INTERVAL
             self._asked = self._ask()
             return None if self._asked else Usage(self._cores(now))
-        if asked.poll() is None:  # the driver hangs
+        if asked.poll() is None:  # the driver is hanging
             asked.kill()
             return Usage(self._cores(now))
         assert asked.stdout
@@ -77,7 +77,7 @@ class Sampler:
         return Usage(self._cores(now), gpus, means(self._minute))
 
     def _ask(self) -> subprocess.Popen[bytes] | None:
-        """Start nvidia-smi. Return None if this node has none or this run has no GPU."""
+        """Start nvidia-smi. Return None if the node does not have it or the run has no GPU."""
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         with contextlib.suppress(OSError):
             if self._command:
@@ -108,7 +108,7 @@ def means(samples: deque[tuple[GpuLoad, ...]]) -> tuple[GpuLoad, ...]:
 
 
 def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
-    """Parse nvidia-smi's rows, one number for each field of GpuLoad. () if none is readable."""
+    """Parse nvidia-smi's rows, with a number for each field of GpuLoad; () if none is readable."""
     gpus = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -136,7 +136,7 @@ def oom_kills() -> int:
 
 
 def memory_figure(version2: str, version1: str, label: str = "") -> int:
-    """Return the number after `label` in our memory cgroup's file, by cgroup version; 0 if none."""
+    """Return the number after `label` in our memory cgroup's file for its version; 0 if none."""
     for line in read_text("/proc/self/cgroup").splitlines():
         _, controller, path = line.split(":", 2)
         if controller in ("", "memory"):

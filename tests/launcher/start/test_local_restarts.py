@@ -202,7 +202,7 @@ def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) ->
 
 def test_three_restarts_that_save_nothing_are_enough(machine: Machine) -> None:
     err = launch(machine, "always", "--max-restarts", "9", code=1)
-    assert "3 restarts in a row brought no new checkpoint" in err
+    assert "3 restarts in a row produced no new checkpoint" in err
     [attempt] = machine.record()["attempts"]
     assert [restart["kind"] for restart in attempt["restarts"]] == ["in-place"] * 3
 

@@ -43,7 +43,7 @@ def test_some_failures_are_restarted_once() -> None:
 def test_three_restarts_in_a_row_that_brought_no_checkpoint_are_enough(first: PastRestart) -> None:
     """Whether the first start had saved one or not: it was no restart."""
     assert refused(first, IDLE) == ""
-    assert refused(first, IDLE, IDLE) == "3 restarts in a row brought no new checkpoint"
+    assert refused(first, IDLE, IDLE) == "3 restarts in a row produced no new checkpoint"
     assert refused(first, IDLE, IDLE, saved=True) == ""
     assert refused(first, IDLE, SAVED) == ""
     assert refused(first, SAVED, IDLE) == ""

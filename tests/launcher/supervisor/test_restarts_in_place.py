@@ -226,7 +226,7 @@ def test_three_restarts_without_a_new_checkpoint_end_the_run(start: Start) -> No
     [node] = made.nodes
     assert len(restarts(node)) == 3
     assert said(node)[-1] == (
-        "not restarting in place: 3 restarts in a row brought no new checkpoint"
+        "not restarting in place: 3 restarts in a row produced no new checkpoint"
     )
 
 

@@ -1,6 +1,7 @@
-"""What one answer of a host may cost this machine: bytes, seconds, and the size and depth of JSON.
+"""What one answer from a host may cost this machine: bytes, seconds, and the size of its JSON.
 
-Every reader of hosts' answers uses it. An answer beyond the budget becomes that host's error.
+All code that reads hosts' answers uses this. An answer that exceeds its budget is an error of that
+host.
 """
 
 import json
@@ -21,15 +22,15 @@ class Readable(Protocol):
 
 
 class TooMuch(CommandFailed):
-    """A host sent more than it was asked for."""
+    """Raised if a host sends more bytes than its answer may have."""
 
 
 class TooManyValues(ValueError):
-    """A JSON text has more values than its reader takes."""
+    """Raised if a JSON text has more values than its reader accepts."""
 
 
 class Deadline:
-    """A point in time; None means never."""
+    """A point in time, `seconds` from now; None means never."""
 
     def __init__(self, seconds: float | None) -> None:
         self.at = None if seconds is None else time.monotonic() + seconds
@@ -40,12 +41,12 @@ class Deadline:
 
 
 class Budget(Deadline):
-    """The rest of one answer's budget. what: names the answer in errors."""
+    """What is left of one answer's budget. what: the command or engine that answers, for errors."""
 
     def __init__(
         self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0
     ) -> None:
-        """size: bytes. seconds: None if unlimited. slowest: this many bytes earn another second."""
+        """size: maximum bytes. seconds: None if unlimited. slowest: bytes that earn a second."""
         super().__init__(seconds)
         self._what, self._host, self._size, self._seconds = what, host, size, seconds
         self._slowest, self._taken = slowest, 0
@@ -63,7 +64,7 @@ class Budget(Deadline):
             raise self.late()
 
     def chunks(self, source: Readable) -> Iterator[bytes]:
-        """Yield the source's data up to its end. Raises like `take`."""
+        """Yield the source's data up to its end. Raises the same errors as `take`."""
         while True:
             try:
                 data = source.read(timeout=self.left())
@@ -75,7 +76,7 @@ class Budget(Deadline):
             yield data
 
     def read(self, source: Readable) -> bytes:
-        """Return all of the source's data. Raises like `take`."""
+        """Return all of the source's data. Raises the same errors as `take`."""
         data = bytearray()  # a host may send single bytes, and a list of those would be large
         for chunk in self.chunks(source):
             data += chunk
@@ -84,22 +85,22 @@ class Budget(Deadline):
     def late(self) -> CommandTimeout:
         """Return the error for an answer that did not end in time."""
         what = f"{self._what} did not end within {duration(self._seconds or 0.0)}"
-        remedy = "check whether the machine or one of its disks hangs"
+        remedy = "check whether the machine or one of its disks is hanging"
         return CommandTimeout(what, remedy, host=self._host)
 
 
 def parse_json(text: bytes, items: int = MAX_ITEMS) -> Any:
-    """Parse JSON from a host. Raises ValueError if it is malformed, too deep or has too many values."""
+    """Parse JSON from a host. Raises ValueError if it is malformed, too deep or over `items`."""
     if sum(map(text.count, (b",", b"[", b"{"))) > items:
         raise TooManyValues(f"more than {items:,} values")
     try:
         return json.loads(text.decode())
     except RecursionError:
-        raise ValueError("too deep") from None
+        raise ValueError("nested too deeply") from None
 
 
 def unpack(data: bytes, size: int) -> bytes:
-    """Decompress what a host sent. Raises ValueError if that is damaged or more than `size` bytes."""
+    """Decompress data from a host. Raises ValueError if it is damaged or exceeds `size` bytes."""
     try:
         text = zlib.decompressobj().decompress(data, size + 1)
     except zlib.error as error:

@@ -28,7 +28,7 @@ def home_folder() -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Expand `~` or `~NAME`; leave it as it is if that home folder is unknown."""
+    """Expand `~` or `~NAME` in a path. Return the path unchanged if that home folder is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -53,14 +53,15 @@ def cache_home() -> Path:
 
 
 def _own_folder(variable: str, default: str) -> Path:
-    base = os.environ.get(variable, "")  # one that is not absolute does not count (XDG)
+    base = os.environ.get(variable, "")  # XDG: ignore relative paths
     return (Path(base) if base.startswith("/") else home_folder() / default) / "ddpctl"
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder and return it. Only this user gets access to the state folder and the cache.
+    """Create a folder and return it. Only this user gets access to the state and cache folders.
 
-    If one of these is a link, what it links to keeps its mode: it may have other uses.
+    If one of these two is a link, its target keeps its mode, because it may have other uses.
+    Raises StateError if the folder cannot be created.
     """
     try:
         for home in (state_home(), cache_home()):
@@ -75,7 +76,7 @@ def make_folder(path: Path) -> Path:
 
 
 def read_record(path: Path) -> str:
-    """Read a regular file of the state folder. Raises OSError, or ValueError if it is not UTF-8."""
+    """Return the text of a regular file. Raises OSError, or ValueError if it is not UTF-8."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_RECORD:
@@ -93,8 +94,8 @@ def require_writable(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
-    """Replace the file at `path`. Readers see either the whole old text or the whole new one."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")  # nobody can guess it
+    """Replace the file at `path`. Readers see all of the old or all of the new text."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")  # cannot be guessed
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
@@ -109,7 +110,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock at `path`. Waits while another process holds it, unless both share it."""
+    """Context manager: hold the lock at `path`. Waits for other holders, unless all share it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
@@ -127,7 +128,7 @@ def is_locked(path: Path) -> bool:
 
 
 def keep_traceback(error: BaseException) -> str:
-    """Write the traceback of `error` to a file; return where it is, or the error if that failed."""
+    """Write the traceback of `error` to a file. Return `details in PATH`; on failure, the error."""
     details = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
     prefix = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-"
     for home in (state_home, lambda: Path(tempfile.gettempdir())):
@@ -140,13 +141,13 @@ def keep_traceback(error: BaseException) -> str:
 
 
 def write_cache(path: Path, text: str | bytes) -> None:
-    """Replace a cache file. Best effort: without it, the next command only takes longer."""
+    """Replace a cache file. Ignore failures, which only make the next command take longer."""
     with contextlib.suppress(StateError):
         write_atomically(make_folder(path.parent) / path.name, text)
 
 
 def read_cache(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a cache file; empty if the file is missing or damaged."""
+    """Return the JSON object in a cache file; {} if the file is missing or damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -157,6 +158,6 @@ def read_cache(path: Path) -> dict[str, Any]:
 def _state_error(error: OSError, action: str, path: Path) -> StateError:
     what = f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StateError(what, "free space there")
+        return StateError(what, "free up space there")
     remedy = "fix its permissions, or set XDG_STATE_HOME to a folder that you can write to"
     return StateError(what, remedy)

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Prints what a host has of a push: `have dataset`, `have workdir`, `have python3` (only hosts with
-# it can relay), and its address as `ssh $SSH_CONNECTION`. $1: dataset digest or "", $2: workdir
-# digest or "", $3: digest of an image file or of wheels, or ""; `have image` if the host has that file, or
-# an environment of the wheels that works
+# Prints a line for each part of a push that this host already has: `have dataset`, `have workdir` or
+# `have image`. Also prints `have python3`, which relaying needs, and its address, as
+# `ssh $SSH_CONNECTION`. $1: dataset digest or "", $2: workdir digest or "", $3: digest of an image file
+# or of wheels, or ""; `have image` means that file, or a working environment made from the wheels
 cd "$HOME" || exit
 mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
-# A push --prune that has not removed it before it is touched keeps it.
+# Once a tree has been touched, a concurrent `push --prune` keeps it.
 have() { [ -n "$2" ] && touch -c "$3/$2" && [ -d "$3/$2" ] && echo "have $1"; }
 have dataset "$1" .ddpctl/datasets
 have workdir "$2" .ddpctl/workdirs

@@ -1,4 +1,4 @@
-"""What this machine makes for pushes only once: converted images and downloaded wheels."""
+"""Files that this machine makes once and reuses in later pushes: converted images and wheels."""
 
 import os
 import shutil
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ..own_folders import locked, make_folder
 
-KEPT = 3  # of one kind
+KEPT = 3  # files or folders of one kind
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Make a file or folder of the cache unless it is there, and remove the oldest beside it.
+    """Create a file or folder in the cache unless it exists, and remove the oldest of its siblings.
 
-    make: is called with a path to write to. That path's folder is for this call alone.
+    make: called with the path to write to, which is in a temporary folder of its own.
     """
     make_folder(path.parent)
     with locked(path.parent / ".lock"):

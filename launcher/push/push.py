@@ -34,12 +34,12 @@ Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
 INSPECT = load_script(__file__, "inspect_host.sh")
-PAUSES = (1.0, 4.0, 10.0)  # seconds until a lost connection or a damaged transfer is tried again
+PAUSES = (1.0, 4.0, 10.0)  # seconds before each retry after a lost connection or damaged transfer
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result. images: the image's id on each node's engine; "" if no image is needed."""
+    """The result of a push. images: the image's id on each node's engine; "" if none is needed."""
 
     images: tuple[str, ...]
     report: PushReport
@@ -47,11 +47,11 @@ class PushResult:
 
 @dataclass(frozen=True)
 class HostContents:
-    """What a host has. trees: which of the parts that are trees. address: "" if it cannot relay."""
+    """What a host already has. trees: names of its trees. address: "" if it cannot relay."""
 
     trees: frozenset[str]
-    image: ImageInfo | None  # of the job's name
-    address: str  # for other hosts
+    image: ImageInfo | None  # the one with the name in job.image
+    address: str  # where other hosts reach it
 
 
 def push(
@@ -62,10 +62,10 @@ def push(
     console: Console,
     spares: Sequence[HostConnection] = (),
 ) -> PushResult:
-    """Send `parts` of the job. If there are none, only verify that the hosts have all of it.
+    """Send `parts` of the job. If there are none, only verify that the hosts have every part.
 
-    spares: get everything too, but if that fails, it is only a warning.
-    Raises HostsNotReady with each failed host; the others are ready.
+    spares: these get everything too, but a failure on one is only a warning.
+    Raises HostsNotReady with the error of each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
     machines, needed = one_per_account([*connections, *spares]), parts or ALL
@@ -92,7 +92,7 @@ def push(
             ]
             if not todo or pause is None:
                 break
-            goes_on = f"the push goes on in {duration(pause)}"
+            goes_on = f"the push resumes in {duration(pause)}"
             again = [
                 DdpctlError(failed[connection].what, goes_on, host=connection.name)
                 for connection in todo
@@ -102,10 +102,10 @@ def push(
             time.sleep(pause)
         if in_engine:
             failures |= differing(cluster.job.image, images)
-            # The id on this machine, or else on the first host. run.json records it.
+            # run.json records the id on this machine, or else the id on the first host.
             ids = [image.id for image in (here, *images.values()) if image]
             progress.report.image_digest = next(iter(ids), None)
-    except OSError as error:  # of a file or pipe, but not of stdout
+    except OSError as error:  # from a file or pipe, but not from stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
         report = progress.close()
@@ -127,7 +127,7 @@ def push(
 def trees_of(
     cluster: Cluster, machines: Sequence[HostConnection], needed: Set[Part], progress: PushProgress
 ) -> tuple[dict[str, Tree], Failures]:
-    """Return the trees to send, by part, and the hosts that cannot use them, with the reasons."""
+    """Return the trees to send, by part, and the errors of the hosts that cannot use them."""
     trees, report = scan_job(cluster, needed), progress.report
     for tree in trees.values():
         if tree.skipped:
@@ -149,12 +149,12 @@ def trees_of(
 
 @dataclass
 class Sender:
-    """Sends what hosts lack, or only verifies that they have it.
+    """Sends hosts the parts that they lack, or only verifies that they have every part.
 
-    trees: by part. With engine: process, wheels take the place of the image, and with engine:
-    apptainer its file does. here: this machine's image. in_engine: whether hosts' engines need it.
-    answered: hosts that have done so at least once. relay_failed: hosts that get everything from
-    this machine.
+    trees: the trees by part. With `engine: process`, wheels take the place of the image; with
+    `engine: apptainer`, its file does. here: the image on this machine. in_engine: whether hosts'
+    engines need the image. answered: hosts that have answered at least once. relay_failed: hosts
+    whose relay has failed, so that they get everything from this machine.
     """
 
     job: Job
@@ -170,10 +170,10 @@ class Sender:
         return connection in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
     def ask(self, connection: HostConnection) -> HostContents:
-        """Ask a host which trees and image it has, and whether and where other hosts can read from it.
+        """Return which trees and image a host has, and the address at which other hosts reach it.
 
-        Its address is the hosts file's internal_ip, or else the one at which this machine or the
-        last jump host reached it.
+        The address is internal_ip from the hosts file, or else the one at which this machine or the
+        last jump host reached it; "" if the host cannot relay.
         """
         digests = [
             self.trees[part].manifest.digest if part in self.trees else ""
@@ -196,7 +196,7 @@ class Sender:
         return HostContents(names, image, address if can_relay else "")
 
     def send(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
-        """Return each host's image, and the failed hosts with their errors."""
+        """Send the hosts what they lack. Return their images, and the errors of failed hosts."""
         hosts, failures = try_each(connections, self.ask)
         self.answered |= hosts.keys()
         images: Images = {}
@@ -224,7 +224,10 @@ class Sender:
     def _send_tree(
         self, part: str, hosts: Mapping[HostConnection, HostContents], fanout: Fanout
     ) -> Failures:
-        """Send a tree to the hosts that lack it, or count them as failed. Return the failed hosts."""
+        """Send a tree to the hosts that lack it. Return the errors of failed hosts.
+
+        With `only_verify`, send nothing: every host that lacks the tree has failed.
+        """
         tree = self.trees[part]
         packages = part == "image" and self.job.requirements
         kind, what = ("wheel", "packages") if packages else (part, part)

@@ -1,4 +1,4 @@
-"""The progress of a push: its counters, bars or plain lines on stderr, and its report."""
+"""The progress of a push: counters, a report, and progress bars or plain lines on stderr."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ INTERVAL = 10.0  # seconds between plain lines about one host
 
 @dataclass
 class HostReport:
-    """The push to one host. Layers and files that the host already had count as skipped."""
+    """The report on one host. Layers and files that the host already had count as skipped."""
 
     host: str
     received_bytes: int = 0
@@ -41,7 +41,7 @@ class HostReport:
 
 @dataclass
 class PushReport:
-    """The whole push. sent_bytes: bytes that left this machine. Hosts also send to each other."""
+    """The report on a whole push. sent_bytes: what this machine sent, not what hosts passed on."""
 
     hosts: list[HostReport]
     image_digest: str | None = None
@@ -79,7 +79,7 @@ class PushReport:
 
 
 class HostsNotReady(NodesFailed):
-    """The push to some hosts failed; the others are ready."""
+    """Raised if the push to some hosts failed. The other hosts are ready."""
 
     def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: PushReport) -> None:
         super().__init__({connection.name: error for connection, error in failures.items()})
@@ -89,10 +89,10 @@ class HostsNotReady(NodesFailed):
 
 
 class PushProgress:
-    """Keeps the report, and shows one row per host and part: image, dataset or workdir.
+    """Keeps the report, and shows a row for each host and part (image, dataset or workdir).
 
-    The rows are bars on a terminal. Elsewhere they are plain lines, one every ten seconds and one at
-    the end. `hosts` has each host's report. Thread-safe.
+    On a terminal, each row is a progress bar. Elsewhere, a plain line is printed for each row every
+    ten seconds and at the end. `hosts`: the report on each host. Thread-safe.
     """
 
     def __init__(self, connections: Sequence[HostConnection], console: Console) -> None:
@@ -129,7 +129,7 @@ class PushProgress:
         return self.report
 
     def say(self, text: str) -> None:
-        """Print a notice and add it to the report, once."""
+        """Print a notice and add it to the report, unless it is already there."""
         if text in self.report.notices:
             return
         self.report.notices.append(text)
@@ -139,7 +139,7 @@ class PushProgress:
             self._bars.console.print(f"ddpctl: {printable(text)}", markup=False, highlight=False)
 
     def begin(self, part: str, connections: Sequence[HostConnection], total: int | None) -> None:
-        """Start the rows of a part, or start them again. total: bytes for each host; None if unknown."""
+        """Start or restart the rows of a part. total: bytes for each host; None if unknown."""
         with self._lock:
             self._bars.start()
             for connection in connections:
@@ -150,7 +150,7 @@ class PushProgress:
                 self._rows[connection, part] = self._bars.tasks[-1]
 
     def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
-        """Show the size of a part once it is known, or what its next bytes wait for."""
+        """Update the rows of a part. total: its bytes, once known. doing: what they wait for."""
         with self._lock:
             rows = [r for (_, name), r in self._rows.items() if name == part and not r.finished]
             for row in rows:
@@ -161,7 +161,7 @@ class PushProgress:
             self._console.say(f"{part}: {doing}")
 
     def received(self, connection: HostConnection, part: str, count: int) -> None:
-        """Count bytes that arrived on a host. The report omits local hosts, which cause no traffic."""
+        """Count bytes that arrived on a host. The report omits local hosts: they add no traffic."""
         with self._lock:
             row = self._rows[connection, part]
             self._bars.advance(row.id, count)
@@ -177,19 +177,19 @@ class PushProgress:
             self._console.say(f"{connection.name}: {part}: {', '.join(filter(None, known))}")
 
     def sent(self, connection: HostConnection, count: int) -> None:
-        """Count bytes that this machine sent to a host. Those to local hosts do not count."""
+        """Count bytes that this machine sent to a host, unless the host is this machine itself."""
         if not connection.host.is_local:
             with self._lock:
                 self.report.sent_bytes += count
 
     def settled(self, connection: HostConnection, part: str) -> None:
-        """Note the time at which a host has processed all that it received."""
+        """Record when a host finished processing the data that it received."""
         with self._lock:
             self._bars.stop_task(self._rows[connection, part].id)
             self.hosts[connection].seconds = self._seconds()
 
     def end(self, part: str, connections: Sequence[HostConnection]) -> None:
-        """End the rows of hosts that have the whole part."""
+        """Finish the rows of the hosts that have received all of a part."""
         for connection in connections:
             with self._lock:
                 row = self._rows[connection, part]

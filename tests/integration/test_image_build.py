@@ -80,4 +80,4 @@ def test_an_image_has_the_packages_and_the_torch_of_the_base_and_is_built_once(
 def test_a_base_that_is_nowhere_is_one_line(project: Path) -> None:
     done = ddpctl(str(project), "--base", "localhost:1/no-such-base:1")
     assert done.returncode == 2
-    assert "pass another with --base" in done.stderr.splitlines()[-1]
+    assert "pass another one with --base" in done.stderr.splitlines()[-1]

@@ -1,11 +1,11 @@
 #!/bin/sh
-# First step of a push of a tree. Prints `present` if the host has it. Otherwise prints the draft of
-# an interrupted push, which is now this push's own, as `resume BASE FILES`; the free space as `free
-# KB`; and earlier trees, newest first, as `earlier DIGEST`.
+# The first step of pushing a tree. Prints `present` if the host has the tree. Otherwise prints
+# `resume BASE FILES` if an interrupted push has left a draft, which this push takes over; `free KB`
+# for the free disk space; and `earlier DIGEST` for each earlier tree, newest first.
 # $1: datasets or workdirs, $2: digest, $3: token of this push
 mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
 mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
-# Changing the folder makes an NFS client see what another host has published in it.
+# Changing the folder makes an NFS client see the trees that other hosts have published in it.
 mkdir ".$2.$3" 2>/dev/null; rm -rf ".$2.$3"
 [ -d "$2" ] && { echo present; exit 0; }
 boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)

@@ -1,11 +1,13 @@
 """What a pushed workdir leaves out: everything that is not code.
 
-It leaves out what the hosts file names as private or as data, what .gitignore and .ddpctlignore
-exclude, secrets, version control, environments, caches, checkpoints, and ddpctl's own files: hosts
-files, reports and fetched runs. A line such as `!server.pem` in .ddpctlignore keeps a file in.
+That is: paths that the hosts file names as private or as data, paths that .gitignore and
+.ddpctlignore exclude, secrets, version control, environments, caches, checkpoints, and ddpctl's own
+files (hosts files, reports and fetched runs). To keep a file, add a line such as `!server.pem` to
+.ddpctlignore.
 
-As in git, patterns apply to the folder of their file and below, a deeper file overrides higher ones,
-and a path below an excluded folder cannot be kept. .ddpctlignore overrides .gitignore.
+As in git, patterns apply to the folder that contains the ignore file and to everything below it,
+deeper ignore files override higher ones, and nothing below an excluded folder can be kept.
+.ddpctlignore overrides .gitignore.
 """
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
@@ -32,18 +34,18 @@ NAMES = (  # of files and folders
     *(".ssh", ".gnupg", ".aws", ".kube", ".venv", ".conda", ".pixi", ".tox", ".nox", ".eggs"),
     *(".cache", ".*_cache", "__pycache__", "*.pyc", ".ipynb_checkpoints", "node_modules"),
 )
-FILES = (  # keys, certificates, checkpoints and logs of TensorBoard
+FILES = (  # keys, certificates, checkpoints and TensorBoard logs
     *("*.env", "id_*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx"),
     *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.distcp", "*.sif", "events.out.tfevents.*"),
 )
 NO_KEYS = ("id_*.py", "id_*.json", "id_*.yaml", "id_*.yml", "id_*.csv", "id_*.txt", "id_*.sh")
 # Folders with these names may also be Python packages.
 OUTPUT = ("venv", "checkpoints", "checkpoint-*", "lightning_logs", "wandb", "mlruns")
-# A folder that has all files of one of these is an environment, a cache or a fetched run.
+# A folder with all files of one of these sets is an environment, a cache or a fetched run.
 MARKS = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"run.json", "hosts.yaml", "logs"})
 
 REPORT = '<meta name="generator" content="ddpctl">'
-_HEAD = 4096  # bytes of a page that show whether it is a report
+_HEAD = 4096  # bytes to read from an HTML file to tell whether it is a report
 _SHOWN = 8  # names in a message
 _MOST_COUNTED = 50_000  # files whose sizes are added up; there may be millions
 
@@ -52,7 +54,7 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
 
 
-LARGEST = 1 << 20  # bytes read of an ignore file
+LARGEST = 1 << 20  # bytes to read from an ignore file, at most
 PRIVATE_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-")
 _NAME, _FILE = _any_of(NAMES), _any_of(FILES)
 _NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
@@ -60,16 +62,16 @@ _NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A path that is not pushed. size: bytes, of its whole contents; at_least: there is more."""
+    """A path that is not pushed. size: bytes of all its contents. at_least: there may be more."""
 
     path: str
     size: int
     at_least: bool = False
-    named: bool = False  # in the hosts file
+    named: bool = False  # whether the hosts file names it
 
 
 def listed(left_out: Collection[LeftOut]) -> str:
-    """Return what is left out and its size on one line: what the hosts file names, then the largest."""
+    """Return one line of paths with their sizes: those in the hosts file, then the largest ones."""
     order = sorted(left_out, key=lambda each: (not each.named, -each.size, each.path))
     shown = [f"{quoted(each.path, LONGEST_PATH)} ({_size(each)})" for each in order[:_SHOWN]]
     if rest := order[_SHOWN:]:
@@ -85,10 +87,10 @@ def _size(*paths: LeftOut) -> str:
 class IgnoreFile:
     folder: str  # relative to the tree, with a trailing slash, or ""
     patterns: GitIgnoreSpec
-    can_keep: bool  # it is a .ddpctlignore: it can keep what is left out by default
+    can_keep: bool  # whether it may keep what is left out by default; only .ddpctlignore may
 
     def verdict(self, path: str) -> tuple[bool | None, str]:
-        """Return whether the file ignores `path`, and the pattern that decides it."""
+        """Return whether `path` is ignored and the deciding pattern; (None, "") if none matches."""
         result = self.patterns.check_file(path[len(self.folder) :])
         if result.include is None or result.index is None:
             return None, ""
@@ -96,7 +98,7 @@ class IgnoreFile:
 
 
 def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
-    """Read the ignore files of a folder of the tree; the one that takes precedence comes last."""
+    """Yield the ignore files of a folder in the tree; the one that takes precedence comes last."""
     base = folder + b"/" if folder else b""
     for name in (b".gitignore", b".ddpctlignore"):
         text = _beginning(os.path.join(root, base, name), LARGEST).decode(errors="replace")
@@ -108,9 +110,10 @@ def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
 def is_left_out(
     root: bytes, path: str, children: Set[str] | None, files: Collection[IgnoreFile]
 ) -> bool:
-    """Return whether a workdir leaves out a path.
+    """Return whether a pushed workdir leaves out `path`.
 
-    children: the names in a folder; None for a file. files: from the root down.
+    children: the names in that folder; None if it is a file. files: the ignore files that apply to
+    it, from the root down.
     """
     name = path.rpartition("/")[2]
     if name == ".git":
@@ -135,13 +138,13 @@ def is_left_out(
 
 
 def _names(pattern: str, name: str) -> bool:
-    """Return whether a pattern matches this name itself, not just any name or a folder above it."""
+    """Return whether a pattern matches `name` itself, and not just any name or a parent folder."""
     last = pattern.rstrip("/").rpartition("/")[2].removeprefix("!")
     return bool(last.strip("*?.")) and fnmatchcase(name, last)
 
 
 def _is_ddpctls(path: bytes) -> bool:
-    """Return whether a file is a hosts file, which may contain values of `env`, or a report."""
+    """Return whether a file is one of our reports or a hosts file, whose `env` may hold secrets."""
     extension = path.rpartition(b".")[2].lower()
     if extension == b"html":
         return REPORT.encode() in _beginning(path, _HEAD)
@@ -150,9 +153,9 @@ def _is_ddpctls(path: bytes) -> bool:
 
 
 def _beginning(path: bytes, most: int) -> bytes:
-    """Return up to `most` bytes of a regular file; b"" of anything else, or if it is unreadable."""
+    """Return the first `most` bytes of a file; b"" if it is unreadable or not a regular file."""
     with contextlib.suppress(OSError):
-        if stat.S_ISREG(os.lstat(path).st_mode):  # not through a link: git follows none either
+        if stat.S_ISREG(os.lstat(path).st_mode):  # links are not followed, as in git
             with open(path, "rb") as file:
                 return file.read(most)
     return b""
@@ -184,7 +187,7 @@ def private_paths(cluster: Cluster) -> list[str]:
 
 
 def data_paths(cluster: Cluster) -> list[str]:
-    """Return the paths that the hosts file names as data: the dataset, and what it mounts."""
+    """Return the paths that the hosts file names as data: dataset, metrics_dir and mounts."""
     mounts = (mount.partition(":")[0] for mount in cluster.job.mounts)
     folders = (cluster.job.dataset, cluster.job.metrics_dir, *mounts)
     return [*filter(None, folders), *cluster.replaced]
@@ -196,7 +199,7 @@ def own_folders() -> list[str]:
 
 
 def measured(root: bytes, path: bytes, *, named: bool) -> LeftOut:
-    """Add up what is left out with `path`, relative to the tree."""
+    """Return `path`, which is relative to the tree, as a LeftOut with its total size."""
     pending, size, count = [os.path.join(root, path)], 0, 0
     with contextlib.suppress(OSError):
         size = 0 if os.path.isdir(pending[0]) else os.lstat(pending[0]).st_size

@@ -1,7 +1,7 @@
 """A manifest lists the contents of a tree: paths, kinds, executable bits, sizes and hashes.
 
-The sha256 of the manifest's text is the tree's digest, which is its name on every host. Times,
-owners and all other mode bits do not count.
+The sha256 of the manifest's text is the tree's digest, which is the tree's name on every host.
+Times, owners and all other mode bits are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One path, relative to the tree. content: a file's sha256 in hex, or a symbolic link's target."""
+    """A path in a tree, relative to its root. content: a file's hex sha256, or a link's target."""
 
     path: bytes
     kind: str  # d folder, l link, f file, x executable file
@@ -41,7 +41,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All entries: folders, then links, then files, each sorted by path."""
+    """The entries of a tree: folders, then links, then files, each group sorted by path."""
 
     entries: tuple[Entry, ...]
 
@@ -61,7 +61,7 @@ class Manifest:
         return sum(1 for entry in self.entries if entry.is_file)
 
     def after(self, earlier: Manifest) -> Delta:
-        """Return the changes that turn a copy of `earlier` into this tree. Changed entries are replaced."""
+        """Return how to turn a copy of `earlier` into this tree. Changed entries are replaced."""
         old = {entry.path: entry for entry in earlier.entries}
         new = {entry.path for entry in self.entries}
         write = tuple(entry for entry in self.entries if old.get(entry.path) != entry)
@@ -71,13 +71,13 @@ class Manifest:
 
 
 def make(entries: Iterable[Entry]) -> Manifest:
-    """Return the manifest of `entries`. It is sorted, so a folder precedes its contents."""
+    """Return the manifest of `entries`, sorted so that a folder precedes its contents."""
     order = {"d": 0, "l": 1, "f": 2, "x": 2}
     return Manifest(tuple(sorted(entries, key=lambda entry: (order[entry.kind], entry.path))))
 
 
 def parse(text: bytes, digest: str) -> Manifest | None:
-    """Parse a manifest. Return None if it is damaged, malformed or leads out of the tree."""
+    """Parse a manifest. Return None if it is damaged or malformed, or if a path leaves the tree."""
     if hashlib.sha256(text).hexdigest() != digest:
         return None
     fields = text.split(b"\0")
@@ -93,5 +93,5 @@ def parse(text: bytes, digest: str) -> Manifest | None:
 
 
 def is_inside(path: bytes) -> bool:
-    """Return whether a path stays in its tree: relative, no empty, `.` or `..` parts."""
+    """Return whether a path stays in its tree: it is relative, without empty, `.` or `..` parts."""
     return b"\0" not in path and not {b"", b".", b".."} & set(path.split(b"/"))

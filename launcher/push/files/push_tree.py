@@ -1,10 +1,10 @@
 """Send a folder to `~/.ddpctl/{datasets,workdirs}/<digest>` on hosts; only missing files are sent.
 
-A host builds the new tree beside the old ones. Files that an earlier tree already has are
-hard-linked, because pushed trees are never modified. All others arrive as one tar stream. A rename then
-makes the draft the tree. An interrupted push leaves a draft, `.<digest>.<token>`, and the next push
-continues it. The script that writes to a draft records its pid in the draft's file `holder`, so that
-no other push uses the draft.
+A host builds the new tree as a draft, `.<digest>.<token>`, beside the old ones. Files that an
+earlier tree already has are hard-linked, which is safe because pushed trees are never modified. All
+others arrive as one tar stream. A rename then turns the draft into the tree. An interrupted push
+leaves its draft behind, and the next push continues it. The script that writes to a draft records
+its pid in the draft's file `holder`, so that no other push uses the draft.
 """
 
 import contextlib
@@ -46,41 +46,41 @@ READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 class HostTrees:
     """The trees on one host that matter for a push.
 
-    draft: of an interrupted push, as the digest of the tree that it copied (or none) and the number
-    of its files.
+    draft: what an interrupted push left, given as the digest of the tree that it copied (or `none`)
+    and its number of files.
     """
 
-    present: bool  # the tree itself exists
-    earlier: tuple[str, ...]  # digests, newest first
+    present: bool  # whether the tree itself exists
+    earlier: tuple[str, ...]  # digests of other trees, newest first
     draft: tuple[str, int] | None
-    free: int | None  # bytes
+    free: int | None  # bytes of disk space; None if unknown
 
 
 @dataclass(frozen=True)
 class Start:
-    """How to start on one host: the earlier tree to copy, and the entries to write."""
+    """How to start a push to one host: the earlier tree to copy, and the entries to write."""
 
-    base: str  # a digest, or none
+    base: str  # the digest of the earlier tree, or `none`
     write: tuple[Entry, ...]
 
 
 class TreePush:
     def __init__(self, tree: Tree, part: str, fanout: Fanout) -> None:
         self.tree, self.part, self.fanout = tree, part, fanout
-        self.tokens: dict[HostConnection, str] = {}  # one each, because homes may be shared
+        self.tokens: dict[HostConnection, str] = {}  # one per host, because hosts may share a home
         self.files_sent: dict[HostConnection, int] = {}
         self.deltas: dict[str, Delta] = {"none": Delta((), tree.manifest.entries)}
         self.lock = threading.Lock()
 
     def run(self, connections: Sequence[HostConnection]) -> Failures:
-        """Push to hosts that lack the tree. Return the failed ones, which have no partial tree."""
+        """Push to hosts that lack the tree. Return failed hosts' errors; none has part of it."""
         cached = _cache_file(self.tree.manifest.digest)
-        if not cached.exists():  # tells the next push what the hosts' tree contains
+        if not cached.exists():  # the next push reads from it what the hosts' tree contains
             write_cache(cached, self.tree.manifest.text)
         self.tokens = {connection: secrets.token_hex(6) for connection in connections}
         homes = find_shared_homes(connections)
         failures = self._push([home[0] for home in homes])
-        # The other hosts of a shared home now have the tree, unless its first host failed.
+        # The other hosts that share a home now have the tree, unless the first of them failed.
         return failures | self._push([connection for home in homes for connection in home[1:]])
 
     def _push(self, connections: Sequence[HostConnection]) -> Failures:
@@ -105,7 +105,7 @@ class TreePush:
         )
 
     def _start(self, connection: HostConnection) -> Start | None:
-        """Prepare the draft. Return None if the host has the tree by now."""
+        """Prepare the draft. Return what to write to it; None if the host has the tree by now."""
         trees = parse_trees(self._script(connection, BEGIN))
         if trees.present:
             return None
@@ -114,7 +114,7 @@ class TreePush:
             if rest := self._delta(connection, base):
                 files = [entry for entry in rest.write if entry.is_file]
                 linked = self.tree.manifest.files - len(files)
-                whole = set(files[: max(arrived - linked - 1, 0)])  # the last one may be incomplete
+                whole = set(files[: max(arrived - linked - 1, 0)])  # the last may be incomplete
                 return Start(base, tuple(entry for entry in rest.write if entry not in whole))
         bases = ("none", *trees.earlier[:CANDIDATES])
         deltas = {base: delta for base in bases if (delta := self._delta(connection, base))}
@@ -122,33 +122,33 @@ class TreePush:
         size = deltas[base].size
         if trees.free is not None and size > trees.free:
             raise PushFailed(
-                f"{self.part}: needs {decimal(size)} but the disk of ~/.ddpctl has "
+                f"{self.part}: needs {decimal(size)}, but the disk of ~/.ddpctl has only "
                 f"{decimal(trees.free)} free",
-                "free some space, then push again",
+                "free up disk space there, then push again",
                 host=connection.name,
             )
         self._script(connection, PREPARE, base, stdin=b"\0".join((*deltas[base].remove, b"")))
         return Start(base, deltas[base].write)
 
     def _delta(self, connection: HostConnection, earlier: str) -> Delta | None:
-        """Return the changes from an earlier tree; None if its contents are unknown."""
+        """Return the changes from an earlier tree to this one; None if it has no known manifest."""
         with self.lock:  # computed once for all hosts
             if earlier not in self.deltas and (old := cached_manifest(earlier)):
                 self.deltas[earlier] = self.tree.manifest.after(old)
             if earlier in self.deltas:
                 return self.deltas[earlier]
-        most = 2 * len(self.tree.manifest.text) + (1 << 20)  # a longer one is not worth comparing
+        most = 2 * len(self.tree.manifest.text) + (1 << 20)  # a longer one has too little in common
         there = fetched_manifest(
             connection, earlier, most
-        )  # without the lock: no host waits for another
+        )  # without the lock, so that no host waits for another
         return self.tree.manifest.after(there) if there else None
 
     def _send(self, start: Start, connections: Sequence[HostConnection]) -> Failures:
         size = sum(entry.size for entry in start.write)
-        # The manifest is for later pushes from other machines.
+        # Later pushes from other machines use the manifest.
         packed = zlib.compress(self.tree.manifest.text, 1)
         extra = {"manifest.z": packed} if len(packed) < max(size // 10, 65536) else {}
-        extra["complete"] = b""  # the last file: see RECEIVE
+        extra["complete"] = b""  # the last file in the stream, which RECEIVE looks for
         payload = Payload(
             part=self.part,
             command=lambda connection: (
@@ -170,7 +170,7 @@ class TreePush:
 
 
 def parse_trees(text: str) -> HostTrees:
-    """Parse BEGIN's output. Ignore malformed lines, because hosts are not trusted."""
+    """Parse the output of BEGIN. Malformed lines are ignored, because hosts are not trusted."""
     draft = re.search("(?m)^resume (none|[0-9a-f]{64}) ([0-9]{1,18})$", text)
     free = re.search("(?m)^free ([0-9]{1,18})$", text)
     return HostTrees(
@@ -190,7 +190,7 @@ def cached_manifest(digest: str) -> Manifest | None:
 def fetched_manifest(connection: HostConnection, digest: str, most: int) -> Manifest | None:
     """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one.
 
-    most: bytes of the longest manifest that is worth comparing with.
+    most: size in bytes of the longest manifest that is worth fetching.
     """
     with contextlib.suppress(CommandFailed, ValueError):
         done = connection.script(READ_MANIFEST, digest, timeout=60.0, limit=most)

@@ -1,7 +1,7 @@
-"""Patterns of ignore files that match quickly, however many stars they have.
+"""Patterns of ignore files that match quickly, no matter how many stars they contain.
 
-A workdir may be a stranger's. The library's own regular expressions take minutes to match
-`**/a/**/a/**/b` with a long path, and Ctrl-C cannot interrupt them.
+A workdir may come from a stranger. The library's own regular expressions take minutes to match
+`**/a/**/a/**/b` against a long path, and Ctrl-C cannot interrupt them.
 """
 
 import re
@@ -10,15 +10,15 @@ from typing import Any
 from pathspec import GitIgnoreSpec
 
 [_one] = GitIgnoreSpec.from_lines(["*"]).patterns
-Pattern = type(_one)  # its module depends on the library's version
-START, GAP, STAR = "^(?:.+/)?", "(?:/.+)?/", "[^/]*"  # what the library makes of **/, /**/ and *
+Pattern = type(_one)  # a class whose module depends on the library's version
+START, GAP, STAR = "^(?:.+/)?", "(?:/.+)?/", "[^/]*"  # the library's regexes for **/, /**/ and *
 NOT = re.compile(r"(?<!\\)\[\^(?!/)(\]?)")  # [!a] matches no slash in git
 STARS = re.compile(r"(?:\[\^/\]\*){2,}")
 BEFORE_A_STAR = re.compile(r"\[\^/\]\*((?:\\.|\[\^?\]?[^]]+\](?!\*)|[^][\\*/()])+)(?=\[\^/\]\*)")
 
 
 class QuickPattern(Pattern):  # type: ignore[misc, valid-type]
-    """A pattern that uses the first match of the text between two stars: a later one is no better."""
+    """A pattern that tries only the first match of the text between two stars, which is enough."""
 
     @classmethod
     def pattern_to_regex(cls, pattern: Any) -> Any:
@@ -27,7 +27,7 @@ class QuickPattern(Pattern):  # type: ignore[misc, valid-type]
 
 
 def quick(regex: str) -> str:
-    """Return a regular expression that matches the same paths."""
+    """Return a regular expression that matches the same paths as `regex`, but in little time."""
     regex = NOT.sub(r"[^\1/", regex)
     regex = BEFORE_A_STAR.sub(r"(?>[^/]*?\1)", STARS.sub(STAR, regex))
     first, *inner = regex.split(GAP)

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Unpacks the tar stream on stdin into the draft, marks it as in use meanwhile, and makes it the tree.
+# Unpacks the tar stream on stdin into the draft, which it marks as in use, and publishes the draft as
+# the tree.
 # $1: datasets or workdirs, $2: digest, $3: token of this push, $4: digest of the earlier tree or none
 umask 022
 draft=.$2.$3
@@ -8,7 +9,7 @@ boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
 echo "$$ ${boot:-unknown} $4" > holder || exit 1
 rm -f complete
 tar -x -o -f - || exit
-# tar does not notice if the stream ends between two files. This one is the last.
+# tar does not notice if the stream ends between two files, so check for the last file.
 [ -f complete ] || { echo 'the stream ended early' >&2; exit 1; }
 cd .. || exit 1
 mkdir -p ../manifests

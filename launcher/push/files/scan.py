@@ -1,7 +1,8 @@
 """Scan a local folder into a manifest. Unchanged files are not hashed again.
 
-A file is unchanged if its size, inode, mtime and ctime (both in ns) match the last scan, and it was
-more than two seconds old then. Otherwise, a write in the clock tick of that scan could go unnoticed.
+A file counts as unchanged if its size, inode, mtime and ctime (both in ns) match the last scan, and
+it was more than two seconds old then. A younger file may have been written to after that scan, but
+within the same clock tick.
 """
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
@@ -25,12 +26,12 @@ from . import left_out, manifest
 from .left_out import IgnoreFile, LeftOut, NamedPaths
 from .manifest import Entry, Manifest
 
-RACY = 2 * 10**9  # ns
+RACY = 2 * 10**9  # ns; a younger file is hashed again by the next scan
 SHOWN = 5  # problems listed before "and N more"
 
 
 class Stamp(NamedTuple):
-    """Tells whether a file has changed. A change of its mode changes the ctime."""
+    """The properties that show whether a file has changed. A new mode changes the ctime."""
 
     size: int
     inode: int
@@ -51,16 +52,17 @@ class Tree:
     stamps: dict[bytes, Stamp]
     skipped: list[bytes] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    file: bytes = b""  # the only one, if its name in the manifest differs
+    file: bytes = b""  # the own name of the only file, if the manifest has another name for it
 
     def path(self, entry: Entry) -> bytes:
         return b"%b/%b" % (self.root, self.file or entry.path)  # ten times as fast as os.path.join
 
 
 def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
-    """Scan a folder. code_only: leave out everything else. named: paths to leave out in any case.
+    """Scan a folder. code_only: leave out all but code. named: paths to leave out in any case.
 
-    Raises Several, with each unreadable path and each link that leads out of the tree.
+    Raises PushFailed if it is not a folder. Raises Several with an error for each unreadable path
+    and each link that leads out of the tree.
     """
     named_paths = NamedPaths([*named, *left_out.own_folders()])
     walk = _Walk(os.fsencode(os.path.realpath(folder)), named_paths, code_only=code_only)
@@ -71,9 +73,9 @@ def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
 
 
 def scan_file(path: str, name: str) -> Tree:
-    """Return a tree that has only this file, under the name `name`."""
+    """Return a tree that contains only the file at `path`, under the name `name`."""
     folder, own_name = os.path.split(os.fsencode(os.path.realpath(path)))
-    # `/.`: not the folder whose files' hashes another scan remembers
+    # The cache is chosen by root. With `/.`, it is not the one of a scan of the whole folder.
     walk = _Walk(folder + b"/.", NamedPaths([]), code_only=False)
     walk.leaf(own_name)
     tree = walk.tree()
@@ -90,7 +92,7 @@ def scan_workdir(cluster: Cluster, workdir: str) -> Tree:
 
 
 def scan_job(cluster: Cluster, parts: Set[str]) -> dict[str, Tree]:
-    """Scan the job's dataset and workdir, if it has them and `parts` names them."""
+    """Return the scanned dataset and workdir by part: those that the job has and `parts` names."""
     job, trees = cluster.job, {}
     if job.dataset and "dataset" in parts:
         private = left_out.private_paths(cluster)
@@ -101,7 +103,7 @@ def scan_job(cluster: Cluster, parts: Set[str]) -> dict[str, Tree]:
 
 
 def path_text(path: bytes) -> str:
-    """Return a path as text on one line, whatever its bytes are."""
+    """Return a path as one line of text, no matter which bytes it contains."""
     return quoted(path.decode(errors="backslashreplace"), LONGEST_PATH)
 
 
@@ -111,7 +113,7 @@ def open_file(path: bytes) -> FileIO:
 
 
 class _Walk:
-    """One scan: walks through the folder, then reads the files that have changed since the last one."""
+    """A scan: walks the folder, then reads the files that have changed since the last scan."""
 
     def __init__(self, root: bytes, named: NamedPaths, *, code_only: bool) -> None:
         self.root, self.named, self.code_only = root, named, code_only
@@ -162,7 +164,7 @@ class _Walk:
         self.left_out.append(left_out.measured(self.root, path, named=named))
 
     def leaf(self, path: bytes) -> None:
-        """Add a file or a link, by its path in the tree."""
+        """Add the file or link at `path`, which is relative to the tree."""
         full = os.path.join(self.root, path)
         try:
             status = os.lstat(full)
@@ -173,8 +175,8 @@ class _Walk:
             elif stat.S_ISLNK(status.st_mode):
                 target = os.readlink(full)
                 if self._leads_out(os.path.dirname(path), target):
-                    to = f"a link out of the folder (to {path_text(target)})"
-                    what = f"is {to}, which would be broken on the hosts"
+                    to = f"a link that leaves the folder (to {path_text(target)})"
+                    what = f"is {to}, so it would be broken on the hosts"
                     remedy = "replace it with what it links to, or list it in .ddpctlignore"
                     self.problem(path, what, remedy)
                 else:
@@ -187,7 +189,7 @@ class _Walk:
     def _leads_out(self, folder: bytes, target: bytes) -> bool:
         """Return whether a link in `folder` would lead out of the tree on a host.
 
-        Only a `..` after a name needs a look at the disk, because the name may be another link.
+        The disk is read only if `..` follows a name, because that name may be a link itself.
         """
         inside = os.path.normpath(os.path.join(folder, target))
         if target.startswith(b"/") or inside == b".." or inside.startswith(b"../"):
@@ -206,7 +208,7 @@ class _Walk:
         self.problems.append(PushFailed(f"{where}: {what}", remedy))
 
     def tree(self) -> Tree:
-        """Return the tree that was walked. Raises Several."""
+        """Return the scanned tree. Raises Several if any path cannot be pushed."""
         hashes = self._hash_files()
         if self.problems:
             more = len(self.problems) - SHOWN
@@ -219,7 +221,7 @@ class _Walk:
         return Tree(self.root, contents, self.stamps, self.skipped, self.left_out)
 
     def _hash_files(self) -> Mapping[bytes, str]:
-        """Return the sha256 of every readable file, from the last scan's cache or by reading the file."""
+        """Return the sha256 of every readable file, from the cache if it is unchanged."""
         cache = cache_home() / "trees" / f"{hashlib.sha256(self.root).hexdigest()[:32]}.json"
         known = read_cache(cache)
         hashes: dict[bytes, str] = {}

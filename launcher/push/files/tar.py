@@ -22,7 +22,7 @@ Member = tuple[TarInfo, Iterable[bytes]]
 
 
 def stream(tree: Tree, entries: Sequence[Entry], extra: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yield the archive in chunks: `entries` of `tree`, then the files in `extra` by name.
+    """Yield the archive in chunks: `entries` of `tree`, then `extra`, which maps names to contents.
 
     Raises PushFailed if a file no longer matches the manifest.
     """
@@ -54,7 +54,7 @@ def file_info(name: str, size: int, mode: int = 0o644) -> TarInfo:
 
 
 def size_of(sizes: Sequence[int]) -> int:
-    """Return the size of an archive of files of these sizes. Names over 100 bytes add a little."""
+    """Return the bytes that an archive of files of `sizes` takes. Long names add a few more."""
     blocks = sum(1 + -(-size // tarfile.BLOCKSIZE) for size in sizes)
     return blocks * tarfile.BLOCKSIZE + len(END)
 
@@ -81,7 +81,7 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     with file:
         left, digest = entry.size, hashlib.sha256()
         while left:
-            block = file.read(min(left, CHUNK) + 1)  # one more byte, to see whether it has grown
+            block = file.read(min(left, CHUNK) + 1)  # one extra byte shows whether it has grown
             if not 0 < len(block) <= left:
                 break
             digest.update(block)
@@ -89,5 +89,5 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
             yield block
         if left or digest.hexdigest().encode() != entry.content:
             raise PushFailed(
-                f"{path_text(path)}: changed during the push", "push again when it is complete"
+                f"{path_text(path)}: changed during the push", "push again once it stays the same"
             )

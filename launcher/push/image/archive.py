@@ -1,9 +1,9 @@
-"""Archives of a local image with one layer each, for an engine that has the layers below.
+"""Archives of a local image, each with one layer, for an engine that has the layers below it.
 
-So a push sends only the layers that are missing, even after an interrupted push.
+With them, a push sends only the missing layers, even after an interrupted push.
 
-Each is both an OCI layout and a `docker save` archive. Engines need one or the other; which one
-depends on their version (from 20.10 on) and image store.
+Each archive is both an OCI layout and a `docker save` archive. Engines need one or the other,
+depending on their version (20.10 or later) and image store.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ TICK = 0.2  # seconds
 
 
 class NoLayers(PushFailed):
-    """The local engine does not export single layers, but can save the whole image."""
+    """Raised if the local engine does not export single layers. It can still save whole images."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Small files, then at most one layer.
+    """The contents of an image archive: small files, then at most one layer.
 
-    image_ids: ids that an engine may give the loaded image. partial: it has only lower layers.
+    image_ids: ids that an engine may give the loaded image. partial: whether the image has only the
+    lower layers.
     """
 
     files: dict[str, bytes]
@@ -71,11 +72,11 @@ def layer_archives(
     *,
     by_diff_id: bool,
 ) -> Iterator[Iterator[Archive]]:
-    """Have the local engine push the layers from number `first` on to our registry.
+    """Context manager: have the local engine push layers to our registry, from number `first` on.
 
-    Yields an iterator of archives, one per layer, that waits until the engine has pushed the next one
-    or raises NoLayers. The last archive is the named image. All can be read until this ends.
-    by_diff_id: see `whole_archive`.
+    Yields an iterator of archives, one per layer, which waits until the engine has pushed the next
+    layer and raises NoLayers if the engine fails. The last archive contains the named image. All
+    archives can be read until the context ends. by_diff_id: see `whole_archive`.
     """
     missing = image.layers[first:]
 
@@ -86,7 +87,7 @@ def layer_archives(
             raise NoLayers(str(error)) from None
         pushed = registry.pushed_image()
         if pushed is None:
-            raise NoLayers("the local engine did not push all of it")
+            raise NoLayers("the local engine did not push all layers")
         progress.update("image", total=sum(blob.size for blob in registry.blobs.values()))
         return pushed
 
@@ -96,7 +97,7 @@ def layer_archives(
         def wait_for(number: int) -> None:
             size = decimal(sum([*registry.received.values()]))
             doing = f"compressing layer {number} of {len(missing)} ({size} compressed so far)"
-            progress.update("image", doing=doing if missing else "waiting for the engine here")
+            progress.update("image", doing=doing if missing else "waiting for the local engine")
             if wait([pushing], TICK).done:
                 pushing.result()  # raises NoLayers
 
@@ -120,9 +121,9 @@ def layer_archives(
 
 
 def remove_stale_tags(local: ImageStore) -> None:
-    """Remove names that killed pushes have left in the local engine.
+    """Remove image names that killed pushes left behind in the local engine.
 
-    A name is in use while a push's registry listens on the port in it.
+    A name is still in use if a push's registry listens on the port in that name.
     """
     for name in local.tags("localhost:*/ddpctl/*"):
         if port := re.fullmatch(rf"localhost:(\d+)/ddpctl/\w+:{TAG}", name):
@@ -133,7 +134,7 @@ def remove_stale_tags(local: ImageStore) -> None:
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
-    """Return an unnamed image of the first `count` layers. The archive contains only the last one."""
+    """Return an unnamed image of the first `count` layers. Only the last one is in the archive."""
     config = _partial_config(image, count)
     rows = [*_lower(image.layers[: count - 1]), _descriptor(LAYER, layer.digest, layer.size)]
     described = _descriptor(CONFIG, digest_of(config), len(config))
@@ -144,7 +145,7 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
 def whole_archive(
     name: str, manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
 ) -> Archive:
-    """Return the image itself. The archive contains only `layer`, its last one, if given.
+    """Return the image itself. Only `layer`, if given, is in the archive: the image's last one.
 
     by_diff_id: refer to the other layers by diff id, for an engine that does not know their
     compressed digests.
@@ -158,7 +159,7 @@ def whole_archive(
 
 
 def partial_ids(image: ImageInfo) -> set[str]:
-    """Return the possible ids of `image`'s partial images, including those of an interrupted push."""
+    """Return the ids of partial images of `image`, which even an interrupted push may have left."""
     return {digest_of(_partial_config(image, count)) for count in range(1, len(image.layers))}
 
 
@@ -170,7 +171,7 @@ def with_tag(name: str) -> str | None:
 
 
 def qualified(name: str) -> str:
-    """Return the name as containerd stores it: with the registry, and Docker Hub's `library/`."""
+    """Return the name as containerd stores it: with its registry and, on Docker Hub, `library/`."""
     first, slash, _ = name.partition("/")
     if slash and (first == "localhost" or re.search("[.:]", first)):
         return name
@@ -207,7 +208,7 @@ def _partial_config(image: ImageInfo, count: int) -> bytes:
 
 
 def _lower(diff_ids: Sequence[str]) -> list[dict[str, object]]:
-    """Describe layers that the engine already has. It needs to know only how many there are."""
+    """Describe layers that the engine already has. It only needs to know how many there are."""
     return [_descriptor(LAYER, diff_id, 1) for diff_id in diff_ids]
 
 

@@ -9,7 +9,7 @@ from .recipe import Recipe
 
 
 def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> str:
-    """Build an image unless it exists. Return its name. rebuild: build it even then."""
+    """Build an image unless it exists. Return its name. rebuild: build it even if it exists."""
     with connected([Host(host="local")]) as [local]:
         store = images_of(local)
         base = store.inspect(recipe.base)
@@ -19,7 +19,7 @@ def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> s
                 base = store.pull(recipe.base)
             except CommandFailed as error:
                 what = f"the base image {recipe.base} cannot be pulled: {error.what}"
-                raise UsageError(what, "pass another with --base") from None
+                raise UsageError(what, "pass another one with --base") from None
         name = recipe.tag(base.id)
         if ":latest" not in name and not rebuild and store.inspect(name):
             console.say(f"{name} is up to date")

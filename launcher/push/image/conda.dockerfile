@@ -3,7 +3,7 @@ FROM ${BASE_IMAGE}
 USER root
 COPY . /opt/ddpctl/build/
 RUN conda=$(command -v mamba || command -v conda) || \
-    { echo "the base image has no conda: pass --base with one that has"; exit 1; }; \
+    { echo "the base image has no conda: use --base to pass an image that has it"; exit 1; }; \
     CONDA_OVERRIDE_CUDA=12.4 "$conda" env update --name base \
       --file /opt/ddpctl/build/environment.yml && \
     "$conda" clean --all --yes

@@ -2,7 +2,7 @@ ARG BASE_IMAGE
 FROM ${BASE_IMAGE}
 USER root
 COPY . /opt/ddpctl/build/
-# The torch of the base stays: pip may not replace it, nor what it was built with.
+# Keep the base image's torch: pip must not replace it or the packages that it was built with.
 RUN cd /opt/ddpctl/build && export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore && \
     { python3 -m pip --version >/dev/null 2>&1 || python3 -m ensurepip; } && \
     { python3 -m pip list --format=freeze > .all && \

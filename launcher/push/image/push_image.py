@@ -17,7 +17,7 @@ from ..transfer.fanout import Fanout
 from ..transfer.payload import Failures, Payload
 from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag
 
-ALIASES = "images.json"  # cache file: host and id there -> id on this machine
+ALIASES = "images.json"  # cache file: a host and the image's id there -> its id on this machine
 
 Images = dict[HostConnection, ImageInfo]  # the image of each host that has it
 
@@ -30,8 +30,9 @@ def push_image(
     *,
     only_verify: bool = False,
 ) -> tuple[Images, Failures]:
-    """Push the image; here=None: let hosts pull it. here, there: the image here and on each host.
+    """Push the image. Return the image of each host that has it now, and the errors of the others.
 
+    here: the image on this machine; if None, the hosts pull it. there: the image on each host.
     only_verify: send nothing, but verify that all hosts have the same image.
     """
     progress, wanted = fanout.progress, None if only_verify else here
@@ -42,7 +43,7 @@ def push_image(
             progress.hosts[connection].image = "present"
             progress.hosts[connection].layers_skipped += len(image.layers)
         elif image is not None:
-            other = f"{name} is a different image there ({image.id[:19]})"
+            other = f"has a different {name} ({image.id[:19]})"
             progress.say(f"{connection.name}: {other}; updating it")
     without = {connection: image for connection, image in there.items() if connection not in images}
     done: Images = {}
@@ -61,12 +62,14 @@ def push_image(
 
 
 def differing(name: str, images: Images) -> Failures:
-    """Return the hosts whose image differs from the first host's. A run needs one image everywhere."""
+    """Return errors for the hosts whose image differs from the first host's, as a run needs one."""
     first = next(iter(images), None)
     return {
         connection: PushFailed(
-            f"{name} is not the same image as on {first.name} ({image.id[:19]}, {images[first].id[:19]})",
-            "remove it there and run `ddpctl push HOSTS --image`, or name the image by its digest",
+            f"{name} is not the same image as on {first.name} "
+            f"({image.id[:19]}, {images[first].id[:19]})",
+            f"remove it from {connection.name} and run `ddpctl push HOSTS --image`, or name the "
+            "image by its digest",
             host=connection.name,
         )
         for connection, image in images.items()
@@ -80,8 +83,8 @@ def _pull(connection: HostConnection, name: str) -> ImageInfo:
         return images_of(connection).pull(name)
     except CommandFailed as error:
         raise PushFailed(
-            f"the image {name} is neither on this machine nor on the host, and the host cannot pull it "
-            f"({error.what})",
+            f"the image {name} is neither on this machine nor on the host, and the host cannot "
+            f"pull it ({error.what})",
             "build it here with `ddpctl image build`, or fix job.image",
             host=connection.name,
         ) from None
@@ -98,7 +101,10 @@ class _Sending:
         self.partial = partial_ids(here)
 
     def run(self, hosts: Mapping[HostConnection, ImageInfo | None]) -> tuple[Images, Failures]:
-        """Send to `hosts`, which have these images of that name, or none."""
+        """Send the image to `hosts`, given with what they have under its name, if anything.
+
+        Return the image of each host that has it now, and the errors of the others.
+        """
         there, failures = try_each(
             [*hosts], lambda connection: self._layers_there(connection, hosts[connection])
         )
@@ -128,8 +134,8 @@ class _Sending:
         """Return how many of the lowest layers a host has, and whether its archives need diff ids.
 
         Only the lowest layers can be left out of an archive. different: the host's image of that
-        name. containerd's store does not list that image if it lacks the compressed form of a layer,
-        as it does for layers that came by `docker load`.
+        name. containerd's store does not list it if the compressed form of a layer is missing, as
+        it is for layers from `docker load`.
         """
         store = images_of(connection)
         rows = [*store.layers(), different.layers if different else ()]
@@ -162,14 +168,14 @@ class _Sending:
         return Payload("image", self.load, size, archive.chunks)
 
     def _send_whole(self, connections: Sequence[HostConnection]) -> Failures:
-        """Send all layers in one stream, as the engine saves them."""
+        """Send all layers in one stream, as the engine saves them. Return failed hosts' errors."""
         whole = Payload("image", self.load, None, partial(self.local.save, self.name))
         return self._fan_out([whole], connections, 0) if connections else {}
 
     def _fan_out(
         self, payloads: Iterable[Payload], connections: Sequence[HostConnection], first: int
     ) -> Failures:
-        """Send the payloads, which contain the layers from number `first` on. Return the failed hosts."""
+        """Send payloads with the layers from number `first` on. Return failed hosts' errors."""
         failures = self.fanout.send("image", payloads, connections, None)
         for connection in connections:
             if connection not in failures:
@@ -190,7 +196,7 @@ class _Sending:
 
 
 def as_here(image: ImageInfo, connection: HostConnection) -> ImageInfo:
-    """Return a host's image with this machine's id of it, if an earlier push cached that."""
+    """Return a host's image with its id on this machine, if an earlier push cached that id."""
     known = read_cache(cache_home() / ALIASES).get(_key(image, connection))
     return dataclasses.replace(image, id=known) if isinstance(known, str) else image
 
@@ -198,9 +204,9 @@ def as_here(image: ImageInfo, connection: HostConnection) -> ImageInfo:
 def remember(there: ImageInfo, connection: HostConnection, here: ImageInfo) -> None:
     """Cache the host engine's id of an image that was pushed and verified there.
 
-    containerd's store may list an image without its layers, if it already had some of them with
-    another compression. Then only the id identifies the image. Losing this cache costs one more
-    push. A host names that id, so it counts for that host only.
+    containerd's store may list an image without its layers if it already had some of them with
+    another compression. Only the id then identifies the image. Losing this cache costs one more
+    push. The host itself reports that id, so it is trusted for that host only.
     """
     known = read_cache(cache_home() / ALIASES)
     if there.id != here.id and known.get(_key(there, connection)) != here.id:

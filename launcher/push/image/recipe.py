@@ -1,4 +1,4 @@
-"""The recipe of an image: a base, and the packages that a project lists. Reads files, runs nothing."""
+"""The recipe for an image: a base, and the packages that a project lists. Only reads files."""
 
 import hashlib
 import re
@@ -16,11 +16,11 @@ BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CONDA_BASE = "condaforge/miniforge3:latest"
 SOURCES = ("requirements.txt", "pyproject.toml", "environment.yml", "environment.yaml")
 TRAINER = "ddpctl-trainer:latest"
-DEEPEST = 20  # requirements files that name the next one
+DEEPEST = 20  # levels of requirements files that include each other
 
 _FILE_FLAG = re.compile(r"(?:-r|-c|-f|--requirement|--constraint|--find-links)[ =]*(\S+)")
 _LOCAL = re.compile(r"(?:-e\b|--editable\b|\.{0,2}/|\.$|file:|.*@ *file:)")
-# Lines for which pip, told to take wheels only, does so: no other archive or address, no other option.
+# Lines with which `pip --only-binary` uses only wheels: no other archives, addresses or options.
 _OF_WHEELS = re.compile(
     r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[ =]+\S+"
     r"|(-r|-c|--requirement|--constraint)[ =]+(?!\S*://)\S+"
@@ -32,7 +32,7 @@ _OF_WHEELS = re.compile(
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to build an image. files: what the build needs, by path; name: without a tag."""
+    """How to build an image. name: may lack a tag. files: the paths and contents to build from."""
 
     name: str
     base: str
@@ -40,7 +40,7 @@ class Recipe:
     files: tuple[tuple[str, bytes], ...]
 
     def tag(self, base_id: str) -> str:
-        """Return the image's name with a tag that depends on all that goes into the image."""
+        """Return the name with its own tag, or else one that depends on everything in the image."""
         if ":" in self.name:
             return self.name
         digest = hashlib.sha256(base_id.encode() + self.context()).hexdigest()
@@ -57,11 +57,11 @@ def find_source(path: Path) -> Path:
     for each in (path, *(path / name for name in SOURCES)):
         if each.is_file():
             return each
-    raise UsageError(f"{path}: has no {', '.join(SOURCES[:3])}", "write one, or pass its path")
+    raise UsageError(f"{path}: has none of {', '.join(SOURCES[:3])}", "write one, or pass its path")
 
 
 def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
-    """Return the recipe for what `source` lists. Raises UsageError."""
+    """Return the recipe for an image with the packages that `source` lists. Raises UsageError."""
     folder = re.sub("[^a-z0-9._-]+", "-", source.resolve().parent.name.lower()).strip("-._")
     name = name or f"ddpctl-{folder or 'image'}"
     is_conda = source.suffix in (".yml", ".yaml")
@@ -80,7 +80,7 @@ def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
 
 
 def trainer_recipe(base: str | None) -> Recipe:
-    """Return the recipe of ddpctl's own trainer, in a checkout and in an installed ddpctl."""
+    """Return the recipe for ddpctl's own trainer, from a checkout or an installed ddpctl."""
     package = Path(__file__).parents[2]
     trainer = package / "trainer" if (package / "trainer").is_dir() else package.parent / "trainer"
     here = (trainer / "Dockerfile", package.parent / "Dockerfile")
@@ -98,7 +98,7 @@ def _dockerfile(path: Path, base: str) -> str:
 
 
 def requirements_of(source: Path) -> str:
-    """Return the lines of a requirements file, or those that a pyproject.toml stands for."""
+    """Return a requirements file's text, or the same for a pyproject.toml. Raises UsageError."""
     text = source.read_text("utf-8")
     if source.suffix != ".toml":
         return text
@@ -116,14 +116,15 @@ def requirements_of(source: Path) -> str:
 def with_named(
     source: Path, text: str, *, wheels: bool = False, depth: int = 0
 ) -> Iterator[tuple[str, Path]]:
-    """Yield the local files that a requirements file names, and those that they name in turn.
+    """Yield the local files that a requirements file includes, and those that they include in turn.
 
     text: the requirements. Each file comes with its path relative to the folder of `source`. A link
-    out of that folder is refused: the project may be a stranger's, and the image leaves this machine.
-    wheels: refuse what makes pip run a package's code, since it runs on this machine.
+    out of that folder is refused: the project may come from a stranger, and the image leaves this
+    machine. wheels: also refuse lines that would make pip run a package's code on this machine.
     """
     if depth > DEEPEST:
-        raise UsageError(f"{source}: names files that name each other", "remove one of the lines")
+        what = f"{source}: requirements files include each other"
+        raise UsageError(what, "remove one of the lines that include another file")
     folder = source.parent.resolve()
     for number, line in enumerate(text.replace("\\\n", "").splitlines(), 1):
         line = re.sub(r"(^|\s+)#.*", "", line).strip()
@@ -135,7 +136,7 @@ def with_named(
         if _LOCAL.match(line):
             raise UsageError(
                 f"{source}:{number}: {quoted(line)} is not a package but code on this machine",
-                "remove it: your code is job.workdir, and the working directory of every rank",
+                "remove it: your code is job.workdir, which is the working directory of every rank",
             )
         flag = _FILE_FLAG.match(line)
         if flag is None or "://" in flag[1]:
@@ -146,7 +147,7 @@ def with_named(
         if not is_here or not all(f.resolve().is_relative_to(folder) for f in (path, *files)):
             raise UsageError(
                 f"{source}:{number}: {quoted(flag[1])} is not in the folder of {source.name}",
-                "put it there",
+                "move it there",
             )
         for file in files or [path]:
             if file.is_file():

@@ -1,10 +1,10 @@
 """A local registry that receives an image's layers from the local engine, compressed.
 
-The engine pushes only the requested layers, and remembers the compressed digests of earlier pushes.
-So after a change, only the change is compressed. Layers are kept for one push. The cache
-records to which layer each compressed digest belongs.
+The engine pushes only the requested layers, and remembers the compressed digests of earlier pushes,
+so that it compresses only layers that have changed. Layers are kept for one push. The cache maps
+each compressed digest to its layer.
 
-Other users of this machine can connect to it. So the repository's name is a secret.
+Other users of this machine can connect to the registry, so the repository's name is a secret.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from ...engines.engine_info import ImageInfo
 from ...own_folders import cache_home, make_folder, read_cache, write_cache
 from ..files.tar import CHUNK
 
-MAX_STRANGERS = 64  # connections that have not shown the secret
+MAX_STRANGERS = 64  # connections that have not yet sent the secret
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Blob:
 
 
 class Registry(ThreadingHTTPServer):
-    """Receives one image's `wanted` layers (diff ids). Tells the engine that it has the others."""
+    """Receives one image's `wanted` layers (diff ids), and claims to have all others already."""
 
     request_queue_size = 2 * MAX_STRANGERS
 
@@ -55,7 +55,7 @@ class Registry(ThreadingHTTPServer):
         cache = cache_home()
         self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
         self.blobs: dict[str, Blob] = {}  # layers and the configuration, by digest
-        self.layers: dict[str, Blob] = {}  # those that are known to be layers, by diff id
+        self.layers: dict[str, Blob] = {}  # the blobs known to be layers, by diff id
         self.received: dict[str, int] = {}  # bytes of each upload so far
         self.manifests: list[bytes] = []
         self.name = f"ddpctl/{secrets.token_hex(16)}"
@@ -66,7 +66,7 @@ class Registry(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def _listen(self, port_file: Path) -> None:
-        """Listen on the last push's port if it is free. Engines reuse layers only within one registry."""
+        """Listen on the last push's port if it is free. Engines reuse layers within a registry."""
         try:
             super().__init__(("127.0.0.1", int(port_file.read_text())), _Handler)
         except (OSError, ValueError, OverflowError):
@@ -83,14 +83,14 @@ class Registry(ThreadingHTTPServer):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def size_of(self, digest: str) -> int | None:
-        """Return the size to report to the engine; None makes it send the blob."""
+        """Return a blob's size in bytes, or None if the engine must send the blob."""
         if digest in self.blobs:
             return self.blobs[digest].size
         known = self._index.get(digest)
         return None if known is None or known["diff_id"] in self.wanted else int(known["size"])
 
     def add_blob(self, digest: str, file: Path) -> bool:
-        """Store a blob. Return False if its digest is wrong."""
+        """Record the blob in `file`. Return False if its digest is wrong."""
         with file.open("rb") as stream:
             if _sha256(stream) != digest:
                 return False
@@ -100,13 +100,13 @@ class Registry(ThreadingHTTPServer):
         return True
 
     def pushed_image(self) -> tuple[bytes, bytes] | None:
-        """Return the image's manifest and its configuration; `layers` then has all wanted layers.
+        """Return the image's manifest and configuration, and record all wanted layers in `layers`.
 
-        Returns None if the engine has not pushed them.
+        Returns None if the engine has not pushed all of them.
         """
         for text in self.manifests:
             manifest = json.loads(text)
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # of something else
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # another manifest
                 config = self.blobs[manifest["config"]["digest"]].file.read_bytes()
                 if tuple(json.loads(config)["rootfs"]["diff_ids"]) != self.image.layers:
                     continue
@@ -119,7 +119,7 @@ class Registry(ThreadingHTTPServer):
         return None
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own. If there are too many strangers, hang up on the oldest."""
+        """Answer in another thread. If there are too many strangers, hang up on the oldest."""
         self._strangers[request] = None
         if len(self._strangers) > MAX_STRANGERS:
             with contextlib.suppress(OSError):  # its thread then closes it
@@ -136,11 +136,11 @@ class Registry(ThreadingHTTPServer):
         super().close_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client misbehaves or disconnects; the engine reports its own failures
+        pass  # the client misbehaved or disconnected; the engine reports its own failures
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The part of the distribution API that a push needs."""
+    """The parts of the OCI distribution API that a push needs."""
 
     server: Registry
     protocol_version = "HTTP/1.1"
@@ -175,8 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"Docker-Content-Digest": digest}, size)
 
     def do_POST(self) -> None:
-        """Start an upload, or confirm a blob that counts as present."""
-        deque(self._body(), maxlen=0)  # read and ignore it
+        """Start an upload, or confirm that a blob is already present."""
+        deque(self._body(), maxlen=0)  # read and discard it
         mounted = self._query("mount")
         if self.server.size_of(mounted) is not None:
             self._answer(201, {"Docker-Content-Digest": mounted, "Location": self.path})
@@ -241,7 +241,7 @@ def _exactly(stream: Any, size: int) -> Iterator[bytes]:
     while size:
         block = stream.read(min(size, CHUNK))
         if not block:
-            raise ConnectionError("the engine stopped in the middle")
+            raise ConnectionError("the engine stopped in the middle of a request")
         size -= len(block)
         yield block
 

@@ -1,4 +1,4 @@
-"""The image as a file for Apptainer: one that the user has, or a Docker image that is converted once."""
+"""The image as a file for Apptainer: the user's own, or one converted from a Docker image once."""
 
 import contextlib
 import hashlib
@@ -21,12 +21,16 @@ from ..transfer.payload import failed
 
 
 def image_file(image: str, progress: PushProgress) -> Tree:
-    """Return the tree of the image's file. image: job.image. Raises PushFailed if it has none."""
+    """Return a tree with the image's file, converted if need be. image: job.image.
+
+    Raises PushFailed if this machine does not have the image or cannot convert it.
+    """
     file = _file_of(image)
     if file is None:
         raise PushFailed(
             f"this machine's Docker does not have {image}, which must be converted for Apptainer",
-            f"pull or build it here, or set job.image to a .sif file (`apptainer pull docker://{image}`)",
+            "pull or build it here, or set job.image to a .sif file "
+            f"(`apptainer pull docker://{image}`)",
             host="this machine",
         )
     if not image.endswith(".sif"):
@@ -35,7 +39,7 @@ def image_file(image: str, progress: PushProgress) -> Tree:
 
 
 def converted_file(image: str) -> set[str]:
-    """Return the digest of the image's file, if there is one by now."""
+    """Return a set with the digest of the image's file; it is empty if there is no file yet."""
     file = _file_of(image)
     with contextlib.suppress(DdpctlError):
         if file and file.exists():
@@ -44,7 +48,7 @@ def converted_file(image: str) -> set[str]:
 
 
 def _file_of(image: str) -> Path | None:
-    """Return the path of the image's file, which may not exist yet, or None if Docker lacks the image."""
+    """Return the path of the image's file, which may not exist yet; None if there is no image."""
     if image.endswith(".sif"):
         return Path(image)
     info = image_here(image)
@@ -53,10 +57,10 @@ def _file_of(image: str) -> Path | None:
 
 
 def _convert(image: str, progress: PushProgress, draft: Path) -> None:
-    progress.say(f"converting {image} for Apptainer, once; this may take minutes")
+    progress.say(f"converting {image} for Apptainer (only once); this may take minutes")
     if not shutil.which("apptainer"):
         raise PushFailed(
-            f"apptainer, which converts {image}, is not installed",
+            f"apptainer, which ddpctl needs to convert {image}, is not installed",
             f"install it, or run `docker save -o FILE {image}`, then `apptainer build NAME.sif "
             "docker-archive:FILE` on another machine, and set job.image to NAME.sif",
             host="this machine",

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the virtual environment of the tree of wheels with digest $1, for Python $2, unless it works.
+# Creates the virtual environment for the wheels with digest $1 and Python $2, unless it exists and works.
 . ../../engines/find_python.sh
 python=$(find_python "$2") || exit 1
 wheels=$HOME/.ddpctl/wheels/$1 venv=$HOME/.ddpctl/venvs/$1

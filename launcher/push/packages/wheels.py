@@ -1,7 +1,8 @@
-"""The packages of `job.requirements`: wheels for the hosts' Python, and the environments made of them.
+"""The packages of `job.requirements`: wheels for the hosts' Python, and environments with them.
 
-This machine downloads the wheels once, into one tree with a folder for each Python and platform of
-the hosts. The tree also has this machine's pip, so that a host needs neither pip nor the internet.
+This machine downloads the wheels once, into one tree with a folder for each Python version and
+architecture that the hosts have. The tree also contains this machine's pip, so that a host needs
+neither pip nor the internet.
 """
 
 import hashlib
@@ -32,12 +33,12 @@ PLATFORM = load_script(__file__, "python_platform.sh")
 MAKE_VENV = load_script(__file__, "make_venv.sh")
 ANSWER = re.compile(r"(3\.[0-9]{1,2}-[a-z0-9_]{1,20}) 2\.([0-9]{1,3})\n")
 INSTALL_TIME = 1800.0  # seconds; torch has 15,000 files, and a home folder may be on NFS
-OLDEST_GLIBC = 5  # of manylinux1: 2.5
+OLDEST_GLIBC = 5  # manylinux1 wheels need glibc 2.5
 
 
 @dataclass(frozen=True, order=True)
 class WheelTarget:
-    """A Python of hosts. folder: its version and architecture; glibc: N of the oldest glibc 2.N."""
+    """A Python that hosts have. folder: version and architecture. glibc: N of their oldest, 2.N."""
 
     folder: str
     glibc: int
@@ -54,9 +55,10 @@ class WheelTarget:
 def wheels_of(
     job: Job, connections: Sequence[HostConnection], progress: PushProgress
 ) -> tuple[Tree | None, Failures]:
-    """Collect the wheels for these hosts. Return them, and the hosts whose Python cannot use them.
+    """Return the tree of wheels for these hosts, and the errors of hosts that cannot use wheels.
 
-    Raises UsageError or PushFailed, for example if a package has no wheel.
+    The tree is None if no host can. Raises UsageError or PushFailed, for example if a package has
+    no wheel.
     """
     answers, failures = try_each(connections, lambda connection: _target(job, connection))
     newest_first = sorted(answers.values(), reverse=True)
@@ -65,13 +67,13 @@ def wheels_of(
 
 
 def make_venv(job: Job, digest: str, connection: HostConnection) -> None:
-    """Make the virtual environment of the wheels that the host has, unless it is there."""
+    """Create the virtual environment from the wheels on the host, unless it exists and works."""
     arguments = digest, python_on(job, connection.host)
     script_output(connection, "packages", MAKE_VENV, *arguments, timeout=INSTALL_TIME)
 
 
 def collected(job: Job) -> set[str]:
-    """Return the digests of what this machine has collected for the job."""
+    """Return the digests of the trees of wheels that this machine has collected for the job."""
     if job.requirements is None:
         return set()
     folders = (cache_home() / "wheels").glob(f"{_key(*_requirements(job))}-*")
@@ -85,14 +87,14 @@ def _target(job: Job, connection: HostConnection) -> WheelTarget:
     if match := ANSWER.fullmatch(text):
         return WheelTarget(match[1], int(match[2]))
     raise PushFailed(
-        "its Python is not built for Linux with glibc, as wheels are",
-        "set job.python or job.conda to one that is built for it",
+        "its Python was not built for Linux with glibc, which the wheels need",
+        "set job.python or job.conda to a Python that was",
         host=connection.name,
     )
 
 
 def _requirements(job: Job) -> tuple[Path, str]:
-    """Return the file that lists the job's packages, and its lines as a requirements.txt has them."""
+    """Return the file that lists the job's packages, and its list in requirements.txt format."""
     source = find_source(Path(job.requirements or ""))
     try:
         if source.suffix in (".txt", ".toml"):
@@ -101,7 +103,7 @@ def _requirements(job: Job) -> tuple[Path, str]:
         raise UsageError(f"{source}: cannot be read: {error}", "correct the file") from None
     raise UsageError(
         f"{source}: is neither a requirements.txt nor a pyproject.toml",
-        "list the packages in one of them, or use the environment with job.conda",
+        "list the packages in one of them, or set job.conda to an environment that has them",
     )
 
 
@@ -122,7 +124,7 @@ def _collect(job: Job, targets: Sequence[WheelTarget], progress: PushProgress) -
             what = f"the packages of {source.name} for Python {target.folder}"
             progress.say(f"downloading {what}")
             _download(source, text, target, draft)
-        # an environment belongs to the Python that it was made with
+        # so that another Python gets another digest and with it another environment
         (draft / "python").write_text(job.conda or job.python or "")
         _copy_own_pip(draft / "pip")
 

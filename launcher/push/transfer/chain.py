@@ -2,7 +2,7 @@
 
 If a host fails, its readers continue from another host within seconds, at the byte they had
 reached. A slow host becomes a leaf: no other host reads from it. A host without any source is fed
-from this machine, with a notice, because that uses this machine's uplink once more.
+by this machine, with a notice, because that uses this machine's uplink once more.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .relay_client import Relay, RelayEvent, TransferDamaged
 
 WINDOW = 2.0  # seconds over which a rate is measured
 TRIAL = 5.0  # seconds to try another order; longer than WINDOW
-BEHIND = 2.0  # seconds; a slow host lags behind its source by what the best rate sends in these
-SLOW = 0.5  # fraction of the best rate; a slow host has less
+BEHIND = 2.0  # seconds of data at the best rate; a slow host lags behind its source by more
+SLOW = 0.5  # fraction of the best rate; a slow host receives at less than that
 SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, may be slow
-WORTH_A_TRIAL = 15.0  # seconds that the transfer must still take
+WORTH_A_TRIAL = 15.0  # seconds that the rest of the transfer must take to justify a trial
 TICK = 0.5  # seconds
-STEP = 1 << 20  # bytes that count as progress: a host that claims a few at a time is stuck
+STEP = 1 << 20  # bytes that count as progress; a host that reports a few at a time is stuck
 
 
 @dataclass(eq=False)
@@ -38,16 +38,16 @@ class HostTransfer:
     """The state of a transfer on one host."""
 
     relay: Relay
-    fed: bool = False  # by this machine
-    have: int = 0  # bytes
-    rate: float = 0.0  # bytes/s in the last whole window
+    fed: bool = False  # whether this machine is its source
+    have: int = 0  # bytes received
+    rate: float = 0.0  # bytes/s in the last full window
     window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
     done: bool = False
     error: DdpctlError | None = None
 
 
 class Transfer:
-    """A payload on its way to `hosts`, which are in the chain's order."""
+    """A payload on its way to `hosts`, which are in the order of the chain."""
 
     def __init__(
         self, name: str, payload: Payload, row: Sequence[Relay], progress: PushProgress
@@ -55,7 +55,7 @@ class Transfer:
         self.name, self.payload = name, payload
         self.hosts = {relay: HostTransfer(relay) for relay in row}
         self._progress = progress
-        self._size: int | None = None  # unknown until the end
+        self._size: int | None = None  # bytes; unknown until the end
         self._trial: float | None = None  # when this machine began to feed the second host too
         self._trial_over = False
         self._changed = threading.Condition()
@@ -73,7 +73,7 @@ class Transfer:
                 self._read_from(host, self._sources(host), "open", argv=argv)
 
     def finish(self) -> Failures:
-        """Wait for all hosts. Return the failed hosts with their errors."""
+        """Wait until all hosts are done. Return the errors of failed hosts."""
         deadline, before = 0.0, (-1, -1)
         with self._changed:
             while unfinished := [host for host in self.hosts.values() if not host.done]:
@@ -85,7 +85,7 @@ class Transfer:
                 elif time.monotonic() > deadline:
                     stuck = PushFailed(
                         f"{self.payload.part}: no progress for {duration(END_TIMEOUT)}",
-                        "check whether a disk or the engine hangs there, then push again",
+                        "check whether a disk or the engine is hanging there, then push again",
                     )
                     for host in unfinished:
                         self.end(host, stuck.on(host.relay.connection.name))
@@ -151,7 +151,7 @@ class Transfer:
             why = " ".join(event.text.split())
             self._progress.say(
                 f"{host.relay.connection.name}: cannot get the {self.payload.part} from the other hosts "
-                f"({why}): sending it from this machine instead"
+                f"({why}); sending it from this machine instead"
             )
         host.relay.feeds.put(partial(self._feed, host, event.count))
 
@@ -169,7 +169,7 @@ class Transfer:
                     relay.feed(self.name, done - len(fresh), fresh)
                     self._progress.sent(relay.connection, len(fresh))
         except (OSError, HostUnreachable):
-            return  # the host is gone: `_follow` notices, and its reader will report starvation
+            return  # the host is gone: `_follow` notices, and hosts that read from it starve
         except DdpctlError as error:
             for each in self.hosts.values():
                 self.end(each, error)
@@ -187,12 +187,12 @@ class Transfer:
     def _read_from(
         self, host: HostTransfer, sources: Sequence[Relay], op: str = "take", **arguments: object
     ) -> None:
-        """Order a host to read on from the first of `sources` that it can reach."""
+        """Order a host to continue reading from the first of `sources` that it can reach."""
         upstreams = [(source.address, source.port) for source in sources]
         host.relay.order(op, id=self.name, upstreams=upstreams, **arguments)
 
     def _bypass_slow_hosts(self) -> None:
-        """Bypass a host that is far behind its source, at less than half of the best rate."""
+        """Bypass a host that is far behind its source and slower than half of the best rate."""
         best = max((host.rate for host in self.hosts.values()), default=0.0)
         row = list(self.hosts.values())
         for host in row:
@@ -209,7 +209,7 @@ class Transfer:
                 return
 
     def _try_the_second_host(self) -> None:
-        """Test whether feeding the second host directly is faster, in case the first host is slow."""
+        """Test whether it is faster to feed the second host directly, in case the first is slow."""
         row = [h for h in self.hosts.values() if h.relay.lost is None and not h.relay.is_leaf]
         if len(row) < 2 or self._trial_over or row[0].done:
             return

@@ -13,14 +13,14 @@ from .chain import Transfer
 from .payload import END_TIMEOUT, Failures, Payload, failed
 from .relay_client import Relay, TransferDamaged, one_time_pair
 
-MIN_SAVING = 16 << 20  # bytes; a smaller saving is not worth a second for starting agents
+MIN_SAVING = 16 << 20  # bytes; a smaller saving does not justify the second to start agents
 
 
 class Fanout:
     """Sends the payloads of one push. `close` ends the agents that it started."""
 
     def __init__(self, addresses: Mapping[HostConnection, str], progress: PushProgress) -> None:
-        """addresses: where other hosts reach each host that can relay, in the chain's order."""
+        """addresses: of each host that can relay, where other hosts reach it, in chain order."""
         self._addresses, self.progress = addresses, progress
         self._relays: dict[HostConnection, Relay] | None = None  # the hosts whose agent has started
         self._transfers: dict[str, Transfer] = {}
@@ -36,10 +36,10 @@ class Fanout:
         connections: Sequence[HostConnection],
         size: int | None,
     ) -> Failures:
-        """Send the payloads of a part. Return the failed hosts with their errors.
+        """Send the payloads of a part. Return the errors of failed hosts.
 
-        Each host receives the payloads in order, and none after it has failed. A payload is sent
-        before the next one is ready. size: of all together; None if unknown.
+        Each host receives the payloads in order, and none after it has failed. Sending a payload
+        starts before the next one is ready. size: bytes of all payloads together; None if unknown.
         """
         self.progress.begin(part, connections, size)
         failures: Failures = {}
@@ -61,7 +61,7 @@ class Fanout:
                     failures |= self._send_directly(payload, connections, failures)
                 if len(failures) == len(connections):
                     break
-        except DdpctlError:  # of the payload that comes next; no host may still read these
+        except DdpctlError:  # from making the next payload; hosts may still be reading these
             for transfer in transfers:
                 transfer.finish()
             raise
@@ -80,10 +80,10 @@ class Fanout:
         return failures
 
     def _row(self, connections: Sequence[HostConnection], size: int) -> list[Relay]:
-        """Return the hosts to send to through a chain; [] if that saves too little."""
+        """Return the hosts that form the chain, in order; [] if a chain saves too little."""
         saved = (
             sum(connection in self._addresses for connection in connections) - 1
-        )  # copies on the uplink
+        )  # copies that do not cross the uplink
         if saved < 1 or size * saved < MIN_SAVING:
             return []
         if self._relays is None:
@@ -98,7 +98,7 @@ class Fanout:
         return row if len(row) > 1 else []
 
     def _follow(self, relay: Relay) -> None:
-        """Handle a host's events until its agent ends, which ends its transfers too."""
+        """Handle a host's events until its agent ends, and then end the host's transfers."""
         why: DdpctlError = TransferDamaged("its relay agent ended", host=relay.connection.name)
         try:
             for event in relay.events():
@@ -106,7 +106,7 @@ class Fanout:
                 if transfer and relay in transfer.hosts:
                     transfer.handle(transfer.hosts[relay], event)
         except DdpctlError as error:
-            remedy = f"{error.remedy}; push again, and it continues where it stopped"
+            remedy = f"{error.remedy}; push again to continue where it stopped"
             why = HostUnreachable(error.what, remedy, host=relay.connection.name)
         except (OSError, ValueError):
             pass

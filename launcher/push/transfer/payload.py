@@ -1,4 +1,4 @@
-"""A payload for hosts, and the errors of hosts that fail."""
+"""A payload to send to hosts, and the errors of hosts that fail."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,13 +10,16 @@ Failures = dict[HostConnection, DdpctlError]
 END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it received
 
 REMEDIES = {
-    "no space left": "free space on that host's disk, then push again",
-    "quota exceeded": "free space within the user's quota there, then push again",
+    "no space left": "free up space on that host's disk, then push again",
+    "quota exceeded": "free up space in the user's quota there, then push again",
     "permission denied": "give the SSH user write permission there, then push again",
     "read-only file system": "make the SSH user's home writable there",
-    "failed to establish a new connection": "check the connection to the package index, then try again",
+    "failed to establish a new connection": (
+        "check the connection to the package index, then try again"
+    ),
     "no matching distribution": (
-        "name a version that has a wheel for this Python, or add `--find-links FOLDER` with one"
+        "name a version that has a wheel for this Python, or add `--find-links FOLDER` with such a "
+        "wheel in FOLDER"
     ),
     "no module named": "install that Python module on the host, or set job.python to another Python",
     "file name too long": "shorten the name; .ddpctlignore can exclude the file from a workdir",
@@ -25,7 +28,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A byte stream for the stdin of a command on each host. `chunks` yields it from the start."""
+    """A byte stream for the stdin of a command on each host. `chunks` always yields all of it."""
 
     part: str  # image, wheel, dataset, workdir
     command: Callable[[HostConnection], tuple[str, ...]]
@@ -41,7 +44,7 @@ def script_output(
     stdin: bytes = b"",
     timeout: float,
 ) -> str:
-    """Run a script on a host and return its output. Raises PushFailed with the line that tells why."""
+    """Run a script on a host and return its output. Raises PushFailed with what it printed."""
     done = connection.script(script, *arguments, stdin=stdin, timeout=timeout)
     if done.code != 0:
         raise failed(
@@ -51,7 +54,7 @@ def script_output(
 
 
 def failed(host: str, part: str, stderr: str) -> PushFailed:
-    """Build an error: the host, the most informative line of stderr, and the remedy if known."""
+    """Return an error with the most informative line of stderr, and its remedy if it is known."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     lines = lines or ["failed without a message"]
     for symptom, remedy in REMEDIES.items():

@@ -1,22 +1,24 @@
-"""Runs on a host during a push: takes payloads from the host before it and passes them on.
+"""Runs on a host during a push: receives payloads from an earlier host and passes them on.
 
-Standard library only, Python 3.8 or later. Its source comes over SSH and nothing is installed. It ends
-when its standard input does. Orders arrive there, one JSON object per line. `op` names a method:
+Standard library only, Python 3.8 or later. Its source comes over SSH, and nothing is installed. It
+ends when its standard input closes. Orders arrive on standard input, one JSON object per line. `op`
+is the name of a method:
 
-    hello    certificate, key: of this push; address: where the other hosts reach this one
+    hello    certificate, key: those of this push; address: where other hosts reach this one
     open     id, argv, upstreams [[address, port], ...]: a payload and the command that reads it
-    receive  id, at, n: n bytes of the payload from offset `at` follow the line
-    take     id, upstreams: read on from these hosts
-    end      id, size, sha256: of the whole payload
-    close    id: no host needs it anymore; give up unless it is complete
+    receive  id, at, n: n bytes of the payload, starting at offset `at`, follow this line
+    take     id, upstreams: continue reading from these hosts
+    end      id, size, sha256: those of the whole payload
+    close    id: no host needs this payload anymore; give up on it unless it is complete
 
-Events go to standard output, one JSON array [event, id, count, text] per line: `ready` (count: port),
-`have` (count: bytes of a payload so far), `starved` (no host to take the payload from; count: bytes so far,
-text: why), `done` (count: exit code, text: stderr) and `failed` (text: why).
+Events go to standard output, one JSON array [event, id, count, text] per line: `ready` (count:
+port), `have` (count: bytes received so far), `starved` (no host left to read from; count: bytes
+received so far, text: why), `done` (count: exit code, text: stderr) and `failed` (text: why).
 
-Hosts connect over mutual TLS. The reader sends a line {id, at} and gets frames: a 4-byte length, then the
-bytes. Length 0 means "nothing new yet"; END ends the payload. The command gets the last bytes only once the
-digest of the payload is right, so a damaged payload never becomes a complete tree.
+Hosts connect over mutual TLS. The reader sends a line {id, at} and receives frames: a 4-byte
+length, then the bytes. Length 0 means "nothing new yet"; END ends the payload. The command gets the
+last bytes only after the payload's digest has been verified, so a damaged payload never becomes a
+complete tree.
 """
 
 from __future__ import annotations
@@ -39,22 +41,22 @@ from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 FRAME = 256 * 1024
 SEGMENT = 32 << 20  # bytes per file of the spool
 KEEP = 256 << 20  # bytes kept behind the slowest reader for hosts that connect later
-DISK_SHARE = 0.25  # fraction of the free disk for slow readers
+DISK_SHARE = 0.25  # fraction of the free disk space to spend on slow readers
 MAX_AHEAD = 1 << 30  # maximum bytes waiting for a slow command
 HELD_BACK = 64 * 1024  # bytes withheld from the command until the digest is verified
 REPORT_INTERVAL = 0.25  # seconds
 KEEPALIVE = 1.0  # seconds without data until a host sends an empty frame
 SILENCE_TIMEOUT = 5.0  # seconds until a silent host counts as lost
-CONNECT_TIMEOUT = 4.0
-MAX_STRANGERS = 64  # connections that have not shown the certificate
-RETRY = 0.05  # seconds after a connection that could not be accepted
+CONNECT_TIMEOUT = 4.0  # seconds
+MAX_STRANGERS = 64  # connections that have not yet presented the certificate
+RETRY = 0.05  # seconds to wait after a connection could not be accepted
 END = 0xFFFFFFFF
 
 Upstreams = List[Tuple[str, int]]  # addresses and ports
 
 
 class Spool:
-    """A stream on disk that is read while it grows. Its files are unnamed, so none is left behind."""
+    """A stream on disk that is read while it grows. Its files have no names, so none can remain."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.size = folder, 0
@@ -90,7 +92,7 @@ class RelayedPayload:
         self.agent, self.id, self.argv, self.upstreams = agent, id, argv, upstreams
         self.spool = Spool(agent.folder)
         self.changed = threading.Condition()
-        self.version = 0  # of the upstreams
+        self.version = 0  # how often the upstreams have changed
         self.size: Optional[int] = None
         self.sha256 = ""
         self.hash = hashlib.sha256()
@@ -107,7 +109,7 @@ class RelayedPayload:
         return self.failed or self.complete
 
     def receive(self, at: int, data: bytes) -> None:
-        """Store the bytes that are new. Ignore data that would leave a gap after the stored bytes."""
+        """Store the bytes that are new. Ignore data that would leave a gap before it."""
         with self.changed:
             self.changed.wait_for(lambda: self.failed or self.have - self.consumed <= MAX_AHEAD)
             data = data[max(self.have - at, 0) :]
@@ -182,7 +184,7 @@ class RelayedPayload:
             while self.version == version and not self.over:
                 (length,) = struct.unpack(">I", exactly(stream, 4))
                 if length == END:
-                    with self.changed:  # the launcher's digest is on its way
+                    with self.changed:  # the launcher's digest may still be on its way
                         self.changed.wait_for(lambda: self.over, SILENCE_TIMEOUT)
                     return
                 if length > FRAME:
@@ -316,7 +318,7 @@ class Agent:
                     reported[payload.id] = have
 
     def accept(self, listener: socket.socket) -> None:
-        """Answer each host in a thread. If there are too many strangers, hang up on the oldest."""
+        """Answer each host in its own thread. If there are too many strangers, drop the oldest."""
         while True:
             try:
                 link = self.server_side.wrap_socket(
@@ -328,7 +330,7 @@ class Agent:
                     del self.strangers[oldest]
                     socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # its thread then closes it
                 start(self.answer, link)
-            except (OSError, KeyError, RuntimeError):  # it is gone, or there are too many
+            except (OSError, KeyError, RuntimeError):  # the host is gone, or there are too many
                 time.sleep(RETRY)
 
     def answer(self, link: ssl.SSLSocket) -> None:
@@ -340,7 +342,7 @@ class Agent:
                 self.strangers.pop(link, None)
                 request = json.loads(link.makefile("rb").readline(4096))
                 name = request["id"]
-                with self.changed:  # the launcher's order to open it may be on its way
+                with self.changed:  # the launcher's `open` order may still be on its way
                     self.changed.wait_for(
                         lambda: name in self.payloads, SILENCE_TIMEOUT - KEEPALIVE
                     )
@@ -361,7 +363,7 @@ def exactly(stream: Any, size: int) -> bytes:
 
 
 def listen(address: str) -> socket.socket:
-    """Listen on the address that other hosts use, or on all if this host lacks it (behind NAT)."""
+    """Listen on the address that other hosts use, or on all addresses if it is not ours (NAT)."""
     for where in (address, "::", "0.0.0.0"):
         family = socket.AF_INET6 if ":" in where else socket.AF_INET
         both = where == "::" and socket.has_dualstack_ipv6()

@@ -20,12 +20,12 @@ BOOT = (
     " exec(compile(sys.stdin.buffer.read(n), 'ddpctl-agent', 'exec'))"
 )
 READY_TIMEOUT = 20.0  # seconds
-MAX_EVENT, MAX_ITEMS = 1 << 16, 100  # bytes and values
-VALID = datetime.timedelta(days=2)  # from now on, and one day back for hosts with a wrong clock
+MAX_EVENT, MAX_ITEMS = 1 << 16, 100  # bytes and values in one event
+VALID = datetime.timedelta(days=2)  # from now on; also a day back, for hosts with wrong clocks
 
 
 class TransferDamaged(PushFailed):
-    """The relay failed: the payload arrived damaged or could not be stored, or an agent ended."""
+    """Raised if a payload arrives damaged or cannot be stored by a relay, or if an agent ends."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class RelayEvent:
 
 
 class Relay:
-    """One host with an agent. `lost`: the error, once the host or its agent is gone."""
+    """A host and its agent. `lost`: the error, once the host or its agent is gone."""
 
     def __init__(
         self, connection: HostConnection, address: str, certificate: str, key: str
     ) -> None:
-        """Start the agent. Raises PushFailed if the host has no suitable python3 or does not answer.
+        """Start the agent. address: where other hosts reach this one.
 
-        address: where other hosts reach it.
+        Raises PushFailed if the host has no suitable python3 or does not answer.
         """
         self.connection, self.address = connection, address
         self.lost: DdpctlError | None = None
@@ -64,7 +64,7 @@ class Relay:
             self.order("hello", certificate=certificate, key=key, address=address)
             event = self._read(READY_TIMEOUT)
             if event is None or event.kind != "ready":
-                raise ValueError("it ended immediately")
+                raise ValueError("the agent ended immediately")
             self.port = event.count
         except (OSError, ValueError) as error:
             lines = self._stream.stderr_tail().splitlines()
@@ -72,16 +72,19 @@ class Relay:
             raise failed(connection.name, "relay", (lines or [str(error)])[-1]) from None
 
     def order(self, op: str, **arguments: Any) -> None:
-        """Queue an order. Never blocks: a silent host must not delay orders for others."""
+        """Queue an order. Never blocks, so that an unresponsive host does not delay the others."""
         self._orders.put(json.dumps({"op": op, **arguments}).encode() + b"\n")
 
     def feed(self, name: str, at: int, data: bytes) -> None:
-        """Send bytes of a payload from offset `at`."""
+        """Send part of the payload `name`: `data`, which starts at offset `at`."""
         head = json.dumps({"op": "receive", "id": name, "at": at, "n": len(data)}).encode()
         self._write(head + b"\n" + data)
 
     def events(self) -> Iterator[RelayEvent]:
-        """Yield events until the agent ends. Raises HostUnreachable, OSError or ValueError on errors."""
+        """Yield events until the agent ends.
+
+        Raises HostUnreachable or OSError if the connection fails, ValueError for a malformed event.
+        """
         return iter(self._read, None)
 
     def close(self) -> None:
@@ -122,9 +125,10 @@ class Relay:
 
 
 def one_time_pair() -> tuple[str, str]:
-    """Create the self-signed P-256 certificate and key (PEM) of one push.
+    """Create the self-signed P-256 certificate and key (PEM) for one push.
 
-    Every machine with the key can take part in that push. Neither is written to a disk here.
+    Every machine with the key can take part in that push. This machine writes neither of them to
+    disk.
     """
     from cryptography import x509  # slow to import
     from cryptography.hazmat.primitives import hashes, serialization

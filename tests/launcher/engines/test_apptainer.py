@@ -168,7 +168,9 @@ def test_an_image_is_converted_once(
     with pytest.raises(PushFailed, match="this machine's Docker does not have other:1"):
         sif.image_file("other:1", progress)
     monkeypatch.setenv("PATH", "/bin")
-    with pytest.raises(PushFailed, match="apptainer, which converts mine:1, is not installed"):
+    with pytest.raises(
+        PushFailed, match="apptainer, which ddpctl needs to convert mine:1, is not installed"
+    ):
         sif.image_file("mine:1", progress)
     apptainer = tmp_path / "apptainer"  # build --disable-cache FILE docker-archive:ARCHIVE
     apptainer.write_text('#!/bin/sh\necho once >> "$HOME/calls"; cat "${4#*:}" > "$3"\n')

@@ -28,7 +28,7 @@ def names(context: bytes) -> set[str]:
 
 
 def test_the_packages_of_a_project_are_found_in_the_usual_order(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no requirements\.txt, pyproject\.toml"):
+    with pytest.raises(UsageError, match=r"has none of requirements\.txt, pyproject\.toml"):
         find_source(tmp_path)
     for name in ("environment.yml", "pyproject.toml", "requirements.txt"):
         (tmp_path / name).touch()
@@ -93,7 +93,7 @@ def test_a_strangers_project_puts_no_file_of_yours_into_the_image(tmp_path: Path
 
 def test_requirements_that_name_each_other_are_one_line(tmp_path: Path) -> None:
     write(tmp_path, a__txt="-r b.txt", b__txt="-r a.txt")
-    with pytest.raises(UsageError, match="names files that name each other"):
+    with pytest.raises(UsageError, match="requirements files include each other"):
         recipe_of(tmp_path / "a.txt", None, None)
 
 

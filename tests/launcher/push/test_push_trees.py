@@ -163,7 +163,9 @@ def test_a_full_disk_is_one_line_and_publishes_nothing(
     if mounted.returncode != 0:
         pytest.skip("may not mount")
     try:
-        with pytest.raises(HostsNotReady, match="free some space, then push again") as caught:
+        with pytest.raises(
+            HostsNotReady, match="free up disk space there, then push again"
+        ) as caught:
             pushes([machine], dataset=str(data))
         assert "\n" not in str(caught.value)
         assert not machine.trees("datasets")

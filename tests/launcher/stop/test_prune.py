@@ -152,7 +152,7 @@ def test_the_command_prints_one_document(machines: Machines, tmp_path: Path) -> 
     failed = ddpctl("--dataset", "--json")
     assert failed.returncode == 5
     assert failed.stderr.count("\n") == 1
-    assert "is a link out of the folder" in failed.stderr
+    assert "is a link that leaves the folder" in failed.stderr
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])

@@ -1,4 +1,4 @@
-"""The hosts file: read, validated as a whole, and kept as values."""
+"""Read a hosts file, validate all of it, and keep its contents as values."""
 
 from .files import user_env
 from .hostfile import is_host_list

@@ -1,4 +1,4 @@
-"""Parse the address of a host: `[user@]host[:port]`, with a name or an IPv4 or IPv6 address."""
+"""Parse `[user@]host[:port]`, where host is a name or an IPv4 or IPv6 address."""
 
 import ipaddress
 import re
@@ -21,7 +21,7 @@ def split_login(word: str) -> dict[str, str]:
 
 
 def split_port(word: str) -> tuple[str, str | None]:
-    """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address. The port may be None."""
+    """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address. The port is None if not given."""
     if bracketed := re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", word):
         return bracketed[1], bracketed[2]
     name, colon, port = word.partition(":")

@@ -13,8 +13,8 @@ MAX_BYTES = 1_000_000
 
 
 def text_of(path: Path) -> str:
-    """Read a hosts file. Raises Wrong."""
-    line, remedy = 0, "give a hosts file (`ddpctl init` writes one)"
+    """Return the text of a hosts file. Raises Wrong if it cannot be read, is too large or not UTF-8."""
+    line, remedy = 0, "pass a hosts file (`ddpctl init` writes one)"
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             os.set_blocking(file.fileno(), True)  # a pipe without a writer is empty
@@ -84,7 +84,7 @@ def user_env(job: Job) -> dict[str, str]:
 
 
 def _variables(path: str, line: int) -> dict[str, str]:
-    """Parse the file. Raises Wrong, which names line numbers and variables, but no values."""
+    """Parse an env_file. Raises Wrong with line numbers and variable names, but never a value."""
     values: dict[str, str] = {}
     mistakes: list[Mistake] = []
     for number, raw in enumerate(Path(path).read_bytes().split(b"\n"), 1):

@@ -1,6 +1,6 @@
 """Parse DeepSpeed and MPI hostfiles (`gpu1 slots=8`) and host lists (`gpu1:8,gpu2:8`).
 
-Both become the tree of a hosts file. Each slot is a GPU: `slots=8` means `gpus: 8`.
+Both are parsed into the tree of a hosts file. Each slot is a GPU: `slots=8` means `gpus: 8`.
 """
 
 import os
@@ -24,10 +24,10 @@ _FIRST_LINE = re.compile(rf"{_HOST}((:\d+)?(\s+[\w-]+\s*=\s*\S*)+|:\d+)")
 
 
 def is_hostfile(text: str) -> bool:
-    """Return whether the first line has a number of slots, or each line is just a name."""
+    """Return whether the first line gives a number of slots, or all lines (two or more) are names."""
     lines = [line for line in map(_significant, text.splitlines()) if line]
     if max(map(len, lines), default=0) > LONGEST_LINE:
-        return False  # the patterns would take long
+        return False  # matching the patterns would take too long
     names_only = len(lines) > 1 and all(_NAME_LINE.fullmatch(line) for line in lines)
     return names_only or bool(lines and _FIRST_LINE.fullmatch(lines[0]))
 
@@ -35,14 +35,14 @@ def is_hostfile(text: str) -> bool:
 def is_host_list(hosts: str) -> bool:
     """Return whether `hosts` is a list such as `gpu1:8,gpu2:8` or `gpu1,`, or a scheduler's name.
 
-    An existing file is neither.
+    The name of an existing file is neither.
     """
     looks_like_one = re.fullmatch(r"[^\s,/]+:\d+|[^\s,/]+(,[^\s,/]+)+|[^\s,/]+,", hosts)
     return bool(looks_like_one or hosts in SCHEDULERS) and not os.path.exists(hosts)  # noqa: PTH110
 
 
 def allocated_hosts(scheduler: str) -> list[str]:
-    """Return the hosts of the Slurm or PBS allocation that this command runs in."""
+    """Return the hosts of the current Slurm or PBS allocation. Raises UsageError outside of one."""
     value = os.environ.get(SCHEDULERS[scheduler], "")
     if scheduler == "pbs" and value:
         try:
@@ -52,7 +52,7 @@ def allocated_hosts(scheduler: str) -> list[str]:
                 f"cannot read {value}: {error.strerror}", "check $PBS_NODEFILE"
             ) from None
     if not value:
-        what = f"{SCHEDULERS[scheduler]} is not set, so this is not a {scheduler} allocation"
+        what = f"{SCHEDULERS[scheduler]} is not set, so this is not inside a {scheduler} allocation"
         raise UsageError(f"-H {scheduler}: {what}", "run this inside `salloc`, `sbatch` or `qsub`")
     return [value]
 

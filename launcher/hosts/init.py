@@ -16,7 +16,7 @@ INCLUDE_DEPTH = 16  # the same limit as ssh
 _FILE = """\
 # yaml-language-server: $schema={schema}
 # Hosts and job for ddpctl. Next: `ddpctl check {name}`, then `ddpctl launch {name}`.
-# Paths are relative to this file. The commented lines show what else you can set.
+# Paths are relative to this file. The commented-out lines show what else you can set.
 
 defaults:                      # for every host; a host may override them
 {defaults}
@@ -24,12 +24,12 @@ defaults:                      # for every host; a host may override them
 hosts:                         # list order is rank order: the first is node 0, the master
 {hosts}
   # - host: gpu9.lab           # a host with keys of its own
-  #   internal_ip: 10.0.0.2    # the address for the other nodes; `check` shows it
+  #   internal_ip: 10.0.0.2    # the address that other nodes use; `check` shows it
 
 job:
 {job}
 """
-# Key, value or example, purpose.
+# Each key with its default or an example, and its purpose.
 _DEFAULTS = (
     ("user", "ubuntu", "the SSH user; default: what `ssh HOST` uses"),
     ("identity_file", "~/.ssh/id_ed25519", "the SSH key; default: what `ssh HOST` uses"),
@@ -38,14 +38,14 @@ _DEFAULTS = (
 )
 _JOB = (
     ("image", Job.image, "any image with Python and torch"),
-    ("workdir", ".", "your code: pushed, mounted at /workspace"),
-    ("dataset", "./data", "your data: pushed, mounted read-only at /data"),
+    ("workdir", ".", "your code, pushed and mounted at /workspace"),
+    ("dataset", "./data", "your data, pushed and mounted read-only at /data"),
     ("command", Job.command, "what torchrun runs; `-- ...` overrides it"),
     ("nproc_per_node", 2, "default: one per GPU; 1 on a CPU host"),
-    ("master_port", "auto", "a free port of node 0; or a number"),
+    ("master_port", "auto", "any free port on node 0, or a number"),
     ("max_restarts", 3, "whole-job restarts, each from the newest checkpoint"),
 )
-_ALWAYS = ("gpus", "image", "command", "master_port")  # the others: a comment, unless given
+_ALWAYS = ("gpus", "image", "command", "master_port")  # the others are commented out unless given
 
 
 def compose(
@@ -54,10 +54,10 @@ def compose(
     name: str,
     notes: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a commented hosts file. given: values by key, of `defaults:` and `job:`.
+    """Return a hosts file with comments. given: the values of `defaults:` and `job:`, by key.
 
-    Host.host: as `ssh` takes it, such as me@gpu1:2222. gpus: all, a count or ids such as 0,1.
-    notes: comments, by Host.host. Raises HostsFileError if a value is invalid.
+    A Host.host may be a login such as me@gpu1:2222. given["gpus"]: all, a count or ids such as 0,1.
+    notes: a comment on each host, by Host.host. Raises HostsFileError if a value is invalid.
     """
     written = {key: scalar(value) for key, value in given.items()}
     if "gpus" in given:
@@ -75,7 +75,7 @@ def compose(
 
 
 def _rows(keys: Iterable[tuple[str, object, str]], written: Mapping[str, str]) -> str:
-    """Return a line per key with its value, or with a commented-out example."""
+    """Return one line per key, with its value or a commented-out example."""
     lines = []
     for key, default, why in keys:
         mark = "" if key in written or key in _ALWAYS else "# "
@@ -91,15 +91,15 @@ def _host(host: Host, note: str) -> str:
 
 
 def scalar(value: object) -> str:
-    """Return a value in YAML on one line, quoted only if necessary."""
+    """Return a value as one line of YAML, quoted only if necessary."""
     written = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=2**31 - 1)
     return written.removesuffix("...\n").strip()
 
 
 def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> list[str]:
-    """Return the Host names of an SSH configuration and its includes, in order, without patterns.
+    """Return the Host names in an SSH configuration and its includes, in order, without patterns.
 
-    folder: base of relative Includes (default: the folder of config).
+    folder: the folder that relative Includes start from (default: the one with `config`).
     """
     folder = folder or config.parent
     try:

@@ -38,7 +38,7 @@ Hosts: TypeAlias = Source | Cluster
 COMMAND_LINE = "command line"
 DEFAULT_HOSTS = "hosts.yaml"
 Sections: TypeAlias = Mapping[str, RawValue]
-_FOR_SSH = DEFAULTS.keys() - {"gpus", "interface"}  # do not apply to this machine
+_FOR_SSH = DEFAULTS.keys() - {"gpus", "interface"}  # keys that `local` cannot have
 _RANGED = ("host", "internal_ip")  # may be written as gpu[1-8].lab
 _AMBIGUOUS_PORT = 22  # a lower number, as in gpu1:8, may just as well be a GPU count
 
@@ -52,11 +52,11 @@ def cluster_of(
     source: str = COMMAND_LINE,
     job_file: str | None = None,
 ) -> Cluster:
-    """Return the selected hosts. Values of `job` other than None override the file's.
+    """Return the cluster, reduced to the selected hosts. Values of `job` override the file's.
 
     hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a Cluster, or None for
-    ./hosts.yaml. source: the origin of `job`, for messages. job_file: has the job, in place of the
-    hosts file. Raises UsageError.
+    ./hosts.yaml. job: values by key; None keeps the file's. source: the origin of `job`, for
+    messages. job_file: the file to read the job from, if not the hosts file. Raises UsageError.
     """
     overridden = [key for key, value in job.items() if value is not None]
     if not isinstance(hosts, Cluster):
@@ -75,11 +75,11 @@ def load(
 ) -> Cluster:
     """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
-    hosts=None: load ./hosts.yaml. "slurm" or "pbs": the hosts of the allocation that this runs in,
-    with the process engine. Raises HostsFileError with a line per mistake, including missing
-    files. job_files=False: the job's own files may be missing, for commands that do not need them
-    (`ps`, `kill` from any machine). overridden: keys of the job that the command line replaces;
-    their files may be missing. convert: read the files of other tools too, such as Ansible's.
+    hosts: None for ./hosts.yaml; "slurm" or "pbs" for the hosts of the current allocation, with the
+    process engine. job_files=False: the job's files may be missing, for commands that do not need
+    them (`ps` and `kill` from any machine). overridden: keys of the job that the command line sets;
+    the files they name may be missing. convert: also read files of other tools, such as Ansible's.
+    Raises UsageError; for a file, HostsFileError with a line per mistake, including missing files.
     """
     if hosts is None:
         if not Path(DEFAULT_HOSTS).is_file():
@@ -102,7 +102,7 @@ def load(
 
 
 def _load_job(file: str, overridden: Collection[str]) -> Job:
-    """Load the job of a file that has a section `job:` or just the keys of one. See `load`."""
+    """Load the job from a file that has a section `job:` or only the keys of one. See `load`."""
     with _Reading(file, unchecked=overridden).complete() as reading:
         tree = read_yaml(text_of(Path(file)), reading.mistakes)
         if tree.kind == MAPPING and "job" not in tree.entries:
@@ -113,8 +113,8 @@ def _load_job(file: str, overridden: Collection[str]) -> Job:
 def parse(text: str, source: str) -> Cluster:
     """Parse `text`. Raises HostsFileError with all mistakes.
 
-    source: the name in messages; relative paths are relative to its folder. Does not check whether
-    files exist.
+    source: the file's name for messages; relative paths are relative to its folder. Does not check
+    whether files exist.
     """
     with _Reading(source, unchecked={*HOST, *JOB}).complete() as reading:
         return reading.cluster(reading.tree(text))
@@ -125,9 +125,9 @@ def override_job(
 ) -> Cluster:
     """Return the cluster with job values from the command line.
 
-    given: values by key of the job; None keeps the file's value. `env` is added to the file's;
-    nproc_per_node overrides that of each host. source: the origin of the values, if not the command
-    line. Raises HostsFileError with a line per wrong value or missing file.
+    given: values by key of the job; None keeps the file's value. `env` is merged into the file's;
+    nproc_per_node overrides that of each host too. source: the origin of the values, if not the
+    command line. Raises HostsFileError with a line per wrong value or missing file.
     """
     if unknown_names := given.keys() - JOB.keys():
         raise TypeError(f"{source} got an unexpected keyword argument {min(unknown_names)!r}")
@@ -151,9 +151,9 @@ def override_job(
 
 
 class _Reading:
-    """Reads one source, a file or the command line, and collects its mistakes.
+    """The reader of one source, a file or the command line. Collects the source's mistakes.
 
-    unchecked: keys whose files may be missing. convert: read the files of other tools too.
+    unchecked: keys whose files may be missing. convert: whether to read files of other tools too.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class _Reading:
 
     @contextlib.contextmanager
     def complete(self) -> Iterator[Self]:
-        """Raise HostsFileError at the end if there were mistakes."""
+        """Context manager: raise HostsFileError at the end if there were mistakes."""
         with self._at(""):
             yield self
         if self.mistakes:
@@ -178,7 +178,7 @@ class _Reading:
             self.mistakes += error.within(key, remedy).mistakes
 
     def tree(self, text: str) -> RawValue:
-        """Parse the text. Raises Wrong for the file of another tool, which `ddpctl init` converts."""
+        """Parse the text. Raises Wrong for a file of another tool, unless `self.convert` is set."""
         if other_tools.is_ini(text):
             tree = other_tools.read_ini(text)
         else:
@@ -188,7 +188,7 @@ class _Reading:
         if self.convert:
             return other_tools.as_hosts_file(tree)
         command = f"`ddpctl init --from {quoted(self.source, LONGEST_PATH)}`"
-        raise Wrong(Mistake(1, "", f"found {tool}", f"run {command} to make a hosts file of it"))
+        raise Wrong(Mistake(1, "", f"found {tool}", f"run {command} to convert it to a hosts file"))
 
     def sections(self, tree: RawValue) -> Sections:
         if tree.kind != MAPPING:
@@ -199,7 +199,7 @@ class _Reading:
         return {name: tree.entries.get(name, RawValue(tree.line, NOTHING)) for name in SECTIONS}
 
     def cluster(self, tree: RawValue) -> Cluster:
-        """Return the cluster. It is complete only if there are no mistakes."""
+        """Return the cluster, which is usable only if no mistakes were recorded."""
         sections = self.sections(tree)
         defaults = self._section(sections, "defaults", DEFAULTS)
         named = sections["hosts"]
@@ -215,7 +215,7 @@ class _Reading:
         )
 
     def job(self, sections: Sections, hosts: Sequence[HostEntry]) -> Job:
-        """Read the section `job:`. Its values must fit together and with the hosts."""
+        """Read the section `job:`. Records a mistake where values conflict with others or the hosts."""
         job = Job(**self._section(sections, "job", JOB))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
         self.mistakes += broken_rules(hosts, job, lines)
@@ -224,7 +224,10 @@ class _Reading:
     def _hosts_of_file(
         self, sections: Sections, defaults: Mapping[str, Any]
     ) -> tuple[list[HostEntry], list[HostEntry]]:
-        """Read hosts, spares and defaults of another file. This file's own defaults and spares win."""
+        """Read the hosts and spares of the file that `hosts:` names, and its defaults.
+
+        This file's own defaults and spares take precedence.
+        """
         value, hosts, spares = sections["hosts"], list[HostEntry](), list[HostEntry]()
         with self._at("hosts"):
             path = self._absolute(value.text, value)
@@ -264,7 +267,7 @@ class _Reading:
         return entries
 
     def _entry(self, key: str, table: RawValue, defaults: Mapping[str, Any]) -> HostEntry:
-        """Read one host. Raises Wrong without a valid name; records other mistakes."""
+        """Read one host. Raises Wrong if it has no valid name; records other mistakes."""
         own = self._keys(table, HOST, key)
         if not table.entries.keys() & {"host", "ip", *HOST["host"]["x-synonyms"]}:
             raise Wrong(Mistake(table.line, ".host", "found no host", "write host: NAME"))
@@ -274,12 +277,12 @@ class _Reading:
             defaults = {name: value for name, value in defaults.items() if name not in _FOR_SSH}
             if for_ssh := [name for name in own if name in _FOR_SSH]:
                 what = f"found {', '.join(for_ssh)} on host: local"
-                remedy = "remove it: this machine is used without SSH"
+                remedy = f"remove {'it' if len(for_ssh) == 1 else 'them'}: `local` does not use SSH"
                 self.mistakes.append(Mistake(table.line, f"{key}.{for_ssh[0]}", what, remedy))
         return HostEntry(key, table.line, Host(**{**defaults, **own}), self.source)
 
     def _keys(self, table: RawValue, keys: Mapping[str, Shape], path: str) -> dict[str, Any]:
-        """Return the valid values in `table`. Records the mistakes of the others."""
+        """Return the valid values in `table`, and record the mistakes in the others."""
         values: dict[str, Any] = {}
         for name, tree in table.entries.items():
             if len(self.mistakes) > MOST:  # an alias may repeat thousands of wrong keys
@@ -302,7 +305,7 @@ class _Reading:
         return values
 
     def _absolute(self, written: str, tree: RawValue) -> str:
-        """Return the path, which is relative to the folder of the source."""
+        """Return an absolute path. `written` is relative to the folder of the source."""
         path = Path(self.source).parent / expanded(written)
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes
@@ -312,23 +315,23 @@ class _Reading:
 
 
 def _unfolded(table: RawValue) -> Iterator[RawValue]:
-    """Yield an entry per host of `host: gpu[1-8].lab`. Raises Wrong.
+    """Yield one entry per host of a range such as `host: gpu[1-8].lab`.
 
-    The internal_ip must be a range of the same length.
+    Raises Wrong if internal_ip is not a range of the same length, or if there are too many hosts.
     """
     ranged = {key: names_in(table.entries[key].text) for key in _RANGED if key in table.entries}
     lengths = {len(listed) for listed in ranged.values()} or {1}
     if max(lengths) > MOST:
         raise wrong(table, "write a shorter range", f"more than {MOST} hosts")
     if len(lengths) > 1:
-        raise wrong(table, "make them equal", "ranges of different lengths")
+        raise wrong(table, "make them equally long", "ranges of different lengths")
     for i in range(max(lengths)):
         own = {key: replace(table.entries[key], text=listed[i]) for key, listed in ranged.items()}
         yield replace(table, entries={**table.entries, **own})
 
 
 def _long_form(item: RawValue) -> RawValue:
-    """Return an entry `[user@]host[:port]` as a mapping."""
+    """Return an entry `[user@]host[:port]` as a mapping. Raises Wrong if the port may be a GPU count."""
     if item.kind == LIST:
         raise wrong(item, "write one host per entry")
     parts = split_login(text(item))

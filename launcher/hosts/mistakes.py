@@ -1,4 +1,4 @@
-"""Mistakes in a hosts file, and how to show them: one line each."""
+"""Mistakes in a hosts file, and the errors that report them, one line each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from ..errors import HostsFileError, UsageError
 from ..text import LONGEST_PATH, quoted
 
-MOST = 1000  # mistakes that are shown
+MOST = 1000  # mistakes shown
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake. line: 0 if there is none, as for a flag.
+    """A mistake in a hosts file or a flag. line: 0 if there is none, as for a flag.
 
-    allowed: all names that would be right, which are printed once per file. source: the file, if
-    it is not the one being read.
+    allowed: all valid names, which are printed only once per file. source: the file with the
+    mistake, if it is not the one being read.
     """
 
     line: int
@@ -27,7 +27,7 @@ class Mistake:
     source: str = ""
 
     def error(self, source: str) -> UsageError:
-        """Return the error for a mistake in the file `source`."""
+        """Return the mistake as an error. source: the name of the file that is being read."""
         place = quoted(self.source or source, LONGEST_PATH) + (f":{self.line}" if self.line else "")
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
         what = ": ".join(filter(None, [place, self.key, self.what]))
@@ -35,21 +35,21 @@ class Mistake:
 
 
 class Wrong(Exception):
-    """A value is wrong. The keys of its mistakes are relative to that value."""
+    """Raised when a value is wrong. The keys of its mistakes are relative to that value."""
 
     def __init__(self, *mistakes: Mistake) -> None:
         super().__init__()
         self.mistakes = mistakes
 
     def within(self, key: str, remedy: str = "") -> Wrong:
-        """Return the error with `key` before all keys. `remedy` is for mistakes that have none."""
+        """Return the error with `key` put before each key. Mistakes without a remedy get `remedy`."""
         return Wrong(
             *(replace(m, key=key + m.key, remedy=m.remedy or remedy) for m in self.mistakes)
         )
 
 
 def hosts_file_error(source: str, mistakes: Sequence[Mistake]) -> HostsFileError:
-    """Return the error for a wrong file. It has each mistake once, in the order of the file."""
+    """Return the error for a file with mistakes. It has each mistake once, in the order of lines."""
     errors, printed = list[UsageError](), set[str]()
     for mistake in sorted(dict.fromkeys(mistakes), key=lambda mistake: mistake.line)[:MOST]:
         if mistake.allowed in printed:

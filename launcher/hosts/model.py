@@ -13,9 +13,9 @@ Gpus: TypeAlias = Literal["all"] | int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Host:
-    """One entry of a hosts file: the host of one node, or a spare. host: as written.
+    """One entry of a hosts file: the host of one node, or a spare. host: its name, as written.
 
-    The index in `Cluster.hosts` is the node rank. A machine with several entries has several nodes.
+    Its index in `Cluster.hosts` is the node rank. A machine with several entries has several nodes.
     """
 
     host: str
@@ -35,17 +35,17 @@ class Host:
 
     @property
     def machine(self) -> tuple[str, int]:
-        """Identifies the machine: its name in lower case, and its SSH port (22 if not given)."""
+        """The identity of the machine: its name in lower case and its SSH port (22 if not given)."""
         return self.host.lower(), self.port or 22
 
     @property
     def account(self) -> tuple[str | None, str, int]:
-        """Identifies the home folder: the user and the machine."""
+        """The identity of the home folder: the user and the machine."""
         return self.user, *self.machine
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """The ids of the GPUs; the first n for a count n; () for `all`."""
+        """The ids of the GPUs: 0 to n-1 for a count n, () for `all`."""
         if isinstance(self.gpus, tuple):
             return self.gpus
         return () if self.gpus == "all" else tuple(range(self.gpus))
@@ -57,7 +57,7 @@ class Host:
 
     @property
     def name(self) -> str:
-        """The name in log lines and messages."""
+        """The host's name in log lines and messages."""
         return self.host
 
 
@@ -68,7 +68,7 @@ class Job:
     engine: str = "docker"
     python: str | None = None  # with engine: process, the path of a Python on the hosts
     conda: str | None = None  # or the name of a conda environment
-    requirements: str | None = None  # the file of the packages to install there
+    requirements: str | None = None  # a file that lists the packages to install there
     image: str = "ddpctl-trainer:latest"
     workdir: str | None = None
     dataset: str | None = None
@@ -98,9 +98,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A hosts file. hosts: by node rank. spares: replacements for unusable hosts. source: its name.
+    """The contents of a hosts file. hosts: by node rank. spares: replacements for unusable hosts.
 
-    replaced: its dataset and env_file if the command line names others.
+    source: the file's name. replaced: the file's dataset and env_file if flags name others.
     """
 
     hosts: tuple[Host, ...]
@@ -131,7 +131,7 @@ def dump(cluster: Cluster) -> str:
 
 
 def changed(part: Host | Job, default: Host | Job) -> dict[str, Any]:
-    """Return the values that are not the default, as a hosts file has them."""
+    """Return the values that differ from the default, as they are written in a hosts file."""
     values = {k: v for k, v in vars(part).items() if v != getattr(default, k)}
     if "time_limit" in values:
         values["time_limit"] = duration(values["time_limit"])

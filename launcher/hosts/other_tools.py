@@ -1,4 +1,4 @@
-"""Ansible inventories, dstack fleets and SkyPilot node pools as trees of a hosts file."""
+"""Convert Ansible inventories, dstack fleets and SkyPilot node pools to the tree of a hosts file."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from .yaml_tree import LIST, MAPPING, TEXT, RawValue, raw
 
 ANSIBLE, DSTACK, SKYPILOT = "an Ansible inventory", "a dstack fleet", "SkyPilot node pools"
 
-_OUR_KEYS = {  # by theirs
+_OUR_KEYS = {  # our keys by those of the other tools
     "ansible_host": "host",
     "ansible_ssh_host": "host",
     "hostname": "host",
@@ -37,7 +37,7 @@ def is_ini(text: str) -> bool:
 
 
 def kind_of(tree: RawValue) -> str | None:
-    """Return which tool's file this is, or None."""
+    """Return what kind of file of another tool this is, or None if it is not one."""
     keys = tree.entries
     if "ssh_config" in keys or ("type" in keys and keys["type"].text == "fleet"):
         return DSTACK
@@ -52,7 +52,7 @@ def as_hosts_file(tree: RawValue) -> RawValue:
     """Return the hosts of another tool's file as the tree of a hosts file."""
     hosts: dict[str, RawValue] = {}
     for group in tree.entries.values():
-        for host in _hosts_of(group, {}):  # a host of several groups is one host
+        for host in _hosts_of(group, {}):  # a host in several groups is one host
             name = host["host"]
             merged = {**hosts.get(name.text, raw({})).entries, **host}
             hosts[name.text] = RawValue(name.line, MAPPING, entries=merged)
@@ -60,16 +60,16 @@ def as_hosts_file(tree: RawValue) -> RawValue:
 
 
 def _hosts_of(group: RawValue, outer: Mapping[str, RawValue]) -> Iterator[dict[str, RawValue]]:
-    """Yield the hosts of a group and of the groups inside it. Other keys are for all of them."""
+    """Yield the hosts of a group and of the groups inside it. Each gets the keys of its groups."""
     hosts, variables, children = (
         group.entries.get(key, raw({})) for key in ("hosts", "vars", "children")
     )
     shared = {**outer, **_ours(group.entries), **_ours(variables.entries)}
-    for item in hosts.items:  # of dstack and SkyPilot
+    for item in hosts.items:  # dstack and SkyPilot
         own = {"host": item} if item.kind == TEXT else _ours(item.entries)
         if "host" in own:
             yield {**shared, **own}
-    for name, item in hosts.entries.items():  # of Ansible
+    for name, item in hosts.entries.items():  # Ansible
         yield {**shared, "host": RawValue(item.line, TEXT, name), **_ours(item.entries)}
     for child in children.entries.values():
         yield from _hosts_of(child, shared)
@@ -80,7 +80,7 @@ def _ours(theirs: Mapping[str, RawValue]) -> dict[str, RawValue]:
 
 
 def read_ini(text: str) -> RawValue:
-    """Parse an INI inventory of Ansible into the tree that its YAML form gives."""
+    """Parse an INI inventory of Ansible into the same tree as its YAML form."""
     groups: dict[str, dict[str, dict[str, RawValue]]] = defaultdict(lambda: defaultdict(dict))
     group, kind = groups["ungrouped"], "hosts"
     for line, written in enumerate(map(_significant, text.splitlines()), 1):
@@ -89,7 +89,7 @@ def read_ini(text: str) -> RawValue:
         elif written and kind == "hosts":
             try:
                 word, *options = shlex.split(written)
-            except ValueError:  # a quote without its pair
+            except ValueError:  # an unclosed quote
                 what = f"found {quoted(written)}"
                 raise Wrong(Mistake(line, "", what, "close the quotes")) from None
             values = (option.partition("=") for option in options)
@@ -98,7 +98,7 @@ def read_ini(text: str) -> RawValue:
         elif written:  # a variable, or the name of a group inside this one
             key, _, value = written.partition("=")
             group[kind][key.strip()] = RawValue(line, TEXT, value.strip())
-    for group in [*groups.values()]:  # variables of a group count for the groups inside it
+    for group in [*groups.values()]:  # variables of a group apply to the groups inside it
         for child in group["children"]:
             groups[child]["vars"] = {**group["vars"], **groups[child]["vars"]}
     return raw({name: {"hosts": {}, **group} for name, group in groups.items()})

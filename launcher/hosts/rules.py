@@ -29,7 +29,7 @@ class HostEntry:
 def broken_rules(
     entries: Sequence[HostEntry], job: Job, lines: Mapping[str, int] | None = None
 ) -> Iterator[Mistake]:
-    """Yield a mistake per broken rule. lines: the line number of each key of the job."""
+    """Yield a mistake per broken rule. lines: the line number of each job key, for the mistakes."""
     by_machine: dict[tuple[str, int], list[HostEntry]] = {}
     by_address: dict[str, HostEntry] = {}
     for entry in entries:
@@ -41,7 +41,7 @@ def broken_rules(
         if address and not ipaddress.ip_address(address).is_loopback:
             first = by_address.setdefault(address, entry)
             if first.host.machine != entry.host.machine:
-                found = f"{address}, which {first.key} has too (line {first.line})"
+                found = f"{address}, which is also the address of {first.key} (line {first.line})"
                 yield entry.mistake(".internal_ip", found, "write each machine's own address")
     for key, found, remedy in _container_rules(job):
         yield Mistake((lines or {}).get(key, 0), f"job.{key}", f"found {found}", remedy)
@@ -54,8 +54,8 @@ def _entry_rules(entry: HostEntry, job: Job) -> Iterator[Mistake]:
     if wanted is None:
         key, wanted = "job.nproc_per_node", job.nproc_per_node or 0
     if 0 < count < wanted:
-        found = f"{count} GPU{'s' if count > 1 else ''} for {key} {wanted}"
-        remedy = f"give it {wanted} GPUs or set nproc_per_node: {count}"
+        found = f"{count} GPU{'s' if count > 1 else ''}, but {key} is {wanted}"
+        remedy = f"list {wanted} GPUs or set nproc_per_node: {count}"
         yield entry.mistake(".gpus", found, remedy)
 
 
@@ -69,15 +69,15 @@ def _shared_gpus(earlier: Sequence[HostEntry], entry: HostEntry) -> Iterator[Mis
             gpus = f"gpus: {theirs.written_gpus} and gpus: {mine.written_gpus}"
             first = f" (first on line {other.line})" if other.line else ""
             remedy = (
-                "list the same machine twice only with different GPU ids, or gpus: 0, "
-                "for example gpus: [0, 1] and gpus: [2, 3]"
+                "give the entries of one machine different GPU ids, such as gpus: [0, 1] and "
+                "gpus: [2, 3], or gpus: 0"
             )
             yield entry.mistake("", f"{mine.name} twice, with {gpus}{first}", remedy)
             return
 
 
 def _container_rules(job: Job) -> Iterator[tuple[str, str, str]]:
-    """For each broken rule, yield the job's key, what was found there, and the remedy."""
+    """Yield (job key, what was found there, remedy) for each broken rule."""
     for key, shape in JOB.items():
         engines = shape.get("x-engines", [job.engine])
         if job.engine not in engines and getattr(job, key) != getattr(Job(), key):

@@ -2,8 +2,8 @@
 
 Editors use that file for validation and completion, docs/hosts-file.md shows it, and the loader
 reads it. Keywords of our own: `x-allowed` and `x-default` describe the value and the default in
-words; `x-reader` names a reader in values.py for what a schema cannot express; `x-synonyms` are what
-users of other tools might write; `x-engines` are the engines that the key is for (default: all).
+words; `x-reader` names a reader in values.py for what a schema cannot express; `x-synonyms` are keys
+that users of other tools might write; `x-engines` are the engines that have the key (default: all).
 """
 
 import json
@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("hosts.schema.json")
 SCHEMA = json.loads(FILE.read_bytes())
 SECTIONS: Mapping[str, Shape] = SCHEMA["properties"]
 HOST: Mapping[str, Shape] = SCHEMA["definitions"]["host"]["anyOf"][1]["properties"]
-# Not host and internal_ip, which each machine has, nor nproc_per_node, whose default is in job.
+# Excludes host and internal_ip, which differ for each machine, and nproc_per_node, which job has.
 DEFAULTS = {name: HOST[name] for name in SECTIONS["defaults"]["properties"]}
 JOB: Mapping[str, Shape] = SECTIONS["job"]["properties"]
 
@@ -35,7 +35,7 @@ _REMEDIES = {
 
 
 def unknown(name: str, line: int, known: Mapping[str, Shape]) -> Mistake:
-    """Return the mistake of an unknown key: where it belongs, a similar key, or all known keys."""
+    """Return the mistake for an unknown key: with its right place, a similar key, or all known keys."""
     written, what = quoted(name), "found an unknown key"
     word = name.lower().replace("-", "_")
     synonyms = {word: key for key, shape in known.items() for word in shape.get("x-synonyms", ())}

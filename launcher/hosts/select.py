@@ -34,7 +34,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
 
 
 def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
-    """Return the GPU ids by lower-case host name; an empty set means the whole host."""
+    """Return the chosen GPU ids by lower-case host name. An empty set means the whole host."""
     by_name: dict[str, list[Host]] = {}
     for host in (*cluster.hosts, *cluster.spares):
         by_name.setdefault(host.name.lower(), []).append(host)
@@ -56,14 +56,14 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
         has_all = any(host.gpus == "all" for host in by_name[name])
         if ids and has_all and flag == "--exclude":
             raise UsageError(
-                f"{flag}: {name} has gpus: all, so it is unknown which would be left",
+                f"{flag}: {name} has gpus: all, so it is unknown which GPUs would be left",
                 "give their number in the hosts file, or use --include",
             )
         missing = ids.difference(*(host.gpu_ids for host in by_name[name]))
         if missing and not has_all:
             raise UsageError(
                 f"{flag}: {name} has no GPU {ranges(missing)} in {cluster.source}",
-                "name GPUs that the file gives to it",
+                "name GPUs that the file lists for it",
             )
     return chosen
 

@@ -1,7 +1,7 @@
-"""Turn values as written in a hosts file into the values that ddpctl works with.
+"""Convert the values written in a hosts file to the values that ddpctl works with.
 
-`read` follows a part of hosts.schema.json; READERS are for what a schema cannot express. Both raise
-Wrong with all mistakes in the value. Those without a remedy get "write ..." from `x-allowed`.
+`read` follows a part of hosts.schema.json; READERS handle what a schema cannot express. Both raise
+Wrong with all mistakes in the value. Mistakes without a remedy get "write ..." from `x-allowed`.
 """
 
 import ipaddress
@@ -26,7 +26,7 @@ SET_BY_DDPCTL = frozenset(
     "DDPCTL_OUTPUT_DIR DDPCTL_RESUME RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE "
     "LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
 )
-_TORCHRUN_FLAGS = {  # those that ddpctl sets: what to do instead
+_TORCHRUN_FLAGS = {  # those that ddpctl sets itself, with what to do instead
     "--nnodes": "list the nodes under hosts:",
     "--nproc-per-node": "set job.nproc_per_node",
     "--max-restarts": "set job.max_restarts",
@@ -55,12 +55,12 @@ Shape: TypeAlias = Mapping[str, Any]  # a part of hosts.schema.json
 
 
 def wrong(value: RawValue, remedy: str = "", found: str = "") -> Wrong:
-    """Return the error for a value. found: what is wrong, in words; default: the value itself."""
+    """Return the error for a value. found: what was found, in words (default: the value itself)."""
     return Wrong(Mistake(value.line, "", f"found {found or value.shown}", remedy))
 
 
 def read(shape: Shape, value: RawValue) -> Any:
-    """Return the value, which must be as this part of the schema says."""
+    """Return the value, converted as this part of the schema prescribes. Raises Wrong."""
     try:
         if name := shape.get("x-reader"):
             return READERS[name](value)
@@ -77,7 +77,7 @@ def read(shape: Shape, value: RawValue) -> Any:
 
 
 def _one_value(shape: Shape, value: RawValue) -> object:
-    """Read a word, a whole number in a range, or a text that matches a pattern."""
+    """Read an allowed word, a whole number in a range, or text that matches a pattern."""
     written, options = as_written(value), shape.get("anyOf", [shape])
     words = [word for o in options for word in o.get("enum", [o["const"]] if "const" in o else [])]
     if written in words:
@@ -118,7 +118,7 @@ def _mapping(shape: Shape, value: RawValue) -> dict[str, Any]:
 
 
 def _each(parts: Iterable[tuple[str, P]], read_part: Callable[[P], T]) -> list[T]:
-    """Read every part under its key. Raises Wrong with the mistakes of all parts."""
+    """Read all parts. Raises Wrong with the mistakes of all of them, each under its part's key."""
     values, mistakes = list[T](), list[Mistake]()
     for key, part in parts:
         try:
@@ -135,7 +135,7 @@ def as_written(value: RawValue) -> str:
     if value.kind in (LIST, MAPPING, NOTHING):
         raise wrong(value)
     if _NOT_IN_ARGUMENTS.search(value.text):
-        raise wrong(value, "remove the character: it cannot be passed to a program")
+        raise wrong(value, "remove the character that cannot be passed to a program")
     return value.text
 
 
@@ -155,7 +155,7 @@ def path(value: RawValue) -> str:
     # YAML reads `~` as null, but the user means the home folder.
     written = "~" if value.kind == NOTHING and value.text == "~" else text(value)
     if "://" in written:
-        remedy = "use a folder or file of this machine; ddpctl reads no URLs, but your script may"
+        remedy = "use a path on this machine; ddpctl does not read URLs, but your script can"
         raise wrong(value, remedy)
     return written
 
@@ -184,10 +184,10 @@ def _one_word(value: RawValue, forbidden: set[str]) -> str:
     word = text(value)
     bad = sorted({c for c in word if c in forbidden or c.isspace() or not c.isprintable()})
     if word.startswith("-"):
-        raise wrong(value, "ssh would read a name that starts with `-` as an option")
+        raise wrong(value, "remove the leading `-`: ssh would read the name as an option")
     if "[" in bad or "{" in bad:
         ranged = re.sub(r"[\[{](\d+)(?::|\.\.|-)(\d+)[\]}]", r"[\1-\2]", word)
-        raise wrong(value, f"write {ranged if ranged != word else 'a range as gpu[1-8].lab'}")
+        raise wrong(value, f"write {ranged if ranged != word else 'a range such as gpu[1-8].lab'}")
     if bad:
         raise wrong(value, f"remove {quoted(' '.join(bad))}")
     if len(word) > 253:
@@ -196,7 +196,7 @@ def _one_word(value: RawValue, forbidden: set[str]) -> str:
 
 
 def proxy_jump(value: RawValue) -> str:
-    """Read [user@]host[:port], several separated by commas, or `none`, as for ssh -J."""
+    """Read what `ssh -J` takes: one or more [user@]host[:port], separated by commas, or `none`."""
     word = _one_word(value, _NOT_IN_HOST - set("@,[]/"))
     for hop in word.split(","):
         parts = split_login(hop.removeprefix("ssh://"))
@@ -230,7 +230,7 @@ def command(value: RawValue) -> tuple[str, ...]:
         written = _as_list([*no_python, *words[start:]])
         raise wrong(value, f"write {written}" + (f": {why}" if start else ""))
     if start is None:
-        remedy = "write --no-python before it: without that, torchrun runs only Python"
+        remedy = "write --no-python before it; otherwise, torchrun runs only Python"
         raise wrong(value, remedy, quoted(words[0]))
     if start:
         raise wrong(value, f"remove {quoted(' '.join(words[:start]))}: {why}", quoted(words[0]))
@@ -238,9 +238,9 @@ def command(value: RawValue) -> tuple[str, ...]:
 
 
 def _start_of_script(words: Sequence[str]) -> int | None:
-    """Return the index of the script or `-m`, which follows `python` or torchrun and its flags.
+    """Return the index of the script or `-m`, skipping `python` or torchrun and its flags.
 
-    None for a program that is not Python.
+    Return None if the command does not run Python.
     """
     first = PurePosixPath(words[0]).name
     if not _STARTER.fullmatch(first):
@@ -255,7 +255,7 @@ def _start_of_script(words: Sequence[str]) -> int | None:
 def _words(value: RawValue) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value.text))
-    except ValueError:  # an open quote
+    except ValueError:  # an unclosed quote
         return tuple(value.text.split())
 
 
@@ -273,7 +273,8 @@ def arguments(value: RawValue) -> tuple[str, ...]:
 
 
 def torchrun_flags(value: RawValue) -> tuple[str, ...]:
-    """Read flags for torchrun, except those that ddpctl sets: argparse accepts prefixes of them too."""
+    """Read flags for torchrun. Raises Wrong for those that ddpctl sets, and for prefixes of these,
+    which torchrun's argparse accepts."""
     words, mistakes = arguments(value), list[Mistake]()
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
@@ -292,7 +293,7 @@ def torchrun_flags(value: RawValue) -> tuple[str, ...]:
 
 
 def wrong_env_name(name: str) -> str:
-    """Return the remedy if the job's environment may not set `name`, else ""."""
+    """Return the remedy for a `name` that the job's environment must not set, else ""."""
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
         return "use letters, digits and _"
     return "remove it: ddpctl or torchrun sets it on each node" if name in SET_BY_DDPCTL else ""
@@ -337,7 +338,7 @@ READERS: Mapping[str, Callable[[RawValue], Any]] = {  # by `x-reader`
     "address": address,
     "command": command,
     "arguments": arguments,
-    "as written": as_written,  # of env: {B: yes} gives "yes"
+    "as written": as_written,  # values of env: {B: yes} gives "yes"
     "torchrun flags": torchrun_flags,
     "variable": variable,
     "capability": capability,

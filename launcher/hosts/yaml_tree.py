@@ -12,8 +12,8 @@ import yaml
 from ..text import quoted
 from .mistakes import Mistake, Wrong
 
-MAX_DEPTH = 50  # of lists and mappings in each other
-TOO_DEEP = "found too many nested lists", "nest fewer"
+MAX_DEPTH = 50  # of nested lists and mappings
+TOO_DEEP = "found too many nested lists", "reduce the nesting"
 LIST, MAPPING, NOTHING, TEXT, MERGE = "a list", "a mapping", "nothing", "text", "a merge key"
 
 # PyYAML's optional C parser is ten times as fast.
@@ -39,9 +39,9 @@ class RawValue:
 
     line: int
     kind: str = TEXT
-    text: str = ""  # of one value
-    items: tuple[RawValue, ...] = ()  # of a list
-    entries: Mapping[str, RawValue] = field(default_factory=dict)  # of a mapping
+    text: str = ""  # that of a single value
+    items: tuple[RawValue, ...] = ()  # those of a list
+    entries: Mapping[str, RawValue] = field(default_factory=dict)  # those of a mapping
 
     @property
     def shown(self) -> str:
@@ -61,7 +61,7 @@ def raw(value: object, line: int = 0) -> RawValue:
 
 
 def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
-    """Parse one document. Raises Wrong if it is not YAML; appends all other mistakes."""
+    """Parse one document. Raises Wrong if it is not YAML; appends other mistakes to `mistakes`."""
     try:
         _refuse_deep_nesting(yaml.parse(text, Loader=_LOADER))
         document = yaml.compose(text, Loader=_LOADER)
@@ -77,7 +77,7 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
         elif "\t" in written[: len(written) - len(written.lstrip())]:
             what, remedy = "found a tab", "indent with spaces"
         elif re.search(r"\w\[\d", written):
-            remedy = "put a range on a line of its own: `- gpu[1-8].lab`, or in quotes"
+            remedy = "put the range on its own line, as in `- gpu[1-8].lab`, or in quotes"
         raise Wrong(Mistake(line + 1, "", what, remedy)) from None
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
         what = f"not YAML: {quoted(' '.join(str(error).split()))}"
@@ -86,7 +86,7 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
 
 
 def _refuse_deep_nesting(events: Iterable[Any]) -> None:
-    """Refuse documents on which the recursion of `compose` would overflow the stack."""
+    """Raise Wrong for a document so deep that the recursion of `compose` would overflow the stack."""
     depth = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -96,11 +96,11 @@ def _refuse_deep_nesting(events: Iterable[Any]) -> None:
 
 
 class _Conversion:
-    """Converts PyYAML's nodes, one with aliases only once. Collects mistakes."""
+    """The conversion of PyYAML's nodes, each only once even if it has aliases. Collects mistakes."""
 
     def __init__(self, mistakes: list[Mistake]) -> None:
         self.mistakes = mistakes
-        self.values: dict[int, RawValue | None] = {}  # by id of the node; None: has begun
+        self.values: dict[int, RawValue | None] = {}  # by id of the node; None: in progress
 
     def value(self, node: Any, path: str) -> RawValue:
         line = node.start_mark.line + 1
@@ -143,6 +143,6 @@ class _Conversion:
         for other in merged:  # `<<`: own keys win, then earlier mappings
             entries = {**other.entries, **entries}
             if other.kind != MAPPING:
-                what, remedy = f"found `<<` of {other.kind}", "write `<<` of a mapping"
+                what, remedy = f"found `<<` with {other.kind}", "use `<<` with a mapping"
                 self.mistakes.append(Mistake(other.line, path, what, remedy))
         return entries

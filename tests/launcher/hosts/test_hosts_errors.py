@@ -77,9 +77,9 @@ HOST_PROBLEMS = [
     ("{host: a, gpus: [a, 1]}", "found a;"),
     ("{host: a, gpus: '0,1'}", "a list of ids such as [0, 1]"),
     ("{host: a, gpus: {0: 1}}", "found a mapping"),
-    ("{host: -oProxyCommand=id}", "ssh would read a name"),
-    ("-oProxyCommand=id", "ssh would read a name"),
-    ("u@-host", "ssh would read a name"),
+    ("{host: -oProxyCommand=id}", "ssh would read the name"),
+    ("-oProxyCommand=id", "ssh would read the name"),
+    ("u@-host", "ssh would read the name"),
     ("{host: 'a b'}", "found a b"),
     ('{host: "a\\nb"}', r"found 'a\nb'"),
     ('{host: "a\\e[31mb"}', r"\x1b"),
@@ -102,11 +102,11 @@ HOST_PROBLEMS = [
     ("yes", "a yes/no value"),
     ("[a]", "found a list"),
     ("{host: a, user: 'x y'}", "found x y"),
-    ("{host: a, user: -x}", "ssh would read a name"),
+    ("{host: a, user: -x}", "ssh would read the name"),
     ("{host: a, user: 'x;y'}", "remove ;"),
     ("{host: a, user: no}", "a yes/no value"),
     ("{host: a, identity_file: ''}", "found empty text"),
-    ("{host: a, proxy_jump: -x}", "ssh would read a name"),
+    ("{host: a, proxy_jump: -x}", "ssh would read the name"),
     ("{host: a, proxy_jump: 'a,-x'}", "write [user@]host[:port]"),
     ("{host: a, proxy_jump: 'a:0'}", "write [user@]host[:port]"),
     ("{host: a, proxy_jump: 'a b'}", "found a b"),
@@ -120,8 +120,8 @@ HOST_PROBLEMS = [
     ('{host: a, interface: "ib0\\n"}', r"found 'ib0\n'"),
     ("{host: a, host_keys: no}", "found no; write ask or accept-new"),
     ("{host: a, host_keys: accept_new}", "did you mean 'accept-new'?"),
-    ("{host: local, port: 22}", "this machine is used without SSH"),
-    ("u@local", "this machine is used without SSH"),
+    ("{host: local, port: 22}", "`local` does not use SSH"),
+    ("u@local", "`local` does not use SSH"),
     ("{host: a, hostname: b}", "did you mean 'host'?"),
     ("{host: a, slots: 8}", "did you mean 'gpus'?"),
     ("{host: a, image: b}", "move it under job:"),
@@ -147,14 +147,14 @@ JOB_PROBLEMS = [
     ("image:", "found nothing"),
     ("workdir: 5", "a number"),
     ("workdir: /", "use a path below /"),
-    ('dataset: "a\\0b"', "it cannot be passed to a program"),
+    ('dataset: "a\\0b"', "cannot be passed to a program"),
     ("command: python train.py --lr 1", "write [train.py, --lr, 1]"),
     ("command: [python3, train.py]", "remove python3:"),
     ("command: [torchrun, train.py]", "remove torchrun:"),
     ("command: []", "nothing to run"),
     ("command: [train.py, [1]]", "job.command[1]: found a list"),
     ("command: [train.py, null]", "job.command[1]: found nothing"),
-    ('command: [train.py, "\\0"]', "it cannot be passed to a program"),
+    ('command: [train.py, "\\0"]', "cannot be passed to a program"),
     ("resume_args: --resume", "write [--resume]"),
     ("nproc_per_node: 0", "found 0"),
     ("nproc_per_node: two", "from 1 to 1024"),
@@ -212,8 +212,8 @@ JOB_PROBLEMS = [
     ("max_restarts: -1", "found -1"),
     ("stop_timeout: 60s", "found 60s"),
     ("stop_timeout: -1", "found -1"),
-    ("time_limit: 2.5h", "write 90s, 30m, 2h30m"),
-    ("time_limit: 30m2h", "write 90s, 30m, 2h30m"),
+    ("time_limit: 2.5h", "write a duration such as 90s, 30m, 2h30m"),
+    ("time_limit: 30m2h", "write a duration such as 90s, 30m, 2h30m"),
     ("time_limit: 24", "write 24h or 24m"),
     ("time_limit: 0", "up to 365d"),
     ("time_limit: 366d", "up to 365d"),
@@ -226,12 +226,12 @@ JOB_PROBLEMS = [
     ("torchrun_args: [-t3]", "`ddpctl logs`"),
     ("torchrun_args: ['--']", "put it into job.command"),
     ("volumes: []", "did you mean 'mounts'?"),
-    ("dataset: s3://bucket/x", "ddpctl reads no URLs"),
+    ("dataset: s3://bucket/x", "ddpctl does not read URLs"),
     ("gpus: 2", "move it under hosts:"),
     ("python: /opt/torch/bin/python", "set engine: process"),
     ("{engine: process, python: a, conda: b}", "keep one of them"),
     ("requirements: requirements.txt", "install packages in an image with `ddpctl image build`"),
-    ("nproc_per_node: 3", "found 2 GPUs for job.nproc_per_node 3"),
+    ("nproc_per_node: 3", "found 2 GPUs, but job.nproc_per_node is 3"),
 ]
 
 
@@ -263,7 +263,7 @@ def test_a_node_has_a_gpu_for_each_of_its_processes() -> None:
         "job: {nproc_per_node: 4}\n"
     )
     assert found.startswith(
-        "hosts.yaml:3: hosts[1].gpus: found 2 GPUs for hosts[1].nproc_per_node 3; "
+        "hosts.yaml:3: hosts[1].gpus: found 2 GPUs, but hosts[1].nproc_per_node is 3; "
     )
 
 
@@ -282,7 +282,7 @@ def test_a_node_has_a_gpu_for_each_of_its_processes() -> None:
 )
 def test_one_gpu_belongs_to_one_node(hosts: str) -> None:
     (found,) = problems(f"hosts: {hosts}\n")
-    assert "the same machine twice only with different GPU ids" in found
+    assert "give the entries of one machine different GPU ids" in found
 
 
 def test_a_spare_is_not_also_a_host() -> None:
@@ -294,7 +294,9 @@ def test_two_machines_have_two_addresses() -> None:
     (found,) = problems(
         "hosts:\n  - {host: a, internal_ip: 10.0.0.1}\n  - {host: b, internal_ip: 10.0.0.1}\n"
     )
-    assert found.startswith("hosts.yaml:3: hosts[1].internal_ip: found 10.0.0.1, which hosts[0]")
+    assert found.startswith(
+        "hosts.yaml:3: hosts[1].internal_ip: found 10.0.0.1, which is also the address of hosts[0]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,7 +324,7 @@ def test_two_machines_have_two_addresses() -> None:
         ("hosts: [a]\n---\nhosts: [b]\n", "not YAML"),
         ("hosts: [*a]\n", "not YAML"),
         ("hosts: &a [*a]\n", "an alias inside the value"),
-        ("hosts: [a]\njob: {<<: 3}\n", "`<<` of a number"),
+        ("hosts: [a]\njob: {<<: 3}\n", "`<<` with a number"),
         ("a\x00b", "not YAML"),
         ("hosts: [\ud800]", "not YAML"),
         ("[" * 10_000, "too many nested lists"),

@@ -93,7 +93,7 @@ def test_spares_are_selected_like_hosts() -> None:
         ("a:4", None, "--include: a has no GPU 4 in hosts.yaml"),
         (None, "c:1,9", "--exclude: c has no GPU 9 in hosts.yaml"),
         ("cpu:0", None, "--include: cpu has no GPU 0 in hosts.yaml"),
-        (None, "d:0", "--exclude: d has gpus: all, so it is unknown which would be left"),
+        (None, "d:0", "--exclude: d has gpus: all, so it is unknown which GPUs would be left"),
         (None, "a@b@c@d@cpu", "leaves no host of hosts.yaml"),
         ("spare", None, "leaves no host of hosts.yaml"),
         ("a@@b", None, "write host1@host2:0,2"),

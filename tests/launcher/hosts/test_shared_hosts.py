@@ -105,8 +105,8 @@ def test_ranges_of_hosts_are_read_as_they_are_printed() -> None:
     [
         ("  - gpu{1..4}", "write gpu[1-4]"),
         ("  - gpu[1-9999999]", "write a shorter range"),
-        ("  - {host: 'gpu[1-2]', internal_ip: '10.0.0.[1-3]'}", "make them equal"),
-        ("  [gpu[1-4].lab]", "put a range on a line of its own"),
+        ("  - {host: 'gpu[1-2]', internal_ip: '10.0.0.[1-3]'}", "make them equally long"),
+        ("  [gpu[1-4].lab]", "put the range on its own line"),
     ],
 )
 def test_a_range_in_another_form_is_one_line_with_the_right_one(hosts: str, remedy: str) -> None:

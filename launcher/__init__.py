@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# In a checkout, `ddpctl` is a link to `launcher`. Imported under both names, every class would exist
+# In a checkout, `ddpctl` is a link to `launcher`. If both names were imported, every class would exist
 # twice, and `except DdpctlError` would miss the errors of the other copy.
 _OTHER_NAME = "ddpctl" if __name__ == "launcher" else "launcher"
 _other_file = getattr(sys.modules.get(_OTHER_NAME), "__file__", None)

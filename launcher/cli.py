@@ -1,4 +1,4 @@
-"""The `ddpctl` command line: commands in the order of `--help`, errors, exit codes.
+"""The `ddpctl` command line: registers the commands, prints errors and sets the exit code.
 
 Command modules import their dependencies inside the command's function to keep `--help` fast.
 """
@@ -23,17 +23,17 @@ from .own_folders import keep_traceback
 from .terminal.console import Console
 
 EPILOG = (
-    "Start with `ddpctl init`. `ddpctl help COMMAND` explains a command. Exit codes: 0 done, 1 the run "
-    "failed, 2 usage or hosts file, 3 check, 4 host not reached, 5 push, 6 stop not confirmed, "
-    "7 cancelled, 130 interrupted."
+    "Start with `ddpctl init`. `ddpctl help COMMAND` explains a command. Exit codes: 0 done, 1 run "
+    "failed, 2 wrong usage or hosts file, 3 check failed, 4 host unreachable, 5 push failed, 6 stop not "
+    "confirmed, 7 cancelled, 130 interrupted."
 )
 Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supports
 
 
 def main() -> None:
-    """Run the command line; exit with a code of docs/exit-codes.md. typer exits with 2 on usage errors."""
+    """Run the command line, and exit with one of the codes in docs/exit-codes.md."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a followed node takes three
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # three per node that is followed
     application()(prog_name="ddpctl")
 
 
@@ -45,12 +45,14 @@ def application() -> typer.Typer:
         epilog=EPILOG,
         subcommand_metavar="COMMAND ...",
         invoke_without_command=True,
-        add_completion=False,  # typer's own options guess the shell, and guess wrong in scripts
+        add_completion=False,  # typer's own options guess the shell, wrongly in scripts
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={
             "help_option_names": ["-h", "--help"],
-            "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun spells flags
+            "token_normalize_func": lambda name: name.replace(
+                "_", "-"
+            ),  # torchrun spells flags with _
         },
     )
     app.callback()(root)
@@ -88,7 +90,7 @@ def root(
 
 
 class Ddpctl(CommandGroup):
-    """`ddpctl` itself: it prints the error that ends a command, and exits."""
+    """The top-level command. Prints the error that ended a command, and exits with its code."""
 
     def main(self, *args: Any, **how: Any) -> Any:
         try:
@@ -107,7 +109,7 @@ class Ddpctl(CommandGroup):
 
 
 def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None]:
-    """Wrap a command for typer: its outcome or a bug becomes the exit code. None: 0."""
+    """Wrap a command for typer: exit with the code of its result (0 for None), or 70 after a bug."""
 
     @functools.wraps(function)
     def command(*args: object, **kwargs: object) -> None:
@@ -123,7 +125,7 @@ def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None
             Console().error("; ".join([f"internal error, {keep_traceback(error)}", *notes]))
             code = Exit.INTERNAL
         finally:
-            logging.getLogger("ddpctl").handlers.clear()  # of the command's console
+            logging.getLogger("ddpctl").handlers.clear()  # those of the command's console
         raise typer.Exit(code)
 
     return command

@@ -1,4 +1,4 @@
-"""Every error that ddpctl reports to a user: where it happened, what is wrong, the remedy, the exit code.
+"""The errors that ddpctl reports to users. Each has a place, a problem, a remedy and an exit code.
 
 Only `launcher.cli` prints an error that ends a command.
 """
@@ -12,9 +12,9 @@ from .text import names, one_line
 
 
 class DdpctlError(Exception):
-    """Base of all errors that a user can fix. `str(error)` is one line: `HOST: WHAT; REMEDY`.
+    """Base class of all errors that a user can fix. `str(error)` is one line: `HOST: WHAT; REMEDY`.
 
-    what and remedy do not name `host`, because hosts with the same error share a line.
+    `what` and `remedy` must not contain the host's name: hosts with the same error share a line.
     """
 
     exit_code = Exit.FAILED
@@ -46,7 +46,7 @@ class HostUnreachable(DdpctlError):
 
 
 class UnknownHostKey(HostUnreachable):
-    """known_hosts has no key of the host."""
+    """Raised when known_hosts has no key for the host."""
 
 
 class DockerUnavailable(DdpctlError):
@@ -58,15 +58,15 @@ class CommandTimeout(DdpctlError):
 
 
 class UnusableAnswer(DdpctlError):
-    exit_code = Exit.UNREACHABLE  # the host answers, but ddpctl failed on its answer
+    exit_code = Exit.UNREACHABLE  # the host answers, but ddpctl cannot use the answer
 
 
 class CommandFailed(DdpctlError):
-    """A command on a host failed."""
+    """Raised when a command on a host fails."""
 
 
 class StateError(DdpctlError):
-    """A file or folder on this machine cannot be written."""
+    """Raised when a file or folder on this machine cannot be written."""
 
 
 class PushFailed(DdpctlError):
@@ -82,7 +82,7 @@ class RunKilled(DdpctlError):
 
 
 class RunFailed(DdpctlError):
-    """A call by `ddpctl.run` failed. `ddpctl.find_run(error.run_id)` has the logs and first failure."""
+    """Raised when a run of `ddpctl.run` fails. `ddpctl.find_run(error.run_id)` has logs and the cause."""
 
     def __init__(self, run_id: str, what: str, remedy: str = "", *, host: str = "") -> None:
         super().__init__(f"{run_id}: {what}", remedy, host=host)
@@ -90,7 +90,7 @@ class RunFailed(DdpctlError):
 
 
 class RemoteError(RunFailed):
-    """An exception of one rank. type: its class name. traceback: as printed on the rank."""
+    """An exception that a rank raised. type: its class name. traceback: the text the rank printed."""
 
     def __init__(
         self, run_id: str, host: str, rank: int, type: str, message: str, traceback: str
@@ -103,13 +103,13 @@ class RemoteError(RunFailed):
 
 
 class Several(DdpctlError):
-    """Errors that were found together. `str(error)` has one line each; see `lines`."""
+    """Several errors that were found together. `str(error)` has one line per problem; see `lines`."""
 
     def __init__(self, errors: Iterable[DdpctlError]) -> None:
         self.errors = tuple(errors)
         super().__init__(self.errors[0].what, self.errors[0].remedy)
         codes = [error.exit_code for error in self.errors]
-        # of a host that does not answer, nothing is known
+        # this code wins, because nothing is known about a host that does not answer
         self.exit_code = Exit.UNREACHABLE if Exit.UNREACHABLE in codes else max(codes)
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Several(DdpctlError):
 
 
 class NodesFailed(Several):
-    """Errors of several hosts. failures: by host name."""
+    """The errors of several hosts. failures: each host's error, by host name."""
 
     def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
         super().__init__(each if each.host else each.on(host) for host, each in failures.items())
@@ -125,11 +125,11 @@ class NodesFailed(Several):
 
 
 class HostsFileError(Several, UsageError):
-    """Every mistake in a hosts file."""
+    """Raised with every mistake that was found in a hosts file."""
 
 
 def formatted(where: str, what: str, remedy: str) -> str:
-    """Return `WHERE: WHAT; REMEDY`, without the parts that are empty."""
+    """Return `WHERE: WHAT; REMEDY`, leaving out empty parts."""
     return ": ".join(filter(None, [where, "; ".join(filter(None, [what, remedy]))]))
 
 

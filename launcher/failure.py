@@ -1,4 +1,4 @@
-"""What failed first in an attempt, as run.json and messages show it. `diagnosis` determines it."""
+"""The first failure of an attempt, as run.json and messages show it. `diagnosis` determines it."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from .supervisor.events import headline
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """kind: one of failure_kinds.txt. time: RFC 3339, on the launching machine's clock."""
+    """The first failure. kind: see failure_kinds.txt. time: RFC 3339, by the launching machine's clock."""
 
     host: str
     node_rank: int

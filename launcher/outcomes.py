@@ -1,4 +1,4 @@
-"""How runs, nodes and commands end: one word and one exit code for each."""
+"""The states of runs and nodes, and the exit codes of commands."""
 
 import enum
 from collections.abc import Collection
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command."""
+    """The exit code of a command."""
 
     DONE = 0  # for a run: every rank succeeded
     FAILED = 1  # the run failed
     USAGE = 2  # a wrong flag, argument or hosts file
-    PREFLIGHT = 3  # the checks found a failure, or other runs use the GPUs
+    PREFLIGHT = 3  # the checks found a failure, or other runs are using the GPUs
     UNREACHABLE = 4  # a host did not answer
     PUSH = 5
     UNCONFIRMED = 6  # a host may still run something
     CANCELLED = 7  # `kill` or the time limit ended the run
-    INTERNAL = 70  # a bug in ddpctl; EX_SOFTWARE of sysexits.h
+    INTERNAL = 70  # a bug in ddpctl; EX_SOFTWARE in sysexits.h
     INTERRUPTED = 130
 
 
 class RunState(enum.StrEnum):
-    """The state of a run and of each attempt."""
+    """The state of a run or of one attempt."""
 
     WAITING = "WAITING"  # in line for GPUs
     PENDING = "PENDING"  # being started
@@ -29,7 +29,7 @@ class RunState(enum.StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
-    UNKNOWN = "UNKNOWN"  # a host that may still run it did not answer
+    UNKNOWN = "UNKNOWN"  # a host that may still be running it did not answer
 
     @property
     def is_live(self) -> bool:
@@ -61,7 +61,7 @@ EXIT_OF = {
 
 
 def run_state(nodes: Collection[NodeState], nnodes: int) -> RunState:
-    """Derive the state of an attempt from the states of its nodes. nnodes: how many it has."""
+    """Derive the state of an attempt from its nodes' known states. nnodes: how many nodes it has."""
     if NodeState.RUNNING in nodes:
         return RunState.RUNNING
     if NodeState.WAITING in nodes:
@@ -78,7 +78,7 @@ def run_state(nodes: Collection[NodeState], nnodes: int) -> RunState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command leaves the run that it started or followed."""
+    """The state in which a command leaves the run that it started or followed."""
 
     state: RunState  # a live state: the run goes on without this command
     interrupted: bool = False  # a signal ended the command

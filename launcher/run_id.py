@@ -1,7 +1,7 @@
-"""Run ids: how they are made, and which texts are valid ones.
+"""Make, validate and take apart run ids.
 
-A run id becomes a folder, a container name and a label. Hosts report run ids, so a text that does
-not match the pattern is rejected.
+A run id becomes a folder, a container name and a label. Because hosts report run ids, any text that
+does not match the pattern is rejected.
 """
 
 import datetime
@@ -9,7 +9,7 @@ import re
 import secrets
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,40}")
-MADE = re.compile(r"(?:[a-z0-9_.-]+-)?\d{8}-\d{6}-[0-9a-f]{4}")  # by new_run_id
+MADE = re.compile(r"(?:[a-z0-9_.-]+-)?\d{8}-\d{6}-[0-9a-f]{4}")  # an id from new_run_id
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
@@ -23,16 +23,16 @@ def is_sanity_run(run_id: str) -> bool:
 
 
 def time_of(run_id: str) -> str:
-    """Return the part of a run id that sorts ids by time, whatever their names."""
+    """Return the end of a run id, by which ids of any name sort by time."""
     return run_id[-len("20261121-153000-abcd") :]
 
 
 def name_of(run_id: str) -> str:
-    """Return the name that the user gave the run; empty without one."""
+    """Return the name that the user gave the run, or "" if there is none."""
     return run_id.removesuffix(time_of(run_id)).removesuffix("-") if MADE.fullmatch(run_id) else ""
 
 
 def new_run_id(name: str) -> str:
-    """Return a unique run id. It ends with the time, which `time_of` returns."""
+    """Return a new, unique run id: the name, the local time and a random suffix."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return "-".join(part for part in (name, now, secrets.token_hex(2)) if part)

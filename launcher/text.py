@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-LONGEST_LINE = 5000  # maximum characters of one line
+LONGEST_LINE = 5000  # maximum characters in one line
 LONGEST_VALUE = 60  # maximum characters of a wrong value in a message
 LONGEST_PATH = 4096
 DAY = 86400  # seconds
@@ -14,7 +14,7 @@ LATEST = 253402300799.0  # the end of the year 9999, in unix seconds
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
 
 _CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colors
-# Titles and the like. They may not contain a start, because many starts would take quadratic time.
+# Titles and the like. The body excludes start sequences: matching many of them would be quadratic.
 ESCAPE_BODY = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
 _STRING = ESCAPE_BODY + r"(?:\x07|\x1b\\|\x9c)"
 _OTHER = r"\x1b[ -/]*[0-~]"
@@ -37,7 +37,7 @@ _SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def ranges(numbers: Iterable[int], width: int = 0) -> str:
-    """Format 0, 1, 2, 3 and 5, in any order, as `0-3,5`. Zero-pad each to `width` digits."""
+    """Format 0, 1, 2, 3 and 5, in any order, as `0-3,5`. Zero-pad each number to `width` digits."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -48,7 +48,7 @@ def ranges(numbers: Iterable[int], width: int = 0) -> str:
 
 
 def numbers_in(text: str, count: int) -> frozenset[int]:
-    """Parse `0-3,5`, as `ranges` formats it. All must be below `count`. Raises ValueError."""
+    """Parse numbers such as `0-3,5`. Raises ValueError for other text, and for numbers >= `count`."""
     numbers: set[int] = set()
     for part in text.split(","):
         low, _, high = part.partition("-")
@@ -65,8 +65,8 @@ def numbers_in(text: str, count: int) -> frozenset[int]:
 def names(hosts: Iterable[str]) -> str:
     """Format gpu1, gpu2, gpu3 and login as `gpu[1-3],login`, as clush does.
 
-    Names fold at their last number: `gpu[1-2].lab`, `10.0.0.[7-9]`, `node[08-11]`. Groups are in
-    the order of their first names.
+    Names are folded at their last number: `gpu[1-2].lab`, `10.0.0.[7-9]`, `node[08-11]`. Groups are
+    in the order of their first names.
     """
     split = {host: _NUMBERED.fullmatch(host) for host in hosts}
     padded = {(m[1], m[3]) for m in split.values() if m and m[2][0] == "0" and len(m[2]) > 1}
@@ -85,9 +85,9 @@ def names(hosts: Iterable[str]) -> str:
 
 
 def names_in(folded: str) -> list[str]:
-    """Return the names of `gpu[1-8,10].lab`, as `names` folds them; any other text as it is.
+    """Unfold names such as `gpu[1-8,10].lab`, as `names` folds them. Return other text as one name.
 
-    Reads Ansible's `[01:12]` too. A range of more than a thousand names is cut to just above that.
+    Also reads Ansible's `[01:12]`. Stops soon after 1000 names.
     """
     match = re.fullmatch(
         r"([^\[]*)\[(\d{1,9}(?:[-:]\d{1,9})?(?:,\d{1,9}(?:[-:]\d{1,9})?)*)\](.*)", folded
@@ -118,14 +118,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def rfc3339(seconds: float) -> str:
-    """Format a time in UTC with milliseconds. Times beyond the calendar are clamped."""
+    """Format unix seconds as RFC 3339, in UTC with milliseconds. Times out of range are clamped."""
     within = min(max(seconds, 0.0), LATEST)
     moment = datetime.datetime.fromtimestamp(within, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:
-    """Format a duration as it is written in flags: `90s`, `30m`, `2h30m`, `1d`."""
+    """Format seconds as durations are written in flags: `90s`, `30m`, `2h30m`, `1d`."""
     if seconds != int(seconds):
         return f"{round(seconds, 2):g}s"
     rest, parts = int(seconds), ""
@@ -136,10 +136,10 @@ def duration(seconds: float) -> str:
 
 
 def seconds_in(text: str) -> int | None:
-    """Return the seconds of `90s`, `30m`, `2h30m`, `1d` or `24:00:00`; None for any other text.
+    """Return a duration in seconds: `90s`, `30m`, `2h30m`, `1d` or `24:00:00`; None for other text.
 
-    A bare number other than 0 is not a duration, because tools differ in its unit. On None,
-    `duration_remedy` says what to write.
+    A bare number other than 0 is not a duration, because tools disagree about its unit. For other
+    text, `duration_remedy` returns what to write instead.
     """
     text = text.strip()
     if clock := _CLOCK.fullmatch(text):
@@ -154,15 +154,15 @@ def seconds_in(text: str) -> int | None:
 
 
 def duration_remedy(text: str) -> str:
-    """Return what to write in place of a `text` that is not a duration."""
+    """Return what to write in place of `text`, which is not a duration."""
     if number := re.fullmatch(r"\s*([0-9]{1,9})\s*", text):
         larger, smaller = "hm" if int(number[1]) < 100 else "ms"
         return f"write {number[1]}{larger} or {number[1]}{smaller}"
-    return "write 90s, 30m, 2h30m, 1d or 24:00:00, for example"
+    return "write a duration such as 90s, 30m, 2h30m, 1d or 24:00:00"
 
 
 def bytes_in(text: str) -> int | None:
-    """Return the bytes of `16g`, `512m`, `16GiB` or a number; None for any other text."""
+    """Return a size in bytes: `16g`, `512m`, `16GiB` or a plain number; None for any other text."""
     match = _SIZE.fullmatch(text.strip())
     return int(match[1]) * _SIZE_UNITS[match[2].lower()] if match else None
 
@@ -171,7 +171,7 @@ def printable(text: str) -> str:
     """Make text from a host, an image or a file safe to print and to store. Keeps newlines and tabs.
 
     Removes escape sequences and control characters, which a terminal would obey, and characters
-    that reverse the direction of text. U+FFFD stands for what UTF-8 cannot encode.
+    that reverse the direction of text. Replaces what UTF-8 cannot encode with U+FFFD.
     """
     return text if text.isprintable() else ESCAPES.sub("", text).translate(_REPLACED)
 
@@ -184,6 +184,6 @@ def one_line(text: str, most: int = LONGEST_LINE) -> str:
 
 
 def quoted(text: str, most: int = LONGEST_VALUE) -> str:
-    """Return a value as it is written, but in quotes, with escapes, if it would be misread otherwise."""
+    """Return a value as written, cut to `most` characters; quoted and escaped if it could be misread."""
     short = text if len(text) <= most else text[:most] + "..."
     return short if short.isprintable() and short.strip() == short and short else repr(short)

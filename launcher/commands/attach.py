@@ -14,7 +14,7 @@ def attach(
 ) -> Outcome:
     """Follow a detached run as `launch` does. Ctrl-C stops following, not the run.
 
-    Exits as the run did. --on-exit and --on-event are in addition to those given to `launch`.
+    The exit code is the run's. --on-exit and --on-event do not replace the commands given to `launch`.
 
     \b
     ddpctl attach

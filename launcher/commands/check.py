@@ -17,10 +17,10 @@ def check(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Check all hosts for what would make a launch fail or run slowly.
+    """Check all hosts for anything that would make a launch fail or run slowly.
 
     Each problem is printed with its remedy. Nothing is installed or left behind on a host. Problems
-    of spares are warnings.
+    with spares are only warnings.
 
     \b
     ddpctl check hosts.yaml
@@ -36,7 +36,7 @@ def check(
     console = options.console(quiet, verbose)
     if clear is not None:
         cleared = clear_blame(clear)
-        console.say(f"{clear}: forgotten" if cleared else f"{clear}: nothing to forget")
+        console.say(f"{clear}: cleared" if cleared else f"{clear}: nothing to clear")
         if as_json:
             console.json({"version": 1, "host": clear, "cleared": cleared})
         return 0

@@ -13,11 +13,11 @@ def clean(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Remove ~/.ddpctl and ddpctl's containers from the hosts. Lists them, then asks.
+    """Remove ~/.ddpctl and ddpctl's containers from the hosts. Lists them and asks first.
 
-    Checkpoints, logs and pushed data on the hosts go with it: `ddpctl fetch` what you want to keep.
-    Hosts of a live run are left alone. Images stay, and so does this machine's own record of its
-    runs. Without a terminal and without -y, it only lists.
+    This also deletes checkpoints, logs and pushed data on the hosts: use `ddpctl fetch` for what you
+    want to keep. Hosts of a live run are left alone. Images and this machine's own records of its runs
+    are kept. If there is neither a terminal nor -y, it only lists.
 
     \b
     ddpctl clean hosts.yaml

@@ -52,11 +52,11 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the hosts of the hosts file on the command line; without one, those of ~/.ssh/config."""
+    """Return the hosts in the hosts file on the command line; without one, those of ~/.ssh/config."""
     from ..hosts import load
     from ..hosts.init import ssh_aliases
 
-    # an argument before an option without a value may still be among the unparsed ones
+    # an argument that comes before an option with no value yet may still be unparsed
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]
     files = [path for path in named if path.is_file()]
     if not files:

@@ -10,18 +10,20 @@ def exec(
     command: list[str] | None = argument("-- COMMAND...", "The command to run."),
     hosts: str | None = options.LOOK_ON,
     node: int | None = option("--node", "K", "Run it on this node (default: 0).", reader=number(0)),
-    rank: int | None = option("--rank", "R", "Run it on the node of this rank.", reader=number(0)),
+    rank: int | None = option(
+        "--rank", "R", "Run it on the node that has this rank.", reader=number(0)
+    ),
     on_all: bool = flag("--all-nodes", "Run it on every node; prefix lines with the host."),
     stdin: bool = flag("--interactive", "Forward stdin to the command.", "-i"),
-    tty: bool = flag("--tty", "Connect this terminal to it; implies -i.", "-t"),
+    tty: bool = flag("--tty", "Connect this terminal to the command; implies -i.", "-t"),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Run a command in a node of a live run: in its container, if it has one.
+    """Run a command on a node of a live run, in the node's container if it has one.
 
     The command has the node's environment and working directory. The exit code is the command's;
     with --all-nodes, the first non-zero one in node order. With -t, Ctrl-C goes to the command;
-    without it, Ctrl-C ends ddpctl only.
+    otherwise, it ends only ddpctl.
 
     \b
     ddpctl exec -- nvidia-smi

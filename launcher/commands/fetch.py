@@ -15,7 +15,7 @@ def fetch(
     """Copy a run's checkpoints, output and logs to this machine.
 
     Each file is checked against its sha256 on the host. Files that are already here are skipped, and
-    an interrupted transfer continues where it was cut off.
+    an interrupted transfer continues where it stopped.
 
     \b
     ddpctl fetch

@@ -10,10 +10,10 @@ from .options import flag, option
 
 
 def image(
-    action: str = typer.Argument(help="build", metavar="build"),
+    action: str = typer.Argument(help="The action; there is only this one.", metavar="build"),
     source: Path = typer.Argument(
         Path(),
-        help="requirements.txt, pyproject.toml or a conda environment.yml, or their folder.",
+        help="A requirements.txt, pyproject.toml or conda environment.yml, or a folder that has one.",
         metavar="[FILE]",
         show_default=False,
     ),
@@ -24,17 +24,17 @@ def image(
         "--name", "NAME", "The name of the image (default: ddpctl-FOLDER, tagged by content)."
     ),
     trainer: bool = flag("--trainer", "Build ddpctl-trainer:latest, for `-m trainer`."),
-    rebuild: bool = flag("--rebuild", "Build it even if an image of this content exists."),
+    rebuild: bool = flag("--rebuild", "Build it even if an image with this content exists."),
     dry_run: bool = flag("--dry-run", "Print the Dockerfile and build nothing."),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> None:
-    """Build an image with your project's packages; print its name.
+    """Build an image with your project's packages, and print its name.
 
-    The name is for `image:` in the hosts file.
+    Use the name as job.image in the hosts file.
 
-    It needs Docker or Podman on this machine; `push` and `launch` bring the image to the hosts. The
-    torch of the base image stays as it is. Your code is not in the image: it is job.workdir.
+    Building needs Docker or Podman on this machine; `push` and `launch` send the image to the hosts.
+    The base image's torch is kept as it is. Your code is not part of the image: it is job.workdir.
 
     \b
     ddpctl image build

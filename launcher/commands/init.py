@@ -31,7 +31,7 @@ def init(
         show_default=False,
     ),
     named: list[str] | None = options.hosts_option(
-        "Add hosts: names that `ssh` knows, or `local`, separated by commas; repeatable.",
+        "Add hosts: names that `ssh` accepts, or `local`, separated by commas; repeatable.",
         complete.host_names,
     ),
     source: str | None = option(
@@ -44,7 +44,9 @@ def init(
     ),
     user: str | None = option("--user", "NAME", "SSH user for all hosts."),
     key: str | None = option("--identity-file", "FILE", "SSH key for all hosts."),
-    gpus: str | None = option("--gpus", "GPUS", "all, a count, ids such as 0,1, or 0 for CPU."),
+    gpus: str | None = option(
+        "--gpus", "GPUS", "GPUs of each host: all, a count, ids such as 0,1, or 0."
+    ),
     image: str | None = option("--image", "IMAGE", "Set job.image."),
     workdir: str | None = option("--workdir", "DIR", "Set job.workdir."),
     dataset: str | None = option("--dataset", "DIR", "Set job.dataset."),
@@ -55,8 +57,8 @@ def init(
 ) -> None:
     """Write a commented hosts file.
 
-    On a terminal, without --hosts, --from or --ssh-config, it asks you for the hosts and then
-    asks the hosts for their GPUs. A host that does not answer stays in the file, with a comment.
+    On a terminal, without --hosts, --from or --ssh-config, it asks for the hosts and then looks up
+    their GPUs. A host that does not answer is still written to the file, with a comment.
 
     \b
     ddpctl init
@@ -104,7 +106,7 @@ def _words(line: str) -> tuple[str, ...]:
 
 
 def _not_found(command: tuple[str, ...], workdir: str | None) -> str:
-    """Return what is wrong with the script of the command, or ""."""
+    """Return what is wrong with the command's script, or "" if nothing is."""
     from ..hosts import Job
     from ..start.check_command import check_command
 
@@ -155,9 +157,9 @@ def _asked_hosts() -> list[Host]:
 def _ask_about_hosts(
     hosts: list[Host], given: dict[str, Any], name: str, console: Console
 ) -> tuple[list[Host], dict[str, str]]:
-    """Add login and GPUs to `given`. Return the hosts, and a note about each for the file.
+    """Ask for the login and the GPUs, and add them to `given`. Return the hosts, and a note on each.
 
-    The offered answers come from `ssh` and from the hosts.
+    The default answers come from `ssh` and from the hosts.
     """
     from ..hosts import parse
     from ..hosts.init import compose
@@ -195,7 +197,7 @@ def _ask_about_hosts(
 
 
 def _ask_about_job(given: dict[str, Any], console: Console) -> None:
-    """Add to `given` what no flag has set: image, workdir, dataset and command."""
+    """Ask for those of image, workdir, dataset and command that `given` lacks, and add them to it."""
     from ..hosts import Job
 
     if "image" not in given:
@@ -216,7 +218,7 @@ def _ask_about_job(given: dict[str, Any], console: Console) -> None:
 
 
 def _asked_image(default: str, console: Console) -> str:
-    """Ask for the image. Offer to build one if this folder lists the packages that it needs."""
+    """Ask for the image. Offer to build one if a file in this folder lists the packages to install."""
     from ..push.image.build_image import build_image
     from ..push.image.recipe import find_source, recipe_of
 

@@ -9,7 +9,7 @@ def kill(
     target: str | None = options.RUN,
     hosts: str | None = options.LOOK_ON,
     everything: bool = flag("--all", "Stop all your runs on these hosts; remove finished ones."),
-    strays: bool = flag("--strays", "List leftovers of dead runs; with -y, kill them."),
+    strays: bool = flag("--strays", "List what is left of dead runs; with -y, kill it."),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -17,7 +17,7 @@ def kill(
 ) -> int:
     """Stop a run on all its hosts and verify that nothing is left. Safe to repeat.
 
-    Without RUN, stops the newest run of this machine; on a terminal, it asks first.
+    Without RUN, it stops the newest run of this machine; on a terminal, it asks first.
 
     \b
     ddpctl kill

@@ -35,7 +35,7 @@ def launch(
     time_limit: str | None = option(
         "--time-limit", "D", "Override job.time_limit, such as 2h30m or 24:00:00."
     ),
-    wait: bool = flag("--wait", "Wait in line while other runs have the GPUs or the port."),
+    wait: bool = flag("--wait", "Wait in line while other runs use the GPUs or the port."),
     wait_limit: int | None = option(
         "--wait-limit", "D", "Wait in line for at most D, such as 8h.", reader=some_seconds
     ),
@@ -59,10 +59,10 @@ def launch(
 ) -> Outcome | Exit:
     """Check, push, start torchrun on every node and follow the logs.
 
-    Your script saves to $DDPCTL_CHECKPOINT_DIR, which a resume finds again, and to
-    $DDPCTL_OUTPUT_DIR; `ddpctl fetch` copies both here.
+    Your script should save checkpoints to $DDPCTL_CHECKPOINT_DIR, where a resumed run finds them, and
+    other files to $DDPCTL_OUTPUT_DIR; `ddpctl fetch` copies both here.
 
-    docs/metrics.md lists the variables in the environment of --on-exit and --on-event.
+    docs/metrics.md lists the environment variables that --on-exit and --on-event commands get.
 
     \b
     ddpctl launch hosts.yaml
@@ -112,7 +112,7 @@ def launch(
     if not dry_run:
         outcome = launching.launch(request, console)
         if as_json:
-            # the first console prints no results, so that stdout has nothing but this
+            # the first console prints no results, so that this is all that stdout gets
             options.console(quiet, verbose).json(document(request.folder.load()))
         return outcome
     plan = launching.dry_run(request, console)
@@ -124,7 +124,7 @@ def launch(
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:
-    """Parse --env K=V, or --env K for this machine's value of K, as in `docker run`."""
+    """Parse --env K=V, or --env K for this machine's value of K, as `docker run` does."""
     env = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -9,7 +9,7 @@ from .options import flag, number, option
 
 
 def since_time(flag: str, text: str) -> float:
-    """Read a duration (ago) or an RFC 3339 time. Return unix seconds."""
+    """Return the unix time that `text` stands for: a duration ago, or an RFC 3339 time."""
     try:
         ago = seconds_in(text)
         if ago is None:
@@ -17,7 +17,7 @@ def since_time(flag: str, text: str) -> float:
         return time.time() - ago
     except (ValueError, OverflowError):
         remedy = f"{duration_remedy(text)}, or a time such as 2026-11-21T15:30:00Z"
-        raise UsageError(f"{flag} {quoted(text)}: not a duration", remedy) from None
+        raise UsageError(f"{flag} {quoted(text)}: not a duration or a time", remedy) from None
 
 
 def pattern(flag: str, text: str) -> re.Pattern[bytes]:

@@ -29,9 +29,9 @@ def option(
     reader: Callable[[str, str], object] | None = None,
     completed_by: Callable[..., object] | None = None,
 ) -> Any:
-    """Return a typer option that takes a value. more: its short form. reader: of (flag, value)."""
+    """Return a typer option that takes a value. more: its short form. reader: called with (flag, value)."""
 
-    def parse(text: str) -> object:  # older typers need a function with a name
+    def parse(text: str) -> object:  # older versions of typer need a named function
         return reader(name, text) if reader else text
 
     how: dict[str, Any] = {"parser": reader and parse, "autocompletion": completed_by}
@@ -43,7 +43,7 @@ def argument(metavar: str, help: str, completed_by: Callable[..., object] | None
 
 
 def number(least: int, most: int = 10**9) -> Callable[[str, str], int]:
-    """Return a reader of whole numbers within these limits."""
+    """Return a reader of whole numbers from `least` to `most`."""
 
     def read(flag: str, text: str) -> int:
         if text.isdecimal() and len(text) < 12 and least <= int(text) <= most:
@@ -60,21 +60,21 @@ def decimal(flag: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{flag} {quoted(text)}: not a number above 0", "write 12.5, for example")
+        raise UsageError(f"{flag} {quoted(text)}: not a number above 0", "write one such as 12.5")
     return value
 
 
 def seconds(flag: str, text: str) -> int:
-    """Read a duration. Raises UsageError for a bare number, because tools differ in its unit."""
+    """Read a duration. Raises UsageError for other text, even a bare number: its unit is unclear."""
     if (read := seconds_in(text)) is None:
         raise UsageError(f"{flag} {quoted(text)}: not a duration", duration_remedy(text))
     return read
 
 
 def some_seconds(flag: str, text: str) -> int:
-    """Read a duration that is not zero."""
+    """Read a duration that is not zero. Raises UsageError."""
     if not (read := seconds(flag, text)):
-        raise UsageError(f"{flag} {quoted(text)}: too short", "write 30s, for example")
+        raise UsageError(f"{flag} {quoted(text)}: too short", "write a duration such as 30s")
     return read
 
 
@@ -97,23 +97,25 @@ HOSTS = argument(
     "[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
 )
 HOST_LIST = hosts_option("Use these hosts: a file, or a list such as gpu1:8,gpu2:8.")
-INCLUDE = option("--include", "HOST[:GPUS]@...", "Use only these, such as gpu1@gpu2:0,2.")
-EXCLUDE = option("--exclude", "HOST[:GPUS]@...", "Skip these, such as gpu1@gpu2:0,2.")
-JOB = option("--job", "FILE", "Take the job from FILE, not from the hosts file.")
+INCLUDE = option(
+    "--include", "HOST[:GPUS]@...", "Use only these hosts or GPUs, such as gpu1@gpu2:0,2."
+)
+EXCLUDE = option("--exclude", "HOST[:GPUS]@...", "Skip these hosts or GPUs, such as gpu1@gpu2:0,2.")
+JOB = option("--job", "FILE", "Read the job from FILE, not from the hosts file.")
 RUN = argument(
     "[RUN]",
     "A run id, a unique prefix of one, or HOSTS for their newest run (default: the newest run of "
     "this machine).",
     complete.runs_or_hosts_files,
 )
-LOOK_ON = hosts_option("Use these hosts to find the run: a file, or a list such as gpu1,gpu2.")
+LOOK_ON = hosts_option("Look for the run on these hosts: a file, or a list such as gpu1,gpu2.")
 HOST = option("--host", "HOST", "Only this host; repeatable.", completed_by=complete.host_names)
 IMAGE = option("--image", "IMAGE", "Override job.image.")
 ON_EXIT = option("--on-exit", "CMD", "Run CMD with sh when the run has ended.")
 ON_EVENT = option("--on-event", "CMD", "Run CMD with sh for each event of the run.")
 DETACH = flag("--detach", "Start the run, print its id and return.", "-d")
 FOLD = flag("--fold", "Merge identical lines from several ranks: `[0-5] text`.")
-PLAIN = flag("--plain", "Print plain lines, no live panel (default when not a TTY).")
+PLAIN = flag("--plain", "Print plain lines and no live panel (default without a terminal).")
 JSON = flag("--json", "Print one JSON document on stdout.")
 YES = flag("--yes", "Do not ask for confirmation.", "-y")
 QUIET = flag("--quiet", "Print only errors on stderr.", "-q")

@@ -11,16 +11,16 @@ def ps(
     per_node: bool = flag("--per-node", "Show one row per node instead of one per run."),
     watch: bool = flag("--watch", "Refresh the table until Ctrl-C.", "-w"),
     interval: int = option(
-        "--interval", "D", "Refresh after D.", default="2s", reader=some_seconds
+        "--interval", "D", "Refresh every D.", default="2s", reader=some_seconds
     ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """List runs, and who uses which GPU, as the hosts see it.
+    """List runs and what uses each GPU, as the hosts report it.
 
-    Without HOSTS: ./hosts.yaml if it exists, and the hosts of the live runs of this machine.
-    GPUs in the same state share a line. The first lines are the ones to look at: processes that
+    Without HOSTS, it asks the hosts in ./hosts.yaml, if that exists, and those of this machine's live
+    runs. GPUs in the same state share a line. Lines that need attention come first: processes that
     belong to no run, and idle GPUs of a busy run. Only NVIDIA GPUs show processes and utilization.
 
     \b

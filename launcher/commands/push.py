@@ -20,7 +20,7 @@ def push(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> None:
-    """Send image, dataset and code to the hosts and spares.
+    """Send the image, dataset and code to the hosts and spares.
 
     \b
     ddpctl push hosts.yaml

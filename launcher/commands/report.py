@@ -11,20 +11,20 @@ def report(
         "A run id or a unique prefix (default: the newest run), or two to compare.",
         complete.runs,
     ),
-    out: Path | None = option("--out", "FILE", "Where to write it (default: RUN.html).", "-o"),
+    out: Path | None = option("--out", "FILE", "Write the page to FILE (default: RUN.html).", "-o"),
     hosts: str | None = options.LOOK_ON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Write one HTML page about a run, or one that compares two.
+    """Write an HTML page about one run, or one that compares two.
 
     The page shows the first failure, curves, attempts, the ranks' stacks after a hang, what changed
     between attempts, nodes, plan and the commands to run it again. Point at a curve to see its
     values; click its name in the legend to hide it.
 
-    The page runs no script, loads nothing from the network and contains no value of the run's
-    environment. Loss, accuracy and throughput come from metrics.jsonl in the run's output folder,
-    which the trainer's rank 0 writes; the use of CPUs and GPUs comes from the supervisors.
+    The page runs no script, loads nothing from the network and shows no values of environment
+    variables. Loss, accuracy and throughput come from metrics.jsonl in the run's output folder, which
+    the trainer's rank 0 writes; CPU and GPU usage comes from the supervisors.
 
     \b
     ddpctl report

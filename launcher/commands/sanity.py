@@ -10,13 +10,13 @@ def sanity(
     host: str | None = option(
         "--host",
         "HOST",
-        "Only this host, with several containers.",
+        "Test only this host, with several containers.",
         completed_by=complete.host_names,
     ),
     containers: int = option(
         "--containers",
         "N",
-        "Containers to split its GPUs across.",
+        "With --host, split its GPUs across N containers.",
         default="2",
         reader=number(2, 256),
     ),
@@ -27,7 +27,7 @@ def sanity(
     timeout: int = option(
         "--timeout",
         "D",
-        "A step that takes longer counts as hung.",
+        "Treat a step that takes longer than D as hung.",
         default="30s",
         reader=some_seconds,
     ),
@@ -35,16 +35,16 @@ def sanity(
     step_seconds: float | None = option(
         "--step-seconds",
         "S",
-        "Seconds that a training step computes on one node, to show the speedup of several.",
+        "Seconds of computing in a training step on one node, to show the speedup of several.",
         reader=decimal,
     ),
-    plot: str | None = option("--plot", "FILE", "Plot bandwidth against size."),
+    plot: str | None = option("--plot", "FILE", "Plot bandwidth against size to FILE."),
     image: str | None = options.IMAGE,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Check the network: the collectives, their results and bandwidth.
+    """Check the network: run collectives, verify their results and measure bandwidth.
 
     \b
     ddpctl sanity hosts.yaml --pairwise

@@ -10,9 +10,9 @@ def stacks(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Print every rank's Python stack, without disturbing the run.
+    """Print every rank's Python stack without disturbing the run.
 
-    Ranks at the same place are grouped, the largest group first; the last lines name the stragglers.
+    Ranks at the same line are grouped, the largest group first; the last lines name the stragglers.
 
     \b
     ddpctl stacks

@@ -12,7 +12,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from ..errors import UsageError
 from ..text import nearest, quoted, seconds_in
 
-# The base of the errors of typer's parser, which typer does not export.
+# The base class of the errors that typer's parser raises. typer does not export it.
 ParserError: Any = typer.BadParameter.__mro__[1]
 
 GROUPS = {  # each command is a function in commands/, in the file of the same name
@@ -40,7 +40,7 @@ OTHER_TOOLS = {  # what users of other tools type
     "init": "setup new create configure config generate",
     "clean": "cleanup prune purge remove uninstall gc",
 }
-# Other spellings of flags. Each counts where a command has the flag on the right and not the other.
+# Other spellings of flags. Each applies to commands that have only the flag on the right.
 SPELLINGS = {
     "-f": "--hosts",
     "--host": "--hosts",
@@ -65,7 +65,7 @@ HINTS = {  # for flags that ddpctl does not have
 
 
 class Command(TyperCommand):
-    """A command with readable help, which also understands some spellings of other tools."""
+    """A command with readable help that also understands flags as some other tools spell them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -80,7 +80,7 @@ class Command(TyperCommand):
 
     @property
     def takes_command(self) -> bool:
-        """Whether the parameter `command` is everything after `--`."""
+        """Whether this command takes everything after `--` as its parameter `command`."""
         return any(param.name == "command" for param in self._arguments)
 
     @property
@@ -106,10 +106,10 @@ class Command(TyperCommand):
     def _refuse_script(
         self, ctx: Any, args: list[str], command: list[str], *, has_separator: bool
     ) -> None:
-        """Raise UsageError with the right line if `args` contain a script, which belongs after `--`.
+        """Raise UsageError with the correct line if `args` has a script, which belongs after `--`.
 
         The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
-        in .py or -H gives the hosts. What follows belongs to the script, except our flags.
+        in .py or -H gives the hosts. Later words belong to the script, except for our own flags.
         """
         only_flags = TyperCommand(None, params=self._flags)
         ctx.ignore_unknown_options = True
@@ -119,17 +119,17 @@ class Command(TyperCommand):
         if script and not (has_hosts or script[0].startswith("-") or script[0].endswith(".py")):
             script = script[1:]
         if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
-            return  # the parser names an unknown flag
+            return  # the parser reports unknown flags
         ours = args[::-1]
         for word in script[::-1]:
-            if word in ours:  # not a part of `-xd`
+            if word in ours:  # false if it was part of `-xd`
                 ours.remove(word)
         ours.reverse()
         if "--env" in ours and "=" in script[0]:
             raise UsageError(f"{quoted(script[0])}: not a flag", "repeat --env for each variable")
         if has_separator and not script[0].endswith(".py") and not script[0].startswith("-"):
             what = f"{quoted(script[0])}: one argument too many"
-            raise UsageError(what, f"name several hosts as in `{ctx.command_path} -H gpu1,gpu2`")
+            raise UsageError(what, f"pass several hosts as in `{ctx.command_path} -H gpu1,gpu2`")
         line = shlex.join([*ours, "--", *script, *command])
         raise UsageError(f"put `--` before the command: {ctx.command_path} {line}")
 
@@ -152,14 +152,14 @@ class Command(TyperCommand):
                     formatter.write_dl(section)
 
     def help_rows(self, ctx: Any) -> list[tuple[str, str]]:
-        """Return each parameter as it is written, and its meaning: first the arguments."""
+        """Return (how it is written, what it means) for each parameter, arguments first."""
         arguments = [(param.metavar, param.help) for param in self._arguments]
         flags = [p for p in self.get_params(ctx) if not isinstance(p, TyperArgument)]
         return [*arguments, *filter(None, (flag.get_help_record(ctx) for flag in flags))]
 
 
 class CommandGroup(TyperGroup):
-    """The commands in groups; `help` and `version` also as words."""
+    """The commands, listed in groups. Also accepts the words `help` and `version`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["help"]:
@@ -195,7 +195,7 @@ class CommandGroup(TyperGroup):
 
 
 def usage_error(error: Any) -> UsageError:
-    """Return an error of the parser as one of ours, with what the user probably meant."""
+    """Convert an error of typer's parser. The remedy suggests what the user probably meant."""
     command: Any = error.ctx.command if error.ctx else None
     remedy = f"see `{error.ctx.command_path} -h`" if command else "see `ddpctl help`"
     flag = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
@@ -208,5 +208,5 @@ def usage_error(error: Any) -> UsageError:
     elif meant:
         remedy = f"did you mean {meant}?"
     elif getattr(command, "takes_command", False):
-        remedy = "put flags of the script after `--`"
+        remedy = "put the script's flags after `--`"
     return UsageError(f"no flag {quoted(flag)}", remedy)

@@ -76,7 +76,7 @@ def test_commands_of_other_tools_are_understood(given: str, meant: str, fake_clu
         (["launch", "hosts.yaml", "--wait-limit", "24"], "write 24h or 24m"),
         (["launch", "hosts.yaml", "--wait", "24"], "write 24h or 24m"),
         (["launch", "hosts.yaml", "--wait=24"], "write 24h or 24m"),
-        (["launch", "hosts.yaml", "--wait=soon"], "write 90s, 30m, 2h30m"),
+        (["launch", "hosts.yaml", "--wait=soon"], "write a duration such as 90s, 30m, 2h30m"),
         (["ps", "--interval", "2"], "write 2h or 2m"),
         (["sanity", "--timeout", "300"], "write 300m or 300s"),
         (["kill", "hosts.yaml", "--all"], "pass -y"),

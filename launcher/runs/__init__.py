@@ -1,1 +1,1 @@
-"""Records of runs, and commands that read them."""
+"""Records of runs: write them, read them, find a run, and rebuild a record from the hosts."""

@@ -1,4 +1,4 @@
-"""Find the run that the user means, in this machine's records or on the hosts."""
+"""Find the run that the user refers to, in this machine's records or on the hosts."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ RUN_IDS = load_script(__file__, "run_ids.sh")
 
 
 def names_hosts(text: str | None) -> bool:
-    """Return whether `text` names hosts (a file or a list of them) rather than a run."""
+    """Return whether `text` names hosts (a hosts file or a list of hosts) rather than a run."""
     try:
         return text is not None and (
             Path(text).is_file() or text.endswith((".yaml", ".yml")) or is_host_list(text)
@@ -33,9 +33,9 @@ def names_hosts(text: str | None) -> bool:
 
 
 def hosts_to_ask(source: Source, console: Console) -> Cluster:
-    """Load the hosts that may have nodes of runs, including spares: a run may use one.
+    """Load the hosts that may have nodes of runs. Includes spares, because a run may use one.
 
-    A spare that does not answer is left out, with a message.
+    A spare that does not answer is left out, and a message says so.
     """
     cluster = load(source, job_files=False)
     if not cluster.spares:
@@ -43,31 +43,29 @@ def hosts_to_ask(source: Source, console: Console) -> Cluster:
     with connected(cluster.spares) as spares, console.step("connecting to the spares"):
         answered, failures = try_each(spares, lambda connection: connection.connect())
     if failures:
-        console.say(
-            f"no answer from spare {names(connection.name for connection in failures)}: left out"
-        )
+        console.say(f"spares that do not answer are left out: {names(n.name for n in failures)}")
     hosts = (*cluster.hosts, *(connection.host for connection in spares if connection in answered))
     return dataclasses.replace(cluster, hosts=hosts, spares=())
 
 
 def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the run named by `target`: an id, a unique prefix, or a hosts file for its newest run.
+    """Return the run named by `target`: an id, a unique prefix, or hosts, for their newest run.
 
     target=None: the newest run. With `hosts`, look for the run on those hosts, and write a record
-    of it if this machine has none.
+    of it if this machine has none. Raises UsageError or NodesFailed if the run cannot be found.
     """
     if names_hosts(target):
         hosts, target = target, None
     if hosts is None:
         return find_run(target)
     cluster = hosts_to_ask(hosts, console)
-    step = f"asking {counted(cluster.nnodes, 'host')} for their runs"
+    step = f"asking {counted(cluster.nnodes, 'host')} about their runs"
     with connected(cluster.hosts) as connections, console.step(step):
         folder = run_folder(find_id(connections, cluster, target))
         if not folder.is_recorded:
             for status in list_nodes(connections, cluster, folder.run_id)[0]:
                 if status.waits:
-                    what = f"{folder.run_id} of {status.owner} is waiting in line for GPUs"
+                    what = f"{folder.run_id}, of {status.owner}, is waiting in line for GPUs"
                     remedy = f"run `ddpctl ps {hosts}` to see what it is waiting for"
                     raise UsageError(f"{what} and has nothing to show yet", remedy)
             adopt(folder, connections, cluster, console)
@@ -77,23 +75,26 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
 
 
 def find_run(text: str | None) -> RunFolder:
-    """Return this machine's run with this id or unique prefix. None: its newest, sanity runs aside."""
+    """Return the recorded run with this id or unique prefix. None: the newest non-sanity run.
+
+    Raises UsageError if there is none.
+    """
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
         run_id = unique_match(text, folders)
         what = f"this machine has no run {quoted(text)}"
-        remedy = "run `ddpctl ps` to list its runs, or `ddpctl ps HOSTS` for those on the hosts"
+        remedy = "run `ddpctl ps` to list its runs, or `ddpctl ps HOSTS` to list those on the hosts"
     else:
         run_id = next((each for each in folders if not is_sanity_run(each)), None)
-        what = "this machine has no record of a run"
-        remedy = "name the hosts file of the run"
+        what = "this machine has no record of any run"
+        remedy = "name the run's hosts file"
     if run_id is None:
         raise UsageError(what, remedy)
     return folders[run_id]
 
 
 def unique_match(text: str, run_ids: Collection[str]) -> str | None:
-    """Return the id that equals `text` or, if none does, starts with it; None if there is none.
+    """Return the id that equals `text` or, failing that, the only one that starts with it, or None.
 
     Raises UsageError if several start with it.
     """
@@ -107,17 +108,17 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
 
 
 def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
-    """Return the id of the run on the hosts that starts with `prefix`.
+    """Return the id, starting with `prefix`, of a run on the hosts.
 
-    Without a prefix, return that of the newest live run or, if none is alive, of the newest run.
-    Killed runs are found by their folders. Raises UsageError if there is no such run, together with
-    the errors of the hosts that did not answer, or if one host alone decides which run is newest.
+    Without a prefix, return the id of the newest live run or, if none is alive, of the newest run.
+    Killed runs are found by their folders. Raises UsageError if there is no such run, combined with
+    the errors of the hosts that did not answer, or if only one host lists the newest run.
     """
     statuses, failures = list_nodes(connections, cluster)
     arguments = [prefix] if prefix else []
     machines = one_per_account(connections)
     listed, _ = ask_each(machines, lambda connection: connection.script(RUN_IDS, *arguments).stdout)
-    runs: dict[str, dict[str, bool]] = {}  # of each host: the ids, and whether they are alive there
+    runs: dict[str, dict[str, bool]] = {}  # by host: run ids, and whether the run is alive there
     for host, text in listed.items():
         words = text.decode(errors="replace").split()
         runs[host] = dict.fromkeys(filter(is_run_id, words), False)
@@ -133,7 +134,7 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
         where = [host for host in runs if run_id in runs[host]]
         others = newest_run(there for host, there in runs.items() if host not in where)
         if run_id and others and len(where) == 1 and not run_folder(run_id).is_recorded:
-            what = f"the newest run is {run_id}, but only {where[0]} shows it"
+            what = f"the newest run is {run_id}, but only {where[0]} lists it"
             elsewhere = f"and {others} is the newest on other hosts"
             remedy = "name the run that you mean"
             raise UsageError(f"{cluster.source}: {what}, {elsewhere}", remedy)
@@ -149,9 +150,9 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
 
 
 def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
-    """Return the newest live run or, if none is alive, the newest. Sanity runs do not count.
+    """Return the id of the newest live run or, if none is alive, the newest run; None without runs.
 
-    runs: of each host, as in `find_id`.
+    Sanity runs do not count. runs: for each host, its run ids and whether each is alive there.
     """
     alive: dict[str, bool] = {}
     for there in runs:
@@ -163,9 +164,9 @@ def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
 def list_nodes(
     connections: Sequence[HostConnection], cluster: Cluster, run_id: str | None = None
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """Return all nodes of runs that the hosts' engines list, and the errors of silent hosts.
+    """Return the nodes that the hosts' engines list, and the errors of hosts that did not answer.
 
-    A run's tickets are listed only where its node is not alive.
+    Tickets are included only where the run has no live node. run_id: None for all runs.
     """
     machines, engine = one_per_account(connections), cluster.job.engine
     listed, failures = ask_each(machines, lambda connection: nodes_on(connection, engine, run_id))

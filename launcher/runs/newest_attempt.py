@@ -1,4 +1,4 @@
-"""Connect to the nodes of a run's newest attempt, and bring this machine's copy of its logs up to date."""
+"""Connect to the nodes of a run's newest attempt, and update this machine's copy of its logs."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from ..text import counted
 from .record import RunFolder, RunRecord
 from .reported import ask_for_record, caught_up
 
-LONGEST_SYNC = 10**9  # bytes that one command copies of a journal; the next goes on from there
+LONGEST_SYNC = 10**9  # bytes of a journal that one command copies; the next one continues
 SYNC_TIMEOUT = 300.0  # seconds
 
 
@@ -30,19 +30,20 @@ def newest_attempt(
 ) -> Iterator[RunningAttempt]:
     """Yield the newest attempt, as this machine's record describes it.
 
-    Adds the attempts that another machine has started to the record. Rebuilds the record from the
-    hosts if it is missing or (after a warning) unreadable. record: use this one without asking.
+    First adds attempts that another machine has started to the record. If the record is missing or
+    (after a warning) unreadable, builds one from the hosts' reports, without saving it. record: use
+    this one and do not ask the hosts.
     """
     cluster = load(folder.hosts_file, job_files=False)
     with connected(cluster.hosts) as connections:
         if record is None and (own := folder.load_if_readable(console)):
-            with console.step(f"asking {counted(len(connections), 'host')} for newer attempts"):
+            with console.step(f"asking {counted(len(connections), 'host')} about newer attempts"):
                 record = caught_up(folder, own, connections, cluster, console)
         if record:
             ranks = in_rank_order(connections, record, folder)
         else:
             with console.step(
-                f"asking {counted(len(connections), 'host')} for their record of the run"
+                f"asking {counted(len(connections), 'host')} for their records of the run"
             ):
                 record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
         members, number = [], record.attempt.number
@@ -55,9 +56,10 @@ def newest_attempt(
 def in_rank_order(
     connections: Sequence[HostConnection], record: RunRecord, folder: RunFolder
 ) -> list[HostConnection]:
-    """Return the nodes of the newest attempt. Raises UsageError if hosts.yaml lacks one.
+    """Return the connections to the newest attempt's nodes, in rank order.
 
-    A run that waits in line may have fewer nodes than its hosts.yaml.
+    Raises UsageError if hosts.yaml lacks one. It may have more hosts than the attempt if the run
+    waits in line.
     """
     rest, ranks = [*connections], []
     for entry in record.attempt.nodes:
@@ -66,7 +68,7 @@ def in_rank_order(
         )
         if connection is None:
             what = (
-                f"{folder.hosts_file}: {entry.host}, which has node {entry.node_rank}, is missing"
+                f"{folder.hosts_file}: {entry.host}, the host of node {entry.node_rank}, is missing"
             )
             remedy = (
                 f"put it back, or remove {folder.record_file} and pass --hosts to make a new record"
@@ -79,7 +81,10 @@ def in_rank_order(
 
 @contextlib.contextmanager
 def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
-    """Yield the store, or None if another process writes it or (after an error) it is unwritable."""
+    """Yield the run's log store; None if another process is writing to it or if it is unwritable.
+
+    An error is printed if it is unwritable.
+    """
     try:
         store = LogStore.acquire(folder.logs, console.say)
     except (StateError, OSError) as error:
@@ -95,7 +100,10 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
 def sync_logs(
     attempt: RunningAttempt, store: LogStore | None, console: Console
 ) -> dict[str, DdpctlError]:
-    """Fetch what `store` lacks of every node's log. Return the errors by host. store=None: do nothing."""
+    """Copy the log lines that `store` lacks from every node. Return the errors by host.
+
+    store: None to do nothing.
+    """
     if store is None:
         return {}
 
@@ -113,14 +121,14 @@ def sync_logs(
         except TooMuch:
             raise CommandFailed(
                 f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",
-                "run the command again for the rest",
+                "run the command again to copy the rest",
                 host=connection.name,
             ) from None
         except OSError as error:
             name = error.filename or store.folder
             raise StateError(
-                f"its log is not recorded here: {name} cannot be written: {error.strerror or error}",
-                "free space on this machine or fix the file's permissions; the host still has the log",
+                f"its log is not recorded here: cannot write {name}: {error.strerror or error}",
+                "free up space or fix the file's permissions here; the host still has the log",
                 host=connection.name,
             ) from None
 

@@ -1,6 +1,6 @@
-"""A run's folder on this machine: run.json, and the hosts file as used.
+"""A run's folder on this machine: run.json, and the hosts file that the run used.
 
-The folder may be lost: the labels on the hosts are authoritative.
+No run depends on this folder: the labels on the hosts are authoritative.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ VERSION = 1
 IN_PLACE, BY_LAUNCHER = "in-place", "launcher"  # kinds of restarts
 FINAL = "|".join(state for state in RunState if state.is_final)
 SETTLED = re.compile(rf'\{{\s*"version": {VERSION},\s*"state": "({FINAL})",\s*"pending_stop": \[\]')
-MOST_RESTARTS = 1000  # in place, per attempt: what a host reports must not fill this machine
+MOST_RESTARTS = 1000  # in place, per attempt, so that a host's reports cannot fill this machine
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 _warned: set[Path] = set()  # the folders whose run.json could not be read or written
 
 
 class UnreadableRecord(UsageError):
-    """run.json is missing, damaged, or from a newer ddpctl."""
+    """Raised if run.json is missing, damaged, or written by a newer ddpctl."""
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -47,7 +47,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def parse_timestamp(text: str | None) -> float | None:
-    """Convert the output of `timestamp` to unix seconds. Return None if `text` is not a time."""
+    """Convert the output of `timestamp` to unix seconds. Return None if `text` is not valid."""
     try:
         return datetime.datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:
@@ -65,15 +65,15 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class RestartRecord:
-    """An automatic restart, in the attempt that had failed. cause: one of failure_kinds.txt.
+    """An automatic restart, recorded in the attempt that failed.
 
-    host, node_rank, rank, message: of the failure. saved: a new checkpoint was saved since the
-    previous start.
+    cause, host, node_rank, rank, message: those of the failure. saved: whether a new checkpoint was
+    saved between the previous start and the failure.
     """
 
     time: str
-    kind: str  # in-place: by the supervisors, in the same attempt; launcher: the next attempt
-    cause: str
+    kind: str  # in-place: by the supervisors, in the same attempt; launcher: by a new attempt
+    cause: str  # a kind of failure_kinds.txt
     host: str
     node_rank: int
     rank: int | None
@@ -88,7 +88,7 @@ class RestartRecord:
 
 @dataclass
 class AttemptRecord:
-    """One start of a run. Restarts in place belong to it."""
+    """One start of a run, including its restarts in place."""
 
     attempt: int
     state: RunState
@@ -102,17 +102,17 @@ class AttemptRecord:
     first_failure: FirstFailure | None = None
     restarts: list[RestartRecord] = field(default_factory=list)
     waiting_since: float | None = None  # when it asked for its GPUs: unix seconds, node 0's clock
-    waiting_until: float | None = None  # unix seconds on this machine's clock; None: no limit
+    waiting_until: float | None = None  # unix seconds, this machine's clock; None: no limit
     by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
-    digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
+    digests: dict[str, str] = field(default_factory=dict)  # digests of its image, dataset, code
 
     @property
     def number(self) -> int:
-        """Its number in the run, from 1: `attempt` in run.json."""
+        """Its number within the run, starting at 1. Named `attempt` in run.json."""
         return self.attempt
 
     def add_restart(self, event: RestartInPlace, time: str) -> bool:
-        """Record a restart in place. Return False if it is recorded already: each node reports it."""
+        """Record a restart in place. Return False if another node's report of it came first."""
         recorded = sum(restart.kind == IN_PLACE for restart in self.restarts)
         if event.number != recorded + 1 or recorded == MOST_RESTARTS:
             return False
@@ -121,10 +121,10 @@ class AttemptRecord:
         return True
 
     def settle_nodes(self) -> None:
-        """Set the final states of the nodes once the attempt has ended.
+        """Set the final states of the failed nodes once the attempt has ended.
 
-        One failure stops all nodes. So, of the failed nodes, only the first one stays FAILED and
-        the others become STOPPED. If the attempt was cancelled, all of them become CANCELLED.
+        One failure stops all nodes. So only the node that failed first stays FAILED, and the others
+        become STOPPED. If the attempt was cancelled, all of them become CANCELLED.
         """
         first = self.first_failure.node_rank if self.first_failure else None
         for node in self.nodes:
@@ -153,7 +153,7 @@ class RunRecord:
     pending_stop: list[str] = field(default_factory=list)  # hosts with an unconfirmed stop
     options: RunOptions = field(default_factory=RunOptions)
     env_names: list[str] = field(default_factory=list)  # names of the variables that the user sets
-    adopted: bool = False  # started on another machine; `command` is that of the local hosts file
+    adopted: bool = False  # started on another machine; `command` is from the local hosts file
 
     @property
     def state(self) -> RunState:
@@ -175,9 +175,9 @@ class RunRecord:
         return [PastRestart(each.cause, each.saved) for each in self.restarts]
 
     def why_not_restarted(self, max_restarts: int, *, saved: bool) -> str:
-        """Return why the launcher does not restart the run, which has failed; "" if it does.
+        """Return why the launcher does not restart the failed run, or "" if it does.
 
-        saved: it has saved a new checkpoint since its last start. The rule: supervisor/restart_rule.py.
+        saved: whether it saved a checkpoint after its last start. See supervisor/restart_rule.py.
         """
         failure = self.attempt.first_failure
         cause = failure.kind if failure else "unknown"
@@ -185,7 +185,7 @@ class RunRecord:
 
     @property
     def by_hand(self) -> AttemptRecord:
-        """The attempt that the user last started."""
+        """The newest attempt that the user started, as opposed to an automatic restart."""
         started = [attempt for attempt in self.attempts if attempt.by != "restart"]
         return (started or self.attempts)[-1]
 
@@ -197,16 +197,16 @@ def document(record: RunRecord) -> dict[str, Any]:
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
-    """Return the copy for the hosts. It omits the nodes, because their folders are there."""
+    """Return the copy of run.json for the hosts. It omits the nodes, whose folders are there."""
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
 
 class RunFolder:
-    """`runs/<run id>/` in the state folder: run.json, hosts.yaml and env.json as used, and logs/.
+    """The folder `runs/<run id>/` in the state folder: run.json, hosts.yaml, env.json and logs/.
 
-    Values of `job.env` may be secret, so they are in a file of their own with mode 0600 that is
-    never copied. Only a resume or a restart needs them.
+    Values of `job.env` may be secret, so they are in a separate file, env.json, which has mode 0600
+    and is never copied. Only a resume or a restart needs them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -223,7 +223,7 @@ class RunFolder:
         return os.path.lexists(self.record_file)
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
-        """Return the path of the text about an attempt's failure, or about the one before a restart."""
+        """Return the path for the evidence of an attempt's failure, or of that before a restart."""
         name = f"attempt-{attempt}" if restart is None else f"attempt-{attempt}-restart-{restart}"
         return make_folder(self.logs) / f"failure-{name}.txt"
 
@@ -234,7 +234,10 @@ class RunFolder:
         write_atomically(self.hosts_file, dump(without))
 
     def kept_cluster(self, *, job_files: bool = False) -> Cluster:
-        """Return the hosts and the job with which this machine last started the run."""
+        """Return the hosts and the job with which this machine last started the run.
+
+        job_files: also check the job's files. Raises UsageError if env.json is unreadable.
+        """
         cluster = load(self.hosts_file, job_files=job_files)
         try:
             env = json.loads(read_record(self.env_file))
@@ -263,7 +266,7 @@ class RunFolder:
             _warned.add(self.path)
 
     def is_settled(self) -> bool:
-        """Return whether the run has ended and all its stops are confirmed, without parsing it all."""
+        """Return whether the run has ended with all stops confirmed, as run.json's head shows."""
         try:
             text = read_record(self.record_file)
         except (OSError, ValueError):
@@ -271,7 +274,7 @@ class RunFolder:
         return self.path not in _unsaved and SETTLED.match(text) is not None
 
     def load(self) -> RunRecord:
-        """Return the record, from memory if it could not be saved. Raises UnreadableRecord."""
+        """Return the record; if it could not be saved, from memory. Raises UnreadableRecord."""
         if self.path in _unsaved:
             return _unsaved[self.path]
         try:
@@ -307,7 +310,7 @@ class RunFolder:
 
 
 def run_folder(run_id: str) -> RunFolder:
-    """Return the folder for a valid run id, whether or not it exists."""
+    """Return the folder of a run, whether or not it exists. run_id: must be valid."""
     return RunFolder(state_home() / "runs" / run_id)
 
 
@@ -343,7 +346,7 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
         options=plan.options.of_run(),
         env_names=list(plan.nodes[0].container.env_names),
         attempts=[*(earlier.attempts if earlier else ()), attempt],
-        # a stop may still be unconfirmed on a lost host that is no longer used
+        # a stop may still be unconfirmed on a lost host that the run no longer uses
         pending_stop=[h for h in earlier.pending_stop if h not in hosts] if earlier else [],
     )
 

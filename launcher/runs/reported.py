@@ -1,8 +1,8 @@
-"""Runs as their hosts report them, from the folders that remain when `kill` removes containers.
+"""Read runs as their hosts report them, from the folders that remain after `kill`.
 
-Hosts contribute only plain values: which nodes ran there, attempts, states, times and digests.
-Malformed ones are left out. In a record of a run that another machine started, the hosts, users,
-identities, the engine and the command come from the user's own hosts file.
+Only plain values are taken from hosts: which nodes ran there, attempts, states, times and digests.
+Malformed values are left out. In the record of a run that another machine started, the hosts,
+users, identities, engine and command come from the user's own hosts file.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ LIST = load_script(__file__, "reported_nodes.sh")
 HEAD = re.compile(r"(\S{1,64}) (\d{1,4}) ([1-9]\d{0,3}) ([01]) (\d{1,10})")
 STATE = re.compile("|".join(state for state in RunState if state is not RunState.WAITING))
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
-MOST_AHEAD = 100  # attempts that a host may be ahead of this machine's record
+MOST_AHEAD = 100  # how many attempts a host may be ahead of this machine's record
 DIGEST = re.compile(r"([a-z0-9]{1,16}:)?[a-z0-9]{1,100}")
 
 
@@ -60,13 +60,13 @@ class ReportedRun:
     attempts: list[ReportedAttempt] = field(default_factory=list)
 
 
-Report = tuple[NodeStatus, ReportedRun]  # about the newest attempt of one node
+Report = tuple[NodeStatus, ReportedRun]  # one node's newest attempt, and its run
 
 
 def reported_nodes(
     connections: Sequence[HostConnection], run_id: str = ""
 ) -> tuple[dict[HostConnection, list[Report]], dict[HostConnection, DdpctlError]]:
-    """Return the reports of one run or of all, by host, and the errors of silent hosts."""
+    """Return the reports on one run, or all runs, by host, and the errors of the other hosts."""
 
     def ask(connection: HostConnection) -> list[Report]:
         listed = connection.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
@@ -77,7 +77,7 @@ def reported_nodes(
 
 
 def parse_reports(text: bytes, host: str) -> Iterator[Report]:
-    """Parse LIST's output. The state of a node is unknown unless it has ended or was cancelled."""
+    """Yield the reports in LIST's output. A node's state is UNKNOWN, EXITED or CANCELLED."""
     rows = text.decode(errors="replace").split("\n")
     for head, document, record in zip(rows[::3], rows[1::3], rows[2::3], strict=False):
         match = HEAD.fullmatch(head)
@@ -110,17 +110,18 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
 
 
 def agreed_attempt(newest: Iterable[int]) -> int:
-    """Return a run's newest attempt that two hosts have reached. newest: the newest one of each host.
+    """Return the newest attempt of a run that two hosts have reached, or the only host.
 
-    A host that the run has left still reports an older attempt. But a host cannot hide the others
-    by reporting a later attempt that no other host confirms.
+    newest: the newest attempt on each host. A host that the run has left still reports an older
+    one. A single host cannot hide the others by reporting a later attempt that no other host
+    confirms.
     """
     first, *others = sorted(newest, reverse=True)
     return others[0] if others else first
 
 
 def ended_nodes(connections: Sequence[HostConnection]) -> list[NodeStatus]:
-    """Return the nodes that have ended, without those of attempts before the agreed one."""
+    """Return all runs' nodes that have ended, without those of attempts before the agreed one."""
     by_host, _ = reported_nodes(connections)
     newest: dict[str, dict[HostConnection, int]] = {}  # by run
     for connection, reports in by_host.items():
@@ -142,10 +143,10 @@ def adopt(
     console: Console,
     own: RunRecord | None = None,
 ) -> RunRecord:
-    """Write run.json and hosts.yaml from the hosts' reports. Return the record.
+    """Write run.json and hosts.yaml from the hosts' reports, and return the record.
 
-    own: this machine's record, to which only newer attempts are added. Raises UsageError if the
-    user's hosts do not match the run.
+    own: this machine's record, if any; only newer attempts are added to it. Raises UsageError if
+    the user's hosts do not match the run.
     """
     record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
     # values of env may be secret; a resume reads them from the user's file again
@@ -167,9 +168,9 @@ def caught_up(
     cluster: Cluster,
     console: Console,
 ) -> RunRecord:
-    """Return this machine's record with the attempts that another machine has started meanwhile.
+    """Return this machine's record, with any attempts that other machines have since started.
 
-    If there are several hosts, this machine never takes the word of a single one.
+    If there are several hosts, an attempt that only one of them reports is not added.
     """
     by_host, _ = reported_nodes(connections, own.run_id)
     newest = newest_by_host(by_host)
@@ -182,7 +183,7 @@ def caught_up(
         try:
             return adopt(folder, connections, cluster, console, own)
         except DdpctlError as error:
-            console.say(f"warning: attempt {agreed} was started elsewhere, but {error}")
+            console.say(f"warning: attempt {agreed} was started on another machine, but {error}")
             return own
     say_unconfirmed(newest, known, console)
     return own
@@ -197,7 +198,7 @@ def newest_by_host(
 def say_unconfirmed(
     newest: Mapping[HostConnection, int], agreed: int, console: Console
 ) -> list[HostConnection]:
-    """Print and return which hosts report a later attempt than the agreed one."""
+    """Print a line for each host that reports a later attempt than `agreed`. Return these hosts."""
     ahead = [connection for connection, number in newest.items() if number > agreed]
     for connection in ahead:
         console.say(
@@ -209,7 +210,7 @@ def say_unconfirmed(
 def ask_for_record(
     run_id: str, connections: Sequence[HostConnection], cluster: Cluster, console: Console
 ) -> tuple[RunRecord, list[HostConnection]]:
-    """Build the record from the hosts' reports. Also return the nodes in rank order."""
+    """Return a record built from the hosts' reports, and the hosts of its nodes in rank order."""
     by_host, failures = reported_nodes(connections, run_id)
     newest = newest_by_host(by_host)
     if not newest:
@@ -233,7 +234,7 @@ def ask_for_record(
     record.hosts = [connection.name for connection in ranks]
     silent = {connection.host.account for connection in failures}
     for rank, connection in enumerate(ranks):
-        # commands start in the home folder
+        # on a silent host, a relative path must do: commands start in the home folder
         home = "" if connection.host.account in silent else f"{connection.home()}/"
         record.attempt.nodes.append(
             NodeRecord(rank, connection.name, run_dir_in(home + STORE, run_id))
@@ -249,11 +250,11 @@ def by_rank(
     others: Collection[HostConnection],
     file: str,
 ) -> list[HostConnection]:
-    """Return the run's nodes in rank order. Other hosts fill the gaps, in the order of the file.
+    """Return the run's hosts in rank order. `others` fill the gaps, in the order of the hosts file.
 
-    there: node ranks of the agreed attempt on each host that answered. others: hosts that may have
-    nodes of it too: those that do not answer or report a later attempt. file: name of the hosts
-    file, for errors.
+    there: for each host that answered, its node ranks in the agreed attempt. others: hosts that may
+    also run nodes of that attempt, because they do not answer or report a later attempt. file: name
+    of the hosts file, for error messages.
     """
     spare: dict[object, list[HostConnection]] = {}  # by account
     for connection in connections:
@@ -268,7 +269,7 @@ def by_rank(
                 raise UsageError(what, "list only the host that runs it")
             if not spare[connection.host.account]:
                 what = f"{file}: the run has several nodes on {connection.name}"
-                raise UsageError(what, "list it once for each")
+                raise UsageError(what, "list the host once for each node")
             ranks[rank] = spare[connection.host.account].pop(0)
     fillers = [connection for other in others for connection in spare[other.host.account]]
     for rank in range(max(ranks)):
@@ -281,7 +282,7 @@ def by_rank(
 
 
 def record_of(run_id: str, cluster: Cluster, run: ReportedRun, newest: int) -> RunRecord:
-    """Return a record with attempts 1 to `newest`. Attempts without a valid description are UNKNOWN."""
+    """Return a record with attempts 1 to `newest`. Attempts that `run` lacks are UNKNOWN."""
     reported = {entry.attempt: entry for entry in run.attempts}
     attempts = []
     for number in range(1, newest + 1):

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints three lines about the newest attempt of each node on this host, of run $1 or of all runs:
+# For each node on this host, of run $1 or of all runs, prints three lines about its newest attempt:
 # `RUN RANK ATTEMPT MARKED WRITTEN`, run.json, and the journal's last record. MARKED is 1 if the
 # user cancelled the attempt. WRITTEN is the journal's modification time in unix seconds.
 . ../plan/attempts.sh

@@ -1,4 +1,4 @@
-"""Find the runs that `kill` is to stop, and the hosts that may have nodes of them."""
+"""Find the runs that `kill` should stop, and the hosts that may have nodes of these runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..text import counted, names
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run that this machine has a record of. typed: what the user typed of its id, if anything."""
+    """A run recorded on this machine. typed: its id or the start of it; None if none was typed."""
 
     cluster: Cluster
     folder: RunFolder
@@ -30,7 +30,7 @@ class KnownRun:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run on these hosts, by its id or the start of it, as the user typed it."""
+    """A run on these hosts. typed: its id or the start of it, as the user typed it."""
 
     cluster: Cluster
     typed: str
@@ -38,7 +38,7 @@ class NamedRun:
 
 @dataclass(frozen=True)
 class OwnRuns:
-    """This user's one live run on these hosts or, if `everything`, all runs of this user there."""
+    """This user's only live run on these hosts or, if `everything`, all of their runs there."""
 
     cluster: Cluster
     everything: bool
@@ -49,7 +49,7 @@ Target = KnownRun | NamedRun | OwnRuns
 
 @dataclass(frozen=True)
 class HostedRun:
-    """A run, and the hosts that may have it. owners: users besides this one who own nodes of it."""
+    """A run, and the hosts that may have it. owners: the other users who own nodes of the run."""
 
     run_id: str
     hosts: Sequence[HostConnection]
@@ -60,9 +60,9 @@ class HostedRun:
 def read_target(
     target: str | None, hosts: str | None, console: Console, *, everything: bool = False
 ) -> Target:
-    """Read the arguments RUN-or-HOSTS and --hosts of `kill`.
+    """Return the target that `kill` is to stop, from its arguments RUN-or-HOSTS and --hosts.
 
-    The hosts are those that the user names, or else those of a run of this machine.
+    Without hosts, the hosts are those of the run, which must be recorded on this machine.
     """
     if names_hosts(target):
         hosts, target = target, None
@@ -87,20 +87,20 @@ def hosts_of(folder: RunFolder) -> Cluster:
 def choose_runs(
     hosts: Sequence[HostConnection], target: Target, console: Console
 ) -> list[HostedRun]:
-    """Return the runs that the target means, each with those of the hosts that may have it."""
+    """Return the runs that the target refers to, each with the hosts that may have it."""
     cluster = target.cluster
     match target:
         case OwnRuns(everything=everything):
             return own_runs(hosts, cluster, console, everything=everything)
         case NamedRun(typed=typed):
-            with console.step(f"asking {counted(len(hosts), 'host')} for the run"):
+            with console.step(f"asking {counted(len(hosts), 'host')} about the run"):
                 run_id = find_id(hosts, cluster, typed)
         case KnownRun(folder=folder):
             run_id = folder.run_id
             record = folder.load_if_readable(console)
             if record and not record.adopted:  # launched here
                 return [HostedRun(run_id, hosts)]
-    with console.step(f"asking {counted(len(hosts), 'host')} whose run it is"):
+    with console.step(f"asking {counted(len(hosts), 'host')} who owns the run"):
         statuses, _ = list_nodes(hosts, cluster, run_id)
     others = {s.owner for s in statuses if s.run_id == run_id and s.user != account_name()}
     return [HostedRun(run_id, hosts, sorted(others))]
@@ -109,10 +109,11 @@ def choose_runs(
 def own_runs(
     hosts: Sequence[HostConnection], cluster: Cluster, console: Console, *, everything: bool
 ) -> list[HostedRun]:
-    """Return this user's runs, each with the hosts that show it, and those that may have it.
+    """Return this user's runs, each with the hosts that list it and those that did not answer.
 
-    If not `everything`, return at most one run, the newest finished one if none is live. Raises
-    UsageError if several are live.
+    Unless `everything` is set, return at most one run: the live one or, if none is live, the
+    newest. Raises UsageError if several are live, and NodesFailed if no run was found but some
+    hosts could not be read.
     """
     machines = one_per_account(hosts)
 
@@ -121,10 +122,10 @@ def own_runs(
         own = [s for statuses, _ in listed for s in statuses if s.user == account_name()]
         return own, [name for _, unreadable in listed for name in unreadable]
 
-    with console.step(f"asking {counted(len(hosts), 'host')} for their runs"):
+    with console.step(f"asking {counted(len(hosts), 'host')} about their runs"):
         answers, failures = try_each(machines, ask)
     own = [status for statuses, _ in answers.values() for status in statuses]
-    # the launch of a node that was created but not started may have died
+    # a node may have been created by a launch that died before starting it
     live = [s for s in own if s.alive or s.state in UNSTARTED]
     run_ids = sorted({s.run_id for s in live})
     if not run_ids and not everything:
@@ -133,7 +134,7 @@ def own_runs(
         unknown = {
             connection: StopUnconfirmed(
                 f"cannot read the labels of {names(unreadable)}",
-                "if these nodes are not in use, remove them on that host",
+                "if these nodes are not in use, remove them from that host",
             )
             for connection, (_, unreadable) in answers.items()
             if unreadable

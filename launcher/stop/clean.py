@@ -1,9 +1,9 @@
-"""Remove every trace of ddpctl from the hosts: list, remove, list again.
+"""Remove all traces of ddpctl from the hosts: list, remove, list again.
 
 The traces are `~/.ddpctl` of the account in the hosts file, and containers with our label that
-mount a part of it. Hosts of a live run are left alone. Images stay, because other programs may use
-them. Hosts that share one ~/.ddpctl clean it once, and only if no other host may have a live run in
-it.
+mount a part of it. Hosts with a live run are left alone. Images stay, because other programs may
+use them. If several hosts share one ~/.ddpctl, only one of them cleans it, and only if no other
+host may have a live run in it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,19 +28,19 @@ from .choose_runs import HostedRun
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
 from .kill import kill_runs
 
-# ~/.ddpctl may be a link to another disk, and hosts may share the link but not the disk. So every
-# host empties its folder before any host removes the link.
+# ~/.ddpctl may be a link to another disk, and hosts may share the link but not the disk. So all
+# hosts empty their folders before any host removes the link.
 EMPTY = load_script(__file__, "empty_store.sh")
 REMOVE = load_script(__file__, "remove_store.sh")
 
 
 @dataclass(frozen=True)
 class Traces:
-    """What ddpctl has on one host. parts: bytes of each run and of each other entry of ~/.ddpctl."""
+    """ddpctl's traces on one host. parts: the bytes of each run and other entry of ~/.ddpctl."""
 
     inventory: Inventory
     parts: Mapping[str, int]
-    nodes: Sequence[NodeStatus]  # that use a part of the folder
+    nodes: Sequence[NodeStatus]  # those that use a part of the folder
 
     @property
     def none(self) -> bool:
@@ -48,7 +48,7 @@ class Traces:
 
     @property
     def runs(self) -> set[str]:
-        """The ids of all runs in the folder or on the host."""
+        """The ids of all runs that have files or nodes on the host."""
         named = {part.split("/", 1)[1] for part in self.parts if part.startswith("runs/")}
         return named | {status.run_id for status in self.nodes}
 
@@ -72,10 +72,11 @@ class Traces:
 def clean(
     cluster: Cluster, console: Console, *, kill: bool, as_json: bool, confirm: Callable[[str], bool]
 ) -> Exit:
-    """Remove all traces. Return 6 if some may be left.
+    """List all traces, and remove them if `confirm` agrees.
 
-    If nothing was removed, return 4 if a host did not answer. Otherwise return 0.
-    confirm: called with the totals after the listing; returns whether to remove what it shows.
+    Return UNCONFIRMED if some may be left after a removal, UNREACHABLE if nothing was removed and a
+    host did not answer, and DONE otherwise. kill: also stop live runs. confirm: called with the
+    totals after the listing; returns whether to remove what was listed.
     """
     with connected(cluster.hosts) as connections:
         machines = one_per_account(connections)
@@ -124,17 +125,17 @@ def clean(
         console.json({"version": 1, "removed": removed, "hosts": rows, "unseen": unseen(errors)})
     elif removed:
         for connection, each in after.items():
-            items = f"still there: {counted(len(each.lines()), 'item')}"
+            items = f"{counted(len(each.lines()), 'item')} still there"
             console.say(f"{connection.name}: {'clean' if each.none else items}")
     elif not unclean and not failures:
-        console.say("no trace of ddpctl on these hosts")
+        console.say("no traces of ddpctl on these hosts")
     if removed:
         return Exit.UNCONFIRMED if failures or unclean else Exit.DONE
     return Exit.UNREACHABLE if failures else Exit.DONE
 
 
 def total(traces: Collection[Traces]) -> str:
-    """Sum up: `7 items, 1.2 GB, on 2 hosts`."""
+    """Return the totals as text, such as `7 items, 1.2 GB, on 2 hosts`."""
     items = counted(sum(len(each.lines()) for each in traces), "item")
     size = decimal(sum(sum(each.parts.values()) for each in traces))
     return f"{items}, {size}, on {counted(len(traces), 'host')}"
@@ -147,9 +148,11 @@ def look(
     *,
     sizes: bool = True,
 ) -> Traces:
-    """List a host's traces. Only `leaders` look into ~/.ddpctl; other hosts share theirs.
+    """Return a host's traces.
 
-    sizes: measure the parts, which is slow if they are large.
+    leaders: the hosts that look into ~/.ddpctl, one for each shared folder. sizes: whether to
+    measure the parts, which is slow if they are large. Raises CommandFailed if the host has no home
+    folder, and DockerUnavailable if the job's engine does not answer.
     """
     inventory = take_inventory(connection, folder=connection in leaders)
     if not inventory.folder:
@@ -164,7 +167,7 @@ def look(
         try:
             nodes += engine.using(inventory.folder)
         except DockerUnavailable:
-            if engine.traits.name == cluster.job.engine:  # the state of its runs is unknown
+            if engine.traits.name == cluster.job.engine:  # so the state of its runs is unknown
                 raise
     return Traces(inventory, {name: measured.get(name, 0) for name in names}, nodes)
 
@@ -175,7 +178,7 @@ def without_new_runs(
     cluster: Cluster,
     console: Console,
 ) -> dict[HostConnection, Traces]:
-    """Look again, and leave out the hosts of runs that have started since these traces were listed."""
+    """Look again, and return `listed` without the hosts of runs that have started since then."""
     now, _ = try_each([*listed], lambda connection: look(connection, leaders, cluster, sizes=False))
     new = {
         run_id
@@ -194,7 +197,7 @@ def without_new_runs(
 
 
 def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
-    """Return the runs that keep a host from being cleaned, each with the reason."""
+    """Return the ids of the runs that keep their hosts from being cleaned, each with the reason."""
     checked = {each.inventory.hostname for each in traces}
     elsewhere = "may be alive on {}, which was not checked; pass --kill to clean this host anyway"
     unsure = {
@@ -215,7 +218,7 @@ def remove(
     to_remove: Mapping[HostConnection, Traces],
     console: Console,
 ) -> None:
-    """Stop the live runs, each on the hosts whose own traces show it; remove containers and folders."""
+    """Stop live runs, each only on hosts that themselves list it; remove containers and folders."""
 
     def hosted(run_id: str) -> HostedRun:
         there = [

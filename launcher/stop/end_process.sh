@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sends SIGTERM, then SIGKILL, to process $1 as long as it carries run id $2.
+# Sends SIGTERM, then SIGKILL, to process $1 as long as its environment has run id $2.
 mine() { grep -qzxF "DDPCTL_RUN_ID=$2" "/proc/$1/environ" 2>/dev/null; }
 for signal in TERM KILL; do
   mine "$@" || exit 0

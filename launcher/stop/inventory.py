@@ -1,7 +1,7 @@
-"""What ddpctl has on a host under one account: entries of ~/.ddpctl, and processes with a run id.
+"""List what ddpctl has on a host under one account: entries of ~/.ddpctl and processes of runs.
 
-`clean`, `push --prune`, `kill --strays` and every stop read this one list. Hosts are not trusted:
-malformed lines are skipped, and names go back only to the host that reported them.
+`clean`, `push --prune`, `kill --strays` and every stop share this list. Hosts are not trusted:
+malformed lines are skipped, and names are sent back only to the host that reported them.
 """
 
 import re
@@ -14,8 +14,8 @@ from ..ssh.script_files import load_script
 
 INVENTORY = load_script(__file__, "inventory.sh")
 SIZES = load_script(__file__, "entry_sizes.sh")
-TIMEOUT = 600.0  # seconds; looking through or removing a large folder is slow
-LINES = {  # what follows the first word of a line
+TIMEOUT = 600.0  # seconds; listing or removing a large folder is slow
+LINES = {  # the rest of a line, by its first word
     "host": re.compile(r"(\d{1,12}) (\S{1,255}) (/.*)"),
     "process": re.compile(r"([1-9]\d{0,8}) (\S+) (.*)"),
     "entry": re.compile(r"(\d{1,12}) (.+)"),
@@ -39,31 +39,31 @@ class OpenAttempt:
     """An attempt that may be running, on any host that shares the folder."""
 
     run_id: str
-    host: str  # its node's own name for itself
-    digests: frozenset[str]  # of the data and code that it uses
+    host: str  # the hostname of its node
+    digests: frozenset[str]  # the digests of the data and code that it uses
 
 
 @dataclass(frozen=True)
 class Inventory:
-    host: str  # as in the hosts file
-    hostname: str  # the host's own name
+    host: str  # its name in the hosts file
+    hostname: str  # its own hostname
     folder: str  # ~/.ddpctl as an absolute path; "" if unknown
     processes: Sequence[RunProcess]
     ages: Mapping[str, int]  # seconds since the last change, by entry of ~/.ddpctl
     busy: Collection[str]  # drafts that a push is writing to
     open_attempts: Sequence[OpenAttempt]
-    time: int = 0  # of this list: unix seconds on the host's clock
+    time: int = 0  # when this list was made: unix seconds on the host's clock
 
 
 def take_inventory(connection: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
-    """List what is on a host. folder: with ~/.ddpctl. run_id: list only this run's processes."""
+    """Return what is on a host. folder: also list ~/.ddpctl. run_id: list only its processes."""
     what, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
     done = connection.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
     return parse_inventory(done.stdout.decode(errors="replace"), connection.name)
 
 
 def parse_inventory(text: str, host: str) -> Inventory:
-    """Parse the script's output. Skips malformed lines."""
+    """Parse the output of INVENTORY. Skips malformed lines. host: its name in the hosts file."""
     rows: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in LINES}
     for line in text.splitlines():
         kind, _, rest = line.partition(" ")
@@ -83,13 +83,13 @@ def parse_inventory(text: str, host: str) -> Inventory:
 
 
 def processes_on(connection: HostConnection, run_id: str) -> list[RunProcess]:
-    """Return the processes of this user on the host that carry the run id."""
+    """Return this user's processes on the host that have the run id in their environment."""
     inventory = take_inventory(connection, folder=False, run_id=run_id)
     return [process for process in inventory.processes if process.run_id == run_id]
 
 
 def sizes_of(connection: HostConnection, entries: Iterable[str]) -> Mapping[str, int]:
-    """Return the sizes in bytes of entries of ~/.ddpctl. Omits those that cannot be measured."""
+    """Return the size in bytes of each entry of ~/.ddpctl. Omits those that cannot be measured."""
     names = "".join(f"{name}\0" for name in entries).encode()
     done = connection.script(SIZES, stdin=names, timeout=TIMEOUT)
     lines = done.stdout.decode(errors="replace").splitlines()

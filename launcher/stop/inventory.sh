@@ -1,19 +1,19 @@
 #!/bin/sh
 # Prints what this account has of ddpctl on this host, one item per line:
-#   host TIME NAME FOLDER    unix time, the host's own name, ~/.ddpctl without links
-#   process PID RUN NAME     each process that carries a run id: $2, or any
+#   host TIME NAME FOLDER    unix time, the host's own name, ~/.ddpctl with links resolved
+#   process PID RUN NAME     each process with run id $2 or, if $2 is empty, any run id
 # and, if $1 is `all`, what is in ~/.ddpctl:
-#   entry TIME NAME          each top folder, run, tree of data, code, packages or an image, and draft of a
-#                            push, with the time of its last change
+#   entry TIME NAME          each top-level entry, run, tree (data, code, packages or an image) and
+#                            draft of a push, with the time of its last change
 #   busy NAME                each draft that a push is writing to
-#   open RUN DIGEST... HOST  each attempt that may be running, on any host of this home: the trees
+#   open RUN DIGEST... HOST  each attempt that may be running on any host with this home: the trees
 #                            that it uses, and its node's host
 . ../plan/attempts.sh
 now=$(date +%s)
 echo "host $now $(uname -n) $(readlink -f "$HOME/.ddpctl")"
 
-# Only environments that this user may read. Root may read all, so for any run it gets only those
-# with a folder in its own home. Processes of --on-exit do not count.
+# Only environments that this user may read count. Root may read all; so without $2, root gets only
+# runs with a folder in its own home. Processes of --on-exit do not count.
 for e in $(grep -lz "^DDPCTL_RUN_ID=$2" /proc/[0-9]*/environ 2>/dev/null |
     xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
   p=${e#/proc/}; p=${p%/environ}
@@ -33,7 +33,7 @@ for draft in $drafts; do
   read -r pid since _ < "$draft/holder"
   if [ "$since" = "$boot" ]; then
     kill -0 "$pid" 2>/dev/null || continue
-  else # its process is on another host with this home, or this host has restarted
+  else # the push is on another host with this home, or this host has rebooted
     [ $((now - $(stat -c %Y "$draft"))) -lt 86400 ] || continue
   fi
   printf 'busy %s\n' "$draft"

@@ -1,4 +1,4 @@
-"""`kill`: stop runs on all their hosts, say what was stopped, and record it."""
+"""The `kill` command: stop runs on all their hosts, print what was stopped, and record it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from .stop_run import Stop, Stopped
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
 
-# asks the first text on a terminal; a script goes on or, if there is a second text, fails with it
+# Asks the first text as a question on a terminal. Without a terminal, returns True or, if there is
+# a second text, fails with it.
 Confirm = Callable[[str, str | None], bool]
 
 
 def kill(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -> Exit:
-    """Stop runs on all their hosts. Return UNCONFIRMED if one of these may still run something.
+    """Stop the target's runs on all their hosts. Return UNCONFIRMED if something may be left there.
 
-    If the target is everything, also remove the containers of finished runs.
+    If the target is all runs, also remove the containers of finished ones. Return INTERRUPTED if
+    `confirm` returns False.
     """
     if not confirm_target(target, confirm):
         return Exit.INTERRUPTED
@@ -58,10 +60,10 @@ def kill(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -
 
 
 def confirm_target(target: Target, confirm: Confirm) -> bool:
-    """Ask before stopping all runs, or a run that the user did not name."""
+    """Ask before stopping all runs, or a run that the user did not name. Return the answer."""
     match target:
         case OwnRuns(everything=True):
-            refusal = "--all stops every run of yours on these hosts"
+            refusal = "--all stops all your runs on these hosts"
             return confirm("Stop all your runs on these hosts?", refusal)
         case KnownRun(folder=folder, typed=None):
             return confirm(f"Stop run {folder.run_id}?", None)
@@ -69,12 +71,15 @@ def confirm_target(target: Target, confirm: Confirm) -> bool:
 
 
 def confirm_owners(run: HostedRun, target: Target, confirm: Confirm) -> bool:
-    """Ask before stopping another user's run. A script must pass the full run id, or -y."""
+    """Ask before stopping another user's run. Return the answer.
+
+    Without a terminal, the user must have typed the full run id or passed -y.
+    """
     if not run.owners:
         return True
     owners = ", ".join(run.owners)
     typed = target.typed if isinstance(target, KnownRun | NamedRun) else None
-    refusal = None if typed == run.run_id else f"{run.run_id} is a run of {owners}"
+    refusal = None if typed == run.run_id else f"{run.run_id} belongs to {owners}"
     return confirm(f"Stop run {run.run_id} of {owners}?", refusal)
 
 
@@ -85,7 +90,7 @@ def kill_runs(
     *,
     asked: Collection[HostConnection] = (),
 ) -> list[Killed]:
-    """Stop runs, say what was stopped, and record it. asked: other hosts that were asked for them."""
+    """Stop runs, print what was stopped, and record it. asked: other hosts asked about the runs."""
     killed = stop_at_once(runs, engine, console)
     for each in killed:
         each.report(console)
@@ -95,7 +100,7 @@ def kill_runs(
 
 
 def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
-    """Stop all runs at once, each on all its hosts at once."""
+    """Stop all runs concurrently, each on all its hosts at once, and return the results."""
 
     def stop_one(run: HostedRun) -> Killed:
         record = run_folder(run.run_id).load_if_readable(console)
@@ -115,7 +120,7 @@ def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> li
 
 @dataclass(frozen=True)
 class Killed:
-    """What a stop of one run did on its machines, or why that is unknown."""
+    """The result of stopping one run on its machines, or why it is unknown."""
 
     run_id: str
     machines: Sequence[HostConnection]
@@ -124,7 +129,7 @@ class Killed:
 
     @cached_property
     def stopped(self) -> dict[str, Stopped]:
-        """By the unique name of the host."""
+        """The result on each host that answered, by the host's unique name."""
         return by_name(self.machines, self.by_connection)
 
     @cached_property
@@ -133,14 +138,14 @@ class Killed:
 
     @property
     def unconfirmed(self) -> list[str]:
-        """The names of the hosts that may still run something."""
+        """The names of the hosts on which something may be left."""
         unclean = [
             connection for connection, result in self.by_connection.items() if not result.clean
         ]
         return sorted({connection.name for connection in (*self.errors, *unclean)})
 
     def report(self, console: Console) -> None:
-        """Print what was stopped and, with --verbose, on which host. What is left is an error."""
+        """Print what was stopped and, with --verbose, on which host. Leftovers are an error."""
         for host, result in self.stopped.items():
             if result.ended or not result.clean:
                 console.detail(f"{host}: {result.describe()}")
@@ -168,16 +173,17 @@ class Killed:
         return f"had {'ended' if started else 'not started'}; removed, nothing left"
 
     def save(self, asked_names: Collection[str], console: Console) -> None:
-        """Record the end of the run, and the hosts on which it is still unconfirmed.
+        """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
-        A live run becomes CANCELLED as soon as all its hosts were asked, even if some did not answer:
-        nothing restarts it, and the next command stops it on them (see `finish_pending`). A run that
-        Ctrl-C left UNKNOWN becomes CANCELLED once no host is unconfirmed.
+        A live run becomes CANCELLED once all its hosts have been asked, even if some did not
+        answer: nothing restarts it, and the next command that reaches these hosts stops it there
+        (see `finish_pending`). A run that Ctrl-C left UNKNOWN becomes CANCELLED once the stop is
+        confirmed on all hosts.
 
-        asked_names: all hosts that were asked about the run.
+        asked_names: the names of all hosts that were asked about the run.
         """
         folder = run_folder(self.run_id)
-        record = folder.load_if_readable(console)  # it may have a new attempt by now
+        record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
             return
         elsewhere = {*record.pending_stop} - {*asked_names}

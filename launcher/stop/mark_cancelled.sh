@@ -1,7 +1,7 @@
 #!/bin/sh
-# Marks run $1 as cancelled: its reserved attempts, so that none of them starts, and its nodes, so that
-# their supervisors do not take SIGTERM for a failure. Each host writes its own marks, because an NFS
-# client may see another host's too late.
+# Marks run $1 as cancelled: its reserved attempts, so that none of them starts, and its nodes, so
+# that their supervisors do not treat SIGTERM as a failure. Each host writes its own marks, because
+# an NFS client may see those of other hosts too late.
 . ../plan/attempts.sh
 for reserved in "$runs/$1"/reserved/*; do
   if [ -L "$reserved" ]; then : > "$reserved-cancelled-$(uname -n)" || exit 1; fi

@@ -1,4 +1,4 @@
-"""Stops that could not be confirmed, because a host did not answer: completed at the next contact."""
+"""Complete stops that could not be confirmed earlier, because a host did not answer."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from .kill import stop_at_once
 def finish_pending(
     connections: Sequence[HostConnection], cluster: Cluster, console: Console
 ) -> None:
-    """Complete stops that run.json lists as unconfirmed on these hosts.
+    """Complete the stops that records on this machine list as unconfirmed on these hosts.
 
-    Does not report hosts that do not answer: the caller does.
+    Does not report hosts that do not answer, because the caller does.
     """
     runs = []
     for folder in run_folders():

@@ -24,8 +24,8 @@ from ..text import counted, duration
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
 
 REMOVE = load_script(__file__, "remove_trees.sh")
-MIN_AGE = 600  # seconds; a launch may be about to use a tree that it has just pushed or looked up
-TREE = re.compile(  # or a draft
+MIN_AGE = 600  # seconds; a launch may be about to use a tree that it has just pushed or found
+TREE = re.compile(  # matches the names of trees and drafts
     r"(?:datasets|workdirs|wheels|venvs|images)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)"
 )
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
@@ -34,13 +34,13 @@ DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 @dataclass(frozen=True)
 class UnusedTree:
     host: str
-    name: str  # in ~/.ddpctl
+    name: str  # its path in ~/.ddpctl
     size: int  # bytes; includes files shared with other trees
 
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The trees that no run uses. removed: whether they were removed."""
+    """The trees that are not in use. removed: whether they were removed."""
 
     trees: Sequence[UnusedTree]
     removed: bool
@@ -48,7 +48,7 @@ class PruneResult:
     def summary(self) -> str:
         if not self.trees:
             return (
-                "nothing to delete: all data and code on the hosts is in use by a run or this hosts "
+                "nothing to delete: all data and code on the hosts is used by a run or this hosts "
                 f"file, or was pushed in the last {duration(MIN_AGE)}"
             )
         return f"{'deleted' if self.removed else 'kept'} {total(self.trees)}"
@@ -65,10 +65,12 @@ def prune(
     confirm: Callable[[str, str], bool],
     console: Console,
 ) -> PruneResult:
-    """Remove the trees that neither a run nor this hosts file uses, if `confirm` accepts list and total.
+    """Remove the trees that neither a run nor this hosts file uses.
 
-    Raises HostsNotReady with each host that failed. If it is unknown which trees a host uses, nothing
-    is removed there, nor on hosts that share its ~/.ddpctl.
+    confirm: called with their list and total; returns whether to remove them. If it is unknown
+    which trees a host uses, nothing is removed from it or from hosts that share its ~/.ddpctl.
+    Raises HostsNotReady with the hosts that failed, and PushFailed if the job's folders are
+    unreadable.
     """
     try:
         own = {tree.manifest.digest for tree in scan_job(cluster, {"dataset", "workdir"}).values()}
@@ -80,7 +82,7 @@ def prune(
         raise PushFailed(what, "make them readable", host="this machine") from None
 
     def look(connection: HostConnection) -> tuple[Inventory, set[str]]:
-        """Return what is on a host, and the digests of the trees that its runs use."""
+        """Return a host's inventory, and the digests of the trees that its runs use."""
         inventory = take_inventory(connection, folder=True)
         engines = installed_engines(connection, cluster.job.engine)
         mounts = "\n".join(path for engine in engines for path in engine.mounted())
@@ -128,7 +130,7 @@ def total(trees: Sequence[UnusedTree]) -> str:
 
 
 def unused_trees(inventory: Inventory, keep: Collection[str]) -> list[str]:
-    """Return the names of the trees and drafts on a host that may be removed. keep: digests."""
+    """Return the names of the removable trees and drafts. keep: the digests of trees to keep."""
     return [
         name
         for name, age in inventory.ages.items()

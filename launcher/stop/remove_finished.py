@@ -1,4 +1,4 @@
-"""What `kill --all` does besides stopping runs: it removes the containers of finished ones."""
+"""Remove the containers of finished runs, as `kill --all` does after stopping the live ones."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from ..text import counted
 def remove_finished(
     connections: Sequence[HostConnection], cluster: Cluster, console: Console
 ) -> None:
-    """Remove the containers of this user's finished runs, but not their folders. Prints how many."""
+    """Remove the containers of this user's finished runs, not their folders. Print the count."""
 
     def remove(connection: HostConnection) -> set[str]:
         run_ids = set()
@@ -31,7 +31,7 @@ def remove_finished(
         removed, failures = ask_each(one_per_account(connections), remove)
     if run_ids := set().union(*removed.values()):
         count = counted(len(run_ids), "finished run")
-        console.say(f"removed the containers of {count}; `ddpctl fetch` still finds the files")
+        console.say(f"removed the containers of {count}; `ddpctl fetch` can still get their files")
     what = "containers of finished runs may be left"
     errors = {h: CommandFailed(f"{what}: {e.what}", e.remedy) for h, e in failures.items()}
     report_errors(errors, console)

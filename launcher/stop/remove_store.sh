@@ -1,4 +1,4 @@
 #!/bin/sh
-# Removes ~/.ddpctl, which is empty, or the link to it. A mount point stays.
+# Removes ~/.ddpctl: an empty folder or a link. If it is a mount point, it stays.
 cd "$HOME" && { rmdir .ddpctl || rm -f .ddpctl; } 2>/dev/null
 true

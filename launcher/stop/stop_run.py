@@ -1,4 +1,4 @@
-"""Stop one run on its hosts and verify it: mark, SIGTERM, wait, SIGKILL, look again."""
+"""Stop one run on its hosts, and verify that it has stopped: mark, SIGTERM, wait, SIGKILL, list."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -16,16 +16,16 @@ from ..text import counted
 from .inventory import processes_on
 
 MARK_CANCELLED = load_script(__file__, "mark_cancelled.sh")
-ORPHAN_TIMEOUT = 5.0  # seconds for a killed supervisor's processes to end
-POLL = 0.3  # seconds
+ORPHAN_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end
+POLL = 0.3  # seconds between looks at them
 
 
 @dataclass(frozen=True)
 class Stopped:
     """The result of a stop on one host.
 
-    ended: the nodes that it stopped and removed. remaining: nodes, and pids of the run's processes.
-    others: nodes that carry the run's id, but belong to someone else and were left alone.
+    ended: the nodes that were stopped and removed. remaining: the nodes and processes of the run
+    that are left. others: nodes with the run's id that belong to another user and were left alone.
     """
 
     ended: Sequence[NodeStatus]
@@ -45,14 +45,14 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop of one run. On each host, it ends this user's nodes of the run and those of `owners`.
+    """A stop of one run. On each host, it ends the nodes of this user and of `owners`.
 
-    Only the labels of a node on its own host count: what another host reports about a run gives no
-    right to stop it here.
+    Only a node's labels on its own host count: what another host reports about a run does not
+    justify stopping anything here.
 
-    engine: the job's. timeout: seconds between SIGTERM and SIGKILL. owners: USER@MACHINE. remove:
-    also remove the containers. cancel: record a cancellation instead of a failure, and remove the
-    run's tickets, so that it does not restart.
+    engine: the job's engine. timeout: seconds between SIGTERM and SIGKILL. owners: each as
+    USER@MACHINE. remove: also remove the containers. cancel: record a cancellation, not a failure,
+    and remove the run's tickets, so that it does not restart.
     """
 
     run_id: str
@@ -80,7 +80,7 @@ class Stop:
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(connection, self.engine):
-            # listed again: the launch may have created nodes until it saw the mark
+            # list again: until it saw the mark, the launch may have created nodes
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)
@@ -94,17 +94,17 @@ class Stop:
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
         def end(status: NodeStatus) -> None:
             is_withdrawn = status.state in UNSTARTED and engine.withdraw(status)
-            if not is_withdrawn:  # it runs, or has started by now
+            if not is_withdrawn:  # it was running, or has started in the meantime
                 engine.stop(status, self.timeout)
 
-        # concurrently, so that nodes on one machine do not wait for each other's timeout
+        # concurrently, so that one node does not wait for another's timeout
         with ThreadPoolExecutor(len(own) or 1) as pool:
             list(pool.map(end, own))
         for status in own if self.remove else ():
             engine.remove(status)
 
     def _end_late(self, engine: Engine) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """End nodes that the launch created before it saw the mark. Return the last `list_all`."""
+        """End nodes that the launch created before it saw the mark. Return a final `list_all`."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
         if late:
@@ -119,7 +119,7 @@ class Stop:
         ]
 
     def _wait_for_orphans(self, connection: HostConnection) -> list[str]:
-        """Return the processes of the run that outlive its nodes. Their supervisor ends them."""
+        """Return the run's processes that are still there after ORPHAN_TIMEOUT, as `pid N`."""
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (orphans := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)

@@ -1,11 +1,12 @@
 """Find leftovers of dead runs ("strays") by label and run id, and list them. With -y, end them.
 
-A run is dead if all hosts answered and one of its nodes has ended or is missing. The strays are its
-live nodes and those that were created but never started. A process with a run id is a stray on a
-host without a live node of that run. Processes without a run id are never touched.
+A run is dead if all hosts answered and one of its nodes has ended or is missing. Its strays are its
+live nodes and those that were created but never started. A process with a run id is a stray if its
+host has no live node of that run. Processes without a run id are never touched.
 
-A host can say anything about a run that it is not part of. So an ended node proves nothing if another
-host has a node of the same rank, and only the stray's own host says how many nodes a run has.
+A host can report anything about runs that are not its own. So an ended node proves nothing if
+another host has a node of the same rank, and only the stray's own host determines how many nodes a
+run has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +35,14 @@ STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 class Stray:
     host: str
     run_id: str
-    kind: str  # container, node (one without a container) or process
-    handle: str  # name or pid
-    what: str
+    kind: str  # container, node (without a container) or process
+    handle: str  # its name or pid
+    what: str  # a description
 
 
 @dataclass(frozen=True)
 class RunTraces:
-    """What one host reports: nodes of runs, processes with a run id, and GPU memory in use."""
+    """What one host reports: nodes of runs, processes with a run id, and their GPU memory."""
 
     statuses: Sequence[NodeStatus]
     processes: Sequence[RunProcess]
@@ -49,7 +50,10 @@ class RunTraces:
 
 
 def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool) -> Exit:
-    """List the strays; end them if `yes`. Return 6 if a host was silent or `yes` left some, else 0."""
+    """List the strays, and end them if `yes`.
+
+    Return UNCONFIRMED if a host did not answer or strays are left after `yes`; otherwise DONE.
+    """
     with connected(cluster.hosts) as connections:
         machines = one_per_account(connections)
         with console.step(f"looking for leftovers on {counted(len(machines), 'host')}"):
@@ -89,7 +93,7 @@ def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool)
 def find_strays(
     machines: Sequence[HostConnection], cluster: Cluster
 ) -> tuple[list[Stray], dict[str, DdpctlError]]:
-    """Return the strays of this user's runs, and the errors of silent hosts."""
+    """Return the strays of this user's runs, and the errors of hosts that did not answer."""
     by_host, failures = ask_each(machines, lambda connection: run_traces(connection, cluster))
     return strays_of(by_host, account_name(), complete=not failures), failures
 
@@ -104,7 +108,7 @@ def run_traces(connection: HostConnection, cluster: Cluster) -> RunTraces:
 
 
 def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> list[Stray]:
-    """Return the strays on `hosts`. complete: every host answered."""
+    """Return the user's strays. hosts: traces by host name. complete: whether all answered."""
     runs: dict[str, dict[int, list[NodeStatus]]] = {}  # by run and node rank
     for status in (status for host in hosts.values() for status in host.statuses):
         runs.setdefault(status.run_id, {}).setdefault(status.node_rank, []).append(status)

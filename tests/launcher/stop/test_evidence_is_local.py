@@ -94,7 +94,7 @@ def test_a_script_stops_another_users_run_by_its_whole_id_and_not_by_a_prefix(
     cluster = fake_cluster("good")
     show(cluster, "good", "bob-run", owner=BOB)
     code, _, err = cluster.ddpctl("kill", "bob", "--hosts", cluster.hosts_file)
-    assert code == 2 and "bob-run is a run of bob@there" in err and "pass -y" in err
+    assert code == 2 and "bob-run belongs to bob@there" in err and "pass -y" in err
     assert cluster.nodes
     assert cluster.ddpctl("kill", "bob-run", "--hosts", cluster.hosts_file)[0] == 0
     assert not cluster.nodes
@@ -149,7 +149,7 @@ def test_one_host_does_not_decide_which_run_is_the_newest(fake_cluster: Make) ->
     show(cluster, "evil", "zzz-run")
     cluster.forget()
     code, _, err = cluster.ddpctl("logs", cluster.hosts_file)
-    assert code == 2 and run_id in err and "only evil shows it" in err
+    assert code == 2 and run_id in err and "only evil lists it" in err
     code, _, err = cluster.ddpctl("logs", run_id, "--hosts", cluster.hosts_file)
     assert code == 0, err
 

@@ -26,7 +26,7 @@ def test_ps_shows_a_node_on_a_spare(cluster: FakeCluster) -> None:
     assert code == 0, err
     [run] = json.loads(out)["runs"]
     assert [node["host"] for node in run["nodes"]] == ["gpu0", "gpu2"]
-    assert "no answer from spare gpu3" in err
+    assert "spares that do not answer are left out: gpu3" in err
 
 
 def test_kill_stops_a_node_on_a_spare(cluster: FakeCluster) -> None:

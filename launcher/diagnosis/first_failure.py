@@ -104,7 +104,7 @@ def _blame_gpu(candidate: Candidate) -> Candidate:
     if fault is None or failure.kind not in GPU_SYMPTOMS:
         return candidate
     meaning, remedy = XIDS[fault]
-    message = f"{failure.message}; its GPU ({pci}) has had Xid {fault}: {meaning}"
+    message = f"{failure.message}; its GPU ({pci}) has reported Xid {fault}: {meaning}"
     blamed = candidate.but(kind="gpu-failed", message=message, remedy=remedy)
     return blamed._replace(weight=Weight.CAUSE)
 

@@ -1,8 +1,8 @@
 #!/bin/sh
-# To be sourced. `amd_gpus` prints a row per node of the KFD driver, separated by tabs: node number,
-# unique_id and memory in bytes (decimal), the name, `vddnb` for a GPU that is part of a processor,
-# and the PCI address. The amdgpu driver reports a northbridge voltage for such GPUs only. Neither KFD nor the
-# memory size identifies them (an MI300A is one too, but has no such voltage).
+# To be sourced. `amd_gpus` prints a tab-separated row per GPU of the KFD driver: node number,
+# unique_id and memory in bytes (both decimal), name, `vddnb` if the GPU is part of a processor, and
+# PCI address. vddnb is a northbridge voltage, which the amdgpu driver reports only for such GPUs.
+# Neither KFD nor the memory size identifies them. (An MI300A is one too, but has no such voltage.)
 amd_gpus() {
   for d in /sys/class/kfd/kfd/topology/nodes/*; do
     id=0 name='' unique=0 render='' bytes=0 kind='' domain=0 at=''

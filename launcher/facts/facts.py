@@ -15,7 +15,7 @@ from .network import Address, Interface, IpRoute
 from .rdma import RdmaPort
 
 SCRIPT = load_script(__file__, "facts.sh")
-LONGEST_LINE = 4096  # characters; the rest of a line is not read
+LONGEST_LINE = 4096  # characters; the rest of a longer line is ignored
 _BOOT_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -31,20 +31,20 @@ class Facts:
     ssh_server_ip: str | None  # the address by which the launching machine reached this host
     ssh_client_ip: str | None  # the launching machine (or the last jump host) as this host sees it
     addresses: tuple[Address, ...]
-    listening: frozenset[int]  # TCP ports in state LISTEN
+    listening: frozenset[int]  # TCP ports that some process listens on
     infiniband: tuple[str, ...]  # devices, such as uverbs0
     gpus: tuple[Gpu, ...]
     gpu_error: str | None  # what nvidia-smi printed instead of GPUs
     interfaces: tuple[Interface, ...] = ()
-    routes: tuple[IpRoute, ...] = ()  # of IPv4, the most specific first
+    routes: tuple[IpRoute, ...] = ()  # IPv4 routes, the most specific first
     network_stack: str = ""  # boot id and network namespace: equal if two hosts share addresses
     rdma_ports: tuple[RdmaPort, ...] = ()
-    all_cores: frozenset[int] = frozenset()  # of the machine, online; cores may be fewer
-    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
+    all_cores: frozenset[int] = frozenset()  # the machine's online cores; `cores` may be fewer
+    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, without root's
     boot_id: str = ""  # equal if two hosts are one machine; "" if unknown
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
-    clock_error: float = 0.0  # maximum error of clock_skew: half the network time
-    details: Details = field(default_factory=Details)  # with its defaults unless requested
+    clock_error: float = 0.0  # maximum error of clock_skew: half the time spent in the network
+    details: Details = field(default_factory=Details)  # has its default values unless requested
     resolved: str = ""  # ~/.ddpctl without symlinks: on NFS, root may be unable to follow them
 
     @property
@@ -58,23 +58,23 @@ class Facts:
 
     @property
     def roce_ports(self) -> tuple[RdmaPort, ...]:
-        """The ports of RoCE that are up."""
+        """The RoCE ports that are up."""
         return tuple(port for port in self.rdma_ports if port.is_up and port.is_ethernet)
 
     @property
     def roce_addresses(self) -> tuple[Address, ...]:
-        """The addresses of these ports, except link-local ones."""
+        """The addresses of the RoCE ports that are up, except link-local ones."""
         ips = {gid.ip for port in self.roce_ports for gid in port.gids if gid.is_roce_v2}
         return tuple(
             a for a in self.addresses if a.ip in ips and not ip_address(a.ip).is_link_local
         )
 
     def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
-        """Return NCCL's variables for RoCE (the ports and the GID) if `ip` is the address in use.
+        """Return NCCL's variables for RoCE (ports and GID index) for a run whose address is `ip`.
 
-        Empty if the user sets one of them, or if `ip` has no RoCE v2 GID. Empty also if a setting
-        for all ports would exclude a port that may be better: InfiniBand, a faster one, or one with
-        its RoCE v2 address at another index.
+        Return none if the user sets one of them (user_sets: names of variables) or `ip` has no RoCE
+        v2 GID. Nor if they would exclude a port that may be better: InfiniBand, a faster one, or
+        one whose RoCE v2 GID has another index.
         """
         up = [port for port in self.rdma_ports if port.is_up]
         v2 = {port: [gid.index for gid in port.gids if gid.is_roce_v2] for port in up}
@@ -94,25 +94,25 @@ class Facts:
         return next((a.interface for a in self.addresses if a.ip == ip), None)
 
     def network_of(self, ip: str) -> str:
-        """Return the subnet that contains `ip`, or ""."""
+        """Return the network of the host's address `ip`, such as 10.0.0.0/24; "" if unknown."""
         return next((a.network for a in self.addresses if a.ip == ip), "")
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)
 
     def gateway_to(self, ip: str) -> str | None:
-        """Return the gateway on the route to `ip`; None without a gateway or a route."""
+        """Return the gateway of the route to `ip`; None if there is no gateway or no route."""
         route = next((route for route in self.routes if ip_address(ip) in route.network), None)
         return (route.gateway or None) if route else None
 
 
 def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
-    """Parse the script's output. Raises ValueError for any other text.
+    """Parse the script's output. Raises ValueError if the output is incomplete or malformed.
 
-    asked, answered: when it was started and had ended, in unix seconds of this machine's clock.
+    asked, answered: when the script was started and had ended, in unix seconds by our clock.
     """
     sections: defaultdict[str, list[str]] = defaultdict(list)
-    lines: list[str] = []  # of one section
+    lines: list[str] = []  # the lines of one section
     for line in filter(str.strip, text.split("\n")):
         if line.startswith("@@"):
             lines = sections[line[2:].strip()]
@@ -124,7 +124,7 @@ def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
     def first(name: str) -> str:
         return next((line.strip().replace("\t", "?") for line in sections[name]), "")
 
-    def clock(name: str) -> float:  # of `date +%s.%N`; busybox prints %N literally
+    def clock(name: str) -> float:  # printed by `date +%s.%N`; busybox prints %N literally
         match = re.match(r"[0-9]{1,12}(\.[0-9]{1,9})?", first(name))
         return float(match[0]) if match else 0.0
 

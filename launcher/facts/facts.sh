@@ -1,10 +1,10 @@
 #!/bin/sh
-# Prints what a host can say about itself: a section per subject, each after a line `@@NAME`.
+# Prints facts about this host in sections, each of which begins with a line `@@NAME`.
 # Arguments: [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
 # `gpus` runs nvidia-smi, which can take seconds. `check` adds what only `ddpctl check` needs;
 # DOCKER_ROOT and MASTER_PORT may be empty.
-# Needs only a shell and coreutils. Values that the host cannot report stay empty. The shell does as
-# much as possible itself, because starting processes is slow on a small host.
+# Needs only a shell and coreutils. Values that the host cannot report stay empty. The shell itself
+# does as much as possible, because starting processes is slow on a small host.
 . ./amd_gpus.sh
 . ./rdma_ports.sh
 . ./gpu_owners.sh
@@ -26,7 +26,7 @@ check() {
   s memory; { read -r total; read -r _; read -r available; } < /proc/meminfo
   printf '%s\n' "$total" "$available"
   s memlock
-  # shellcheck disable=SC3045 # not in POSIX, but in every shell of Linux
+  # shellcheck disable=SC3045 # not in POSIX, but in every Linux shell
   ulimit -l
   # shellcheck disable=SC3045 # likewise
   s nofile && ulimit -Hn
@@ -62,7 +62,7 @@ check() {
     s toolkit
     for c in nvidia-container-runtime-hook nvidia-container-runtime nvidia-ctk; do command -v "$c"; done
     s cdi
-    # shellcheck disable=SC2010 # two folders, either of which may be missing
+    # shellcheck disable=SC2010 # either of the two folders may be missing
     ls /etc/cdi /var/run/cdi 2>/dev/null | grep -i nvidia
     s nvidia
     xml=$(command -v nvidia-smi >/dev/null 2>&1 && timeout 20 nvidia-smi -q -x 2>/dev/null)
@@ -72,7 +72,7 @@ check() {
     s xgmi; cat /sys/class/kfd/kfd/topology/nodes/*/io_links/*/properties 2>/dev/null | grep -m1 '^type 11$'
     s peermem; ls -d /sys/module/nvidia_peermem /sys/module/nv_peer_mem 2>/dev/null
     s acs; lspci -vv 2>/dev/null | grep -m1 'ACSCtl:.*ReqRedir+' # root only
-    s xid  # the first that this user may read
+    s xid  # from the first log that this user may read
     { dmesg || timeout 5 journalctl -kb -q --no-pager -n 10000; } 2>/dev/null | grep 'NVRM: Xid' | tail -n 64
     s gpuowners
     # shellcheck disable=SC2046 # one argument per pid
@@ -97,7 +97,7 @@ for d in /sys/class/net/*; do
     kind=bridge
   elif [ -e "$d/device" ] && [ ! -d "$d/wireless" ]; then
     read -r type < "$d/type" 2>/dev/null && [ "$type" = 1 ] && kind=ethernet
-    for upper in "$d"/upper_*; do [ -e "$upper" ] && kind=plain; done # it is part of a bond or has a VLAN
+    for upper in "$d"/upper_*; do [ -e "$upper" ] && kind=plain; done # in a bond, or has a VLAN
   fi
   printf '%s %s %s %s %s\n' "${d##*/}" "$mtu" "$state" "${speed:--1}" "$kind"
 done

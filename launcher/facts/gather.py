@@ -13,18 +13,18 @@ MOST_SKEW = 3600.0  # seconds
 
 
 def request_time(facts: Facts) -> float:
-    """Return the current time by this host's clock, or by ours if the host's clock is far off."""
+    """Return the current time by the host's clock, or by ours if the host's clock is far off."""
     skew = facts.clock_skew
     return time.time() + (skew if abs(skew) < MOST_SKEW else 0.0)
 
 
 def gather(connections: Sequence[HostConnection]) -> tuple[Facts, ...]:
-    """Return the facts of every host. Raises NodesFailed for the hosts that do not answer."""
+    """Return the facts of every host, in order. Raises NodesFailed if some hosts do not answer."""
     return tuple(each_node(connections, gather_one).values())
 
 
 def gather_one(connection: HostConnection, check: Sequence[str] | None = None) -> Facts:
-    """Return one host's facts. check: the script's arguments for `check`; None: no Details."""
+    """Return one host's facts. check: arguments of the script's `check`; None skips Details."""
     asked_for = ["gpus"] if connection.host.gpus != 0 else []
     if check is not None:
         asked_for += ["check", *check]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# To be sourced. `gpu_owners PID...` prints a row per process, separated by tabs: pid, user,
-# container id, run id, start (unix seconds), name. What is unknown is empty.
+# To be sourced. `gpu_owners PID...` prints a tab-separated row per process: pid, user, container
+# id, run id, start time (unix seconds), name. Unknown values are empty.
 gpu_owners() {
   boot=$(sed -n 's/^btime //p' /proc/stat)
   for pid; do

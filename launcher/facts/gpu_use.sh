@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the boot id (`boot, ...`), a row per NVIDIA GPU (`gpu, ...`), a row per process on a GPU (`app, ...`), and the rows of
-# gpu_owners for these processes.
+# Prints the boot id (`boot, ...`), a row per NVIDIA GPU (`gpu, ...`) and per process on a GPU
+# (`app, ...`), and the rows of gpu_owners for these processes.
 . ./gpu_owners.sh
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 ask() { timeout 20 nvidia-smi "$@" --format=csv,noheader,nounits 2>/dev/null; }

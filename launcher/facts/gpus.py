@@ -1,6 +1,6 @@
-"""The GPUs of a host, and the cores and the IOMMU next to them.
+"""The GPUs of a host, the CPU cores next to them, and their IOMMU modes.
 
-nvidia-smi lists NVIDIA's. The kernel's KFD driver lists AMD's in /sys/class/kfd, without any tool.
+nvidia-smi lists NVIDIA GPUs. The kernel's KFD driver lists AMD GPUs in /sys/class/kfd.
 """
 
 import dataclasses
@@ -21,21 +21,24 @@ _PCI = re.compile(r"([0-9a-f:.]{10,16})\t([0-9,-]{1,1000})(?:\t([\w-]{0,20}))?")
 
 @dataclass(frozen=True)
 class Gpu:
-    """pci: domain:bus:device. cores: next to the GPU. iommu: its mode, such as DMA or identity."""
+    """A GPU. pci: domain:bus:device. cores: those next to it. iommu: its mode, such as DMA."""
 
     index: int
     uuid: str
     name: str
     memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
     vendor: Literal["nvidia", "amd"] = "nvidia"
-    integrated: bool = False  # part of a processor: used only where the hosts file names its id
+    integrated: bool = False  # part of a processor: used only if the hosts file names its id
     pci: str = ""
     cores: frozenset[int] = frozenset()
     iommu: str = ""
 
 
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
-    """Parse rows of index, uuid, name, MiB, PCI address. For any other row, return () and that row."""
+    """Parse rows of index, UUID, name, MiB and PCI address. Return the GPUs and None.
+
+    If a row has another form, such as an error message, return () and that row.
+    """
     gpus = []
     for line in lines:
         parts = [part.strip() for part in line.split(",")]
@@ -48,7 +51,7 @@ def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
-    """Return the GPUs in ROCm's order, each with the UUID that ROCm uses, if it has one."""
+    """Parse the rows of amd_gpus.sh. Return the GPUs in ROCm's order, with ROCm's UUIDs or ""."""
     rows = [match for line in lines[:64] if (match := _ROW.fullmatch(line))]
     gpus: list[Gpu] = []
     for row in sorted(rows, key=lambda row: int(row[1])):
@@ -60,7 +63,7 @@ def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
-    """Add each GPU's cores and IOMMU mode. lines: PCI address, list of cores, IOMMU mode."""
+    """Return the GPUs with their cores and IOMMU modes. lines: PCI address, cores, IOMMU mode."""
     rows = [match for line in lines[:64] if (match := _PCI.fullmatch(line))]
     near = {pci_address(row[1]): (core_list(row[2]), row[3] or "") for row in rows}
     near[""] = (frozenset(), "")
@@ -72,7 +75,7 @@ def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]
 
 
 def core_list(text: str) -> frozenset[int]:
-    """Parse the kernel's `0-15,32-47`; empty for anything else."""
+    """Parse a list of cores such as the kernel's `0-15,32-47`; empty for anything else."""
     try:
         return numbers_in(text.strip(), MOST_CORES)
     except ValueError:
@@ -80,6 +83,6 @@ def core_list(text: str) -> frozenset[int]:
 
 
 def pci_address(text: str) -> str:
-    """Normalize a PCI address: `00000000:3B:00.0` and `0000:3b:00` become `0000:3b:00`."""
+    """Normalize a PCI address: `00000000:3B:00.0` becomes `0000:3b:00`. "" for any other text."""
     match = re.fullmatch(r"0*([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?", text.lower())
     return match[1] if match else ""

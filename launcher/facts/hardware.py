@@ -1,4 +1,4 @@
-"""The facts that only `check` needs: disks, memory, GPUs, ports."""
+"""The facts that only `check` needs: disks, memory, GPU drivers and more."""
 
 import re
 from collections import defaultdict
@@ -13,7 +13,10 @@ LONGEST_COMMAND = 80  # characters shown; a command line may contain anything, i
 
 @dataclass(frozen=True)
 class Disk:
-    """kib: size in units of 1024 bytes. inodes_free: None if the file system has no inode limit."""
+    """The disk that holds `path`. kib, kib_free: size and free space in units of 1024 bytes.
+
+    inodes_free: None if the file system has no limit on inodes.
+    """
 
     path: str
     mount: str
@@ -29,24 +32,24 @@ class Details:
     disks: tuple[Disk, ...] = ()
     memory_kib: int = 0
     memory_available_kib: int = 0
-    memlock: str = "unlimited"  # or a number of KiB
+    memlock: str = "unlimited"  # or a number, in KiB
     open_files: str = "unlimited"  # or a number
-    resolved: str | None = None  # the IP address that the host's own name resolves to
+    resolved: str | None = None  # the IP address that the host's own name has on the host
     missing: tuple[str, ...] = ()  # requested folders that do not exist
     home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
     firewalls: tuple[str, ...] = ()
     holder: str = ""  # the process that listens on the master port
     kernel_driver: str | None = None  # version of the loaded NVIDIA module
-    open_driver: bool = False  # it is NVIDIA's open kernel module
-    peermem: bool = False  # GPUDirect RDMA by nvidia-peermem
-    acs: bool = False  # a PCIe switch redirects transfers; False if only root may know
-    xgmi: bool = False  # links between AMD GPUs
+    open_driver: bool = False  # that module is NVIDIA's open one
+    peermem: bool = False  # nvidia-peermem is loaded, for GPUDirect RDMA
+    acs: bool = False  # a PCIe switch redirects transfers; False if only root can see that
+    xgmi: bool = False  # XGMI links AMD GPUs
     nvswitches: int = 0
     fabric_manager: bool = False
-    toolkit: bool = False  # the NVIDIA container toolkit
-    cdi: bool = False
+    toolkit: bool = False  # the NVIDIA container toolkit is installed
+    cdi: bool = False  # there is a CDI specification of the GPUs
     subuids: bool = False  # the SSH user has subordinate uids for the users of a container
-    lingers: bool = True  # processes of the SSH user survive the logout
+    lingers: bool = True  # the SSH user's processes survive a logout
     nvidia: Nvidia = field(default_factory=Nvidia)
 
     def disk(self, path: str) -> Disk | None:
@@ -54,9 +57,9 @@ class Details:
 
 
 def details(sections: defaultdict[str, list[str]], first: Callable[[str], str]) -> Details:
-    """Parse the sections of the script's output. Unreadable values keep their defaults.
+    """Parse the script's output, given by section. Unreadable values keep their defaults.
 
-    first: returns the first line of a section, or "".
+    first: a function that returns the first line of a section, or "".
     """
     writable = sections["writable"]
     memory = dict(row.partition(":")[::2] for row in sections["memory"])
@@ -95,7 +98,7 @@ _DF_ROW = re.compile(
 
 
 def _disks(lines: Sequence[str]) -> Iterator[Disk]:
-    """Parse, for each path, a line `path PATH`, then the output of `df -Pk` and of `df -Pi`."""
+    """Parse a line `path PATH`, then the output of `df -Pk` and of `df -Pi`, for each path."""
     for part in re.split(r"^path ", "\n".join(lines), flags=re.MULTILINE)[1:]:
         path, *rows = part.splitlines()
         blocks, inodes = ([*filter(None, map(_DF_ROW.search, rows)), None, None])[:2]
@@ -108,7 +111,7 @@ def _disks(lines: Sequence[str]) -> Iterator[Disk]:
 
 
 def _holder(lines: Sequence[str]) -> str:
-    """Describe the process on the master port, by user, pid (if the SSH user sees it) and command."""
+    """Describe the process on the master port by its command, user and, if visible, pid."""
     user, pid, command = [*"".join(lines[:1]).split("\t", 2), "", ""][:3]
     who = f"user {user}, pid {number(pid)}" if number(pid) else f"user {user}"
     return f"{one_line(command, LONGEST_COMMAND) or 'a process'} ({who})" if user else ""

@@ -1,4 +1,4 @@
-"""What a host's kernel has recently logged about failing GPUs and full memory."""
+"""What a host's kernel has recently logged about failing GPUs and a lack of memory."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from .nvidia import xids_in
 
 SCRIPT = load_script(__file__, "kernel_log.sh")
 TIMEOUT = 30.0  # seconds; nvidia-smi is slow while a GPU fails
-MOST = 400  # lines that count; SCRIPT prints fewer
+MOST = 400  # lines that are read; SCRIPT prints fewer
 _STAMP = re.compile(r"\[ *([0-9]{1,12}\.[0-9]{1,9})\]")
 _GPU = re.compile(r"gpu ([\w-]{1,64}), ([0-9a-fA-F:.]{10,16})")
 _UPTIME = re.compile(r"uptime ([0-9]{1,12}(\.[0-9]{1,9})?)")
@@ -22,7 +22,10 @@ _UPTIME = re.compile(r"uptime ([0-9]{1,12}(\.[0-9]{1,9})?)")
 
 @dataclass(frozen=True)
 class KernelLog:
-    """lines: the recent ones. pci, loads: of the GPUs that still answer; the addresses by UUID."""
+    """lines: the recent ones. pci: addresses by UUID. loads: utilization and errors.
+
+    pci and loads cover only the GPUs that still respond.
+    """
 
     lines: tuple[str, ...] = ()
     pci: Mapping[str, str] = field(default_factory=dict)
@@ -33,20 +36,23 @@ class KernelLog:
         return xids_in(self.lines)
 
     def addresses(self, uuids: Sequence[str]) -> tuple[str, ...]:
-        """Return the GPUs' PCI addresses; for one that no longer answers, the address in its errors."""
+        """Return the PCI addresses of these GPUs; "" if unknown.
+
+        A GPU that no longer responds gets the address in the logged errors, if there is only one.
+        """
         silent = {pci for pci, _ in self.xids}.difference(self.pci.values())
         only = silent.pop() if len(silent) == 1 else ""
         return tuple(self.pci.get(uuid, only) for uuid in uuids)
 
 
 def read_kernel_log(connection: HostConnection, seconds: float) -> KernelLog:
-    """Return what a host's kernel has logged in the last `seconds`."""
+    """Return what a host's kernel has logged in the last `seconds` seconds."""
     text = connection.script(SCRIPT, GPU_FIELDS, timeout=TIMEOUT).stdout.decode(errors="replace")
     return parse_kernel_log(text, seconds)
 
 
 def parse_kernel_log(text: str, seconds: float) -> KernelLog:
-    """Parse SCRIPT's output. A line without a time counts as recent."""
+    """Parse SCRIPT's output. A line without a time stamp counts as recent."""
     pci: dict[str, str] = {}
     lines: list[str] = []
     loads: list[str] = []

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints NVIDIA's GPUs as `gpu UUID, PCI` and their state as `load FIELDS` ($1), the uptime, and what the
-# kernel has logged about GPUs and memory. Each line of the log begins with seconds of uptime in brackets.
+# Prints each NVIDIA GPU as `gpu UUID, PCI`, its state as `load VALUES` (the fields $1), the uptime,
+# and the kernel's messages about GPUs and memory, each of which begins with its uptime in brackets.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 ask() { timeout 10 nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null; }
 if command -v nvidia-smi >/dev/null 2>&1; then

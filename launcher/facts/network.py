@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 _HEX = re.compile(r"[0-9A-F]{8}")
-# A speed of 10 is unknown too: the kernel reports it for any tun device, such as a VPN's.
+# A speed of 10 counts as unknown: the kernel reports it for any tun device, such as a VPN's.
 _NIC = re.compile(r"(\S+) ([0-9]{1,9}) (\S*) (?:10|([0-9]{1,9})|\S*) (\w+)")
 
 
@@ -20,7 +20,7 @@ class Address:
 
 @dataclass(frozen=True)
 class IpRoute:
-    """gateway: "" for a directly attached network."""
+    """A route to a network. gateway: "" if the network is directly attached."""
 
     network: IPv4Network
     gateway: str
@@ -29,9 +29,10 @@ class IpRoute:
 
 @dataclass(frozen=True)
 class Interface:
-    """speed: Mbit/s; 0 if unknown.
+    """A network interface. state: as in `operstate`. speed: Mbit/s; 0 if unknown.
 
-    kind: bridge, ethernet (a physical port that is not part of a bond, bridge or VLAN) or plain.
+    kind: bridge, ethernet (a physical port that is not part of a bond or bridge and has no VLAN) or
+    plain.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Interface:
 
 
 def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
-    """Parse the rows of /proc/net/route; the most specific network comes first."""
+    """Parse the rows of /proc/net/route. Return the routes, the most specific network first."""
     table = []
     for words in map(str.split, lines):
         if len(words) < 8 or not all(_HEX.fullmatch(words[i]) for i in (1, 2, 7)):
@@ -58,13 +59,13 @@ def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
 
 
 def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
-    """Return the host's own addresses with interfaces. lines: /proc/net/route, fib_trie, if_inet6."""
+    """Return the host's own addresses. lines: those of /proc/net/route, fib_trie and if_inet6."""
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
     ip, v4, v6 = "", [], []
     for line in lines:
         if match := re.search(r"\|-- ([0-9.]+)", line):
             ip = match[1]
-        elif "/32 host LOCAL" in line:  # follows its address in fib_trie
+        elif "/32 host LOCAL" in line:  # in fib_trie, this line follows its address
             with contextlib.suppress(ValueError):
                 v4.append(IPv4Address(ip))
         elif match := re.match(r"([0-9a-f]{32}) +\S+ +([0-9a-f]{2}) +\S+ +\S+ +(\S+)$", line):
@@ -82,7 +83,7 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
 
 
 def interfaces(lines: Sequence[str]) -> tuple[Interface, ...]:
-    """Parse rows of name, MTU, state, speed and kind."""
+    """Parse rows of name, MTU, state, speed and kind. Malformed rows are ignored."""
     return tuple(
         Interface(nic[1], int(nic[2]), nic[3], int(nic[4] or 0), nic[5])
         for nic in filter(None, map(_NIC.fullmatch, lines))

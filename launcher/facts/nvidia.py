@@ -1,4 +1,4 @@
-"""What nvidia-smi says about a host's GPUs: their state for `check`, their use for `ps`."""
+"""What nvidia-smi reports about a host's GPUs: their state for `check`, their use for `ps`."""
 
 import dataclasses
 import re
@@ -14,9 +14,9 @@ from ..text import printable
 from .gpus import pci_address
 
 BUSY_MIB = 500  # a GPU with at least this much memory in use is busy
-MOST = 256  # GPUs of a host and processes of a GPU that are read
-IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another one of its run is at BUSY or above
-# Paths in nvidia-smi's XML: which of them exists depends on the driver and the GPU.
+MOST = 256  # maximum numbers of GPUs per host and of processes per GPU
+IDLE, BUSY = 5, 50  # percent: a GPU below IDLE is odd if another GPU of its run is at BUSY or above
+# Paths in nvidia-smi's XML. Which of them exist depends on the driver and the GPU.
 _REPAIR_PENDING = (
     "remapped_rows/remapped_row_pending",
     "retired_pages/pending_retirement",
@@ -36,14 +36,14 @@ _GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_S
 _APP = re.compile(rf"app, ([\w-]{{1,64}}), ([0-9]{{1,9}}), {_SIZE}")
 
 USE = load_script(__file__, "gpu_use.sh")
-GpuPair: TypeAlias = tuple[int, int]  # their indexes
+GpuPair: TypeAlias = tuple[int, int]  # the indexes of two GPUs
 
 
 @dataclass(frozen=True)
 class Process:
-    """mib: GPU memory in use. container: its id, "" if none. started: unix seconds.
+    """A process on a GPU. mib: its GPU memory. container: the id of its container, or "".
 
-    run_id: from the process's environment, if that is readable.
+    run_id: from the process's environment, "" if that is unreadable. started: unix seconds.
     """
 
     pid: int
@@ -61,8 +61,8 @@ class GpuState:
     ecc: str  # Enabled, Disabled or N/A
     mig: str
     uncorrectable: int = 0  # ECC errors since the driver was loaded
-    repair_pending: bool = False  # the next reset replaces faulty memory
-    repair_failed: bool = False
+    repair_pending: bool = False  # the next reset will replace faulty memory
+    repair_failed: bool = False  # faulty memory could not be replaced
     slowed: bool = False  # throttled by temperature or power
     narrow: bool = False  # uses fewer PCIe lanes than it could
     pci: str = ""  # domain:bus:device
@@ -74,14 +74,14 @@ class Nvidia:
     driver: str | None = None
     cuda: tuple[int, int] | None = None  # the newest CUDA version that the driver supports
     gpus: tuple[GpuState, ...] = ()
-    xids: tuple[tuple[str, int], ...] = ()  # PCI address and number of each logged error
+    xids: tuple[tuple[str, int], ...] = ()  # PCI address and Xid number of each logged error
     links: Mapping[GpuPair, str] = field(default_factory=dict)  # NV18, PIX, SYS ...
     p2p: Mapping[GpuPair, str] = field(default_factory=dict)  # OK, CNS, NS ...
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """use: percent. used, total: MiB. None if the driver does not report the value."""
+    """The current use of a GPU. use: percent. used, total: MiB. None: not reported."""
 
     index: int
     uuid: str
@@ -94,7 +94,7 @@ class GpuUse:
 
 
 def parse_nvidia(sections: defaultdict[str, list[str]]) -> Nvidia:
-    """Parse the sections of facts.sh that are about NVIDIA's GPUs. Any may be missing or broken."""
+    """Parse the sections of facts.sh about NVIDIA GPUs. Any of them may be missing or malformed."""
     text = "\n".join(sections["nvidia"])
     try:
         log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
@@ -113,12 +113,12 @@ def parse_nvidia(sections: defaultdict[str, list[str]]) -> Nvidia:
 
 
 def xids_in(kernel: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the PCI address and the number of each of the driver's errors in a kernel log."""
+    """Return the PCI address and the number of each Xid error in a kernel log."""
     return tuple((pci_address(m[1]), int(m[2])) for line in kernel if (m := _XID.search(line)))
 
 
 def gpu_pairs(lines: Sequence[str]) -> dict[GpuPair, str]:
-    """Parse a matrix of `nvidia-smi topo`: the word for each pair of GPUs, by their indexes."""
+    """Parse a matrix of `nvidia-smi topo`. Return its word for each pair of GPUs."""
     rows = [line.split() for line in lines if re.match(r"GPU[0-9]{1,3}\s", line)]
     names = [int(words[0][3:]) for words in rows if words[0][3:].isdecimal()]
     return {
@@ -130,7 +130,7 @@ def gpu_pairs(lines: Sequence[str]) -> dict[GpuPair, str]:
 
 
 def parse_use(text: str) -> tuple[GpuUse, ...]:
-    """Parse USE's output. Skips malformed rows."""
+    """Parse USE's output. Malformed rows are ignored."""
     lines = [printable(line) for line in text.split("\n")]
     owners = _owners(lines)
     boot_id = next((line.removeprefix("boot, ") for line in lines if line.startswith("boot, ")), "")
@@ -148,7 +148,7 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
 
 
 def _owners(lines: Iterable[str]) -> dict[str, Process]:
-    """Return the processes in the rows of gpu_owners.sh by pid, without their memory."""
+    """Parse the rows of gpu_owners.sh. Return the processes by pid, without their memory."""
     return {
         row[1]: Process(
             int(row[1]),
@@ -200,6 +200,6 @@ def _text(node: ElementTree.Element, path: str) -> str:
 
 
 def number(text: str) -> int:
-    """Return the number that `text` begins with; 0 without one."""
+    """Return the number that `text` begins with, or 0 if it begins with none."""
     match = re.match(r"\s*[0-9]{1,15}", text)
     return int(match[0]) if match else 0

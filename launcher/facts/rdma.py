@@ -28,12 +28,12 @@ class Gid:
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """name: as in NCCL_IB_HCA, such as mlx5_0:1. state: ACTIVE, DOWN and so on."""
+    """An RDMA port. name: as in NCCL_IB_HCA, such as mlx5_0:1. state: such as ACTIVE or DOWN."""
 
     name: str
     state: str
     is_ethernet: bool
-    gbits: int  # per second; 0 where not reported
+    gbits: int  # per second; 0 if not reported
     gids: tuple[Gid, ...] = ()
     interface: str = ""
 
@@ -42,7 +42,7 @@ class RdmaPort:
         return self.state == "ACTIVE"
 
     def gid_of(self, ip: str) -> Gid | None:
-        """Return the GID of an address, preferably for RoCE v2; None if it has none."""
+        """Return the port's GID for an address, preferably a RoCE v2 one; None if there is none."""
         own = (gid for gid in self.gids if gid.ip == ip)
         return max(own, key=lambda gid: gid.is_roce_v2, default=None)
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# To be sourced. `rdma_ports` prints a row per RDMA port, separated by tabs: port, device, number,
-# state, link layer, rate, network interface. After it comes a row per GID that is an IPv4 address: gid, index, address
-# in hex, type.
+# To be sourced. `rdma_ports` prints a tab-separated row per RDMA port: `port`, device, number,
+# state, link layer, rate, network interface. A row follows for each of its GIDs that is an IPv4
+# address: `gid`, index, address in hex, type.
 rdma_ports() {
   for p in /sys/class/infiniband/*/ports/*; do
     state='' layer='' rate='' nic=''

@@ -1,7 +1,6 @@
 """Find hosts that share one ~/.ddpctl, for example on NFS.
 
-Mount types do not reveal sharing. So each host writes a file of its own and lists the files that it
-sees.
+Mount types do not reveal that. So each host writes a file of its own and lists the files it sees.
 """
 
 import os
@@ -16,10 +15,10 @@ STEP = load_script(__file__, "shared_home.sh")
 
 
 def find_shared_homes(connections: Sequence[HostConnection]) -> list[list[HostConnection]]:
-    """Group the nodes that share one ~/.ddpctl, in the order given; most groups have one node.
+    """Group the hosts that share one ~/.ddpctl, keeping their order; most groups have one host.
 
-    To read or write every ~/.ddpctl once, use the first node of each group. Best effort: a host
-    that does not answer is a group of its own.
+    To read or write every ~/.ddpctl once, use the first host of each group. A host that does not
+    answer is a group of its own.
     """
     if len(connections) < 2:
         return [[connection] for connection in connections]
@@ -50,5 +49,5 @@ def find_shared_homes(connections: Sequence[HostConnection]) -> list[list[HostCo
 
 
 def one_per_home(connections: Sequence[HostConnection]) -> list[HostConnection]:
-    """Return one node of each home folder."""
+    """Return one host for each distinct ~/.ddpctl."""
     return [home[0] for home in find_shared_homes(one_per_account(connections))]

@@ -1,7 +1,7 @@
 """The program that `ddpctl sanity` runs on every rank. Needs only torch in the image.
 
 It is sent to the hosts as the code of a run; the launcher never imports it. Rank 0 prints results
-as lines `@sanity {json}` of the kinds mesh, world, right, size, pair, late and done.
+as lines `@sanity {json}`, whose kinds are mesh, world, right, size, pair, late and done.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ import torch.distributed as dist
 
 MARK = "@sanity "
 CONNECT_TIMEOUT = 4.0  # seconds for a connection to another node
-WARMUP = 3
-MEASURE_SECONDS = 0.4  # seconds per size, but at least three rounds
+WARMUP = 3  # rounds
+MEASURE_SECONDS = 0.4  # per size, but at least three rounds
 MAX_ROUNDS = 20
 PAIR_BYTES = 4 << 20
 PAIR_ROUNDS = 3
 SIOCGIFADDR = 0x8915
-SILENCE = 1.5  # seconds without a heartbeat until a rank counts as dead
-TRANSPORTS = {  # by prefix of the word after `via` in NCCL's log
+SILENCE = 1.5  # seconds without a heartbeat after which a rank counts as dead
+TRANSPORTS = {  # by the prefix of the word after `via` in NCCL's log
     "NET/IB": "InfiniBand",
     "NET/Socket": "sockets",
     "NET/": "network plugin",
@@ -46,7 +46,7 @@ TRANSPORTS = {  # by prefix of the word after `via` in NCCL's log
 
 
 class ThisRank:
-    """This rank, and the options of the check. Ends the process if one step takes too long."""
+    """This rank and the options of the check. A step that takes too long ends the process."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.rank = int(os.environ["RANK"])
@@ -72,7 +72,7 @@ class ThisRank:
 
     @contextlib.contextmanager
     def step(self, act: str) -> Iterator[None]:
-        """Run the body as a step of all ranks, which must end within the timeout."""
+        """Context manager: run the body as a step of all ranks that must end within the timeout."""
         self._act, self._number = act, self._number + 1
         self.store.set(f"at/{self._number}/{self.rank}", act)
         self._deadline = time.monotonic() + self.timeout
@@ -102,7 +102,7 @@ class ThisRank:
                 os._exit(3)
 
     def _report_late(self, store: Any) -> None:
-        """Report the ranks that did not start the step or, if all did, those that stopped during it."""
+        """Report which ranks did not start the step or, if all did, which stopped during it."""
         ranks, how = range(self.world), "did not start"
         late = [rank for rank in ranks if not store.check([f"at/{self._number}/{rank}"])]
         if not late:
@@ -115,7 +115,7 @@ class ThisRank:
 
 
 def mesh(me: ThisRank) -> bool:
-    """Connect every node to every other by TCP, on the data addresses. Return whether all succeeded."""
+    """Connect each node to all others by TCP, at the data addresses. Return whether all could."""
     if me.local_rank == 0:
         server = socket.create_server(("", 0), backlog=me.nodes)  # the kernel accepts for us
         me.store.set(f"mesh/{me.node}", f"{own_address()} {server.getsockname()[1]}")
@@ -123,7 +123,7 @@ def mesh(me: ThisRank) -> bool:
     answers = [json.loads(me.store.get(f"reached/{n}")) for n in range(me.nodes)]
     if me.local_rank == 0:
         me.store.set(f"mesh-read/{me.node}", "1")
-    # After a failure the ranks exit, and node 0's store ends. So wait until all nodes have read it.
+    # After a failure, the ranks exit and node 0's store ends, so wait until all nodes have read it.
     me.store.wait([f"mesh-read/{n}" for n in range(me.nodes)])
     failed = [one for answer in answers for one in answer]
     me.report("mesh", failed=failed)
@@ -144,7 +144,7 @@ def unreached(me: ThisRank) -> list[dict[str, Any]]:
 
 
 def own_address() -> str:
-    """Return the address of the data interface, by default the interface towards node 0."""
+    """Return the address of the data interface: GLOO_SOCKET_IFNAME, else the one toward node 0."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").encode()[:15]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with contextlib.suppress(OSError):  # no such interface, or it has no address
@@ -155,7 +155,7 @@ def own_address() -> str:
 
 
 def right(me: ThisRank) -> None:
-    """Run each collective once on numbers with a known result, and report whether it was right."""
+    """Run each collective once on numbers with a known result. Report whether it is right."""
     n, mine, device = me.world, float(me.rank), me.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))
@@ -207,7 +207,7 @@ def right(me: ThisRank) -> None:
 
 
 def sweep(me: ThisRank) -> None:
-    """Measure all-reduce at growing sizes. The slowest rank's mean time per round counts."""
+    """Measure all-reduce at growing sizes. Report the slowest rank's mean time per round."""
     sizes = [8 * 4**n for n in range(30) if 8 * 4**n <= me.options["max_bytes"]]
     for size in sizes[-1:] if me.options["largest_only"] else sizes:
         count = size // 4
@@ -238,10 +238,10 @@ def timed(me: ThisRank, act: Callable[[], object], rounds: int) -> float:
 
 
 def pairs(me: ThisRank) -> None:
-    """Measure each pair of nodes in both directions, one at a time, between their first ranks."""
+    """Measure each pair of nodes in both directions, between their first ranks, one at a time."""
     x = torch.ones(PAIR_BYTES // 4, device=me.device)
     rates: dict[tuple[int, int], list[float]] = {}
-    for _ in range(PAIR_ROUNDS):  # so no pair has all its rounds at once
+    for _ in range(PAIR_ROUNDS):  # spreads the rounds of each pair over time
         for source, target in itertools.permutations(range(me.nodes), 2):
             with me.step(f"node {source} to node {target}"):
                 seconds = one_way(me, x, source * me.per_node, target * me.per_node)
@@ -253,7 +253,7 @@ def pairs(me: ThisRank) -> None:
 
 
 def one_way(me: ThisRank, x: torch.Tensor, source: int, target: int) -> float:
-    """Return the seconds to send x once, on all ranks: the median of three on the receiver."""
+    """Return, on all ranks, the seconds to send x once: the receiver's median of three."""
     seconds = []
     for number in range(4):
         dist.barrier()
@@ -272,7 +272,7 @@ def one_way(me: ThisRank, x: torch.Tensor, source: int, target: int) -> float:
 
 
 def transports(me: ThisRank) -> dict[str, int]:
-    """Return the number of channels per transport in all ranks' NCCL logs. Without CUDA: Gloo."""
+    """Return the number of channels by transport, from all ranks' NCCL logs. Without CUDA: Gloo."""
     if not me.cuda:
         return {"sockets (Gloo)": 1}
     channels = Counter(
@@ -297,7 +297,7 @@ def main() -> None:
         device += f", torch {torch.__version__}"
         me.report("world", nodes=me.nodes, ranks=me.world, device=device)
         if not mesh(me):
-            time.sleep(0.5)  # lets the report be read before torchrun ends the ranks
+            time.sleep(0.5)  # time to read the report before torchrun ends the ranks
             os._exit(4)
         limit = datetime.timedelta(seconds=10 * me.timeout)
         dist.init_process_group("nccl" if me.cuda else "gloo", timeout=limit)
@@ -311,7 +311,7 @@ def main() -> None:
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # a normal exit aborts if a thread is still in the store
+    os._exit(0)  # a normal exit aborts if a thread is still using the store
 
 
 if __name__ == "__main__":

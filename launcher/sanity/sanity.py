@@ -29,17 +29,17 @@ from .verdict import Report, document, problems, text
 SCRIPT = Path(__file__).with_name("collectives.py")
 SOCKETS = {"NCCL_NSOCKS_PERTHREAD", "NCCL_SOCKET_NTHREADS"}
 TWO_CONTAINERS = (
-    "Each of the containers has its own NCCL_HOSTID, so NCCL uses the network path between them. "
+    "Each container has its own NCCL_HOSTID, so NCCL uses the network path between them. "
     "This tests containers, drivers and collectives, but not the network between hosts."
 )
 
 
 @dataclass(frozen=True)
 class SanityOptions:
-    """timeout: seconds per step. max_bytes: largest all-reduce. pairwise: measure all pairs of nodes.
+    """timeout: seconds per step. max_bytes: largest all-reduce. pairwise: measure all node pairs.
 
-    min_busbw: GB/s; a lower bus bandwidth is a problem. plot: the file to write. step_seconds: what
-    a training step computes on one node. largest_only: measure only the largest all-reduce.
+    min_busbw: GB/s; a lower bus bandwidth is a problem. plot: the file to write. step_seconds: how
+    long one node computes a training step. largest_only: measure only the largest all-reduce.
     """
 
     timeout: float
@@ -52,7 +52,7 @@ class SanityOptions:
 
 
 class RecordingConsole(Console):
-    """Collects the records of rank 0. Shows the other output of the ranks only with -v."""
+    """A console that collects rank 0's records. It shows other output of the ranks only with -v."""
 
     def __init__(self, report: Report, console: Console) -> None:
         super().__init__(quiet=console.quiet, verbose=console.verbose, plain=True)
@@ -66,7 +66,7 @@ class RecordingConsole(Console):
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> Exit:
-    """Run the check and print the results. Return FAILED for a problem."""
+    """Run the check and print the results. Return the run's exit code, or FAILED for a problem."""
     report = Report([host.name for host in cluster.hosts])
     try:
         code = measure(cluster, options, report, console)
@@ -97,7 +97,7 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
 
 
 def measure(cluster: Cluster, options: SanityOptions, report: Report, console: Console) -> Exit:
-    """Run the collectives on the cluster and add the results to `report`. Return its exit code."""
+    """Run the collectives on the cluster and add the results to `report`. Return the exit code."""
     with tempfile.TemporaryDirectory(prefix="ddpctl-sanity-") as folder:
         shutil.copy(SCRIPT, folder)
         names = ("timeout", "max_bytes", "pairwise", "largest_only")
@@ -112,7 +112,7 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
 def with_four_sockets(
     cluster: Cluster, options: SanityOptions, hosts: Sequence[str], console: Console
 ) -> float | None:
-    """Return the bus bandwidth of the largest all-reduce in GB/s; None if that run fails."""
+    """Measure with four sockets. Return the bus bandwidth at the largest size; None on failure."""
     report = Report(hosts)
     again = override_job(cluster, {"env": {"NCCL_NSOCKS_PERTHREAD": "4"}})
     options = dataclasses.replace(options, pairwise=False, largest_only=True)
@@ -122,25 +122,28 @@ def with_four_sockets(
 
 
 def size_of(text: str) -> int:
-    """Parse a size such as 64m or 1g into bytes. Raises UsageError."""
+    """Return the bytes of a size such as 64m or 1g. Raises UsageError for any other text."""
     size = bytes_in(text)
     if not size:
-        raise UsageError(f"--max-size {quoted(text)}: not a size", "write 64m or 1g, for example")
+        raise UsageError(f"--max-size {quoted(text)}: not a size", "write, for example, 64m or 1g")
     return size
 
 
 def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
-    """Return a cluster of `containers` nodes on one host, which split its GPUs evenly."""
+    """Return a cluster of `containers` nodes on the host `name`, which share its GPUs evenly.
+
+    Raises UsageError if the cluster has no such host or its GPUs cannot be split evenly.
+    """
     host = next((host for host in cluster.hosts if host.name == name), None)
     if host is None:
         listed = names(host.name for host in cluster.hosts)
         what = f"--host {quoted(name)}: not in {cluster.source}, which has {listed}"
-        raise UsageError(what, "name one of them")
+        raise UsageError(what, "name one of these hosts")
     with connected([host]) as connections:
         ids = gpu_ids(host, gather(connections)[0])
     if len(ids) % containers:
         uneven = f"{len(ids)} GPUs do not split evenly into {containers} containers"
-        raise UsageError(uneven, "pass another --containers", host=name)
+        raise UsageError(uneven, "pass another number as --containers", host=name)
     share = len(ids) // containers
     parts = [ids[n * share : (n + 1) * share] for n in range(containers)]
     hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)

@@ -10,13 +10,13 @@ from ..budget import parse_json
 from ..logs.event_reader import parsed
 
 MARK = b"@sanity "
-SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; a slow host may be in the median pair
-WIDTHS = (12, 12, 8, 11, 10, 10)  # of the table's columns
+SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; the median pair may contain a slow host
+WIDTHS = (12, 12, 8, 11, 10, 10)  # characters, by column of the table
 MODELS = (25 * 10**6, 125 * 10**6, 10**9)  # parameters: ResNet-50, GPT-2 small, a small LLM
-TYPES = {"fp32": 4, "bf16": 2}  # bytes of a gradient
-BACKWARD = 2 / 3  # of a step's compute time
-FASTER = 1.1  # four sockets must be faster by this factor
-WORSE = 0.8  # fraction of the last run's best bus bandwidth
+TYPES = {"fp32": 4, "bf16": 2}  # bytes per gradient value
+BACKWARD = 2 / 3  # the backward pass's share of a step's compute time
+FASTER = 1.1  # factor by which four sockets must be faster to be recommended
+WORSE = 0.8  # fraction of the last run's best bus bandwidth; less is a problem
 
 
 @dataclass
@@ -31,7 +31,7 @@ def _record(**fields: Any) -> type[Any]:
     return make_dataclass("Record", fields.items())
 
 
-# What collectives.py reports: the fields by kind.
+# What collectives.py reports: the fields of each kind of record.
 KINDS = {
     "world": _record(nodes=int, ranks=int, device=str),
     "mesh": _record(failed=list[FailedDial]),
@@ -44,15 +44,15 @@ KINDS = {
 
 
 class Report:
-    """The records of rank 0. hosts: names by node rank."""
+    """The records of rank 0. hosts: host names in order of node rank."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
-        self.four_sockets: float | None = None  # GB/s of the largest size, four sockets per thread
+        self.four_sockets: float | None = None  # GB/s of the largest size; None: not measured
 
     def take(self, text: bytes) -> bool:
-        """If a line of output is a well-formed record, store it and return True."""
+        """Store a line of output if it is a well-formed record. Return whether it is."""
         if not text.startswith(MARK):
             return False
         try:
@@ -62,7 +62,7 @@ class Report:
         except (ValueError, TypeError, KeyError):
             return False
         if kind == "pair" and min(record["rounds"], default=0.0) <= 0:
-            return False  # it has no rates
+            return False  # no rounds, or an impossible rate
         self.records.setdefault(kind, []).append(record)
         return True
 
@@ -82,12 +82,12 @@ class Report:
 
     @property
     def busbw(self) -> float:
-        """The best bus bandwidth of all sizes in GB/s; 0 without one."""
+        """The best bus bandwidth of all sizes, in GB/s; 0 if none was measured."""
         return max((size["busbw"] for size in self.sizes), default=0.0)
 
     @property
     def latency(self) -> float:
-        """The time of the smallest all-reduce in seconds; 0 without one."""
+        """The time of the smallest all-reduce, in seconds; 0 if none was measured."""
         return float(self.sizes[0]["seconds"]) if self.sizes else 0.0
 
     def name(self, node: int) -> str:
@@ -97,14 +97,14 @@ class Report:
 def problems(
     report: Report, min_busbw: float | None, last: float | None, code: int = 0
 ) -> list[str]:
-    """Return one line per problem. last: GB/s of the last run on these hosts. code: exit code."""
+    """Return one line per problem. last: GB/s in the last run on these hosts. code: exit code."""
     lines = [*_unreached(report), *_late(report)]
     for right in report.all("right"):
         if right["verdict"] == "WRONG":
             ranks = ", ".join(map(str, right["ranks"]))
             lines.append(
-                f"{right['collective']} gave wrong results on rank {ranks}: a host of these "
-                "ranks may have faulty memory or a faulty network card; run the vendor's diagnostics"
+                f"{right['collective']} gave wrong results on rank {ranks}: a host of these ranks "
+                "may have faulty memory or a faulty network card; run the vendor's diagnostics"
             )
     lines += slow_pairs(report)
     below = ""
@@ -118,13 +118,13 @@ def problems(
     if not report.all("done") and not lines:
         lines.append("the check did not finish: see its output")
     if code and not lines:
-        what = f"all measurements finished, but then the run exited with {code}"
+        what = f"all measurements finished, but the run then exited with code {code}"
         lines.append(f"{what}: see `ddpctl logs RUN`")
     return lines
 
 
 def _unreached(report: Report) -> list[str]:
-    """Describe each unreachable node once, with all nodes that cannot reach it."""
+    """Return one line per unreachable node, naming all nodes that cannot reach it."""
     by_target: dict[int, list[dict[str, Any]]] = {}
     for failed in report.last("mesh").get("failed", []):
         by_target.setdefault(failed["target"], []).append(failed)
@@ -147,9 +147,10 @@ def _late(report: Report) -> list[str]:
 
 
 def slow_pairs(report: Report) -> list[str]:
-    """Return a line per link that was slow in every round, or one about the host they all share.
+    """Return a line per link that was slow in every round, or one line if they all share a host.
 
-    Slow: far below the fastest pair, and below the median by more than the other rates vary.
+    A link is slow if it is far below the fastest pair, and below the median of the other pairs by
+    more than the rates of those vary.
     """
     pairs = report.all("pair")
     if len(pairs) < 3:
@@ -167,20 +168,20 @@ def slow_pairs(report: Report) -> list[str]:
     if len(common) == 1:
         rate = min(pair["gbs"] for pair in slow)
         host = report.name(common.pop())
-        return [f"{host} is slow to and from the others: {rate:.3g} GB/s, but {fastest}"]
+        return [f"{host} is slow to and from other nodes: {rate:.3g} GB/s, but {fastest}"]
     return [
-        f"the link {report.name(pair['source'])} to {report.name(pair['target'])} is slow: "
+        f"the link from {report.name(pair['source'])} to {report.name(pair['target'])} is slow: "
         f"{pair['gbs']:.3g} GB/s, but {fastest}"
         for pair in slow
     ]
 
 
 def models(report: Report, step: float | None) -> list[dict[str, Any]]:
-    """Return how long the gradients of models take to all-reduce, at the rate of the largest size.
+    """Return how long all-reducing typical models' gradients takes, at the largest size's rate.
 
-    break_even: N nodes are slower than one if a step computes for less than this time. step: the
-    compute time of a step, which gives the speedup over one node. DDP's all-reduce overlaps with the
-    backward pass, which takes two thirds of a step.
+    break_even: if a step's compute time is less than this, N nodes are slower than one. step: the
+    compute time of a step in seconds; if given, rows also have the speedup over one node. DDP's
+    all-reduce overlaps with the backward pass, which takes two thirds of a step.
     """
     nodes = report.last("world").get("nodes", 0)
     if nodes < 2 or not report.sizes or report.sizes[-1]["bytes"] < 1:
@@ -202,21 +203,21 @@ def _models_text(report: Report, step: float | None) -> Iterator[str]:
     for row in models(report, step):
         model = f"{row['parameters'] // 10**6} million parameters, {row['type']}"
         line = f"# {model:<30} all-reduced in {row['seconds']:.3g} s; {nodes} nodes are slower than one"
-        line += f" when a step is shorter than {row['break_even']:.3g} s"
+        line += f" if a step takes less than {row['break_even']:.3g} s"
         if step is not None:
-            line += f"; with {step:g} s, they do {row['speedup']:.2f} times the work of one"
+            line += f"; at {step:g} s, they do {row['speedup']:.2f} times the work of one"
         yield line
 
 
 def sockets(report: Report) -> dict[str, float]:
-    """Return the bus bandwidth in GB/s with one and four sockets per thread; empty if not measured."""
+    """Return the bus bandwidth in GB/s, by number of sockets per thread; empty if not measured."""
     if report.four_sockets is None or not report.sizes:
         return {}
     return {"1": report.sizes[-1]["busbw"], "4": report.four_sockets}
 
 
 def text(report: Report, step: float | None = None) -> str:
-    """Return a table with the columns of nccl-tests, and the other results around it."""
+    """Return all results as text: a table like that of nccl-tests, and the rest around it."""
     world = report.last("world")
     lines = [f"# {world.get('nodes')} nodes, {world.get('ranks')} ranks, {world.get('device')}"]
     lines += [f"# {right['collective']:<16} {right['verdict']}" for right in report.all("right")]
@@ -242,9 +243,9 @@ def text(report: Report, step: float | None = None) -> str:
         lines.append(f"# latency {latency}, best bus bandwidth {best}")
     lines += _models_text(report, step)
     if gbs := sockets(report):
-        line = f"# with 1 socket per thread {gbs['1']:.3g} GB/s, with 4 {gbs['4']:.3g} GB/s"
+        line = f"# with 1 socket per thread: {gbs['1']:.3g} GB/s, with 4: {gbs['4']:.3g} GB/s"
         faster = gbs["4"] > FASTER * gbs["1"]
-        lines.append(line + (": set NCCL_NSOCKS_PERTHREAD=4 in job.env" if faster else ""))
+        lines.append(line + ("; set NCCL_NSOCKS_PERTHREAD=4 in job.env" if faster else ""))
     return "\n".join(lines)
 
 
@@ -253,9 +254,9 @@ def _row(*cells: object) -> str:
 
 
 def document(report: Report, lines: Sequence[str], step: float | None = None) -> dict[str, Any]:
-    """Return the document of `sanity --json`, version 1. Units: seconds, bytes, GB/s (1e9 bytes).
+    """Return the JSON document of `sanity --json`, version 1. lines: the problems.
 
-    lines: the problems.
+    Units: seconds, bytes, GB/s (1e9 bytes).
     """
     return {
         "version": 1,

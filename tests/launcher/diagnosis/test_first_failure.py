@@ -302,7 +302,7 @@ def test_a_cuda_error_is_the_gpus_fault_if_the_driver_logged_one() -> None:
     faulty = node(1, crashed, gpus=gpus, xids=[("0000:af:00", 31), ("0000:af:00", 79)])
     failure = first(node(0), faulty)
     assert (failure.kind, failure.rank) == ("gpu-failed", 3)
-    assert failure.message.endswith("its GPU (0000:af:00) has had Xid 79: it fell off the bus")
+    assert failure.message.endswith("its GPU (0000:af:00) has reported Xid 79: it fell off the bus")
     assert "reboot" in failure.remedy
     for xids in (
         [],

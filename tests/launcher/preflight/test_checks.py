@@ -205,12 +205,12 @@ FAULTS = {
     "an error in the kernel's log": (
         lambda m: with_nvidia(m, gpus=(GpuState(2, "Enabled", "N/A", pci="0000:3b:00"),),
                               xids=(("0000:3b:00", 31), ("0000:3b:00", 95), ("0000:3b:00", 95))),
-        ("warning", "gpus", "GPU 2 (0000:3b:00) has reported Xid 95 since the host booted: memory error",
+        ("warning", "gpus", "GPU 2 (0000:3b:00) has reported Xid 95 since the host booted: uncontained",
          "--gpu-reset"),
     ),
     "a lost GPU in the kernel's log": (
         lambda m: with_nvidia(m, xids=(("0000:af:00", 79),)),
-        ("warning", "gpus", "a lost GPU at 0000:af:00 has reported Xid 79", "seat and the power"),
+        ("warning", "gpus", "a lost GPU at 0000:af:00 has reported Xid 79", "seat and power"),
     ),
     "a hot GPU": (
         lambda m: sick(m, slowed=True),

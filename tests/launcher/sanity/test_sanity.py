@@ -82,8 +82,8 @@ def test_what_the_bandwidth_means_for_training() -> None:
     line = next(
         line for line in text(found, 0.6).splitlines() if "25 million parameters, fp32" in line
     )
-    assert "in 1 s; 2 nodes are slower than one when a step is shorter than 0.6 s" in line
-    assert line.endswith("; with 0.6 s, they do 1.00 times the work of one")
+    assert "in 1 s; 2 nodes are slower than one if a step takes less than 0.6 s" in line
+    assert line.endswith("; at 0.6 s, they do 1.00 times the work of one")
     assert models(report(size(1, 1, 1.0), DONE, nodes=1), None) == []
     assert models(report(), None) == []
 
@@ -109,7 +109,7 @@ def test_bandwidth_below_the_minimum_or_the_last_run_is_reported() -> None:
 def test_the_host_in_all_slow_pairs_is_named() -> None:
     slow = {frozenset({0, 2}), frozenset({1, 2})}
     [line] = problems(report(size(1, 1, 1.0), *pairs(slow), DONE), None, None)
-    assert "h2 (node 2) is slow to and from the others" in line
+    assert "h2 (node 2) is slow to and from other nodes" in line
 
 
 def test_one_slow_link_is_named_by_its_ends() -> None:
@@ -165,7 +165,7 @@ def test_wrong_results_and_a_check_that_broke_off() -> None:
     wrong = {"kind": "right", "collective": "broadcast", "verdict": "WRONG", "ranks": [2]}
     assert "broadcast gave wrong results on rank 2" in problems(report(wrong, DONE), None, None)[0]
     assert "did not finish" in problems(report(), None, None)[0]
-    assert "exited with 1" in problems(report(DONE), None, None, code=1)[0]
+    assert "exited with code 1" in problems(report(DONE), None, None, code=1)[0]
 
 
 def test_the_last_result_of_the_same_hosts_is_remembered_and_sockets_are_tried(

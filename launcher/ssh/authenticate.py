@@ -16,7 +16,7 @@ from .lean_paramiko import paramiko
 from .route import Route
 
 AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
-LOGIN_TIMEOUT = 20.0  # seconds, at least: PAM and LDAP may be slow
+LOGIN_TIMEOUT = 20.0  # seconds, or more if configured; PAM and LDAP may be slow
 
 
 def authenticate(transport: paramiko.Transport, route: Route) -> None:
@@ -29,7 +29,7 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
             raise
         raise HostUnreachable(
             f"sshd did not answer the login within {duration(transport.auth_timeout)}",
-            "check whether the user database there (LDAP, PAM) hangs",
+            "check whether the user database (LDAP, PAM) is hanging there",
         ) from None
 
 
@@ -41,7 +41,7 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
         if "publickey" not in refusal.allowed_types:
             methods = ", ".join(refusal.allowed_types)
             raise HostUnreachable(
-                f"sshd accepts no keys, only {methods}, but ddpctl logs in with keys",
+                f"sshd accepts no keys, only {methods}, but ddpctl can only log in with keys",
                 "set `PubkeyAuthentication yes` in its sshd_config",
             ) from None
     tried: list[str] = []
@@ -77,17 +77,18 @@ def _accepts(
             return False
         if len(tried) > 1 or "Too many" in str(error):
             raise HostUnreachable(
-                f"sshd hung up after {counted(len(tried), 'key')} (MaxAuthTries): {', '.join(tried)}",
-                "set the right key as identity_file in the hosts file, or `IdentitiesOnly yes` for the "
-                "host in ~/.ssh/config",
+                f"sshd hung up after {counted(len(tried), 'key')} (MaxAuthTries): "
+                f"{', '.join(tried)}",
+                "set the right key as identity_file in the hosts file, or set `IdentitiesOnly yes` "
+                "for the host in ~/.ssh/config",
             ) from None
         raise HostUnreachable(
             f"sshd hung up during the login: {error or type(error).__name__}",
-            "check its log on that host (`journalctl -u ssh`)",
+            "look at the log of sshd on that host (`journalctl -u ssh`)",
         ) from None
     if more:
         raise HostUnreachable(
-            f"sshd requires {', '.join(more)} in addition to the key, but ddpctl has only keys",
+            f"sshd requires {', '.join(more)} in addition to the key, but ddpctl only uses keys",
             "change AuthenticationMethods in its sshd_config",
         )
     return True
@@ -95,7 +96,7 @@ def _accepts(
 
 @dataclass
 class Keyring:
-    """The keys to offer in one login. unusable: keys and agents that cannot be used, and why."""
+    """The keys to offer during a login. unusable: keys and agents that cannot be used, and why."""
 
     route: Route
     unusable: list[str] = field(default_factory=list)
@@ -103,7 +104,7 @@ class Keyring:
     def offers(self) -> Generator[tuple[str, paramiko.PKey]]:
         """Yield (name, key): the agent's keys that the config names, its other keys, key files.
 
-        The hosts file's key comes first, because an agent with many keys would exhaust
+        The key from the hosts file comes first, because an agent with many keys would exhaust
         MaxAuthTries.
         """
         own, files = self.route.host.identity_file, self.route.identity_files
@@ -124,7 +125,7 @@ class Keyring:
                     yield from self._from_file(path)
 
     def _agent_keys(self, connection: socket.socket) -> dict[bytes, paramiko.AgentKey]:
-        """Return the agent's keys by public key. paramiko itself supports only $SSH_AUTH_SOCK."""
+        """Return the agent's keys by public key. paramiko's own agent only knows $SSH_AUTH_SOCK."""
         if not self.route.identity_agent:
             return {}
         agent = paramiko.agent.AgentSSH()
@@ -140,7 +141,7 @@ class Keyring:
         return {key.blob: key for key in agent.get_keys()}
 
     def _from_file(self, path: str) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Yield the key of a file. If it cannot be used, add the reason to `unusable`."""
+        """Yield the key in a file. If it cannot be used, add the path and the reason to `unusable`."""
         reason = "not a private key"
         try:
             status = Path(path).stat()
@@ -150,9 +151,9 @@ class Keyring:
             return
         if _is_public(path):
             private = f", such as {path.removesuffix('.pub')}" if path.endswith(".pub") else ""
-            reason = f"a public key: name its private key{private}"
+            reason = f"a public key; name its private key{private}"
         elif status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
-            reason = "readable by others: `chmod 600`"
+            reason = "readable by others; run `chmod 600`"
         else:
             for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
                 try:
@@ -173,7 +174,7 @@ class Keyring:
         self, name: str, path: str, key: paramiko.PKey
     ) -> Iterator[tuple[str, paramiko.PKey]]:
         """Yield the key with each of its certificates, then the key alone."""
-        fields = key.asbytes()[4 + len(key.get_name()) :]  # a certificate repeats these
+        fields = key.asbytes()[4 + len(key.get_name()) :]  # a certificate contains these too
         for file in (f"{path}-cert.pub", *self.route.certificate_files):
             with contextlib.suppress(OSError, ValueError, IndexError, paramiko.SSHException):
                 if fields in base64.b64decode(Path(file).read_text().split()[1]):
@@ -191,9 +192,9 @@ def _is_public(path: str) -> bool:
 
 
 def _public_key(path: str) -> bytes | None:
-    """Return an identity file's public key; None if it is unknown.
+    """Return the public key of an identity file; None if it is unknown.
 
-    Needs no passphrase: the key is in PATH.pub or in the unencrypted header of the file.
+    Needs no passphrase, because the key is in PATH.pub or in the file's unencrypted header.
     """
     for file in (f"{path}.pub", path):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Call a function in a thread of its own."""
+"""Call a function in its own thread."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ P = ParamSpec("P")
 
 
 def in_background(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    """Call a function in a thread. Unlike those of an Executor, it does not delay the exit on Ctrl-C."""
+    """Call a function in a thread that, unlike an Executor's, does not delay the exit on Ctrl-C."""
     future: Future[T] = Future()
 
     def work() -> None:

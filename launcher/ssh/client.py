@@ -1,4 +1,4 @@
-"""Commands on a host: channels on one SSH connection, or on several if sshd limits sessions."""
+"""Commands on a host: channels of one SSH connection, or of several if sshd limits sessions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SshMachine:
         stream = SshStream(channel, tty)
         try:
             if tty:
-                frame = frame.replace(b"\n", b"\r\n")  # as a terminal prints it
+                frame = frame.replace(b"\n", b"\r\n")  # as it comes out of a terminal
                 channel.get_pty(os.environ.get("TERM", "dumb"))
             channel.exec_command(line)
             stream.skip_past(frame, timeout)
@@ -52,7 +52,7 @@ class SshMachine:
             also = "PermitTTY, " if tty else ""
             raise stream.connection.loss() or HostUnreachable(
                 f"sshd refused to run a command: {str(error).rstrip('.') or type(error).__name__}",
-                f"check {also}ForceCommand and the account's shell there",
+                f"check {also}ForceCommand and the account's shell on that host",
                 host=self.host.name,
             ) from None
         return stream
@@ -79,7 +79,7 @@ class SshMachine:
             connection.close()
             raise HostUnreachable(
                 "sshd refused to open a session",
-                "check MaxSessions in its sshd_config and the account's shell",
+                "check MaxSessions in that host's sshd_config, and the account's shell",
                 host=self.host.name,
             )
 
@@ -91,7 +91,10 @@ class SshMachine:
         return list(self._connections)
 
     def _session_on(self, connection: Connection) -> paramiko.Channel | None:
-        """Open a session; None if the connection has ended or has no room (MaxSessions)."""
+        """Return a new session; None if the connection has ended or has no room (MaxSessions).
+
+        Raises HostUnreachable if sshd does not answer in time.
+        """
         try:
             return connection.open_session(timeout=self._timeout)
         except BROKEN as error:
@@ -113,9 +116,9 @@ class SshStream(Stream):
         self._ahead = b""  # output that arrived together with the frame
 
     def skip_past(self, frame: bytes, timeout: float) -> None:
-        """Skip a login shell's output up to `frame`, which the command prints first.
+        """Skip the login shell's output up to the end of `frame`, which the command prints first.
 
-        Raises CommandFailed if the frame is missing, TimeoutError if it is late.
+        Raises CommandFailed if the frame is missing, TimeoutError after `timeout` seconds.
         """
         deadline, output = Deadline(timeout), b""
         while frame not in output:
@@ -123,10 +126,11 @@ class SshStream(Stream):
             output += data
             if not data or len(output) > MAX_GREETING:
                 shown = (output + b"\n" + self.stderr_tail().encode()).decode(errors="replace")
-                quote = f": it prints `{' '.join(shown.split())[:200]}`" if shown.strip() else ""
+                quote = f": it printed `{' '.join(shown.split())[:200]}`" if shown.strip() else ""
                 raise CommandFailed(
                     f"the login shell does not run `sh`{quote}",
-                    "check the account's shell, its startup files (.bashrc) and ForceCommand on that host",
+                    "check the account's shell, its startup files (.bashrc) and ForceCommand on "
+                    "that host",
                     host=self.connection.host,
                 )
         _, _, self._ahead = output.partition(frame)
@@ -153,11 +157,11 @@ class SshStream(Stream):
             left = left[sent:]
 
     def close_stdin(self) -> None:
-        with contextlib.suppress(*BROKEN):  # reading reports the loss
+        with contextlib.suppress(*BROKEN):  # reading will report the loss
             self._channel.shutdown_write()
 
     def resize(self, rows: int, columns: int) -> None:
-        with contextlib.suppress(*BROKEN):  # the command has ended, or reading reports the loss
+        with contextlib.suppress(*BROKEN):  # the command has ended, or reading will report the loss
             self._channel.resize_pty(columns, rows)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -179,7 +183,7 @@ class SshStream(Stream):
             self._channel.close()
 
     def _retry(self, act: Callable[[Any], Any], what: Any, timeout: float | None) -> Any:
-        """Return `act(what)`. Retry if it timed out early, by another thread's shorter timeout."""
+        """Return `act(what)`. Retry if another thread's shorter timeout made it time out early."""
         deadline = Deadline(timeout)
         while True:
             self._channel.settimeout(deadline.left())
@@ -192,7 +196,7 @@ class SshStream(Stream):
                 raise self._loss() or BrokenPipeError("closed") from None
 
     def _loss(self) -> HostUnreachable | None:
-        """Return why the connection broke, if the stream ended because of that."""
+        """Return why the connection broke; None if the stream did not end because of that."""
         if self._closed or self._channel.exit_status >= 0:
             return None
         return self.connection.loss()

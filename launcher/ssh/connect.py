@@ -1,4 +1,4 @@
-"""Establish an authenticated connection to a host."""
+"""Open an authenticated connection to a host."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tr
 
 LOGINS = 8  # concurrent logins through one server; sshd's default MaxStartups may drop the tenth
 TRIES = 6
-PAUSE = 0.25  # seconds before the second try; doubles with each further try
+PAUSE = 0.25  # seconds before the second try; doubled for each further try
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # raised by paramiko when a connection ends
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # fast, but last in paramiko's list
 
@@ -32,16 +32,16 @@ _early: dict[Host, Future[Connection]] = {}
 
 
 def connect(host: Host, timeout: float) -> Connection:
-    """Connect and log in. Raises HostUnreachable with the remedy."""
+    """Return a connection that is logged in. Raises HostUnreachable with the remedy."""
     early = _early.pop(host, None)
     return early.result() if early else _connect_to(host, timeout)
 
 
 def connect_early(hosts: Sequence[Host]) -> None:
-    """Start logging in to hosts, in threads. A later `connect` returns or raises the result.
+    """Start logging in to hosts, in threads. A later `connect` returns the connection or the error.
 
-    Meanwhile, Python loads the Docker SDK and other modules. Without this, a launch takes longer
-    than the launch benchmark allows.
+    In the meantime, Python loads the Docker SDK and other modules. Otherwise, a launch would take
+    longer than the launch benchmark allows.
     """
     for host in [host for host in dict.fromkeys(hosts) if not host.is_local][:AT_ONCE]:
         _early[host] = in_background(_connect_to, host, CONNECT_TIMEOUT)
@@ -64,8 +64,8 @@ def _connect(route: Route) -> Connection:
             raise (error if error.host else error.on(route.host.name)) from None
     raise HostUnreachable(
         f"sshd{route.at} closed the connection {TRIES} times before the login: {dropped}",
-        "check its MaxStartups and PerSourcePenalties, and whether a firewall or fail2ban blocks this "
-        "machine",
+        "check MaxStartups and PerSourcePenalties in its sshd_config, and whether a firewall or "
+        "fail2ban is blocking this machine",
         host=route.host.name,
     )
 
@@ -93,7 +93,7 @@ def _try_to_connect(route: Route) -> Connection:
 
 
 def _log_in(link: Link, route: Route) -> Connection:
-    """Exchange keys, check the host key, authenticate. Raises Dropped if the server hangs up."""
+    """Exchange keys, check the host key and authenticate. Raises Dropped if the server hangs up."""
     connection = Connection(link, route.host.name)
     options = connection.get_security_options()
     options.ciphers = tuple(dict.fromkeys((*CIPHERS, *options.ciphers)))
@@ -123,9 +123,10 @@ def _exchange_keys(connection: Connection, route: Route) -> None:
             "update OpenSSH there",
         ) from None
     except BROKEN as error:
-        if time.monotonic() - start >= timeout:  # paramiko raises the same for late and hung up
+        if time.monotonic() - start >= timeout:  # paramiko's error is the same if sshd hung up
             raise HostUnreachable(
-                f"it accepts connections{route.at}, but no sshd answered within {duration(timeout)}",
+                f"it accepts connections{route.at}, but no sshd answered within "
+                f"{duration(timeout)}",
                 "check that this is sshd's port and that the machine is not overloaded",
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
@@ -155,9 +156,9 @@ _jumps_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _shared_jump(route: Route) -> Iterator[Connection | None]:
-    """Yield the connection to the last jump host; None without one.
+    """Context manager: yield the connection to the last jump host; None if there is no jump host.
 
-    The first host that needs it connects, and the last one closes it.
+    The first host that needs the connection opens it, and the last one closes it.
     """
     via = jump_route(route)
     if via is None:

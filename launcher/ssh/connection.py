@@ -1,6 +1,6 @@
-"""paramiko's transport, with keepalives, closing order and stderr handling of our own.
+"""paramiko's transport with our own keepalives, closing order and stderr handling.
 
-Most changes depend on paramiko's internals.
+Most of this depends on paramiko's internals.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ from .lean_paramiko import paramiko
 from .stream import Stderr
 
 ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
-CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels before it marks the transport inactive
+CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels first and then deactivates the transport
 
 
 class Link:
-    """A socket or a channel for paramiko. A peer that is silent for too long counts as gone."""
+    """A socket or a channel, for paramiko. A peer that is silent for too long counts as gone."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
         self._heard = time.monotonic()
         self.silence_limit = math.inf  # seconds
-        self.is_silent = False  # the peer has exceeded the limit
+        self.is_silent = False  # whether the peer has exceeded the limit
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
@@ -53,12 +53,12 @@ class Link:
         self._sock.close()
 
     def failure(self) -> Exception | None:
-        """Return why the link itself failed; None if it did not."""
+        """Return the error if the link itself failed, else None."""
         return None
 
 
 class Connection(paramiko.Transport):
-    """An SSH connection to `host`. on_close: what to release after it."""
+    """An SSH connection to `host`. on_close: what to release after it is closed."""
 
     def __init__(self, link: Link, host: str) -> None:
         super().__init__(link)  # type: ignore[arg-type]
@@ -72,9 +72,9 @@ class Connection(paramiko.Transport):
         return channel
 
     def keep_alive(self, interval: float, count: int) -> None:
-        """Ask for a reply after each `interval` of silence; end after `count` of them.
+        """Ask for a reply after each `interval` seconds of silence; give up after `count` of them.
 
-        paramiko's `set_keepalive` asks for no reply.
+        paramiko's own `set_keepalive` does not ask for a reply.
         """
         message = paramiko.Message()
         message.add_byte(paramiko.common.cMSG_GLOBAL_REQUEST)
@@ -89,7 +89,7 @@ class Connection(paramiko.Transport):
         packets: Any = self.packetizer
         packets.set_keepalive(interval, ask)
         self._link.silence_limit = interval * max(count, 2)
-        # how often an idle transport wakes up; paramiko's 0.1 s need a whole core for 1,000 hosts
+        # how often an idle transport wakes up; with paramiko's 0.1 s, 1,000 hosts need a whole core
         self._link.settimeout(min(interval, 1.0))
 
     def loss(self) -> HostUnreachable | None:
@@ -111,9 +111,9 @@ class Connection(paramiko.Transport):
 class _Outgoing:
     """Sends a channel's messages, but nothing after its CLOSE.
 
-    A channel creates a message under its lock and sends it after releasing the lock. So the answer
-    to the server's CLOSE may overtake another thread's end-of-file, and sshd drops connections that
-    refer to a closed channel.
+    A channel creates a message under its lock but sends it after releasing the lock. The answer to
+    the server's CLOSE may therefore overtake another thread's end-of-file, and sshd drops
+    connections that refer to a closed channel.
     """
 
     def __init__(self, transport: Any) -> None:
@@ -132,7 +132,7 @@ class _Outgoing:
 
 
 class ChannelStderr(Stderr):
-    """Collects a channel's stderr without a thread, and lets the server send more."""
+    """Collects a channel's stderr without a thread, and tells the server that it may send more."""
 
     def __init__(self, channel: Any) -> None:
         super().__init__()

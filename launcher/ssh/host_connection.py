@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from .client import SshMachine
 
 R = TypeVar("R", bound="Resource")
-SHORT_OUTPUT, LONG_OUTPUT = 8_000_000, 32_000_000  # bytes that a command may print; long: a list
-START_TIMEOUT = 30.0  # seconds until a login shell must have started a command
+SHORT_OUTPUT, LONG_OUTPUT = 8_000_000, 32_000_000  # bytes that a command may print; long for lists
+START_TIMEOUT = 30.0  # seconds within which a login shell must have started a command
 
 
 class Resource(Protocol):
-    """Something that uses a node's connection and is closed with it."""
+    """Something that uses a host's connection and is closed together with it."""
 
     def close(self) -> None: ...
     def explain(self, error: BaseException) -> DdpctlError | None:
-        """Convert an error of this resource's library to one for the user; None for other errors."""
+        """Return a one-line error for an error of the resource's library; None for other errors."""
 
 
 class HostConnection:
-    """The connection to one host, opened on first use and then kept. Thread-safe."""
+    """The connection to one host, opened on first use and then kept open. Thread-safe."""
 
     def __init__(self, host: Host, *, connect_timeout: float = CONNECT_TIMEOUT) -> None:
         self.host = host
@@ -58,13 +58,13 @@ class HostConnection:
             self._machine = SshMachine(host, connect_timeout=connect_timeout)
         self._resource: Resource | None = None
         self._resource_lock = threading.Lock()
-        self._unusable: UnusableAnswer | None = None  # its first one, so that it fills no disk
+        self._unusable: UnusableAnswer | None = None  # only the first, to limit the tracebacks kept
 
     def __repr__(self) -> str:
         return f"HostConnection({self.name})"
 
     def connect(self) -> None:
-        """Connect. Raises HostUnreachable with the remedy."""
+        """Connect unless connected already. Raises HostUnreachable with the remedy."""
         self._machine.connect()
 
     def run(
@@ -75,11 +75,11 @@ class HostConnection:
         timeout: float = 30.0,
         limit: int = SHORT_OUTPUT,
     ) -> Completed:
-        """Run one command in the home folder and wait for it to end.
+        """Run one command in the home folder, wait for it to end, and return its result.
 
-        Stops it and raises CommandTimeout after `timeout` seconds, CommandFailed if it prints more
-        than `limit` bytes. Raises HostUnreachable if the connection is lost, CommandFailed if the
-        account cannot run commands.
+        Stops the command and raises CommandTimeout after `timeout` seconds, or CommandFailed if it
+        prints more than `limit` bytes. Raises HostUnreachable if the connection is lost, and
+        CommandFailed if the account cannot run commands.
         """
         budget = Budget(f"`{argv[0]}`", self.name, limit, timeout)
 
@@ -108,43 +108,47 @@ class HostConnection:
         timeout: float = 30.0,
         limit: int = SHORT_OUTPUT,
     ) -> Completed:
-        """Run a POSIX `sh` script with `args` as $1, $2, and so on. Otherwise like `run`."""
+        """Run a POSIX `sh` script with `args` as $1, $2, and so on, in the same way as `run`."""
         return self.run(shell.script(text, args), stdin=stdin, timeout=timeout, limit=limit)
 
     def open(self, argv: Sequence[str], *, stdin: bool = True, tty: bool | None = None) -> Stream:
         """Start one command and return its streams.
 
         With `stdin=False`, its standard input is empty, and the command is stopped when the stream
-        closes or the connection breaks. So no `tail -F` is left behind.
+        closes or the connection breaks, so that no `tail -F` is left behind.
 
-        tty: whether the command has a terminal; None collects its stderr instead of passing it on.
+        tty: whether the command has a terminal. With None, it has none, and its stderr is collected
+        instead of passed on. Raises CommandTimeout if the command does not start in time.
         """
         try:
             return self._machine.open(argv, stdin=stdin, tty=tty, timeout=START_TIMEOUT)
         except TimeoutError:
             raise CommandTimeout(
                 f"the login shell did not start `{argv[0]}` within {duration(START_TIMEOUT)}",
-                "check its startup files (.bashrc) and the machine's load",
+                "check the shell's startup files (.bashrc) and the load of that machine",
                 host=self.name,
             ) from None
 
     def open_script(
         self, text: str, *args: str, stdin: bool = True, tty: bool | None = None
     ) -> Stream:
-        """Start a POSIX `sh` script and return its streams, like `open`."""
+        """Start a POSIX `sh` script and return its streams, as `open` does."""
         return self.open(shell.script(text, args), stdin=stdin, tty=tty)
 
     def resource(self, make: Callable[[], R]) -> R:
-        """Return this node's resource. `make` creates it on first use; it is closed with the node."""
+        """Return this connection's resource, which `make` creates on first use.
+
+        It is closed together with the connection.
+        """
         with self._resource_lock:
             self._resource = self._resource or make()
             return cast(R, self._resource)
 
     def explain(self, error: Exception) -> DdpctlError:
-        """Return the one-line error for whatever went wrong with this host.
+        """Return a one-line error for whatever went wrong with this host.
 
-        An answer that nobody foresaw is this host's error, so that it cannot end a command for
-        the other hosts. Because it may also be a bug of ddpctl, the traceback is kept.
+        An unexpected answer counts as this host's error, so that it does not end the command for
+        the other hosts. It may also be a bug in ddpctl, so the traceback is kept.
         """
         if isinstance(error, DdpctlError):
             return error
@@ -178,7 +182,7 @@ class HostConnection:
 
 @contextlib.contextmanager
 def connected(hosts: Iterable[Host]) -> Iterator[list[HostConnection]]:
-    """Yield one connection per host, in order. Each opens on first use; all close at the end."""
+    """Context manager: yield one connection per host, in order. All are closed at the end."""
     connections = [HostConnection(host) for host in hosts]
     try:
         yield connections

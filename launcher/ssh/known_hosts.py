@@ -1,8 +1,8 @@
 """Check a server's host key against known_hosts, following the policy in the ssh configuration.
 
-Files are matched as in `ssh` (sshd(8)): hashed names, wildcards, negations, `[host]:port`, @revoked
-and several files. paramiko's HostKeys supports only plain and hashed names. @cert-authority lines
-are not supported, but are recognized for the error message.
+Lines are matched as `ssh` does (see sshd(8)): hashed names, wildcards, negations, `[host]:port`,
+@revoked and several files. paramiko's HostKeys supports only plain and hashed names.
+@cert-authority lines are not supported, but they are recognized for the error message.
 """
 
 import base64
@@ -34,7 +34,7 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """Return `SHA256:...`, as `ssh-keygen -l` prints it."""
+        """The key's fingerprint as `ssh-keygen -l` prints it: `SHA256:...`."""
         digest = base64.b64encode(hashlib.sha256(self.blob).digest()).decode()
         return f"SHA256:{digest.rstrip('=')}"
 
@@ -56,7 +56,7 @@ class KnownHostsLine:
                 return False
         matches = False
         for pattern in self.names.lower().split(","):
-            # only * and ? are wildcards, unlike fnmatch's [
+            # unlike in fnmatch, [ is not a wildcard, only * and ? are
             if fnmatch.fnmatchcase(name, pattern.removeprefix("!").replace("[", "[[]")):
                 if pattern.startswith("!"):
                     return False
@@ -65,7 +65,7 @@ class KnownHostsLine:
 
 
 def read(files: Iterable[str]) -> list[KnownHostsLine]:
-    """Return all lines of the readable files. Skips devices such as /dev/null."""
+    """Return the key lines of all readable files. Skips devices such as /dev/null."""
     lines: list[KnownHostsLine] = []
     for path in map(Path, files):
         with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def read(files: Iterable[str]) -> list[KnownHostsLine]:
 
 
 def parse(text: str, file: str) -> list[KnownHostsLine]:
-    """Return the key lines of one file. Like `ssh`, skips all other lines. PURE."""
+    """Return the key lines in the text of one file. Skips all other lines, as `ssh` does. PURE."""
     lines = []
     for number, row in enumerate(text.split("\n"), 1):
         words = row.split()
@@ -91,10 +91,10 @@ def parse(text: str, file: str) -> list[KnownHostsLine]:
 def judge(
     lines: Sequence[KnownHostsLine], key: Key, names: Sequence[str]
 ) -> tuple[str, list[KnownHostsLine]]:
-    """Judge whether `key` is that of the host: known, unknown, changed or revoked. PURE.
+    """Return a verdict on a host's `key`: known, unknown, changed or revoked. PURE.
 
-    names: of the host. Also return the lines that the verdict is based on. As in `ssh`, the key is
-    unknown, not changed, if all known keys are of other types.
+    Also return the lines that led to the verdict. names: the host's names, most specific first. As
+    in `ssh`, the key is unknown rather than changed if all known keys are of other types.
     """
     about = [line for line in lines if line.matches(names[0])]
     plain = [line for line in about if not line.marker]
@@ -112,9 +112,9 @@ def judge(
 
 
 def preferred_algorithms(route: Route, possible: Sequence[str]) -> tuple[str, ...]:
-    """Return `possible` with the types of the host's known keys first.
+    """Return the algorithms in `possible`, with the types of the host's known keys first.
 
-    A server with several keys presents the one whose type comes first. So that should be a key
+    A server with several keys presents the one whose type comes first, so that should be a key
     that we know.
     """
     lines = [line for line in _lines(route) if not line.marker]
@@ -129,7 +129,7 @@ def _lines(route: Route) -> list[KnownHostsLine]:
 
 
 def verify(server_key: paramiko.PKey, route: Route) -> None:
-    """Accept the host key, or raise HostUnreachable with the key and the remedy."""
+    """Return if the host key is acceptable. Otherwise, raise HostUnreachable with the remedy."""
     key = Key(server_key.get_name(), server_key.asbytes())
     verdict, lines = judge(_lines(route), key, route.known_names)
     if verdict == "known":
@@ -161,10 +161,10 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
 
 
 def accept(route: Route, key: Key) -> None:
-    """Add a new key to known_hosts. Concurrent connections to the host add it only once."""
+    """Add a new key to known_hosts, but only once if several connections do so at the same time."""
     if not route.known_hosts:
         log.warning(
-            "%s: accepted host key %s; no known_hosts file to add it to", route.host.name, key
+            "%s: accepted host key %s; there is no known_hosts file for it", route.host.name, key
         )
         return
     name, path = route.known_names[0], Path(route.known_hosts[0])
@@ -192,14 +192,14 @@ def _unknown(route: Route, key: Key, lines: Sequence[KnownHostsLine]) -> Unknown
     note = ""
     if authority := next((line for line in lines if line.marker), None):
         note = (
-            f" ({authority.place} names a certificate authority for it, which ddpctl does not "
-            "support: add the host key itself)"
+            f" ({authority.place} has a certificate authority for this host, which ddpctl does not "
+            "support; add the host key itself)"
         )
     elif lines:
-        note = f" ({lines[0].place} has another kind of key for it, {lines[0].key.kind})"
+        note = f" ({lines[0].place} has another type of key for this host, {lines[0].key.kind})"
     return UnknownHostKey(
         f"its host key is unknown: {key}{note}",
         f"connect once with `ssh {route.port_option}{route.host.name}`, or run `ssh-keyscan "
-        f"{route.port_option}{route.hostname} >> ~/.ssh/known_hosts` and compare the fingerprint, or "
-        "set `host_keys: accept-new` under defaults in the hosts file",
+        f"{route.port_option}{route.hostname} >> ~/.ssh/known_hosts` and compare the fingerprint, "
+        "or set `host_keys: accept-new` under `defaults:` in the hosts file",
     )

@@ -1,7 +1,7 @@
-"""paramiko, imported without invoke. Importing invoke takes half of paramiko's import time.
+"""paramiko, imported without invoke, which takes half of paramiko's import time.
 
-Only paramiko's reader of ssh_config uses invoke, for `Match exec`. We do not use that reader: we run
-`ssh -G`.
+Only paramiko's parser for ssh_config uses invoke, for `Match exec`. We do not use that parser: we
+run `ssh -G`.
 """
 
 import sys

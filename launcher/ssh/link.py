@@ -13,14 +13,14 @@ from .connection import Connection, Link
 from .lean_paramiko import paramiko
 from .route import Route
 
-# Printed by the `ssh` of a ProxyCommand if its server drops it before the login.
+# What the `ssh` of a ProxyCommand prints if its server drops the connection before the login.
 _DROPPED = re.compile(
     r"kex_exchange_identification|[Cc]onnection (reset|closed) by|banner exchange"
 )
 
 
 class Dropped(Exception):
-    """The server hung up before the login, as an overloaded sshd does. A retry may succeed."""
+    """Raised if the server hangs up before the login, as an overloaded sshd does. Worth a retry."""
 
 
 class CommandLink(Link):
@@ -44,7 +44,7 @@ class CommandLink(Link):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         if not self._process.poll():
-            return None  # it still runs or ended well, so sshd hung up
+            return None  # it is running or exited with 0, so sshd hung up
         self._stderr.seek(0)
         printed = " ".join(self._stderr.read().decode(errors="replace").split())
         why = (
@@ -63,14 +63,14 @@ class CommandLink(Link):
 
 
 def open_link(route: Route, jump: Connection | None) -> Link:
-    """Open the transport for a connection along `route`. jump: the connection to its last jump host."""
+    """Open the transport for a connection along `route`. jump: its last jump host."""
     if jump:
         return _through_jump(route, jump)
     return CommandLink(route.proxy_command) if route.proxy_command else _direct(route)
 
 
 def _direct(route: Route) -> Link:
-    """Connect by TCP to the first address of the host that answers."""
+    """Connect over TCP to the first of the host's addresses that answers."""
     try:
         addresses = socket.getaddrinfo(
             route.hostname, route.port, route.address_family, socket.SOCK_STREAM
@@ -80,7 +80,8 @@ def _direct(route: Route) -> Link:
         name = "its name" if route.hostname == route.host.name else f"its name {route.hostname}"
         raise HostUnreachable(
             f"{name} does not resolve ({why})",
-            "correct it in the hosts file, add a HostName to ~/.ssh/config, or check this machine's DNS",
+            "correct it in the hosts file, add a HostName to ~/.ssh/config, or check the DNS of "
+            "this machine",
         ) from None
     failure: OSError = TimeoutError()
     source = (route.bind_address, 0) if route.bind_address else None
@@ -98,13 +99,13 @@ def _direct(route: Route) -> Link:
 
 def _explained(error: OSError, route: Route) -> HostUnreachable:
     what = f"cannot connect{route.at}: {error.strerror or error}"
-    remedy = "check that the host is up, and the network of this machine"
+    remedy = "check that the host is up, and check the network of this machine"
     if isinstance(error, ConnectionRefusedError):
         what = f"connection refused{route.at}"
-        remedy = "check that sshd runs there and the port is right"
+        remedy = "check that sshd is running there and that the port is right"
     elif isinstance(error, TimeoutError):
         what = f"no answer{route.at} within {duration(route.connect_timeout)}"
-        remedy = "check that the machine is up and no firewall blocks the port"
+        remedy = "check that the machine is up and that no firewall blocks the port"
     elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
         what = f"no route{route.at} ({error.strerror})"
         remedy = "check the network (VPN?), or set proxy_jump if the host is behind a bastion"
@@ -118,15 +119,15 @@ def _through_jump(route: Route, jump: Connection) -> Link:
         return Link(jump.open_channel("direct-tcpip", to, ("127.0.0.1", 0), timeout=timeout))
     except (paramiko.SSHException, EOFError, OSError) as error:
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
-            why = "is not allowed to forward connections to it"
+            why = "is not allowed to forward connections to this host"
             remedy = "set `AllowTcpForwarding yes` in the jump host's sshd_config"
         elif isinstance(error, paramiko.ChannelException):
             why = f"cannot reach it{route.at} ({error.text})"
-            remedy = "check that its name resolves on the jump host and sshd runs at that port"
+            remedy = "check that its name resolves on the jump host and that sshd is on that port"
         elif "Timeout" in str(error):
             why = f"got no answer from it{route.at} within {duration(timeout)}"
             remedy = "check that the machine is up"
         else:
             why = f"hung up while connecting to it{route.at}: {error or type(error).__name__}"
-            remedy = "check that the jump host is up, and look at its sshd's log"
+            remedy = "check that the jump host is up, and look at the log of its sshd"
         raise HostUnreachable(f"jump host {jump.host} {why}", remedy) from None

@@ -1,4 +1,4 @@
-"""This machine, with the interface of a host behind SSH, and the account that runs ddpctl."""
+"""This machine, with the same interface as a host behind SSH, and the account that runs ddpctl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 
 
 def account_name() -> str:
-    """Return the name of the account that runs ddpctl, even without a passwd entry."""
+    """Return the name of the account that runs ddpctl, or its uid if it has no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -33,9 +33,9 @@ def account_name() -> str:
 
 
 class LocalMachine:
-    """Starts commands on this machine in the home folder, like sshd.
+    """Starts commands on this machine in the home folder, as sshd does.
 
-    `close` stops those without standard input or on a terminal, as the end of a connection does.
+    `close` stops commands that have no standard input or run on a terminal, as a disconnect would.
     """
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class LocalMachine:
         except OSError as error:
             raise CommandFailed(
                 f"cannot start {argv[0]}: {error.strerror}",
-                "check the file and the load",
+                "check that the file is executable and that this machine is not overloaded",
                 host="local",
             ) from None
         if tty or not stdin:
             with self._lock:
                 self._watched.add(stream)
                 is_late = self._is_closed
-            if is_late:  # another thread has closed meanwhile
+            if is_late:  # another thread has called `close` in the meantime
                 stream.close()
         return stream
 
@@ -87,7 +87,7 @@ class LocalStream(Stream):
             stderr=inside,
             bufsize=0,
             cwd=home if home.is_dir() else "/",
-            start_new_session=not tty,  # Ctrl-C must reach only the launcher
+            start_new_session=not tty,  # Ctrl-C must only reach the launcher
         )
         self.stderr = Stderr(ended=tty is not None)
         self._stdin, stdout = self._process.stdin, self._process.stdout

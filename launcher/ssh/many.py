@@ -1,4 +1,4 @@
-"""Run one function on many nodes concurrently. All functions here wait for all nodes."""
+"""Run one function on many hosts concurrently. All functions here wait for all hosts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ T = TypeVar("T")
 def each_node(
     connections: Sequence[HostConnection], do: Callable[[HostConnection], T]
 ) -> dict[HostConnection, T]:
-    """Run `do` on all nodes concurrently; raise NodesFailed with every error if any fails."""
+    """Run `do` on all hosts concurrently; return results by host. Raises NodesFailed if any fails."""
     results, failures = try_each(connections, do)
     if failures:
         raise NodesFailed(by_name(connections, failures))
@@ -32,9 +32,9 @@ def ask_each(
 def try_each(
     connections: Sequence[HostConnection], do: Callable[[HostConnection], T]
 ) -> tuple[dict[HostConnection, T], dict[HostConnection, DdpctlError]]:
-    """Run `do` on all nodes, at most AT_ONCE at a time; return results and errors by node.
+    """Run `do` on all hosts, at most AT_ONCE at a time; return results and errors by connection.
 
-    Whatever `do` raises for one node becomes the error of that node.
+    Whatever `do` raises for a host becomes the error of that host.
     """
     results: dict[HostConnection, T] = {}
     failures: dict[HostConnection, DdpctlError] = {}
@@ -48,7 +48,7 @@ def try_each(
                 failures[connection] = connection.explain(error)
 
     for thread in [in_background(work) for _ in connections[:AT_ONCE]]:
-        thread.result()  # raises what ends ddpctl itself, such as SystemExit
+        thread.result()  # raises exceptions that end ddpctl itself, such as SystemExit
     return (
         {connection: results[connection] for connection in connections if connection in results},
         {connection: failures[connection] for connection in connections if connection in failures},
@@ -56,7 +56,7 @@ def try_each(
 
 
 def one_per_account(connections: Iterable[HostConnection]) -> list[HostConnection]:
-    """Return the first node of each account: two nodes may be the same user on the same machine."""
+    """Return one connection per account: several may be for the same user on the same machine."""
     first: dict[tuple[str | None, str, int], HostConnection] = {}
     for connection in connections:
         first.setdefault(connection.host.account, connection)
@@ -64,7 +64,7 @@ def one_per_account(connections: Iterable[HostConnection]) -> list[HostConnectio
 
 
 def unique_names(connections: Sequence[HostConnection]) -> dict[HostConnection, str]:
-    """Return the nodes with their names. A second node of the same name is `name (2)`."""
+    """Return a unique name for each connection. The second one to a host is called `name (2)`."""
     counts = Counter[str]()
     unique = {}
     for connection in connections:
@@ -77,7 +77,7 @@ def unique_names(connections: Sequence[HostConnection]) -> dict[HostConnection, 
 def by_name(
     connections: Sequence[HostConnection], values: Mapping[HostConnection, T]
 ) -> dict[str, T]:
-    """Return `values` by the unique names of their hosts, in the order of `connections`."""
+    """Return `values` by the unique names of their connections, in the order of `connections`."""
     return {
         name: values[connection]
         for connection, name in unique_names(connections).items()

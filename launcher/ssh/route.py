@@ -1,6 +1,6 @@
 """The route to a host: the one that `ssh HOST` takes, according to `ssh -G HOST`.
 
-The hosts file's own values are passed to `ssh` as options, so they override ~/.ssh/config.
+The values in the hosts file are passed to `ssh` as options, so they override ~/.ssh/config.
 """
 
 import functools
@@ -20,14 +20,14 @@ from ..own_folders import expanded
 from ..text import duration
 from .local import account_name
 
-CONNECT_TIMEOUT = 10.0  # seconds per step of a login, unless the SSH config has another value
-TIMEOUT = 20.0  # seconds; `Match exec` may run any command
+CONNECT_TIMEOUT = 10.0  # seconds per step of a login, unless the ssh config has another value
+TIMEOUT = 20.0  # seconds for `ssh -G`, whose `Match exec` may run any command
 MAX_JUMPS = 8
 
 # These affect host keys, so ddpctl must not ignore them silently.
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
-# What `ssh -G` and `man ssh_config` call the values of StrictHostKeyChecking.
+# Values of StrictHostKeyChecking that `ssh -G` prints -> their names in `man ssh_config`.
 _POLICIES = {"true": "yes", "false": "no", "off": "no"}
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
@@ -36,7 +36,7 @@ log = logging.getLogger("ddpctl.ssh")
 
 @dataclass(frozen=True)
 class Route:
-    """The route to one host. Paths are absolute, times in seconds."""
+    """The route to one host. All paths are absolute; all times are in seconds."""
 
     host: Host  # as in the hosts file
     hostname: str
@@ -51,18 +51,18 @@ class Route:
     host_key_alias: str
     host_keys: str  # yes, ask, accept-new or no
     hash_known_hosts: bool
-    connect_timeout: float = field(compare=False)  # of each step of a login
+    connect_timeout: float = field(compare=False)  # for each step of a login
     alive_interval: float
     alive_count: int
     proxy_command: str | None
     proxy_jump: str | None
     address_family: socket.AddressFamily
     bind_address: str | None
-    depth: int = 0  # 1 for the last jump host of a host, 2 for the one before it
+    depth: int = 0  # 1 for a host's last jump host, 2 for the one before it, and so on
 
     @property
     def at(self) -> str:
-        """Where it connects, unless the host's name says so already: ` at port 2222`, or ""."""
+        """The target for messages: ` at HOST:PORT` or ` at port PORT`; "" if it is obvious."""
         if self.hostname != self.host.name:
             return f" at {self.hostname}:{self.port}"
         return f" at port {self.port}" if self.port != 22 else ""
@@ -73,9 +73,9 @@ class Route:
 
     @property
     def known_names(self) -> tuple[str, ...]:
-        """The names in known_hosts files, the most specific first.
+        """The host's names in known_hosts files, the most specific first.
 
-        A host on another port may be known by its name alone. An alias replaces both names.
+        A host on a port other than 22 may be known by its name alone. An alias replaces all names.
         """
         if self.host_key_alias:
             return (self.host_key_alias.lower(),)
@@ -84,7 +84,7 @@ class Route:
 
 
 def route_to(host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
-    """Return the route that `ssh` would take with this host's values. Raises HostUnreachable.
+    """Return the route that `ssh` would take to `host`. Raises HostUnreachable if `ssh` fails.
 
     timeout: seconds per step of a login, unless the configuration has another value.
     """
@@ -92,15 +92,15 @@ def route_to(host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
 
 
 def jump_route(route: Route) -> Route | None:
-    """Return the route to the last jump host, which is reached through the earlier ones.
+    """Return the route to the last jump host, which leads through the earlier ones; None if none.
 
-    It has its own configuration, as with `ssh -J`. The hosts file's key is tried there too.
+    That host has its own configuration, as with `ssh -J`. The hosts file's key is tried there too.
     """
     if route.proxy_jump is None:
         return None
     if route.depth == MAX_JUMPS:
         raise HostUnreachable(
-            f"ProxyJump goes in circles ({route.proxy_jump})", "correct ~/.ssh/config"
+            f"ProxyJump goes around in a circle ({route.proxy_jump})", "correct ~/.ssh/config"
         )
     further, _, last = route.proxy_jump.rpartition(",")
     login = split_login(last.removeprefix("ssh://"))
@@ -130,7 +130,7 @@ def _ask_ssh(host: Host) -> str:
     }
     options = [f"-o{key}={value}" for key, value in given.items() if value is not None]
     # `ssh` uses the account's home folder and ignores $HOME. If they differ (containers, tests),
-    # ddpctl follows $HOME like every other program, and passes the configuration there to `ssh`.
+    # ddpctl uses $HOME as every other program does, and passes its ssh configuration to `ssh`.
     home, account_home, config = expanded("~"), expanded(f"~{account_name()}"), ""
     if home != account_home:
         options += ["-F", "/dev/stdin"]
@@ -154,7 +154,7 @@ def _ask_ssh(host: Host) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise HostUnreachable(
-            f"`ssh -G HOST` did not end within {duration(TIMEOUT)}",
+            f"`ssh -G HOST` did not finish within {duration(TIMEOUT)}",
             "check `Match exec` in ~/.ssh/config",
             host=host.name,
         ) from None
@@ -178,7 +178,7 @@ def _warn_once(text: str) -> None:
 
 
 def parse(output: str, host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
-    """Parse the output of `ssh -G`. Logs a warning about keywords that ddpctl does not support."""
+    """Parse the output of `ssh -G`. Logs a warning for each keyword that is not supported."""
     options: dict[str, list[str]] = {}
     for line in output.splitlines():
         keyword, _, value = line.partition(" ")
@@ -221,7 +221,7 @@ def parse(output: str, host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
     if variable := re.fullmatch(r"\$(\w+)|SSH_AUTH_SOCK", agent):
         agent = os.environ.get(variable[1] or "SSH_AUTH_SOCK", "")
     for keyword in filter(unless_none, UNSUPPORTED):
-        _warn_once(f"ddpctl does not support {keyword} and ignores it in your ssh config")
+        _warn_once(f"ddpctl ignores {keyword} in your ssh config, because it does not support it")
     policy = one("stricthostkeychecking", "ask")
     return Route(
         host=host,

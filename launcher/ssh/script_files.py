@@ -1,4 +1,4 @@
-"""Shell scripts for hosts: `.sh` files beside the module that runs them."""
+"""Shell scripts for hosts: `.sh` files in the same folder as the module that runs them."""
 
 import functools
 import re
@@ -10,10 +10,10 @@ _SOURCED = re.compile(r"^\. (\S+\.sh)$", re.MULTILINE)
 
 @functools.cache
 def load_script(module: str, name: str) -> str:
-    """Return the text of `name`, a script beside `module` (a `__file__`), for HostConnection.script.
+    """Return the text of the script `name`, for HostConnection.script. module: its `__file__`.
 
-    A host receives one text, so a line `. ./other.sh` is replaced by that file. Comments are
-    removed: the host does not need them.
+    The script is in the folder of that module. A host receives a single text, so a line
+    `. ./other.sh` is replaced with that file. Comments are removed: the host does not need them.
     """
     path = Path(module).parent / name
     text = _COMMENT_LINE.sub("", path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Turn argument lists into command lines that every login shell parses in the same way. PURE."""
+"""Turn argument lists into command lines that all login shells parse in the same way. PURE."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _WATCHED = load_script(__file__, "watched_command.sh")
 
 
 def command_line(argv: Sequence[str]) -> bytes:
-    """Quote `argv` as one line for the login shell. An argument with a NUL raises ValueError."""
+    """Quote `argv` as one line for the login shell. Raises ValueError if an argument has a NUL."""
     line = os.fsencode(shlex.join(argv))
     if b"\0" in line:
         raise ValueError("embedded null byte in an argument")
@@ -34,11 +34,11 @@ def script(text: str, args: Sequence[str]) -> list[str]:
 def framed(argv: Sequence[str], *, stdin: bool = True) -> tuple[list[str], bytes]:
     """Return a command that prints a random line before running `argv`, and that line.
 
-    The reader drops everything before the line, such as output of a login shell's .bashrc. A shell
-    that echoes its command does not print the token on a line of its own. The shell does not `exec`
-    the command, because paramiko drops the signal that ends one; a shell exits with 128 + N.
-    On a terminal, Ctrl-C is for the command only.
-    Without `stdin`, it also stops the command when the stream to the reader closes.
+    The reader drops everything before that line, such as the output of a login shell's .bashrc. A
+    shell that echoes its command does not print the random token on its own line. `sh` does not
+    `exec` the command, because paramiko does not report the signal that ends a command, but a shell
+    exits with 128 + N. On a terminal, Ctrl-C reaches the command only.
+    Without `stdin`, the command is stopped when the stream to the reader closes.
     """
     token = secrets.token_hex(8)
     run = 'trap : INT QUIT; "$@"; exit "$?"' if stdin else _WATCHED

@@ -12,14 +12,14 @@ from ..errors import CommandFailed
 from .background import in_background
 
 CHUNK = 256 * 1024  # bytes per read or write; the fastest size measured over SSH
-LAST_OUTPUT_TIMEOUT = 1.0  # seconds for output in transit after a command has ended
+LAST_OUTPUT_TIMEOUT = 1.0  # seconds to wait for output in transit after a command has ended
 STDERR_TAIL = 64 * 1024  # bytes
-AHEAD = 4  # chunks of output that may wait for their reader; then the command does
+AHEAD = 4  # chunks of output that may wait for their reader; after that, the command waits
 
 
 @dataclass(frozen=True)
 class Completed:
-    """The result of a command. `code` is 128 + N if signal N ended it."""
+    """The result of a command. `code` is its exit code, or 128 + N if signal N ended it."""
 
     code: int
     stdout: bytes
@@ -27,12 +27,12 @@ class Completed:
 
     @property
     def reason(self) -> str:
-        """Why it failed: the last line of stderr or, without one, the exit code."""
+        """Why the command failed: the last line of stderr or, if there is none, the exit code."""
         lines = self.stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit {self.code}"
 
     def expect(self, what: str, remedy: str, host: str) -> Self:
-        """Return self if the command succeeded. Otherwise, raise CommandFailed: `what: reason`."""
+        """Return self if the command succeeded. Otherwise, raise CommandFailed (`what: reason`)."""
         if self.code != 0:
             raise CommandFailed(f"{what}: {self.reason}", remedy, host=host)
         return self
@@ -62,15 +62,15 @@ class Stderr:
         self._ended.set()
 
     def read(self, timeout: float) -> bytes:
-        """Wait for stderr to end, at most `timeout` seconds. Return what was collected."""
+        """Wait at most `timeout` seconds for stderr to end. Return what has been collected."""
         self._ended.wait(max(timeout, 0.0))
         return bytes(self._data)
 
 
 class Stream(AbstractContextManager["Stream"]):
-    """A running command. Its stderr is collected in the background and never blocks it.
+    """A running command. Its stderr is collected in the background, so stderr never blocks it.
 
-    If it was opened with `tty` true or false, its stderr is not collected: `read_stderr` returns it.
+    If the command was opened with `tty` true or false, use `read_stderr`: nothing is collected.
     """
 
     stderr: Stderr
@@ -84,11 +84,11 @@ class Stream(AbstractContextManager["Stream"]):
         """
 
     def read_stderr(self) -> bytes:
-        """Return some bytes of standard error, or b"" at its end. A terminal has none."""
+        """Return some bytes of standard error, or b"" at its end (on a terminal, always)."""
         return b""
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        """Yield output as it arrives: (1, stdout) and (2, stderr). Raises like `read`."""
+        """Yield output as it arrives: (1, stdout) or (2, stderr). Raises the errors of `read`."""
         chunks: Queue[tuple[int, bytes | Exception]] = Queue(AHEAD)
 
         def copy(number: int, read: Callable[[], bytes]) -> None:
@@ -113,13 +113,13 @@ class Stream(AbstractContextManager["Stream"]):
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
         """Send all of `data` to standard input.
 
-        Raises BrokenPipeError if the command no longer reads. Raises TimeoutError if nothing could
-        be sent for `timeout` seconds.
+        Raises BrokenPipeError if the command no longer reads its input. Raises TimeoutError if
+        nothing could be sent for `timeout` seconds.
         """
 
     @abstractmethod
     def close_stdin(self) -> None:
-        """Send end-of-file."""
+        """Send end-of-file to the command."""
 
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the command's terminal, if it has one."""
@@ -127,9 +127,10 @@ class Stream(AbstractContextManager["Stream"]):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, 128 + N after signal N. Raises TimeoutError after `timeout` seconds.
+        """Wait for the command to end and return its exit code, or 128 + N if signal N ended it.
 
-        Unread output may block the command, so read to the end first.
+        Raises TimeoutError after `timeout` seconds. Unread output may block the command, so read
+        to the end first.
         """
 
     @abstractmethod
@@ -138,12 +139,12 @@ class Stream(AbstractContextManager["Stream"]):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the command, whether or not it is running. Safe to repeat."""
+        """Let go of the command, whether or not it is running. May be called again."""
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def stderr_tail(self) -> str:
-        """Return the end of stderr so far. If the command has ended, wait a moment for the rest."""
+        """Return the end of stderr. If the command has ended, first wait a moment for the rest."""
         timeout = 0.0 if self.is_alive() else LAST_OUTPUT_TIMEOUT
         return self.stderr.read(timeout).decode(errors="replace").strip()

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs its arguments as a command, and stops it and what it has started when standard input closes:
-# without a terminal, sshd sends no signal when the reader disconnects. Exits with the command's exit
-# code.
+# Runs its arguments as a command, and stops the command and everything it has started when standard
+# input closes: without a terminal, sshd sends no signal when the reader disconnects. Exits with the
+# command's exit code.
 exec 3<&0
 setsid "$@" </dev/null 3<&- &
 command=$!

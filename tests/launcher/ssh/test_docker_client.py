@@ -151,7 +151,7 @@ def test_a_login_shell_that_runs_no_commands_is_not_called_an_old_docker(
     sshd: Server, connect_to: Connect
 ) -> None:
     machine = connect_to(sshd(ForceCommand="echo This account is not available").host())
-    with pytest.raises(CommandFailed, match="the login shell does not run `sh`: it prints `This"):
+    with pytest.raises(CommandFailed, match="the login shell does not run `sh`: it printed `This"):
         docker_of(machine)
 
 

@@ -143,7 +143,7 @@ def test_a_key_that_others_can_read_is_not_used(sshd: Server, connect_to: Connec
     server = sshd()
     server.user_key.chmod(0o644)
     message = why_not(connect_to(server.host()))
-    assert "readable by others: `chmod 600`" in message
+    assert "readable by others; run `chmod 600`" in message
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
@@ -152,7 +152,7 @@ def test_a_public_key_is_not_a_key_to_log_in_with(
 ) -> None:
     key = keygen(home / "key", kind)
     message = why_not(connect_to(sshd().host(identity_file=f"{key}.pub")))
-    assert f"{key}.pub (a public key: name its private key, such as {key})" in message
+    assert f"{key}.pub (a public key; name its private key, such as {key})" in message
     assert "chmod" not in message
 
 

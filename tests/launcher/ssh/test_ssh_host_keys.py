@@ -153,7 +153,7 @@ def test_the_error_names_an_unsupported_certificate_authority(
     kind, blob = Path(f"{keygen(home / 'ca')}.pub").read_text().split()[:2]
     known(home).write_text(f"@cert-authority {server.known_as} {kind} {blob}\n")
     message = why_not(connect_to(server.host()))
-    assert f"({known(home)}:1 names a certificate authority for it, which ddpctl" in message
+    assert f"({known(home)}:1 has a certificate authority for this host, which ddpctl" in message
 
 
 def test_several_known_hosts_files_and_one_that_cannot_be_written(

@@ -90,7 +90,7 @@ class Budget(Deadline):
 
 
 def parse_json(text: bytes, items: int = MAX_ITEMS) -> Any:
-    """Parse JSON from a host. Raises ValueError if it is malformed, too deep or over `items`."""
+    """Parse JSON from a host. Raises ValueError if malformed, too deep or with too many values."""
     if sum(map(text.count, (b",", b"[", b"{"))) > items:
         raise TooManyValues(f"more than {items:,} values")
     try:

@@ -1,5 +1,5 @@
-"""Engines run the nodes of runs on a host: in Docker, Podman or Apptainer, or as plain processes.
+"""Engines, which run the nodes of runs on a host: Docker, Podman, Apptainer or plain processes.
 
-To add an engine, write a class that satisfies `base.Engine` in a file of its own and add a line to
+To add an engine, write a class that satisfies `base.Engine` in a new file and add a line to
 `choose.ENGINES`.
 """

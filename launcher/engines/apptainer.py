@@ -1,8 +1,8 @@
 """The Apptainer engine: a node is a process of the user, as with `engine: process`, in a container.
 
-Apptainer shares the host's processes and network with the container, so what the process engine knows
-and does about a node holds here too. The image is one file. The container gets neither the
-user's login environment nor the home folder, and has its own /tmp.
+Apptainer shares the host's processes and network with the container, so the process engine's code
+works here too. The image is a single file. The container gets neither the user's login environment
+nor the home folder, and has its own /tmp.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ PYTHON = load_script(__file__, "python_in_apptainer.sh")
 CHECK = load_script(__file__, "check_apptainer.sh")
 ADMINISTRATOR = "ask the host's administrator to"
 PROBLEMS = {  # exit code of check_apptainer.sh -> the problem, the remedy
-    3: ("Apptainer is not installed", "install it there (https://apptainer.org/docs/admin/latest)"),
+    3: ("Apptainer is not installed", "install it there: https://apptainer.org/docs/admin/latest"),
     4: (
-        "Apptainer cannot start containers: user namespaces are disabled, and it is not setuid root",
+        "Apptainer cannot start containers: user namespaces are off, and it is not setuid root",
         f"{ADMINISTRATOR} allow user namespaces or install apptainer-suid",
     ),
     5: (
@@ -37,7 +37,7 @@ class Apptainer(Processes):
     exec_script: ClassVar[str] = load_script(__file__, "exec_apptainer.sh")
 
     def engine_info(self, image: str) -> EngineInfo | None:
-        """Return None: there is no image store. Raises CommandFailed if Apptainer cannot run."""
+        """Return None, as there is no image store. Raises CommandFailed if Apptainer cannot run."""
         done = self.connection.script(CHECK)
         if done.code:
             what, remedy = PROBLEMS.get(done.code, (f"Apptainer fails: {done.reason}", ""))
@@ -45,7 +45,7 @@ class Apptainer(Processes):
         return None
 
     def python_in_image(self, image: str) -> Sequence[str]:
-        """Return a command that runs python3 in the newest pushed image: the checks can use any."""
+        """Return a command for python3 in the newest pushed image. For checks, any image will do."""
         return shell.script(PYTHON, [])
 
     def _enter(self, node: NodePlan) -> Sequence[str]:
@@ -54,7 +54,7 @@ class Apptainer(Processes):
 
 
 def exec_arguments(container: Container, own_tmp: Sequence[Mount]) -> list[str]:
-    """Return the arguments of `apptainer` before the command to run in the container."""
+    """Return the arguments of `apptainer` that precede the command to run in the container."""
     gpus = "--rocm" if container.gpu_vendor == "amd" else "--nv"
     return [
         *("--silent", "exec", "--cleanenv", "--no-mount", "home,cwd,tmp"),
@@ -66,7 +66,7 @@ def exec_arguments(container: Container, own_tmp: Sequence[Mount]) -> list[str]:
 
 
 def _mount(mount: Mount) -> str:
-    """Return the argument of --mount: a line of CSV, so that a path may contain any character."""
+    """Return the argument of --mount, a line of CSV, in which paths may contain any character."""
     pairs = ("type=bind", f"source={mount.source}", f"destination={mount.target}")
     fields = [*pairs, *(["ro"] if mount.read_only else [])]
     return ",".join('"' + each.replace('"', '""') + '"' for each in fields)

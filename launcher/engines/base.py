@@ -1,7 +1,7 @@
 """The interface of an engine, which runs the nodes of runs on one host.
 
-Code outside this package knows engines only by this interface. An engine without containers
-inherits the plain answers to the questions about containers and images.
+Code outside this package uses engines only through this interface. An engine without containers
+inherits the default methods for containers and images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,16 +31,16 @@ class Engine(Protocol):
     def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         """Create the node without starting it.
 
-        user_env: the variables that the user sets. They may be secret, so they are not in the plan.
+        user_env: the variables that the user sets. They are not in the plan, as they may be secret.
         """
 
     def start(self, node: NodePlan) -> None:
-        """Start a node that this object has created."""
+        """Start a node that this object created."""
 
     def wait(self, place: Place) -> NodeStatus:
         """Wait until the node's supervisor has ended.
 
-        Return its status, without the fields that come from labels.
+        Return the node's status, without the fields that come from labels.
         """
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
@@ -48,34 +48,34 @@ class Engine(Protocol):
         return [*self.list_all(run_id)[0]]
 
     def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """Like `list`, plus the names of nodes whose labels are missing or wrong.
+        """Return what `list` returns, and the names of nodes whose labels are missing or wrong.
 
-        A stop is unconfirmed while any exist.
+        A stop is unconfirmed while such nodes exist.
         """
 
     def claims(self) -> Sequence[NodeStatus]:
         """Return at least the nodes and tickets that use or want GPUs or a port on this host.
 
-        Faster than `list`, but with fewer fields.
+        Faster than `list`, but the statuses have fewer fields.
         """
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        """Create a ticket that `list` and `claims` report as a node in state `waiting`."""
+        """Create a ticket, which `list` and `claims` report as a node in state `waiting`."""
 
     def withdraw(self, status: NodeStatus) -> bool:
-        """Remove a ticket or a node that has not started. Return False if it has started meanwhile."""
+        """Remove a ticket or an unstarted node. Return False if the node has started after all."""
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
         """Return the nodes on this host that use anything below `folder`.
 
-        Includes the tickets of launches that have died.
+        The result includes the tickets of launches that have died.
         """
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
-        """Start a command with the node's environment. Without `stdin`, its input is empty."""
+        """Start a command with the node's environment, with empty input unless `stdin` is set."""
 
     def stop(self, status: NodeStatus, timeout: float) -> None:
-        """Send SIGTERM, and SIGKILL after `timeout` seconds. Do nothing if the node has ended."""
+        """Send SIGTERM and, after `timeout` seconds, SIGKILL. Do nothing if the node has ended."""
 
     def remove(self, status: NodeStatus) -> None:
         """Delete a stopped node but keep its folders."""
@@ -83,17 +83,17 @@ class Engine(Protocol):
     # Containers and images
 
     def mounted(self) -> frozenset[str]:
-        """Return the host's folders that containers of runs mount, whether or not they run."""
+        """Return the folders on the host that containers of runs mount, running or not."""
         return frozenset()
 
     def engine_info(self, image: str) -> EngineInfo | None:
-        """Return facts about the engine and `image`; None if it needs no image."""
+        """Return facts about the engine and `image`; None if the engine has no image store."""
         return None
 
     def python_in_image(self, image: str) -> Sequence[str]:
         """Return a command for the host that runs python3 in the image, with the host's network.
 
-        The command fails at once if the image is missing. It is () if the engine needs no image.
+        The command fails at once if the image is missing. Return () if the engine needs no image.
         """
         return ()
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Succeeds if Apptainer can start containers from image files here. Otherwise the exit code says why.
+# Succeeds if Apptainer can start containers from image files here. Otherwise, the exit code shows why.
 command -v apptainer >/dev/null 2>&1 || exit 3
 programs=$(apptainer buildcfg | sed -n 's/^LIBEXECDIR=//p')/apptainer/bin
 [ ! -u "$programs/starter-suid" ] || exit 0

@@ -1,6 +1,6 @@
-"""Choose the engine for a node. Only this file knows the engines by name.
+"""Choose the engine for a node. Only this file refers to engines by name.
 
-Each engine is imported on first use: the Docker SDK takes a while to load.
+Each engine is imported on first use, because the Docker SDK takes a while to load.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def engine_of(connection: HostConnection, name: str) -> Engine:
 
 
 def images_of(connection: HostConnection) -> ImageStore:
-    """Return the images of the host's Docker or Podman."""
+    """Return the image store of the host's Docker or Podman."""
     from .image_store import ImageStore
 
     return ImageStore(connection)
 
 
 def image_here(name: str) -> ImageInfo | None:
-    """Return this machine's image of that name. None if there is no such image, or no engine."""
+    """Return the image `name` on this machine; None if there is no such image or no engine."""
     with (
         contextlib.suppress(DockerUnavailable, CommandFailed),
         connected([Host("local")]) as [local],
@@ -61,7 +61,7 @@ def image_here(name: str) -> ImageInfo | None:
 
 
 def engines_on(connection: HostConnection, name: str) -> list[Engine]:
-    """Return the engines that may have nodes of runs on this host: `name` and local processes."""
+    """Return the engines that may have nodes of runs on this host: `name`, and local processes."""
     own = engine_of(connection, name)
     if connection.host.is_local and own.traits.keeps_containers:
         return [own, engine_of(connection, "process")]
@@ -74,9 +74,9 @@ def nodes_on(connection: HostConnection, name: str, run_id: str | None = None) -
 
 
 def installed_engines(connection: HostConnection, name: str) -> list[Engine]:
-    """Return the engine `name`, plus the installed engine of the other kind on this host.
+    """Return the engine `name` and, if it is installed, the engine of the other kind on this host.
 
-    Processes and Apptainer are one kind: each lists and stops the other's nodes.
+    Processes and Apptainer are of one kind: each lists and stops the other's nodes.
     """
     own = engine_of(connection, name)
     if own.traits.keeps_containers:

@@ -1,17 +1,18 @@
 """Decide which of several runs may use a GPU or a master port. Pure: the input is one host's nodes.
 
 A launch claims the GPUs of its nodes by creating the nodes, labeled with the GPUs' UUIDs and the
-time of the request. It starts none of them before it has created all and then listed every host.
-Two launches can never both start on one GPU: on the GPU's host, the launch that lists last sees the
-other's node. It may go ahead only if it removes that node, and then the other cannot start.
+time of the request. It starts none of them until it has created all of them and then listed the
+nodes on every host. Two launches can never both start on one GPU: on the GPU's host, the launch
+that lists last sees the other's node. It may go ahead only if it removes that node, and then the
+other cannot start.
 
 A launch that sees an earlier claim gives up and removes what it created. A launch that sees a later
-claim looks again until that launch has given up or started. So the earliest of several launches is
-never refused because of one that gives up. Launches wait only for later ones, so they cannot
+claim looks again until that launch has given up or started, so the earliest of several launches is
+never refused because of one that gives up. Launches only wait for later ones, so they never
 deadlock.
 
-A launch that waits in line leaves a ticket on each host. A ticket stops later launches only. A run that
-may restart also holds tickets: they count once a node has ended.
+A launch that waits in line leaves a ticket on each host, which stops only later launches. A run
+that may restart also holds tickets, which count once a node has ended.
 """
 
 import datetime
@@ -33,7 +34,7 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
 
 
 def without_idle_tickets(listed: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """Leave out the tickets of live nodes: such a node already has what its ticket would reserve."""
+    """Return `listed` without tickets of live nodes, which already have what those reserve."""
     listed = list(listed)
     alive = {(each.host, each.run_id, each.node_rank) for each in listed if each.alive}
     return [
@@ -44,7 +45,7 @@ def without_idle_tickets(listed: Iterable[NodeStatus]) -> list[NodeStatus]:
 
 
 def goes_first(rival: NodeStatus, key: tuple[float, str]) -> bool:
-    """Return whether the rival goes before our run. key: when our run asked, and its id."""
+    """Return whether the rival goes before our run. key: when our run asked, and our run id."""
     if rival.state is ContainerState.REMOVING or rival.expired:
         return False
     return rival.alive or (rival.since, rival.run_id) < key
@@ -60,12 +61,12 @@ def undecided(rival: NodeStatus) -> bool:
 def those_ahead(
     found: Iterable[NodeStatus], key: tuple[float, str], *, or_undecided: bool
 ) -> list[NodeStatus]:
-    """Return the rivals of `found` that go before our run. or_undecided: also those that still may."""
+    """Return the rivals that go before our run. or_undecided: also those that may yet do so."""
     return [each for each in found if goes_first(each, key) or (or_undecided and undecided(each))]
 
 
 def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus) -> str:
-    """Describe whose run the rival is, which of `wanted` it has or waits for, and since when."""
+    """Describe a rival's run, which of `wanted` the rival has or waits for, and since when."""
     shared = rival.resources & set(wanted)
     gpus = [gpu_ids[uuid] for uuid in shared if uuid in gpu_ids]
     what = [f"GPU {ranges(gpus)}"] if gpus else []

@@ -1,8 +1,8 @@
 """Find a host's container engine, connect to its API, and explain failures.
 
-Podman serves the Docker API too, but has no daemon, and its socket is often not enabled. So ddpctl
-starts Podman's API service itself, on its own socket, for as long as it is needed. `flock` ensures
-that only one service runs, and detects a stale socket of a service that was killed.
+Podman serves the Docker API too, but it has no daemon, and its socket is often not enabled. ddpctl
+therefore starts Podman's API service itself, on its own socket, for as long as it is needed.
+`flock` ensures that only one service runs, and detects a stale socket of a killed service.
 """
 
 import re
@@ -17,10 +17,10 @@ NOT_INSTALLED = "docker: not found"
 PROBLEMS = {  # pattern in the output of the engine or its command -> the problem, the remedy
     "ontext not found": (
         "the current context of its docker command does not exist",
-        "see `docker context ls` there, and DOCKER_CONTEXT",
+        "look at `docker context ls` and DOCKER_CONTEXT there",
     ),
     "no runtime directory": (
-        "Podman needs a runtime directory (XDG_RUNTIME_DIR) and there is none",
+        "Podman needs a runtime directory (XDG_RUNTIME_DIR), but there is none",
         "on that host, run `sudo loginctl enable-linger $USER`, then log in again",
     ),
     "podman system service did not start": (
@@ -37,24 +37,25 @@ PROBLEMS = {  # pattern in the output of the engine or its command -> the proble
     ),
     NOT_INSTALLED: (
         "Docker is not installed",
-        "install Docker Engine (https://docs.docker.com/engine/install/) or Podman there",
+        "install Docker Engine (https://docs.docker.com/engine/install/) or Podman on that host",
     ),
     "Cannot connect to the Docker daemon|onnection refused|o such file or directory": (
         "the Docker daemon is not running",
-        "on that host, run `sudo systemctl start docker` (rootless: `systemctl --user start docker`)",
+        "on that host, run `sudo systemctl start docker` (rootless: `systemctl --user start "
+        "docker`)",
     ),
 }
 
 
 def engine_command(*arguments: str) -> list[str]:
-    """Return a command for a host that runs its docker or podman with these arguments."""
+    """Return a command that runs a host's docker or podman with these arguments."""
     return shell.script(RUN_ENGINE, arguments)
 
 
 def unavailable(name: str, printed: str) -> DockerUnavailable:
-    """Return an error that names the problem and its remedy.
+    """Return an error for host `name` that names the problem and its remedy.
 
-    printed: output of the engine or its command. It is quoted if the problem is not in PROBLEMS.
+    printed: output of the engine or its command. It is quoted if it matches nothing in PROBLEMS.
     """
     text = " ".join(printed.split())
     for pattern, (problem, remedy) in PROBLEMS.items():

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Connects standard input and output to the engine's API. Starts Podman's API service if needed.
+# Connects standard input and output to the engine's API. Starts Podman's API service if necessary.
 . ./find_engine.sh
 [ "$engine" = podman ] || exec docker system dial-stdio
 run=/run/podman

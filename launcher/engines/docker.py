@@ -37,9 +37,9 @@ PYTHON_IN_IMAGE = (
     "run --pull=never --rm -i --network host --security-opt no-new-privileges --entrypoint python3"
 ).split()
 MISSING_PATHS = load_script(__file__, "missing_paths.sh")
-CONFLICT = 409  # the Engine API's status if a container runs or is being removed
+CONFLICT = 409  # the Engine API's status if a container is running or being removed
 PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, with status 500
-LONGEST_WAIT = 7 * 86400  # seconds; of longer runs, the wait is repeated
+LONGEST_WAIT = 7 * 86400  # seconds; for longer runs, the wait is repeated
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
 
@@ -95,7 +95,7 @@ class Docker(Engine):
             self._api.create_volume(name, labels=dict(labels))
 
     def _tickets(self, label: str) -> Iterator[NodeStatus]:
-        """Yield the tickets. A ticket is a volume: it has labels and a creation time but no image."""
+        """Yield the tickets: volumes, which have labels and a creation time but need no image."""
         answer = mapping(self._api.volumes(filters={"label": [label]}))
         for row in filter(mapping, array(answer.get("Volumes"))):
             about = NodeStatus(state=ContainerState.WAITING, created=unix(row.get("CreatedAt")))
@@ -103,7 +103,7 @@ class Docker(Engine):
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
-        try:  # no `force`: if a start and a removal coincide, the engine fails one of them
+        try:  # without `force`, so that if a start and a removal coincide, the engine fails one
             if status.is_ticket:
                 self._api.remove_volume(status.handle)
             else:
@@ -124,7 +124,7 @@ class Docker(Engine):
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         flags = ["-i"] * stdin + ["-t"] * tty
-        # Podman's warnings about the host are not output of the command
+        # without Podman's warnings about the host, which are not output of the command
         words = ("--log-level=error", "exec", *flags, status.handle, *command)
         return self.connection.open(engine_command(*words), stdin=stdin, tty=tty)
 
@@ -192,7 +192,7 @@ class Docker(Engine):
             except CommandTimeout:
                 raise CommandTimeout(
                     f"a test container did not end within {duration(timeout)}",
-                    "look at `docker ps` and the load there",
+                    "look at the output of `docker ps` and the load on that host",
                     host=self.connection.name,
                 ) from None
             finally:
@@ -220,7 +220,7 @@ class Docker(Engine):
 def create_arguments(
     container: Container, user_env: Mapping[str, str], can: Capabilities
 ) -> dict[str, Any]:
-    """Translate the plan's Container into arguments of the Engine API."""
+    """Translate a Container of the plan into arguments for the Engine API."""
     relabel = ",z" if can.relabels else ""
     groups = [str(group) for group in container.group_add]
     return {
@@ -242,7 +242,7 @@ def create_arguments(
             "Mounts": [
                 Mount(m.target, m.source, type="bind", read_only=m.read_only)
                 for m in container.mounts
-                if m.from_job  # for a bind, Docker would create a missing folder, owned by root
+                if m.from_job  # with a bind, Docker would create a missing folder, owned by root
             ],
             "NetworkMode": container.network,
             "Init": container.init,
@@ -262,7 +262,7 @@ def create_arguments(
 
 
 def _device(text: str) -> dict[str, str]:
-    """Parse `/dev/a[:/dev/b][:rwm]`, as `docker run --device` does."""
+    """Parse a device, `/dev/a[:/dev/b][:rwm]`, in the same way as `docker run --device`."""
     host, *rest = text.split(":")
     inside = next((part for part in rest if part.startswith("/")), host)
     permissions = next((part for part in rest if not part.startswith("/")), "rwm")
@@ -282,7 +282,7 @@ def _gpu_request(container: Container, can: Capabilities) -> list[DeviceRequest]
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return a container's own name. If others link to it, it also has names such as /other/alias."""
+    """Return a container's own name. Links from other containers add names such as /other/alias."""
     own = [name for name in array(row.get("Names")) if isinstance(name, str)]
     return min(own, key=len).lstrip("/") if own else str(row["Id"])
 

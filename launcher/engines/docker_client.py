@@ -1,4 +1,4 @@
-"""The Docker SDK for one host, over `docker system dial-stdio` there."""
+"""The Docker SDK for one host, over `docker system dial-stdio` on that host."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .engine_info import WRITE_CDI_SPEC, Capabilities, parse_capabilities
 
 TIMEOUT = 60  # seconds for one answer of the engine, by default
 LARGEST = 16_000_000  # bytes of one answer; 10,000 containers take less
-LONGEST_REFUSAL = 4000  # characters of the engine's reason that are kept
-END_TIMEOUT = 5.0  # seconds for a command to end once it has closed its output
-NOT_FOUND = 127  # a shell's exit code
-IDLE_CONNECTIONS = 3  # kept for the next call; each holds one of sshd's MaxSessions
+LONGEST_REFUSAL = 4000  # characters to keep of the engine's reason
+END_TIMEOUT = 5.0  # seconds for a command to end after it has closed its output
+NOT_FOUND = 127  # a shell's exit code if a command does not exist
+IDLE_CONNECTIONS = 3  # to keep for the next call; each uses up one of sshd's MaxSessions
 REMEDIES = {  # text in the engine's refusal -> remedy
     "could not select device driver": "install the NVIDIA container toolkit on that host",
     "no such image": "push it: `ddpctl push HOSTS --image`",
@@ -44,7 +44,7 @@ REMEDIES = {  # text in the engine's refusal -> remedy
     "bind source path does not exist": "create the folder on that host, or fix job.mounts",
     "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
     "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",
-    "no space left on device": "free space under Docker's data root on that host",
+    "no space left on device": "free up space under Docker's data root on that host",
     "executable file not found": "install python3 in the image, on its PATH",
 }
 SDK_ERRORS = (docker.errors.DockerException, RequestException, HTTPError)
@@ -52,7 +52,7 @@ LOOK_AT_DOCKER = "look at the engine's log on that host (`journalctl -u docker`)
 
 
 def docker_of(connection: HostConnection) -> Api:
-    """Return the node's Docker SDK client, created on first use. Raises DockerUnavailable."""
+    """Return the host's Docker SDK client, created on first use. Raises DockerUnavailable."""
     return connection.resource(lambda: _connect(connection))
 
 
@@ -84,9 +84,9 @@ class Api(docker.APIClient):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The engine's /info, cached because it is slow: the engine runs programs to answer.
+        """The engine's answer to /info, cached because the engine runs programs to produce it.
 
-        Not a cached_property: before Python 3.12, that blocks all hosts while one answers.
+        Before Python 3.12, a cached_property would block all hosts while one of them answers.
         """
         if self._about is None:
             self._about = dict(self.info())
@@ -108,7 +108,7 @@ class Api(docker.APIClient):
 
     @contextlib.contextmanager
     def explained(self, action: str = "") -> Iterator[None]:
-        """Replace SDK errors by what `explain` returns for them."""
+        """Context manager: replace SDK errors with what `explain` returns for them."""
         try:
             yield
         except SDK_ERRORS as error:
@@ -118,9 +118,9 @@ class Api(docker.APIClient):
         return self._adapter
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request. Read its answer within a budget, unless the answer is a stream.
+        """Send a request and read its answer within a budget, unless the answer is a stream.
 
-        Raises one-line errors for connection errors and for answers that no engine gives.
+        Raises one-line errors for connection errors and for answers that no engine would give.
         """
         whole = not kwargs.get("stream")
         request.headers["Accept-Encoding"] = "identity"
@@ -130,28 +130,29 @@ class Api(docker.APIClient):
             answer = super().send(request, **kwargs)
             if whole or not answer.ok:
                 self._read_whole(answer)
-            else:  # it may take hours
+            else:  # a stream may take hours
                 sdk: Any = self
                 sdk._disable_socket_timeout(sdk._get_raw_response_socket(answer))
         except CommandTimeout:
             call = f"{request.method} {request.path_url}"
             what = f"Docker did not answer {call} within {kwargs.get('timeout')} s"
-            remedy = "check whether the daemon or a disk hangs on that host"
+            remedy = "check whether the daemon or a disk is hanging on that host"
             raise CommandTimeout(what, remedy, host=self.name) from None
         except (RequestException, HTTPError) as error:
             raise unavailable(self.name, str(error)) from None
-        with contextlib.suppress(ValueError, OverflowError):  # without a date, or with a wrong one
+        with contextlib.suppress(ValueError, OverflowError):  # the date is missing or malformed
             date = email.utils.parsedate_to_datetime(answer.headers.get("Date", ""))
             self.clock = date.timestamp()
         return answer
 
     def _read_whole(self, answer: requests.Response) -> None:
-        """Read the body, and let the SDK parse it only with `parse_json`."""
+        """Read the whole body, and make the SDK parse it with `parse_json`."""
         body = bytearray()
         for chunk in answer.raw.stream(CHUNK, decode_content=False):
             body += chunk
         if answer.is_redirect or "Content-Encoding" in answer.headers:
-            raise unavailable(self.name, "it is not a Docker Engine: it redirects or compresses")
+            what = "what listens there is not a Docker Engine: its reply is a redirect or "
+            raise unavailable(self.name, f"{what}is compressed")
         if not answer.ok:  # the SDK expects a message, and detects the charset of other text
             with contextlib.suppress(ValueError, LookupError, TypeError):
                 body = bytearray(str(parse_json(bytes(body))["message"]).encode(errors="replace"))
@@ -169,7 +170,7 @@ class Api(docker.APIClient):
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
-    """A requests adapter whose connections are commands on the host."""
+    """An adapter for requests whose connections are commands on the host."""
 
     def __init__(self, connect: Callable[[], StreamSocket]) -> None:
         self._pool = urllib3.HTTPConnectionPool(
@@ -210,7 +211,7 @@ class StreamSocket:
         self.is_alive = stream.is_alive
 
     def close(self) -> None:
-        self._stream.close_stdin()  # which ends `docker system dial-stdio`; SIGTERM may not
+        self._stream.close_stdin()  # this ends `docker system dial-stdio`, which SIGTERM may not
         self._stream.close()
 
     def makefile(self, *_: Any) -> io.BufferedReader:
@@ -243,12 +244,12 @@ class StreamSocket:
             raise
 
     def settimeout(self, timeout: float | None) -> None:
-        """Start the budget of one answer. Without a timeout, as for a stream, it is unlimited."""
+        """Start the budget of one answer. None, as for a stream, makes it unlimited."""
         size = sys.maxsize if timeout is None else LARGEST
         self._budget = Budget("the engine", self._name, size, timeout)
 
     def _error_output(self) -> str:
-        """Return why the command ended: its error output, or a sentence if it printed none."""
+        """Return why the command ended: its error output, or a description if it printed none."""
         with contextlib.suppress(TimeoutError):
             code = self._stream.wait(END_TIMEOUT)
             text = self._stream.stderr.read(END_TIMEOUT).decode(errors="replace")

@@ -1,6 +1,6 @@
-"""Facts about a container engine and an image, parsed from the engine's API.
+"""Facts about a container engine and an image, parsed from answers of the engine's API.
 
-Docker and Podman serve the same API. Each difference that matters to ddpctl is a field of
+Docker and Podman serve the same API. Every difference that matters to ddpctl is a field of
 Capabilities.
 """
 
@@ -15,15 +15,15 @@ from typing import Any, Literal
 from .status import NodeStatus, array, mapping
 
 WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
-PODMAN_WITH_GPUS = (5, 4)  # earlier versions accept a GPU request and ignore it
+PODMAN_WITH_GPUS = (5, 4)  # earlier versions accept GPU requests but ignore them
 
 
 @dataclass(frozen=True)
 class ImageInfo:
     """An image on one host.
 
-    `id` depends on the engine's image store. `layers` (the diff ids) and `fingerprint` (layers and
-    configuration) are the same on all engines.
+    `id` depends on the engine's image store. `layers` (diff ids, lowest first) and `fingerprint`
+    (layers and configuration) are the same on all engines.
     """
 
     id: str
@@ -43,26 +43,26 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Differences between engines. The defaults describe a rootful Docker Engine."""
+    """The differences between engines. The defaults describe a rootful Docker Engine."""
 
     product: Literal["Docker", "Podman"] = "Docker"
     version: tuple[int, ...] = ()
-    rootless: bool = False  # a container's root is the SSH user, and its other uids are subordinate
-    relabels: bool = False  # SELinux: containers may use only relabeled folders
+    rootless: bool = False  # root in a container is the SSH user; its other uids are subordinate
+    relabels: bool = False  # SELinux: containers may only use relabeled folders
     gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how to request NVIDIA GPUs
     keeps_groups: bool = False  # a container can have the SSH user's groups, but no others
-    creates_missing_sources: bool = False  # of every mount; Docker fails instead
-    knows_compressed_layers: bool = True  # else archives must name omitted layers by diff id
+    creates_missing_sources: bool = False  # for all mounts; Docker fails instead
+    knows_compressed_layers: bool = True  # otherwise, archives must name omitted layers by diff id
     pushes_without_tls: bool = True  # to a registry on loopback
     oldest: tuple[int, ...] = (19, 3)  # the oldest version whose API accepts GPU requests
-    upgrade: str = "Docker Engine 20.10"  # what to install instead of an older version
+    upgrade: str = "Docker Engine 20.10"  # what to install in place of an older version
     storage_file: str = "/etc/docker/daemon.json"  # the file that sets the storage driver
     needs_linger: bool = False  # without lingering, containers end when the SSH user logs out
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Facts about an engine. image: the requested one, if the engine has it."""
+    """Facts about an engine. image: the requested image, or None if the engine does not have it."""
 
     version: str
     storage: str
@@ -77,7 +77,7 @@ class EngineInfo:
 def parse_engine(
     about: Mapping[str, Any], image: ImageInfo | None, nodes: tuple[NodeStatus, ...]
 ) -> EngineInfo:
-    """Parse the engine's facts. about: the answer to /info."""
+    """Parse facts about the engine. about: its answer to /info."""
     return EngineInfo(
         version=str(about.get("ServerVersion", "")),
         storage=str(about.get("Driver", "")),
@@ -91,7 +91,7 @@ def parse_engine(
 
 
 def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
-    """Parse the engine's capabilities. about: the answer to /info."""
+    """Parse the engine's capabilities. about: its answer to /info."""
     security = " ".join(_texts(about.get("SecurityOptions")))
     version = tuple(map(int, re.findall(r"[0-9]{1,6}", str(about.get("ServerVersion"))[:100])[:2]))
     rootless, relabels = "rootless" in security, "selinux" in security
@@ -115,7 +115,7 @@ def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
 
 
 def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
-    """Parse an image. inspected: the answer to /images/NAME/json."""
+    """Parse facts about an image. inspected: the engine's answer to /images/NAME/json."""
     config, rootfs = (mapping(inspected.get(key)) for key in ("Config", "RootFS"))
     layers = _texts(rootfs.get("Layers"))
     architecture = str(inspected.get("Architecture") or "")

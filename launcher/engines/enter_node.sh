@@ -1,7 +1,7 @@
 #!/bin/sh
-# To be sourced. Sets $line to the process of the node in control folder $1, which must be alive, and
-# $enter to a program for `python -c` that runs the command line $1 with the environment in the open file
-# 4: as arguments, all users could read it in a list of processes. On a terminal, TERM is $2.
+# To be sourced. Sets $line to the process of the node in control folder $1, which must be alive. Sets
+# $enter to a program for `python -c` that runs the command line $1 with the environment in file
+# descriptor 4, because all users could read arguments in a list of processes. On a terminal, TERM is $2.
 # shellcheck disable=SC2034 # the script that sources this uses it
 . ./process_files.sh
 line=$(process_in "$1/pid")

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Runs the command line $2 in a container like that of the node in control folder $1, with the
-# environment and in the folder of the node. On a terminal, it also gets this TERM.
+# Runs the command line $2 in a container like that of the node in control folder $1, with the node's
+# environment and in its working directory. On a terminal, the command also gets our TERM.
 . ./enter_node.sh
 # shellcheck disable=SC2013 # words
-for child in $(cat "/proc/${line%% *}"/task/*/children); do # beside it, one serves the image
+for child in $(cat "/proc/${line%% *}"/task/*/children); do # another child serves the image
   if grep -qz '^DDPCTL_RUN_ID=' "/proc/$child/environ" 2>/dev/null; then supervisor=$child; fi
 done
-# A second container may not read the environment of a process in the first, so it gets the open file.
+# A second container may not read the environment of a process in the first, so pass the open file.
 exec 4< "/proc/$supervisor/environ" || exit 126
-# xargs has exit codes of its own, so the command's travels as text. Ctrl-C is for the command only.
+# xargs has its own exit codes, so the command's is passed as text. Ctrl-C is for the command only.
 trap : INT QUIT
 exec 3>&1
 # shellcheck disable=SC2016 # the inner shell expands them

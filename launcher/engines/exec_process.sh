@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the command line $2 with the environment and in the folder of the node in control folder $1.
-# On a terminal, it also gets this TERM.
+# Runs the command line $2 with the environment and in the working directory of the node in control
+# folder $1. On a terminal, the command also gets our TERM.
 . ./enter_node.sh
 pid=${line%% *}
 folder=$(sed -n 's/.*"cwd": "\([^"\\]*\)".*/\1/p' "$1/spec.json")

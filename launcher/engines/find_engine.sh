@@ -1,8 +1,8 @@
 #!/bin/sh
-# To be sourced. Sets $engine to docker or podman. Non-interactive logins often lack the folder of
-# `docker` in PATH. Where both are installed, Podman serves users who may not use Docker. `docker`
+# To be sourced. Sets $engine to docker or podman. In non-interactive logins, PATH often lacks the
+# folder of `docker`. Where both are installed, Podman is for users who may not use Docker. `docker`
 # may itself be Podman.
-# shellcheck disable=SC2034 # its readers are other files
+# shellcheck disable=SC2034 # other files read it
 PATH="$PATH:/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"
 engine=docker
 if command -v podman >/dev/null 2>&1; then

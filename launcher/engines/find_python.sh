@@ -1,5 +1,5 @@
 #!/bin/sh
-# To be sourced. Prints the path of a Python: $1 is a path, a name on PATH, or conda:NAME.
+# To be sourced. Prints the path of the Python $1, which is a path, a name on PATH, or conda:NAME.
 find_python() {
   case $1 in
     conda:*)
@@ -20,8 +20,8 @@ find_python() {
   command -v "$python" || { echo "there is no Python $python" >&2; return 1; }
 }
 
-# Prints the version and architecture of the Python at path $1, which name the folder of its wheels,
-# and its C library: `3.11-x86_64 2.36`.
+# Prints the version and architecture of the Python at path $1, which form the name of the folder of
+# its wheels, and the version of its glibc: `3.11-x86_64 2.36`.
 platform_of() {
   "$1" -I -S -c '
 import platform, sys

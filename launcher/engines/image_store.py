@@ -1,4 +1,4 @@
-"""The images of one host's Docker or Podman: inspect, save, push, pull, verify."""
+"""The images in the Docker or Podman of one host: inspect, build, save, push, pull, verify."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ LIST_TIMEOUT = 120.0  # seconds
 
 
 class ImageStore:
-    """Every method may raise a DdpctlError."""
+    """The images in one host's engine. Every method may raise a DdpctlError."""
 
     def __init__(self, connection: HostConnection) -> None:
         self.connection = connection
@@ -34,7 +34,7 @@ class ImageStore:
         return docker_of(self.connection)
 
     def inspect(self, name: str) -> ImageInfo | None:
-        """Return the image's facts, or None if it is missing."""
+        """Return facts about the image, or None if the engine does not have it."""
         api: Any = self._api
         with api.explained("inspect the image"):
             try:
@@ -43,7 +43,7 @@ class ImageStore:
                 return None
 
     def pull(self, name: str) -> ImageInfo:
-        """Make the host pull the image with the host's own credentials."""
+        """Have the host pull the image, with the host's own credentials, and return the image."""
         done = self.connection.run(engine_command("pull", "-q", name), timeout=PULL_TIMEOUT)
         image = self.inspect(name) if done.code == 0 else None
         if image is None:
@@ -51,18 +51,18 @@ class ImageStore:
         return image
 
     def build(self, context: bytes, name: str) -> Iterator[str]:
-        """Build an image from a tar archive that contains a Dockerfile. Yield the builder's output."""
+        """Build an image from a tar archive with a Dockerfile. Yield the lines that are printed."""
         api = self._api
         how: Any = {"custom_context": True, "rm": True, "network_mode": "host"}
         with api.explained():
             for message in api.build(fileobj=io.BytesIO(context), tag=name, decode=True, **how):
                 if "error" in message:
-                    what = f"{name} was not built: {printable(str(message['error']))}"
+                    what = f"could not build {name}: {printable(str(message['error']))}"
                     raise CommandFailed(what, "see the build output above")
                 yield from filter(None, map(printable, message.get("stream", "").splitlines()))
 
     def save(self, name: str) -> Iterator[bytes]:
-        """Yield the image archive, as from `docker save`."""
+        """Yield the image as an archive in chunks, as `docker save` writes it."""
         with self._api.explained():
             yield from self._api.get_image(name)
 
@@ -71,10 +71,10 @@ class ImageStore:
         return (*engine_command("load", "-q"),)
 
     def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
-        """Check that an image is complete, delete the `scratch` images, and return its facts.
+        """Check that an image is complete and return facts about it. Delete the `scratch` images.
 
         Creates a container and removes it: an engine may load an image that lacks layers and fail
-        only then. refs: names or ids of the image; the first that works is used.
+        only then. refs: names or ids of the image; the first one that works is used.
         """
         api = self._api
         with api.explained():
@@ -99,7 +99,7 @@ class ImageStore:
         return image
 
     def layers(self) -> list[list[str]]:
-        """Return the layers (diff ids) of every image."""
+        """Return the layers (diff ids) of each image, lowest first."""
         done = self.connection.script(LIST_LAYERS, timeout=LIST_TIMEOUT)
         if done.code != 0:
             raise unavailable(self.connection.name, done.stderr.decode(errors="replace"))
@@ -110,7 +110,7 @@ class ImageStore:
         return layers
 
     def needs_diff_ids(self) -> bool:
-        """Return whether an image archive must refer to omitted layers by diff id."""
+        """Return whether image archives for this engine must refer to omitted layers by diff id."""
         with self._api.explained():
             return not self._api.can.knows_compressed_layers
 
@@ -129,12 +129,12 @@ class ImageStore:
                     )
 
     def untag(self, name: str) -> None:
-        """Remove one name of an image, which stays if it has another name. Ignores errors."""
+        """Remove one name of an image; keep the image if it has another name. Ignores errors."""
         with contextlib.suppress(DdpctlError, RequestException):
             self._api.remove_image(name, noprune=True)
 
     def tags(self, pattern: str) -> list[str]:
-        """Return the image names that match a `reference` filter; [] if the engine does not answer."""
+        """Return the image names that match a `reference` filter; [] if the engine cannot tell."""
         with contextlib.suppress(DdpctlError, RequestException):
             images = self._api.images(filters={"reference": pattern})
             return [tag for image in images for tag in image.get("RepoTags") or ()]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints a line per image of the engine: the JSON list of its layers (diff ids).
+# Prints one line for each image of the engine: a JSON list of its layers (diff ids).
 . ./find_engine.sh
 $engine image ls -aq --no-trunc | sort -u |
   xargs -r "$engine" image inspect --format '{{json .RootFS.Layers}}'

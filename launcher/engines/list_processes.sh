@@ -1,6 +1,6 @@
 #!/bin/sh
-# Lists all claims on this host, and then the nodes of the process engine: the newest attempt of each
-# node, of run $1 or of all. A node has its control folder in place of a claim's name.
+# Lists all claims on this host and then, for run $1 or for all runs, the newest attempt of each node of
+# the process engine. Nodes are listed like claims, with their control folder in place of the name.
 . ./list_claims.sh
 for folder in "$runs"/${1:-*}/nodes/*; do
   cd "$folder" 2>/dev/null || continue

@@ -1,3 +1,3 @@
 #!/bin/sh
-# Prints those of its arguments that do not exist on the host.
+# Prints the paths among its arguments that do not exist on this host.
 for path; do [ -e "$path" ] || printf '%s\n' "$path"; done

@@ -1,7 +1,7 @@
-"""The process engine: torchrun in a Python environment of the host, without a container.
+"""The process engine: torchrun in a Python environment on the host, without a container.
 
-A node is one detached process, the same supervisor as in a container. Everything that this engine
-knows is in files on the host, which `sh` scripts read and write there; process_files.sh says which.
+A node is one detached process, the same supervisor as in a container. All of this engine's state is
+in files on the host, which `sh` scripts read and write there; process_files.sh describes them.
 """
 
 import json
@@ -33,7 +33,7 @@ os.environ.update(json.load(sys.stdin))
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.execv(sys.executable, [sys.executable] + sys.argv[1:])"""  # becomes the supervisor
 STATES = (*UNSTARTED, ContainerState.RUNNING, ContainerState.EXITED)
-TAIL = 131072  # bytes kept of a state, which ends with a line of a journal
+TAIL = 131072  # bytes to keep of a printed state, whose last line is the last line of a journal
 SCRIPT_TIME = 30.0  # seconds
 KILL_TIME = 10  # seconds for a process to end after SIGKILL
 
@@ -59,7 +59,7 @@ class Processes(Engine):
         self._script("start the node", START, *words, *entering, *supervisor, stdin=environment)
 
     def _enter(self, node: NodePlan) -> Sequence[str]:
-        """Return the prefix that runs a command in the container; empty without a container."""
+        """Return the words that run a command in the node's container; () without a container."""
         return ()
 
     def wait(self, place: Place) -> NodeStatus:
@@ -85,7 +85,7 @@ class Processes(Engine):
     def _listed(
         self, what: str, script: str, *args: str
     ) -> Iterator[tuple[NodeStatus, NodeStatus | None]]:
-        """Yield two statuses of each listed node and claim: without and with what its labels say.
+        """Yield two statuses of each listed node and claim: one without its labels, one with them.
 
         The second is None if the labels are malformed or do not match the folder.
         """
@@ -137,8 +137,8 @@ class Processes(Engine):
         timeout: float = SCRIPT_TIME,
     ) -> Completed:
         done = self.connection.script(text, *args, stdin=stdin.encode(), timeout=timeout)
-        remedy = "look at `df -h` and the permissions of /tmp and ~/.ddpctl there"
-        if "there is no " in done.reason:  # find_python.sh
+        remedy = "look at `df -h` and at the permissions of /tmp and ~/.ddpctl there"
+        if "there is no " in done.reason:  # printed by find_python.sh
             remedy = NO_PYTHON
         return done.expect(f"cannot {what}", remedy, self.connection.name)
 
@@ -150,7 +150,7 @@ def _claim(status: NodeStatus) -> str:
 
 
 def _state(text: str) -> NodeStatus:
-    """Return the state of a node or a claim, as process_files.sh and list_claims.sh print it."""
+    """Parse the state of a node or a claim, as process_files.sh and list_claims.sh print it."""
     line, _, journal = text.partition("\n")
     state, *times = line.split(" ")
     if state not in STATES:
@@ -158,7 +158,7 @@ def _state(text: str) -> NodeStatus:
     since, until, code = [*map(_number, times), None, None, None][:3]
     exit_code = None if code is None else int(code)
     for record in JournalReader().feed(journal.encode()):
-        if isinstance(record.event, End):  # else the supervisor was killed
+        if isinstance(record.event, End):  # missing if the supervisor was killed
             exit_code = record.event.exit_code
     return NodeStatus(state=ContainerState(state), started=since, ended=until, exit_code=exit_code)
 

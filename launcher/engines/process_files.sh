@@ -1,15 +1,15 @@
 #!/bin/sh
-# To be sourced. What stands for a node of the process engine on its host. In its control folder:
-# labels.json, and once it has started, pid, with the process id and the start time in clock ticks,
-# so that a process that reuses the id is never taken for it; after its end, exit, with the exit code,
-# unless the host went down. In the claims folder, for all users to
-# read: NAME.STATE, with the same line or -, and the labels.
+# To be sourced. The files that represent a node of the process engine on its host. In the node's
+# control folder: labels.json; once it has started, pid, with the process id and the start time in
+# clock ticks, so that a process that reuses the id is never mistaken for the node; after its end,
+# exit, with the exit code, unless the host went down. In the claims folder, for all users to read:
+# NAME.STATE, with the line of pid (or -) and the labels.
 . ../plan/attempts.sh
 
-# Succeeds if $1 is a file or folder of user $2, and no link.
+# Succeeds if $1 is a file or folder that user $2 owns, and not a link.
 belongs_to() { [ ! -L "$1" ] && [ "$(stat -c %u "$1" 2>/dev/null)" = "$2" ]; }
 
-# Prints this user's folder of claims. Another user may have taken its first name.
+# Prints the path of this user's claims folder. Another user may have taken the first name.
 claims_folder() {
   user=$(id -u) own=/tmp/ddpctl-claims-$(id -u)
   for folder in "$own" "$own".*; do
@@ -23,10 +23,10 @@ claims_folder() {
   chmod 755 "$own" && printf '%s\n' "$own"
 }
 
-# Writes the text on stdin to file $1, at once.
+# Replaces file $1 atomically with the text on stdin.
 replace() { cat > "${1%/*}/.${1##*/}.$$" && mv "${1%/*}/.${1##*/}.$$" "$1"; }
 
-# Prints when process $1 started, unless it has ended.
+# Prints the start time of process $1 in clock ticks, unless the process has ended.
 start_of() {
   fields=$(cat "/proc/$1/stat" 2>/dev/null) || return
   # shellcheck disable=SC2086 # fields
@@ -34,14 +34,14 @@ start_of() {
   [ "$1" = Z ] || printf '%s\n' "${20}"
 }
 
-# Succeeds if the process in the line $1 runs.
+# Succeeds if the process in line $1 (process id and start time) is running.
 alive() { [ -n "$1" ] && [ "$(start_of "${1%% *}")" = "${1#* }" ]; }
 
-# Prints the line with the process in file $1, if it is well formed.
+# Prints the first line of file $1 if it has the form of a process: process id and start time.
 process_in() { read_file "$1" 64 | head -n 1 | grep -xE '[1-9][0-9]{0,8} [0-9]{1,20}'; }
 
-# Kills the processes of the node with control folder $1, by their environment. What a rank has started
-# has it too. Commands of --on-event do not count.
+# Kills the processes of the node with control folder $1, which are found by their environment.
+# Everything that a rank has started inherits it. Spares commands of --on-event.
 kill_marked() {
   run=${1##*/runs/} rank=${1%/*}
   grep -lzxF "DDPCTL_RUN_ID=${run%%/*}" /proc/[0-9]*/environ 2>/dev/null |
@@ -54,8 +54,8 @@ kill_marked() {
     done
 }
 
-# Kills what is left of session $1. If something kills Apptainer's own process, that is the one that
-# serves the files of the image.
+# Kills what is left of session $1. If Apptainer's own process has been killed, that is the process
+# that serves the files of the image.
 kill_session() {
   for stat in /proc/[0-9]*/stat; do
     fields=$(cat "$stat" 2>/dev/null) || continue
@@ -67,8 +67,8 @@ kill_session() {
   done
 }
 
-# Prints the state of the node in folder $1: `created`, `running SINCE`, or `exited SINCE UNTIL CODE`
-# and the last line of its journal. Times are unix seconds; CODE may be absent.
+# Prints the state of the node with control folder $1: `created`, `running SINCE`, or `exited SINCE
+# UNTIL CODE` and the last line of its journal. Times are unix seconds; CODE may be missing.
 print_state() {
   line=$(process_in "$1/pid")
   since=$(stat -c %Y "$1/pid" 2>/dev/null)

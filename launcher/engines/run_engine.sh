@@ -1,4 +1,4 @@
 #!/bin/sh
-# Runs the command of this host's engine, docker or podman, with all arguments.
+# Runs this host's docker or podman with all arguments.
 . ./find_engine.sh
 exec "$engine" "$@"

@@ -1,4 +1,4 @@
-"""The nodes of an attempt, each with its SSH connection, its engine and its place on the host."""
+"""The nodes of an attempt, each with its connection, its engine and its place on the host."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .base import Engine
 
 @dataclass(frozen=True)
 class RunningNode:
-    """One node of an attempt, and the means to control it."""
+    """A node of an attempt, and what is needed to control it."""
 
     connection: HostConnection
     engine: Engine
@@ -20,7 +20,7 @@ class RunningNode:
 
 @dataclass(frozen=True)
 class RunningAttempt:
-    """All nodes of an attempt, by node rank."""
+    """All nodes of an attempt, in the order of their node ranks."""
 
     members: tuple[RunningNode, ...]
 

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Starts the supervisor of a node, and a shell that waits for its end and kills what it has left, as
-# the end of a container would. Both outlive this script and the connection. $1: control folder,
-# $2: name of its claim, $3: working directory or "", $4: number of words that enter its container, or 0;
-# after these words: Python or conda:NAME, and its arguments. stdin: the supervisor's environment as JSON,
-# which no list of processes shows
+# Starts the supervisor of a node, and a shell that waits for it to end and then kills the processes
+# that it left behind, as the end of a container would. Both outlive this script and the connection.
+# $1: control folder, $2: name of the node's claim, $3: working directory or "", $4: number of words
+# that follow and enter its container, or 0; then: Python or conda:NAME, and its arguments.
+# stdin: the supervisor's environment as JSON, so that no list of processes shows it
 . ./process_files.sh
 . ./find_python.sh
 control=$1 name=$2 entering=$4 folder=$(claims_folder) scratch='' || exit 1
@@ -19,7 +19,7 @@ export PATH
 environment=$(cat)
 { mv "$folder/$name.created" "$folder/$name.running" && [ -f "$control/labels.json" ]; } ||
   { echo "another command has withdrawn it" >&2; exit 1; }
-if [ "$entering" != 0 ]; then # its /tmp, and how to start Python in it
+if [ "$entering" != 0 ]; then # the container's /tmp, and how to start Python in the container
   scratch=$(mktemp -d /tmp/ddpctl-XXXXXX) && ln -sfn "$scratch" "$control/tmp" &&
     printf '%s\0' "$program" "$@" | head -z -n $((entering + 1)) > "$control/command" || exit 1
 fi
@@ -37,7 +37,7 @@ started=$(
     exec > /dev/null 2>&1 # so that this script need not wait
     wait "$pid"
     code=$?
-    # Why it could not start belongs in the log.
+    # If the supervisor could not start, put the reason in the log.
     [ -s "$control/journal" ] ||
       tail -n 20 "$control/supervisor.out" | sed "s/^/$(date +%s)	-	/" >> "$control/journal"
     echo "$code" | replace "$control/exit"

@@ -1,4 +1,4 @@
-"""The status of one node, or of its place in line, from its labels and from the engine.
+"""The status of a node, or of a ticket (its place in line), from its labels and from the engine.
 
 Hosts are outside the trust boundary. A node with malformed labels is skipped with one warning.
 """
@@ -15,9 +15,9 @@ from ..outcomes import NodeState
 from ..plan.labels import FORMS, LABEL, odd_label
 from ..text import one_line
 
-LEASE = 60.0  # seconds; a launch starts or renews what it has created within this time
-LATEST = 1e11  # unix seconds
-TEXT_LIMIT = 300  # characters kept of a text from a host
+LEASE = 60.0  # seconds within which a launch starts or renews what it has created
+LATEST = 1e11  # unix seconds; later times are invalid
+TEXT_LIMIT = 300  # characters to keep of a text from a host
 NEVER = "0001"  # the year of a time that means "never"
 warn_once = functools.cache(logging.getLogger("ddpctl").warning)
 
@@ -33,7 +33,7 @@ class ContainerState(enum.StrEnum):
     REMOVING = "removing"
     EXITED = "exited"
     DEAD = "dead"
-    CANCELLED = "cancelled"  # `kill` ended it; engines only report that it exited
+    CANCELLED = "cancelled"  # `kill` ended it; engines report only that it exited
     UNKNOWN = "unknown"
 
 
@@ -41,7 +41,7 @@ UNSTARTED = (ContainerState.WAITING, ContainerState.CREATED)
 ENDED = (ContainerState.EXITED, ContainerState.DEAD)
 NOT_OF_ENGINES = (ContainerState.WAITING, ContainerState.CANCELLED)
 REPORTED = {str(state): state for state in ContainerState if state not in NOT_OF_ENGINES}
-REPORTED["stopped"] = ContainerState.EXITED  # in Podman, before it has cleaned up
+REPORTED["stopped"] = ContainerState.EXITED  # Podman's state until it has cleaned up
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class NodeStatus:
     handle: str = ""  # container name or control folder; the argument for stop and remove
     state: ContainerState = ContainerState.UNKNOWN
     exit_code: int | None = None  # None while it runs, or if unknown
-    run_id: str = ""  # this and the next three are "" and 0 after the node was removed
-    name: str = ""  # of the run; "" if it has none
+    run_id: str = ""  # this and the next three are "" or 0 after the node was removed
+    name: str = ""  # the name of the run; "" if it has none
     nnodes: int = 0
     owner: str = ""
     oom_killed: bool = False
@@ -63,29 +63,29 @@ class NodeStatus:
     started: float | None = None
     ended: float | None = None
     master_port: str = ""
-    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it uses or would use
+    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it uses or will use
     container: str = ""  # container id; "" without a container
     since: float = 0.0  # when the run asked for its GPUs: unix seconds, node 0's clock
     age: float = 0.0  # seconds since its creation
 
     @property
     def user(self) -> str:
-        """Account name of the user who launched the run."""
+        """The account name of the user who launched the run."""
         return self.owner.split("@")[0]
 
     @property
     def alive(self) -> bool:
-        """Whether any of its processes may be running."""
+        """Whether any of its processes may still be running."""
         return self.state not in (*UNSTARTED, *ENDED, ContainerState.CANCELLED)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it ran, and its engine still has it."""
+        """Whether it has run and ended, and its engine still has it."""
         return self.state in ENDED
 
     @property
     def is_process(self) -> bool:
-        """Whether it is a node without a container, whose handle is the path of its control folder."""
+        """Whether it is a node without a container, so that its handle is its control folder."""
         return self.handle.startswith("/")
 
     @property
@@ -113,7 +113,7 @@ class NodeStatus:
 
     @property
     def resources(self) -> frozenset[str]:
-        """What the node uses exclusively: GPUs by UUID and, on node 0, the master port."""
+        """What the node uses exclusively: its GPUs, by UUID, and on node 0 the master port."""
         port = [f"port {self.master_port}"] if self.node_rank == 0 and self.master_port else []
         return frozenset([*self.gpus, *port])
 
@@ -136,8 +136,8 @@ def read_status(
     text = {key: str(bare.get(key) or "") for key in FORMS}
     if odd := odd_label(text):
         warn_once(
-            f"{host}: skipped {host_text(handle)}, which has labels that ddpctl does not "
-            f"write: {odd} {host_text(text[odd])!r}; remove it there if it is not in use"
+            f"{host}: skipped {host_text(handle)}, whose labels were not written by ddpctl "
+            f"({odd} {host_text(text[odd])!r}); remove it there if it is not in use"
         )
         return None
     return replace(
@@ -158,7 +158,7 @@ def read_status(
 
 
 def inspected(answer: Mapping[str, Any]) -> NodeStatus:
-    """Return a container's state from the Engine API's `inspect`. Checks all types."""
+    """Return a container's status from the Engine API's `inspect`. Tolerates wrong types."""
     state = mapping(answer.get("State"))
     status = _state(state.get("Status"))
     ended = status in ENDED
@@ -176,7 +176,7 @@ def inspected(answer: Mapping[str, Any]) -> NodeStatus:
 
 
 def seen_in_list(row: Mapping[str, Any]) -> NodeStatus:
-    """Return a container's state from the Engine API's list, which has fewer fields than `inspect`."""
+    """Return a container's status from the Engine API's list. Fewer fields than in `inspected`."""
     created = row.get("Created")
     moment = float(created) if isinstance(created, int) and 0 < created < LATEST else None
     return NodeStatus(state=_state(row.get("State")), created=moment, started=moment)
@@ -193,7 +193,7 @@ def array(value: object) -> list[Any]:
 
 
 def host_text(value: object) -> str:
-    """Return a host's text on one line, shortened; "" if it is not a text."""
+    """Return a text from a host on one line, shortened; "" if it is not a string."""
     return one_line(value, TEXT_LIMIT) if isinstance(value, str) else ""
 
 
@@ -202,7 +202,7 @@ def _state(text: object) -> ContainerState:
 
 
 def unix(text: object) -> float | None:
-    """Convert an RFC 3339 time to unix seconds; None if it is malformed or means "never" (year 1)."""
+    """Return an RFC 3339 time as unix seconds; None if it is malformed or "never" (year 1)."""
     if not isinstance(text, str) or text.startswith(NEVER):
         return None
     try:

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Stops the supervisor of a node, and what a killed one has left. $1: control folder, $2: tenths of a
-# second between SIGTERM and SIGKILL, $3: name of its claim
+# Stops the supervisor of a node, and the processes that a killed supervisor has left behind.
+# $1: control folder, $2: tenths of a second between SIGTERM and SIGKILL, $3: name of the node's claim
 . ./process_files.sh
 folder=$(claims_folder) || exit 1
-rm -f "$folder/$3.created" # without it, the node cannot start anymore
+rm -f "$folder/$3.created" # without this file, the node can no longer start
 line=$(process_in "$1/pid") tenths=50
-while [ -z "$line" ] && [ -e "$folder/$3.running" ] && [ "$tenths" -gt 0 ]; do # it is being started
+while [ -z "$line" ] && [ -e "$folder/$3.running" ] && [ "$tenths" -gt 0 ]; do # the node is being started
   sleep 0.1
   tenths=$((tenths - 1)) line=$(process_in "$1/pid")
 done
@@ -20,7 +20,7 @@ await_end() {
 }
 alive "$line" && kill -s TERM "${line%% *}"
 await_end
-kill_marked "$1" # the supervisor too: Apptainer's own process then ends by itself and unmounts the image
+kill_marked "$1" # the supervisor too; Apptainer's own process then ends and unmounts the image
 await_end
 alive "$line" && kill -s KILL "${line%% *}"
 await_end

@@ -141,7 +141,7 @@ class Keyring:
         return {key.blob: key for key in agent.get_keys()}
 
     def _from_file(self, path: str) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Yield the key in a file. If it cannot be used, add the path and the reason to `unusable`."""
+        """Yield the key in a file. If it cannot be used, add the reason to `unusable` instead."""
         reason = "not a private key"
         try:
             status = Path(path).stat()

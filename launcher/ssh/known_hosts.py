@@ -129,7 +129,7 @@ def _lines(route: Route) -> list[KnownHostsLine]:
 
 
 def verify(server_key: paramiko.PKey, route: Route) -> None:
-    """Return if the host key is acceptable. Otherwise, raise HostUnreachable with the remedy."""
+    """Check the host key. Raises HostUnreachable, with the key and the remedy, if it is refused."""
     key = Key(server_key.get_name(), server_key.asbytes())
     verdict, lines = judge(_lines(route), key, route.known_names)
     if verdict == "known":

@@ -63,7 +63,7 @@ class CommandLink(Link):
 
 
 def open_link(route: Route, jump: Connection | None) -> Link:
-    """Open the transport for a connection along `route`. jump: its last jump host."""
+    """Open the transport for a connection along `route`. jump: the last jump host's connection."""
     if jump:
         return _through_jump(route, jump)
     return CommandLink(route.proxy_command) if route.proxy_command else _direct(route)

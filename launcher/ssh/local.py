@@ -49,7 +49,7 @@ class LocalMachine:
     def open(self, argv: Sequence[str], *, stdin: bool, tty: bool | None, timeout: float) -> Stream:
         try:
             stream = LocalStream(argv, stdin, tty)
-        except FileNotFoundError:  # exit like a login shell
+        except FileNotFoundError:  # fail as a login shell does
             missing = ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]]
             stream = LocalStream(missing, stdin, tty)
         except OSError as error:

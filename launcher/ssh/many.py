@@ -14,7 +14,7 @@ T = TypeVar("T")
 def each_node(
     connections: Sequence[HostConnection], do: Callable[[HostConnection], T]
 ) -> dict[HostConnection, T]:
-    """Run `do` on all hosts concurrently; return results by host. Raises NodesFailed if any fails."""
+    """Run `do` on all hosts concurrently; return the results. Raises NodesFailed if any fails."""
     results, failures = try_each(connections, do)
     if failures:
         raise NodesFailed(by_name(connections, failures))

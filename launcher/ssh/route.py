@@ -92,7 +92,7 @@ def route_to(host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
 
 
 def jump_route(route: Route) -> Route | None:
-    """Return the route to the last jump host, which leads through the earlier ones; None if none.
+    """Return the route to the last jump host, through the earlier ones; None without a jump host.
 
     That host has its own configuration, as with `ssh -J`. The hosts file's key is tried there too.
     """

@@ -10,9 +10,9 @@ _SOURCED = re.compile(r"^\. (\S+\.sh)$", re.MULTILINE)
 
 @functools.cache
 def load_script(module: str, name: str) -> str:
-    """Return the text of the script `name`, for HostConnection.script. module: its `__file__`.
+    """Return the text of a script for HostConnection.script. module: the caller's `__file__`.
 
-    The script is in the folder of that module. A host receives a single text, so a line
+    The script `name` is in the folder of that module. A host receives a single text, so a line
     `. ./other.sh` is replaced with that file. Comments are removed: the host does not need them.
     """
     path = Path(module).parent / name

@@ -29,7 +29,7 @@ from ...own_folders import cache_home, home_folder, state_home
 from ...text import LONGEST_PATH, quoted
 from .quick_pattern import QuickPattern
 
-NAMES = (  # of files and folders
+NAMES = (  # patterns for the names of files and folders
     *(".git", ".hg", ".svn", ".env*", ".netrc", ".pgpass", ".git-credentials"),
     *(".ssh", ".gnupg", ".aws", ".kube", ".venv", ".conda", ".pixi", ".tox", ".nox", ".eggs"),
     *(".cache", ".*_cache", "__pycache__", "*.pyc", ".ipynb_checkpoints", "node_modules"),
@@ -71,7 +71,7 @@ class LeftOut:
 
 
 def listed(left_out: Collection[LeftOut]) -> str:
-    """Return one line of paths with their sizes: those in the hosts file, then the largest ones."""
+    """Return one line of paths with their sizes: first those in the hosts file, then by size."""
     order = sorted(left_out, key=lambda each: (not each.named, -each.size, each.path))
     shown = [f"{quoted(each.path, LONGEST_PATH)} ({_size(each)})" for each in order[:_SHOWN]]
     if rest := order[_SHOWN:]:

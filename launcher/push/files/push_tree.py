@@ -73,7 +73,7 @@ class TreePush:
         self.lock = threading.Lock()
 
     def run(self, connections: Sequence[HostConnection]) -> Failures:
-        """Push to hosts that lack the tree. Return failed hosts' errors; none has part of it."""
+        """Push to hosts that lack the tree. Return the errors of failed hosts (no partial trees)."""
         cached = _cache_file(self.tree.manifest.digest)
         if not cached.exists():  # the next push reads from it what the hosts' tree contains
             write_cache(cached, self.tree.manifest.text)

@@ -31,7 +31,7 @@ SHOWN = 5  # problems listed before "and N more"
 
 
 class Stamp(NamedTuple):
-    """The properties that show whether a file has changed. A new mode changes the ctime."""
+    """The properties that show whether a file has changed. A new mode also changes the ctime."""
 
     size: int
     inode: int
@@ -52,7 +52,7 @@ class Tree:
     stamps: dict[bytes, Stamp]
     skipped: list[bytes] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    file: bytes = b""  # the own name of the only file, if the manifest has another name for it
+    file: bytes = b""  # the only file's name on disk, if it differs from the manifest
 
     def path(self, entry: Entry) -> bytes:
         return b"%b/%b" % (self.root, self.file or entry.path)  # ten times as fast as os.path.join

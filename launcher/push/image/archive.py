@@ -159,7 +159,7 @@ def whole_archive(
 
 
 def partial_ids(image: ImageInfo) -> set[str]:
-    """Return the ids of partial images of `image`, which even an interrupted push may have left."""
+    """Return the ids that partial images of `image` may have, even after an interrupted push."""
     return {digest_of(_partial_config(image, count)) for count in range(1, len(image.layers))}
 
 

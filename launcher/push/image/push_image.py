@@ -62,7 +62,7 @@ def push_image(
 
 
 def differing(name: str, images: Images) -> Failures:
-    """Return errors for the hosts whose image differs from the first host's, as a run needs one."""
+    """Return an error for each host whose image differs from the first host's."""
     first = next(iter(images), None)
     return {
         connection: PushFailed(
@@ -101,7 +101,7 @@ class _Sending:
         self.partial = partial_ids(here)
 
     def run(self, hosts: Mapping[HostConnection, ImageInfo | None]) -> tuple[Images, Failures]:
-        """Send the image to `hosts`, given with what they have under its name, if anything.
+        """Send the image to `hosts`, which maps each host to its image of that name or to None.
 
         Return the image of each host that has it now, and the errors of the others.
         """

@@ -32,7 +32,7 @@ _OF_WHEELS = re.compile(
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to build an image. name: may lack a tag. files: the paths and contents to build from."""
+    """How to build an image. name: with or without a tag. files: (path, contents) to build from."""
 
     name: str
     base: str
@@ -98,7 +98,7 @@ def _dockerfile(path: Path, base: str) -> str:
 
 
 def requirements_of(source: Path) -> str:
-    """Return a requirements file's text, or the same for a pyproject.toml. Raises UsageError."""
+    """Return a requirements file's text, or a pyproject.toml's dependencies in the same format."""
     text = source.read_text("utf-8")
     if source.suffix != ".toml":
         return text

@@ -106,7 +106,7 @@ class Registry(ThreadingHTTPServer):
         """
         for text in self.manifests:
             manifest = json.loads(text)
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # another manifest
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # not this image's
                 config = self.blobs[manifest["config"]["digest"]].file.read_bytes()
                 if tuple(json.loads(config)["rootfs"]["diff_ids"]) != self.image.layers:
                     continue

@@ -94,7 +94,7 @@ def _target(job: Job, connection: HostConnection) -> WheelTarget:
 
 
 def _requirements(job: Job) -> tuple[Path, str]:
-    """Return the file that lists the job's packages, and its list in requirements.txt format."""
+    """Return the file that lists the job's packages, and that list in requirements.txt format."""
     source = find_source(Path(job.requirements or ""))
     try:
         if source.suffix in (".txt", ".toml"):

@@ -20,7 +20,7 @@ class Fanout:
     """Sends the payloads of one push. `close` ends the agents that it started."""
 
     def __init__(self, addresses: Mapping[HostConnection, str], progress: PushProgress) -> None:
-        """addresses: of each host that can relay, where other hosts reach it, in chain order."""
+        """addresses: where other hosts reach each host that can relay, in the chain's order."""
         self._addresses, self.progress = addresses, progress
         self._relays: dict[HostConnection, Relay] | None = None  # the hosts whose agent has started
         self._transfers: dict[str, Transfer] = {}

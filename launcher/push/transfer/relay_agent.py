@@ -92,7 +92,7 @@ class RelayedPayload:
         self.agent, self.id, self.argv, self.upstreams = agent, id, argv, upstreams
         self.spool = Spool(agent.folder)
         self.changed = threading.Condition()
-        self.version = 0  # how often the upstreams have changed
+        self.version = 0  # incremented when the upstreams change
         self.size: Optional[int] = None
         self.sha256 = ""
         self.hash = hashlib.sha256()

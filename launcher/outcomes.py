@@ -85,7 +85,6 @@ class Outcome:
 
     @property
     def exit(self) -> Exit:
-        if self.interrupted:
-            unknown = self.state is RunState.UNKNOWN
-            return Exit.UNCONFIRMED if unknown else Exit.INTERRUPTED
-        return EXIT_OF.get(self.state, Exit.DONE)
+        if self.state is RunState.UNKNOWN:
+            return Exit.UNCONFIRMED
+        return Exit.INTERRUPTED if self.interrupted else EXIT_OF.get(self.state, Exit.DONE)

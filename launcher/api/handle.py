@@ -24,8 +24,7 @@ from ..runs.find import find
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
 from ..ssh.host_connection import connected
-from ..start.launch import launch as start_launch
-from ..start.launch import new_run
+from ..start.launch import launch_run, new_run
 from ..stop.choose_runs import HostedRun
 from ..stop.kill import kill_runs
 from ..terminal.console import Console
@@ -243,7 +242,7 @@ def launch(
     first = new_run(cluster, options)
     run = Run(first.folder)
     try:
-        start_launch(first, LoggingConsole())
+        launch_run(first, LoggingConsole())
     except KeyboardInterrupt:
         if first.folder.is_recorded and run.state.is_live:
             run.kill()  # otherwise nobody would have it

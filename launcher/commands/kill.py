@@ -26,7 +26,7 @@ def kill(
     ddpctl kill hosts.yaml --strays
     """
     from ..stop.choose_runs import read_target
-    from ..stop.kill import kill
+    from ..stop.kill import kill_target
     from ..stop.strays import kill_strays
 
     console = options.console(quiet, verbose)
@@ -43,4 +43,4 @@ def kill(
             raise UsageError(refusal, "pass -y as well")
         return True
 
-    return kill(chosen, console, as_json=as_json, confirm=confirm)
+    return kill_target(chosen, console, as_json=as_json, confirm=confirm)

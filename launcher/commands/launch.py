@@ -94,7 +94,8 @@ def launch(
     from ..plan import render
     from ..plan.plan import LaunchOptions
     from ..runs.record import document
-    from ..start import launch as launching
+    from ..start.launch import dry_run as plan_of
+    from ..start.launch import launch_run, new_run
 
     how = LaunchOptions(
         name=name,
@@ -108,14 +109,14 @@ def launch(
         on_event=on_event,
     )
     console = options.console(quiet, verbose, plain, fold, results=dry_run or not as_json)
-    request = launching.new_run(cluster, how)
+    request = new_run(cluster, how)
     if not dry_run:
-        outcome = launching.launch(request, console)
+        outcome = launch_run(request, console)
         if as_json:
             # the first console prints no results, so that this is all that stdout gets
             options.console(quiet, verbose).json(document(request.folder.load()))
         return outcome
-    plan = launching.dry_run(request, console)
+    plan = plan_of(request, console)
     if as_json:
         console.json(render.plan_document(plan))
     else:

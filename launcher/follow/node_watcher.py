@@ -96,13 +96,14 @@ class NodeWatcher:
     def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
         """Call `watch` until it ends without an error, and report what it yields.
 
-        A second failure in a row, without an item in between, counts as lost contact.
+        A second failure in a row, with nothing but contact in between, counts as lost contact.
         """
         connection, tries = self._member.connection, 0
         while not self._closed.is_set():
             try:
                 for item in watch():
-                    tries = 0
+                    if not isinstance(item, ContactReport):
+                        tries = 0
                     self._put(item)
                 return
             except Exception as error:
@@ -123,7 +124,7 @@ class NodeWatcher:
         start = self._reader.consumed + 1  # for tail, bytes count from 1
         stream = connection.open_script(TAIL, str(start), journal, stdin=False)
         self._stream = stream
-        self._put(ContactReport(self.node_rank, None))  # not yielded: that would be a success
+        yield ContactReport(self.node_rank, None)
         while data := stream.read(CHUNK):
             records = self._reader.feed(data)
             yield Batch(self.node_rank, records, self._reader.consumed)

@@ -32,7 +32,7 @@ class Refused:
     choose_again: bool = False  # with --nodes: other hosts of the file may be free
 
 
-def claim_gpus(
+def create_unless_taken(
     attempt: PlannedAttempt,
     user_env: Mapping[str, str],
     record: Mapping[str, Any],

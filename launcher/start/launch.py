@@ -29,7 +29,7 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
     return Request(cluster, options, new_run_id(options.name))
 
 
-def launch(request: Request, console: Console) -> Outcome:
+def launch_run(request: Request, console: Console) -> Outcome:
     """Launch a new run."""
     check_or_hint(request, console)
     return run_to_the_end(request, console)

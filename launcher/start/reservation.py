@@ -48,7 +48,7 @@ class Reservation:
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
         done.expect(what, "look at `df -h` and the permissions of ~/.ddpctl there", connection.name)
 
-    def confirm(self, connections: Sequence[HostConnection]) -> None:
+    def raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
         """Raise RunKilled if `kill` has cancelled the attempt on one of these hosts.
 
         Call this when the run has nodes or tickets there, and before it relies on them. `kill` marks the

@@ -35,7 +35,7 @@ from .request import Request
 from .reservation import Reservation
 from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
-from .waiting_line import Tickets, held_while_followed
+from .waiting_line import Tickets, tickets_kept_for_restart
 
 # seconds before a restart, by the number of restarts in a row that brought no new checkpoint
 BACKOFF = (2.0, 10.0, 30.0)
@@ -177,7 +177,7 @@ def tickets_held_while_followed(
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_held(base))):
-                stack.enter_context(held_while_followed(tickets, folder, console))
+                stack.enter_context(tickets_kept_for_restart(tickets, folder, console))
         yield
 
 

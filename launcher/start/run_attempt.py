@@ -20,12 +20,12 @@ from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
-from .claim_gpus import Refused, claim_gpus
+from .claim_gpus import Refused, create_unless_taken
 from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
-from .waiting_line import PlaceInLine, Tickets, held_while_followed
+from .waiting_line import PlaceInLine, Tickets, tickets_kept_for_restart
 
 SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
 
@@ -57,8 +57,8 @@ def run_attempt(
                 return result
             # it keeps the time of its request, and so its turn
             request = dataclasses.replace(request, since=result.attempt.plan.since)
-            if left := line.wait(result):
-                return left
+            if outcome := line.wait(result):
+                return outcome
 
 
 def try_to_run(
@@ -87,19 +87,20 @@ def try_to_run(
         compare(request.earlier, plan, console)
         distribute_checkpoint(chosen, line.former, request.earlier, plan, console)
     attempt, variables = PlannedAttempt(plan, chosen), user_env(request.cluster.job)
-    line.confirm()
+    line.raise_if_killed()
     # signals wait until `follow` handles them, so that nothing is left half done
     with line.interrupts.held():
-        # the nodes are created here: a node that exists is a claim to its GPUs
-        if refused := claim_gpus(attempt, variables, for_hosts(record), console):
+        if refused := create_unless_taken(attempt, variables, for_hosts(record), console):
             return dataclasses.replace(refused, choose_again=len(chosen) < len(connections))
         start(attempt, reservation, console)
         started = record_start(attempt, survey, record, hook, console)
-        line.leave(attempt)
+        line.leave(
+            attempt
+        )  # a run that may restart takes new tickets, for as long as it is followed
         if request.options.detach:
             hook.close()
             return detach.detach(folder, RunState.RUNNING, console)
-        with held_while_followed(Tickets(attempt, reservation), folder, console):
+        with tickets_kept_for_restart(Tickets(attempt, reservation), folder, console):
             return follow(started, hook, line.interrupts, console)
 
 
@@ -124,16 +125,15 @@ def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -
     """Start all nodes or none. Raises RunKilled after a `kill`."""
     try:
         with console.step("asking whether the run was killed"):
-            reservation.confirm(attempt.connections)
+            reservation.raise_if_killed(attempt.connections)
         start_nodes(attempt, console)
     except RunKilled:
         remove_nodes(attempt, console, folders=True)
         raise
     except BaseException:
         remove_nodes(attempt, console)
-        reservation.confirm(
-            attempt.connections
-        )  # `kill` may have removed a node just before its start
+        # the real reason may be a kill that removed a node just before its start
+        reservation.raise_if_killed(attempt.connections)
         raise
 
 

@@ -63,7 +63,7 @@ class Tickets:
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
         self._keeper.start()
         try:
-            self.confirm()
+            self.raise_if_killed()
         except RunKilled:
             self.close()
             raise
@@ -80,9 +80,9 @@ class Tickets:
         """Leave the tickets for another process, which must renew them before they expire."""
         self._closed.set()
 
-    def confirm(self) -> None:
+    def raise_if_killed(self) -> None:
         """Raise RunKilled if the run was killed."""
-        self._reservation.confirm(self.attempt.connections)
+        self._reservation.raise_if_killed(self.attempt.connections)
 
     def _keep(self) -> None:
         """Renew the tickets while the launch is busy with other work."""
@@ -108,7 +108,7 @@ class Tickets:
             ]
             if due and not self._closed.is_set():
                 try_each(due, lambda connection: self._replace(connection, own[connection]))
-                self._reservation.confirm(due)
+                self._reservation.raise_if_killed(due)
             return listed, failures
 
     def _own(self, connection: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
@@ -181,11 +181,11 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         detach.start_recorder(request.folder)
         return Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
 
-    def confirm(self) -> None:
+    def raise_if_killed(self) -> None:
         """Raise RunKilled if a run that restarts was killed."""
         if self.restart_tickets:
             with self.console.step("asking whether the run was killed"):
-                self.restart_tickets.confirm()
+                self.restart_tickets.raise_if_killed()
 
     def leave(self, attempt: PlannedAttempt) -> None:
         """Remove all tickets of the run, because it has started."""
@@ -274,7 +274,9 @@ def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:
 
 
 @contextlib.contextmanager
-def held_while_followed(tickets: Tickets, folder: RunFolder, console: Console) -> Iterator[None]:
+def tickets_kept_for_restart(
+    tickets: Tickets, folder: RunFolder, console: Console
+) -> Iterator[None]:
     """Also hold tickets while somebody follows a run, if the launcher may restart it.
 
     They stay if the run goes on or restarts, because another process then renews them.

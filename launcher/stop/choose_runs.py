@@ -52,7 +52,7 @@ class HostedRun:
     """A run, and the hosts that may have it. owners: the other users who own nodes of the run."""
 
     run_id: str
-    hosts: Sequence[HostConnection]
+    connections: Sequence[HostConnection]
     owners: Sequence[str] = ()
     cancel: bool = True  # see Stop
 
@@ -85,29 +85,29 @@ def hosts_of(folder: RunFolder) -> Cluster:
 
 
 def choose_runs(
-    hosts: Sequence[HostConnection], target: Target, console: Console
+    connections: Sequence[HostConnection], target: Target, console: Console
 ) -> list[HostedRun]:
     """Return the runs that the target refers to, each with the hosts that may have it."""
     cluster = target.cluster
     match target:
         case OwnRuns(everything=everything):
-            return own_runs(hosts, cluster, console, everything=everything)
+            return own_runs(connections, cluster, console, everything=everything)
         case NamedRun(typed=typed):
-            with console.step(f"asking {counted(len(hosts), 'host')} about the run"):
-                run_id = find_id(hosts, cluster, typed)
+            with console.step(f"asking {counted(len(connections), 'host')} about the run"):
+                run_id = find_id(connections, cluster, typed)
         case KnownRun(folder=folder):
             run_id = folder.run_id
             record = folder.load_if_readable(console)
             if record and not record.adopted:  # launched here
-                return [HostedRun(run_id, hosts)]
-    with console.step(f"asking {counted(len(hosts), 'host')} who owns the run"):
-        statuses, _ = list_nodes(hosts, cluster, run_id)
+                return [HostedRun(run_id, connections)]
+    with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
+        statuses, _ = list_nodes(connections, cluster, run_id)
     others = {s.owner for s in statuses if s.run_id == run_id and s.user != account_name()}
-    return [HostedRun(run_id, hosts, sorted(others))]
+    return [HostedRun(run_id, connections, sorted(others))]
 
 
 def own_runs(
-    hosts: Sequence[HostConnection], cluster: Cluster, console: Console, *, everything: bool
+    connections: Sequence[HostConnection], cluster: Cluster, console: Console, *, everything: bool
 ) -> list[HostedRun]:
     """Return this user's runs, each with the hosts that list it and those that did not answer.
 
@@ -115,14 +115,14 @@ def own_runs(
     newest. Raises UsageError if several are live, and NodesFailed if no run was found but some
     hosts could not be read.
     """
-    machines = one_per_account(hosts)
+    machines = one_per_account(connections)
 
     def ask(connection: HostConnection) -> tuple[list[NodeStatus], list[str]]:
         listed = [each.list_all() for each in engines_on(connection, cluster.job.engine)]
         own = [s for statuses, _ in listed for s in statuses if s.user == account_name()]
         return own, [name for _, unreadable in listed for name in unreadable]
 
-    with console.step(f"asking {counted(len(hosts), 'host')} about their runs"):
+    with console.step(f"asking {counted(len(connections), 'host')} about their runs"):
         answers, failures = try_each(machines, ask)
     own = [status for statuses, _ in answers.values() for status in statuses]
     # a node may have been created by a launch that died before starting it
@@ -148,4 +148,4 @@ def own_runs(
     def may_have(connection: HostConnection, run_id: str) -> bool:
         return connection in failures or run_id in {s.run_id for s in answers[connection][0]}
 
-    return [HostedRun(each, [n for n in machines if may_have(n, each)]) for each in run_ids]
+    return [HostedRun(each, [m for m in machines if may_have(m, each)]) for each in run_ids]

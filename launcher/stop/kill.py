@@ -1,4 +1,4 @@
-"""The `kill` command: stop runs on all their hosts, print what was stopped, and record it."""
+"""Stop runs on all their hosts, print what was stopped, and record it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a rec
 Confirm = Callable[[str, str | None], bool]
 
 
-def kill(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -> Exit:
+def kill_target(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -> Exit:
     """Stop the target's runs on all their hosts. Return UNCONFIRMED if something may be left there.
 
     If the target is all runs, also remove the containers of finished ones. Return INTERRUPTED if
@@ -39,19 +39,19 @@ def kill(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -
     if not confirm_target(target, confirm):
         return Exit.INTERRUPTED
     cluster = target.cluster
-    with connected(cluster.hosts) as hosts:
+    with connected(cluster.hosts) as connections:
         try:
-            runs = choose_runs(hosts, target, console)
+            runs = choose_runs(connections, target, console)
         except NodesFailed as error:
             if as_json:
                 console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
             raise
         if not all(confirm_owners(run, target, confirm) for run in runs):
             return Exit.INTERRUPTED
-        killed = kill_runs(runs, cluster.job.engine, console, asked=hosts)
+        killed = kill_runs(runs, cluster.job.engine, console, asked=connections)
         keeps_containers = engine_traits(cluster.job.engine).keeps_containers
         if keeps_containers and isinstance(target, OwnRuns) and target.everything:
-            remove_finished(hosts, cluster, console)
+            remove_finished(connections, cluster, console)
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed], "unseen": []})
     elif not killed:
@@ -107,13 +107,13 @@ def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> li
         timeout = record.stop_timeout if record else STOP_TIMEOUT
         owners = [*run.owners, record.owner if record else ""]
         stop = Stop(run.run_id, engine, timeout, owners, cancel=run.cancel)
-        machines = one_per_account(run.hosts)
+        machines = one_per_account(run.connections)
         return Killed(run.run_id, machines, *try_each(machines, stop.on_host))
 
     if not runs:
         return []
     run_ids = ", ".join(run.run_id for run in runs)
-    hosts = names(dict.fromkeys(connection.name for run in runs for connection in run.hosts))
+    hosts = names(dict.fromkeys(connection.name for run in runs for connection in run.connections))
     with console.step(f"stopping {run_ids} on {hosts}"):
         return [each.result() for each in [in_background(stop_one, run) for run in runs]]
 
@@ -202,7 +202,7 @@ class Killed:
                 {
                     "host": host,
                     "stopped": len(result.ended),
-                    "left": [each.removeprefix("pid ") for each in result.remaining],
+                    "left": [*result.remaining, *map(str, result.orphans)],
                     "clean": result.clean,
                     "left_alone": sorted({status.owner for status in result.others}),
                 }

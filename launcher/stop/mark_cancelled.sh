@@ -1,7 +1,8 @@
 #!/bin/sh
 # Marks run $1 as cancelled: its reserved attempts, so that none of them starts, and its nodes, so
 # that their supervisors do not treat SIGTERM as a failure. Each host writes its own marks, because
-# an NFS client may see those of other hosts too late.
+# an NFS client may see those of other hosts too late. The marks are read by supervisor/main.py,
+# start/reservation_cancelled.sh and runs/reported_nodes.sh.
 . ../plan/attempts.sh
 for reserved in "$runs/$1"/reserved/*; do
   if [ -L "$reserved" ]; then : > "$reserved-cancelled-$(uname -n)" || exit 1; fi

@@ -24,22 +24,25 @@ POLL = 0.3  # seconds between looks at them
 class Stopped:
     """The result of a stop on one host.
 
-    ended: the nodes that were stopped and removed. remaining: the nodes and processes of the run
-    that are left. others: nodes with the run's id that belong to another user and were left alone.
+    ended: the nodes that were stopped and removed. remaining: the names of nodes that are left.
+    orphans: the pids of processes of the run that are left. others: nodes with the run's id that
+    belong to another user and were left alone.
     """
 
     ended: Sequence[NodeStatus]
-    remaining: Sequence[str]
+    remaining: Sequence[str] = ()
+    orphans: Sequence[int] = ()
     others: Sequence[NodeStatus] = ()
 
     @property
     def clean(self) -> bool:
-        return not self.remaining
+        return not self.remaining and not self.orphans
 
     def describe(self) -> str:
         count = counted(len(self.ended), "node")
         stopped = f"stopped and removed {count}" if self.ended else "was not running"
-        left = "nothing left" if self.clean else f"STILL THERE: {', '.join(self.remaining)}"
+        still = ", ".join([*self.remaining, *(f"pid {pid}" for pid in self.orphans)])
+        left = f"STILL THERE: {still}" if still else "nothing left"
         return f"{stopped}, {left}"
 
 
@@ -72,7 +75,7 @@ class Stop:
         ]
         others = [status for status in listed if status.user not in self.users]
         if others and others == listed:
-            return Stopped([], [], others)
+            return Stopped([], others=others)
         if self.cancel:
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
@@ -84,14 +87,17 @@ class Stop:
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)
-            remaining += self._still_there(*self._end_late(engine))
-        return Stopped(statuses, [*remaining, *self._wait_for_orphans(connection)], others)
+            seen = self._look_again(engine)
+            remaining += self._still_there(*seen)
+        return Stopped(statuses, remaining, self._wait_for_orphans(connection), others)
 
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
         return own if self.cancel else [status for status in own if not status.is_ticket]
 
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
+        """End these nodes. `Engine.stop` sends SIGTERM, and SIGKILL after the timeout."""
+
         def end(status: NodeStatus) -> None:
             is_withdrawn = status.state in UNSTARTED and engine.withdraw(status)
             if not is_withdrawn:  # it was running, or has started in the meantime
@@ -103,8 +109,8 @@ class Stop:
         for status in own if self.remove else ():
             engine.remove(status)
 
-    def _end_late(self, engine: Engine) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """End nodes that the launch created before it saw the mark. Return a final `list_all`."""
+    def _look_again(self, engine: Engine) -> tuple[Sequence[NodeStatus], Sequence[str]]:
+        """List the nodes again, after ending those that the launch created before it saw the mark."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
         if late:
@@ -118,9 +124,9 @@ class Stop:
             *(f"{name} (its labels are unreadable)" for name in unreadable),
         ]
 
-    def _wait_for_orphans(self, connection: HostConnection) -> list[str]:
-        """Return the run's processes that are still there after ORPHAN_TIMEOUT, as `pid N`."""
+    def _wait_for_orphans(self, connection: HostConnection) -> list[int]:
+        """Return the run's processes that are still there after ORPHAN_TIMEOUT, by pid."""
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (orphans := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)
-        return [f"pid {orphan.pid}" for orphan in orphans]
+        return [orphan.pid for orphan in orphans]

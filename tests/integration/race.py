@@ -23,7 +23,7 @@ from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import each_node
-from launcher.start.claim_gpus import claim_gpus
+from launcher.start.claim_gpus import create_unless_taken
 from launcher.start.request import Request
 from launcher.start.start_nodes import (
     PlannedAttempt,
@@ -99,7 +99,7 @@ def race(
     barrier.wait()
     console = Console(quiet=True)
     attempt = PlannedAttempt(plan, connections)
-    if claim_gpus(attempt, {}, {}, console):
+    if create_unless_taken(attempt, {}, {}, console):
         return None
     start_nodes(attempt, console)
     return plan.run_id

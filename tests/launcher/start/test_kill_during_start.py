@@ -121,7 +121,9 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
     assert cluster.record["state"] == "SUCCEEDED"
 
 
-@pytest.mark.parametrize("step", ["claim_gpus", "start", "record_start", "held_while_followed"])
+@pytest.mark.parametrize(
+    "step", ["create_unless_taken", "start", "record_start", "tickets_kept_for_restart"]
+)
 def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -32,7 +32,7 @@ from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
-from launcher.start.claim_gpus import Refused, claim_gpus
+from launcher.start.claim_gpus import Refused, create_unless_taken
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation
 from launcher.start.run_attempt import run_attempt
@@ -134,7 +134,7 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
             plan = wanted.plan(PlanInputs(gather(connections), ("i",) * len(hosts)))
             barrier.wait()
             attempt = PlannedAttempt(plan, connections)
-            if claim_gpus(attempt, {}, {}, Console(quiet=True)):
+            if create_unless_taken(attempt, {}, {}, Console(quiet=True)):
                 return None
             start_nodes(attempt, Console(quiet=True))
             return plan.run_id
@@ -263,7 +263,7 @@ def test_a_kill_during_a_long_push_is_not_forgotten(make: Make) -> None:
         kill_from_elsewhere(cluster, "later")
         assert cluster.tickets == []
         with pytest.raises(RunKilled):
-            place.confirm()
+            place.raise_if_killed()
         with pytest.raises(RunKilled):
             place.renew()
     assert cluster.tickets == []
@@ -371,7 +371,7 @@ def test_ctrl_c_while_hosts_are_claimed_ends_a_wait_for_any_host(
         signal.raise_signal(signal.SIGINT)
         return Refused(attempt, [PreflightError("taken", "wait", host="gpu0")])
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
+    monkeypatch.setattr(run_attempt_module, "create_unless_taken", refuse)
     code, _, err = cluster.launch("--wait", "--nodes", "1")
     assert code == 130, err
     assert cluster.record["state"] == "CANCELLED"
@@ -386,7 +386,7 @@ def test_ctrl_c_during_a_detached_start_is_not_swallowed_but_the_run_goes_on(
     def claim(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", claim)
+    monkeypatch.setattr(run_attempt_module, "create_unless_taken", claim)
     monkeypatch.setattr(run_attempt_module, "start", lambda *_: None)
     code, run_id, err = cluster.launch("--detach")
     assert code == 130 and "detached: `ddpctl attach" in err
@@ -425,7 +425,7 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         attempt = PlannedAttempt(plan, connections)
         [member] = attempt.running.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
-        assert claim_gpus(attempt, {}, {}, Console(quiet=True))
+        assert create_unless_taken(attempt, {}, {}, Console(quiet=True))
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
@@ -443,7 +443,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         attempt = PlannedAttempt(plan, connections)
         ahead, _ = waiting_line.in_the_way(attempt, *waiting_line.list_claims(attempt))
         assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
-        refused = claim_gpus(attempt, {}, {}, Console(quiet=True))
+        refused = create_unless_taken(attempt, {}, {}, Console(quiet=True))
     assert refused and undecided in str(refused.reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
 
@@ -461,9 +461,9 @@ def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
         asked_at.add(attempt.plan.since)
         if len(listed) < 3:
             return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])
-        return claim_gpus(attempt, *more)
+        return create_unless_taken(attempt, *more)
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
+    monkeypatch.setattr(run_attempt_module, "create_unless_taken", beaten_twice)
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
     assert len(asked_at) == 1
@@ -510,11 +510,11 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
 
     def beaten(attempt: PlannedAttempt, *more: Any) -> Refused | None:
         if attempt.connections[0].name == "gpu1":
-            return claim_gpus(attempt, *more)
+            return create_unless_taken(attempt, *more)
         cluster.hosts["gpu0"].reachable = False
         return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten)
+    monkeypatch.setattr(run_attempt_module, "create_unless_taken", beaten)
     code, _, err = cluster.launch("--nodes", "1", "--wait")
     assert code == 0, err
     assert "the run uses gpu0" in err and "the run uses gpu1" in err and "waits" not in err

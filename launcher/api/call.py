@@ -1,6 +1,6 @@
 """`ddpctl.run`: call a function on every rank and return the results.
 
-Hosts are not trusted: what they report is JSON of limited size.
+Hosts are not trusted: their results are JSON of limited size.
 """
 
 import base64
@@ -30,9 +30,9 @@ from .parcel import CALLER, MAX_RESULTS, pack
 READ = load_script(__file__, "read_results.sh")
 READ_TIMEOUT = 600.0  # seconds
 ROW = re.compile(rb"(\d{1,7}) (.*)", re.DOTALL)
-MOST_VALUES = 2_000_000  # in the result of one rank; they take about 200 MB of memory
+MOST_VALUES = 2_000_000  # in one rank's result; so many take about 200 MB of memory
 SAVE_LARGE = "save large results to /output, and return their path"
-RUN_AGAIN = "call run() again; a script on that host may have changed the files of its results"
+RUN_AGAIN = "call run() again; a script on that host may have changed the files with the results"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class RankResult:
-    """The outcome of one rank. result: a JSON value. pickle: in base64, loaded only with trust=True."""
+    """The outcome of a rank. result: a JSON value. pickle: base64, loaded only with trust=True."""
 
     host: str
     result: Any = None
@@ -66,17 +66,17 @@ def run(
     hang_timeout: float | None = None,
     **job: Unpack[JobOptions],
 ) -> list[Any]:
-    """Call function(*args, **kwargs) on every rank; return the results, by rank.
+    """Call function(*args, **kwargs) on every rank. Return the results in rank order.
 
-    ddpctl sends the function's module, and the workdir if the job has one. For a function from a
-    notebook or script, it sends the source and the names that the source uses. The ranks have
+    ddpctl sends the function's module and, if the job has one, the workdir. For a function from a
+    notebook or script, it sends the source and everything that the source refers to. Ranks have
     torchrun's environment variables. Arguments and results are JSON values (tuples become lists).
-    With trust=True they may be anything that pickle supports, but a host can then run code on this
+    With trust=True, they may be anything that pickle supports, but then a host can run code on this
     machine. Ctrl-C stops the run.
 
-    Raises the exception of the first rank that failed, from a RemoteError with its traceback. If
-    its type is not built in, raises the RemoteError itself, unless trust=True. Raises RunFailed if a
-    rank ended without a result or an exception.
+    Raises the exception of the first rank that failed, from a RemoteError that has its traceback.
+    Without trust=True, exceptions of types that are not built in are raised as the RemoteError
+    itself. Raises RunFailed if a rank ended without a result or an exception.
     """
     cluster = cluster_of(hosts, job, include, exclude, source="run()")
     with tempfile.TemporaryDirectory(prefix="ddpctl-run-") as folder:
@@ -97,13 +97,13 @@ def run(
 
 
 def results(record: RunRecord, outcomes: Mapping[int, RankResult], trust: bool) -> list[Any]:
-    """Return the results by rank. Raises the exception of the first rank that failed, or RunFailed."""
+    """Return the results in rank order. Raises the first failed rank's exception, or RunFailed."""
     failure = record.attempt.first_failure
     raised = [rank for rank, outcome in outcomes.items() if outcome.error]
     first = failure.rank if failure else None
     if raised and first is None:
         first = min(raised)
-    if first in raised:  # otherwise that rank was killed, and the others raised because of it
+    if first in raised:  # otherwise the first rank was killed, and others raised because of that
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state is not RunState.SUCCEEDED:
         why = failure.headline if failure else record.state.lower()
@@ -136,13 +136,13 @@ def unpickled(outcome: RankResult) -> Any:
     try:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
-        what = f"cannot unpickle its result: {error}"
+        what = f"cannot unpickle a result: {error}"
         remedy = "return numbers, strings, lists and dicts, or install the same packages here"
         raise CommandFailed(what, remedy, host=outcome.host) from None
 
 
 def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
-    """Return the outcomes of the ranks that wrote one, by rank. Raises CommandFailed or NodesFailed."""
+    """Return the outcome of each rank that wrote one. Raises CommandFailed or NodesFailed."""
     folders = {(m.connection.name, m.place.run_dir): m.connection for m in attempt.members}
     limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
 
@@ -155,7 +155,7 @@ def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
     for connection, data in each_node([*folders.values()], read).items():
         for rank, text in split(data, connection.name).items():
             host, before = texts.setdefault(rank, (connection.name, text))
-            if before != text:  # equal results come from a home folder that hosts share
+            if before != text:  # equal results: the hosts share a home folder
                 what = f"both {host} and {connection.name} have a result for rank {rank}"
                 raise CommandFailed(what, RUN_AGAIN)
     return {rank: parsed_outcome(host, text) for rank, (host, text) in texts.items()}
@@ -165,7 +165,7 @@ def split(data: bytes, host: str) -> dict[int, bytes]:
     """Split READ's output by rank. Raises CommandFailed if it is malformed."""
     rows = [ROW.fullmatch(line) for line in data.split(b"\n")[:-1]]
     if not all(rows):
-        raise CommandFailed("cannot read its results", RUN_AGAIN, host=host)
+        raise CommandFailed("cannot read the results", RUN_AGAIN, host=host)
     return {int(row[1]): row[2] for row in rows if row}
 
 
@@ -174,7 +174,7 @@ def parsed_outcome(host: str, text: bytes) -> RankResult:
         document = parse_json(text, MOST_VALUES)
         error, pickled = document.get("error"), document.get("pickle")
         if not isinstance(pickled, str | None):
-            raise ValueError("the pickle is not text")
+            raise ValueError("its pickle is not text")
         raised = None if error is None else parsed(Raised, error)
         return RankResult(host, document.get("result"), raised, pickled)
     except TooManyValues as error:

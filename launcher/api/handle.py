@@ -37,7 +37,7 @@ LOGGER.addHandler(logging.NullHandler())  # otherwise Python prints logged error
 
 
 class LoggingConsole(Console):
-    """Prints nothing. Messages for stderr are logged as ERROR, INFO or DEBUG."""
+    """A console that prints nothing and logs messages as ERROR, INFO or DEBUG."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True, plain=True, results=False)
@@ -53,9 +53,9 @@ class LoggingConsole(Console):
 
 
 class Run:
-    """A run. It goes on without this object or this process; `find_run(id)` finds it again.
+    """A run. It continues without this object and this process; `find_run(id)` finds it again.
 
-    Methods that contact hosts raise HostUnreachable, or another DdpctlError with the remedy.
+    Methods that contact hosts raise HostUnreachable or another DdpctlError that has the remedy.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -71,21 +71,21 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """Return the state of the newest attempt, as recorded on this machine. Contact no host.
+        """The state of the newest attempt as recorded on this machine. No host is contacted.
 
-        It equals one of the texts WAITING, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED, UNKNOWN.
+        Equals WAITING, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or UNKNOWN, as a string.
         """
         return self._folder.load().state
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """Which rank of the newest attempt failed first, and why. None if none has failed."""
+        """The rank of the newest attempt that failed first, and why; None if none has failed."""
         return self._folder.load().attempt.first_failure
 
     def wait(self, timeout: float | None = None) -> RunState:
-        """Wait until the run and all its automatic restarts have ended; return the final state.
+        """Wait until the run and all its automatic restarts have ended. Return the final state.
 
-        Raises TimeoutError after `timeout` seconds. The run continues after that, and after Ctrl-C.
+        Raises TimeoutError after `timeout` seconds. Neither a timeout nor Ctrl-C stops the run.
         """
         began = time.monotonic()
         if not self.state.is_final and not has_recorder(self._folder):
@@ -96,7 +96,7 @@ class Run:
             time.sleep(POLL)
         if not self.state.is_final:
             log = self._folder.path / "recorder.log"
-            what = f"{self.id}: its recorder stopped before the run ended, see {log}"
+            what = f"{self.id}: its recorder stopped before the run ended (see {log})"
             raise CommandFailed(what, "call wait() again")
         return self.state
 
@@ -109,11 +109,12 @@ class Run:
         tail: int | None = None,
         grep: str | None = None,
     ) -> Iterator[str]:
-        """Yield the lines of all nodes, merged by time: `[host:rank] text`.
+        """Yield the log lines of all nodes, merged by time, in the form `[host:rank] text`.
 
-        node, rank: a number, or several such as "0-3,5". grep: a regular expression. follow:
-        continue until the run has ended. Colors are kept, other escape sequences removed. Raises
-        NodesFailed at the end if a host did not answer.
+        node, rank: only these: a number, or several such as "0-3,5". tail: only this many of the
+        newest lines. grep: only lines that match this regular expression. follow: continue until
+        the run has ended. Colors are kept; other escape sequences are removed. Raises NodesFailed
+        at the end if a host did not answer.
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
         unchecked = LogFilter(tail=tail, grep=re.compile(grep.encode()) if grep else None)
@@ -133,7 +134,7 @@ class Run:
         sanitizer = Sanitizer()
         shown: Marks = {}
         while True:
-            last = not (follow and has_recorder(self._folder))  # asked before the lines are read
+            last = not (follow and has_recorder(self._folder))  # checked before lines are read
             known = known_marks(self._folder.logs)
             for records in merged(self._folder.logs, log_filter, known, shown):
                 yield from sanitizer.feed(render(records)).split("\n")[:-1]
@@ -145,10 +146,10 @@ class Run:
             raise NodesFailed(failures)
 
     def kill(self) -> None:
-        """Stop the run on all hosts and verify that nothing is left. Safe to repeat.
+        """Stop the run on all hosts, and verify that nothing is left. Safe to repeat.
 
-        Raises StopUnconfirmed if a host did not answer; the next contact with it completes the
-        stop.
+        Raises StopUnconfirmed if a host did not answer. ddpctl finishes the stop when it next
+        reaches that host.
         """
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as connections:
@@ -159,9 +160,10 @@ class Run:
             raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}", "call kill() again")
 
     def fetch(self, to: str | Path | None = None) -> Path:
-        """Copy checkpoints, output and logs here, verified. Return the folder (default: ./ID).
+        """Copy checkpoints, output and logs to this machine and verify them. Return their folder.
 
-        Raises NodesFailed if a host did not answer, after fetching from the others.
+        to: that folder, by default ./ID. If a host does not answer, raises NodesFailed after
+        fetching from the others.
         """
         done = fetch(self._folder, Path(to or self.id), self._console)
         if done.failures:
@@ -170,7 +172,7 @@ class Run:
 
 
 class JobOptions(TypedDict, total=False):
-    """Overrides of the `job` keys in docs/hosts-file.md. Paths are relative to the current folder."""
+    """Overrides for `job` keys (docs/hosts-file.md). Paths are relative to the current folder."""
 
     engine: Literal["docker", "process", "apptainer"]
     python: str
@@ -218,14 +220,15 @@ def launch(
     on_event: str | None = None,
     **job: Unpack[JobOptions],
 ) -> Run:
-    """Check the hosts, push what they lack and start the run, which continues by itself.
+    """Check the hosts, push what they lack and start a run, which continues by itself. Return it.
 
     hosts: a hosts file, "gpu1:8,gpu2:8", ["gpu1:8", "gpu2:8"], the result of `ddpctl.hosts.load`,
-    or None for ./hosts.yaml. command: arguments of torchrun, such as ["train.py", "--epochs", "3"].
-    wait: seconds to wait in line for GPUs that other runs use; 0: no limit; None: do not wait.
-    nodes: use any N hosts with free GPUs. hang_timeout: seconds. For the rest see `ddpctl launch`.
+    or None for ./hosts.yaml. command: what torchrun runs, such as ["train.py", "--epochs", "3"].
+    wait: how many seconds to wait in line for GPUs that other runs use; 0: without limit; None: do
+    not wait. nodes: how many hosts to use; any with free GPUs. hang_timeout: in seconds. For all
+    other parameters, see `ddpctl launch`.
 
-    Raises DdpctlError if the run cannot start. Ctrl-C stops it, until this function returns.
+    Raises DdpctlError if the run cannot start. Until this function returns, Ctrl-C stops the run.
     """
     cluster = cluster_of(hosts, {**job, "command": command}, include, exclude, source="launch()")
     options = LaunchOptions(
@@ -245,15 +248,15 @@ def launch(
         launch_run(first, LoggingConsole())
     except KeyboardInterrupt:
         if first.folder.is_recorded and run.state.is_live:
-            run.kill()  # otherwise nobody would have it
+            run.kill()  # otherwise it would continue without a Run object
         raise
     return run
 
 
 def find_run(run: str | None = None, hosts: str | Path | None = None) -> Run:
-    """Return the run with this id or unique prefix, by default this machine's newest run.
+    """Return the run with this id or unique prefix of one; by default, this machine's newest run.
 
-    hosts: a hosts file, to find a run that was started on another machine. Raises UsageError
+    hosts: a hosts file; needed only to find a run that another machine started. Raises UsageError
     if there is no such run.
     """
     return Run(find(run, None if hosts is None else str(hosts), LoggingConsole()))

@@ -1,6 +1,6 @@
 """Runs on each rank: calls the function that `ddpctl.run` sent, and writes its result to a file.
 
-This file is copied to the hosts, beside the files that it reads. It needs Python 3.8 or newer.
+This file is copied to the hosts, next to the files that it reads. It needs Python 3.8 or newer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(HERE, "ddpctl_source.py")
 
 if os.path.exists(SOURCE):
-    # Pickles refer to names in __main__, so the function's names belong to it here as well.
+    # Pickles refer to names in __main__, so the function and what it uses must be defined there.
     with open(SOURCE, encoding="utf-8") as file:
         exec(compile(file.read(), SOURCE, "exec"))
 
 
 def main() -> None:
     returned_well: List[bool] = []
-    # registered first, so it runs after everything that the function registers
+    # registered first, so that it runs after all handlers that the function registers
     atexit.register(lambda: exit_without_finalization() if returned_well else None)
     with open(os.path.join(HERE, "ddpctl_call.json"), encoding="utf-8") as file:
         call = json.load(file)
@@ -43,14 +43,14 @@ def main() -> None:
 
 
 def exit_without_finalization() -> None:
-    """Exit without Python's finalization, which a Gloo thread may abort (pytorch#179291)."""
+    """Exit without Python's finalization, in which a Gloo thread may abort (pytorch#179291)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def close_process_group() -> None:
-    """Close torch's process group after all ranks are done: one that left early would break it."""
+    """Close torch's process group once all ranks are done: one that left early would break it."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist and dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -58,7 +58,7 @@ def close_process_group() -> None:
 
 
 def returned(call: Call) -> str:
-    """Call the function and return its result as a JSON document."""
+    """Call the function. Return its result as JSON text. Raises an error if that is impossible."""
     function: Any = operator.attrgetter(call["function"])(importlib.import_module(call["module"]))
     if call["trust"]:
         args, kwargs = pickle.loads(base64.b64decode(call["pickle"]))
@@ -75,7 +75,7 @@ def returned(call: Call) -> str:
     limit = call["limit"] // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(text) > limit:
         raise ValueError(
-            "ddpctl.run: the result has %d bytes, and the limit is %d; write it to "
+            "ddpctl.run: the result has %d bytes, but the limit is %d; write it to "
             "$DDPCTL_OUTPUT_DIR and fetch the run" % (len(text), limit)
         )
     return text
@@ -94,7 +94,7 @@ def raised(error: Exception, trust: bool) -> str:
         try:
             outcome["pickle"] = pickled(error)
         except Exception:
-            pass  # only its text is reported
+            pass  # report only the exception's text
     return json.dumps(outcome)
 
 

@@ -17,7 +17,7 @@ from ..push.files.scan import scan_workdir
 from .source import Source
 
 CALLER = Path(__file__).with_name("on_rank.py")
-MAX_RESULTS = 64 << 20  # bytes of the results of one node
+MAX_RESULTS = 64 << 20  # bytes; all results of a node together
 
 
 def pack(
@@ -29,7 +29,11 @@ def pack(
     cluster: Cluster,
     trust: bool,
 ) -> None:
-    """Fill the folder `to`, with the workdir of the job. Raises UsageError or PushFailed."""
+    """Fill the folder `to`; include the job's workdir if it has one.
+
+    Raises UsageError if the function or an argument cannot be sent, PushFailed if the workdir
+    cannot.
+    """
     if cluster.job.workdir:
         _copy_workdir(cluster, cluster.job.workdir, to)
     name = getattr(function, "__qualname__", "")
@@ -69,7 +73,7 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
 
 
 def _copy_module(name: str, to: Path) -> None:
-    """Copy the package or file that contains the module, unless it is installed."""
+    """Copy the top-level package or file that contains the module, unless it is installed."""
     top = sys.modules.get(name.partition(".")[0])
     folders = list(getattr(top, "__path__", ()))
     file = folders[0] if folders else getattr(top, "__file__", None)
@@ -85,7 +89,7 @@ def _copy_module(name: str, to: Path) -> None:
 
 
 def _copy_workdir(cluster: Cluster, workdir: str, to: Path) -> None:
-    """Copy the files of the workdir that a push would send."""
+    """Copy those files of the workdir that a push would send."""
     tree = scan_workdir(cluster, workdir)
     for entry in tree.manifest.entries:
         path = to / os.fsdecode(entry.path)

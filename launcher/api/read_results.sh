@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints a line `RANK JSON` for each result of an attempt. $1: run folder, $2: attempt
+# Prints a line `RANK JSON` for each result of an attempt. $1: the run's folder. $2: the attempt.
 cd "$1/output/results/attempt-$2" 2>/dev/null || exit 0
 for file in rank-*; do
   case $file in *[!0-9a-z-]*) continue ;; esac

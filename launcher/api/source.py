@@ -1,4 +1,4 @@
-"""The source of a function from a notebook or script, with the names of `__main__` that it uses."""
+"""The source of a function from a notebook or script, with what it uses from `__main__`."""
 
 import ast
 import builtins
@@ -17,7 +17,10 @@ FUTURE = "from __future__ import annotations"
 
 
 class Source:
-    """What the function needs, each definition after its dependencies. modules: those to import."""
+    """The source of all that a function needs, dependencies first. modules: those it imports.
+
+    Raises UsageError if the function uses something that cannot be sent.
+    """
 
     def __init__(self, function: FunctionType) -> None:
         self.modules: set[str] = set()
@@ -55,11 +58,11 @@ class Source:
         if name != value.__name__:
             self._define(value.__name__, value)
             text = f"{name} = {value.__name__}"
-        self._lines[name] = ""  # two functions may call each other
+        self._lines[name] = ""  # ends the recursion if two functions call each other
         for used in global_names(text):
             if used in self._names and not hasattr(builtins, used):
                 self._define(used, self._names[used])
-        self._lines[name] = self._lines.pop(name) or text  # after its dependencies
+        self._lines[name] = self._lines.pop(name) or text  # moved behind its dependencies
 
     def _refusal(self, what: str) -> UsageError:
         remedy = "pass it as an argument, or create it inside the function"
@@ -67,7 +70,7 @@ class Source:
 
 
 def source_text(value: type | FunctionType) -> str:
-    """Return the source of a class or function. Raises UsageError for code typed at Python's prompt."""
+    """Return the source of a class or function. Raises UsageError if typed at Python's prompt."""
     try:
         return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError):
@@ -78,7 +81,10 @@ def source_text(value: type | FunctionType) -> str:
 
 
 def class_of_a_cell(name: str) -> str | None:
-    """Return a class's newest definition in a notebook, which inspect finds only from Python 3.13 on."""
+    """Return the source of a class's newest definition in a notebook; None if there is none.
+
+    Before Python 3.13, inspect does not find it.
+    """
     cells = [file for file in linecache.cache if not Path(file).exists()]
     for lines in map(linecache.getlines, reversed(cells)):
         with contextlib.suppress(SyntaxError):

@@ -1,4 +1,4 @@
-"""Everything that is known about a failed attempt, as one text to read or to attach to a report. Pure."""
+"""All that is known about a failed attempt, as one text to read or attach to a report. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,14 +8,14 @@ from .evidence import Evidence, NodeEvidence, of_last_round
 from .missed_collective import missed_collective
 from .stack_groups import newest_groups
 
-LINES = 20  # of each rank
-LONGEST = 500  # characters of a line
-FRAMES = 50
-MOST_RANKS = 256  # of a node: a host may report as many as it likes
+LINES = 20  # shown of each rank
+LONGEST = 500  # characters shown of a line
+FRAMES = 50  # shown of each stack
+MOST_RANKS = 256  # shown of each node, because a host may report any number
 
 
 def blame_text(failure: FirstFailure, evidence: Evidence) -> str:
-    """Return the evidence: collectives, stacks, then GPUs, kernel messages and last lines per node."""
+    """Return the failure, collectives, stacks; then each node's GPUs, kernel log and last lines."""
     evidence = of_last_round(evidence)
     parts = [f"{failure.headline}\nkind: {failure.kind}, time: {failure.time}\n{failure.remedy}"]
     if missed := missed_collective(evidence):
@@ -33,8 +33,8 @@ def _about(node: NodeEvidence) -> Iterator[str]:
     if node.gpus_before or node.gpus_after:
         yield from _gpus("GPUs at the start", node.gpus_before)
         yield from _gpus("GPUs after the failure", node.gpus_after)
-    yield "its kernel about GPUs and memory since the run's start:"
-    kernel = node.kernel or ["(nothing, or ddpctl is not allowed to read it)"]
+    yield "its kernel's messages about GPUs and memory since the run's start:"
+    kernel = node.kernel or ["(none, or ddpctl is not allowed to read them)"]
     yield from (f"  {line[:LONGEST]}" for line in kernel)
     exits = {exit.rank: exit for _, exit in node.of(RankExit)}
     ranks = {*exits, *(who for _, who, _ in node.tail if who is not None)}
@@ -49,9 +49,9 @@ def _about(node: NodeEvidence) -> Iterator[str]:
 
 
 def _gpus(when: str, gpus: Sequence[GpuLoad]) -> Iterator[str]:
-    yield f"{when}:{'' if gpus else ' nvidia-smi does not answer'}"
+    yield f"{when}:{'' if gpus else ' nvidia-smi did not respond'}"
     for number, gpu in enumerate(gpus):
         yield (
-            f"  {number}: {gpu.use} % use, {gpu.used} of {gpu.total} MiB, {gpu.clock} MHz, "
+            f"  {number}: {gpu.use}% use, {gpu.used} of {gpu.total} MiB, {gpu.clock} MHz, "
             f"{gpu.celsius} C, {gpu.ecc_errors} uncorrectable ECC errors"
         )

@@ -23,21 +23,21 @@ E = TypeVar("E", bound=Event)
 
 @dataclass
 class NodeEvidence:
-    """Evidence about one node, from its journal, its engine and the launching machine."""
+    """Evidence about a node, from its journal, its engine and the launching machine."""
 
     node_rank: int
     host: str
     clock_skew: float = 0.0  # seconds by which the node's clock is ahead of the launching machine's
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
-    tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank, text)
-    exit_code: int | None = None  # from the supervisor, else from the engine
+    tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank or None, text)
+    exit_code: int | None = None  # reported by the supervisor, else by the engine
     exited: bool = False  # according to the engine
     unit: str = "container"  # what the engine calls a node, in messages
     oom_killed: bool = False  # according to the engine
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can
     gpus: Sequence[str] = ()  # PCI address of each local rank's GPU
-    xids: Sequence[tuple[str, int]] = ()  # of the run's time: PCI address and number, newest last
-    kernel: Sequence[str] = ()  # its lines about GPUs and memory since the run's start
+    xids: Sequence[tuple[str, int]] = ()  # (PCI address, Xid) during the run, newest last
+    kernel: Sequence[str] = ()  # the kernel's lines about GPUs and memory since the run's start
     gpus_before: Sequence[GpuLoad] = ()  # the first sample
     gpus_after: Sequence[GpuLoad] = ()  # after the end of the attempt
 
@@ -49,7 +49,7 @@ class NodeEvidence:
         return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
 
     def between(self, start: float, end: float) -> "NodeEvidence":
-        """Return the node with only what it recorded from `start` on and before `end`."""
+        """Return the node with only what it recorded from `start` on but before `end`."""
         events = [each for each in self.events if start <= each[0] < end]
         tail = [each for each in self.tail if start <= each[0] < end]
         return replace(self, events=events, tail=tail)
@@ -60,7 +60,7 @@ class NodeEvidence:
 
     @property
     def reasons(self) -> list[Reason]:
-        """The one reason why the supervisor stopped the node; [] if it did not."""
+        """The reason why the supervisor stopped the node, in a list; [] if it did not stop it."""
         return [event.reason for _, event in self.of(Stopping)]
 
     @property
@@ -70,7 +70,7 @@ class NodeEvidence:
 
     @property
     def last_seen(self) -> float:
-        """Time of the newest record; 0.0 without records."""
+        """The time of the newest record by the node's clock; 0.0 if there are no records."""
         times = [time for time, _ in self.events] + [time for time, _, _ in self.tail]
         return max(times, default=0.0)
 
@@ -86,7 +86,7 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Return better clock skews: supervisors compare clocks with node 0 better than SSH can."""
+    """Return the evidence with better clock skews: those that supervisors measured to node 0."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:
@@ -96,9 +96,9 @@ def on_one_clock(evidence: Evidence) -> Evidence:
 
 
 def of_last_round(evidence: Evidence) -> Evidence:
-    """Return the evidence without what happened before the last restart in place of any node.
+    """Return the evidence without anything from before the last restart in place.
 
-    A node may have been lost before it could record that restart. Then nothing that it reported counts.
+    If a node was lost before it could record that restart, nothing that it reported counts.
     """
     restarts = [event for node in evidence.nodes for _, event in node.of(RestartInPlace)]
     if not restarts:
@@ -115,7 +115,7 @@ def of_last_round(evidence: Evidence) -> Evidence:
 
 
 def before_restart(evidence: Evidence, number: int) -> Evidence:
-    """Return the evidence without what happened since a restart in place."""
+    """Return the evidence from before the restart in place with this number."""
     nodes = []
     for node in evidence.nodes:
         times = (time for time, event in node.of(RestartInPlace) if event.number >= number)

@@ -1,9 +1,9 @@
 """Determine which failure was first, and why, from the evidence of all nodes. Pure.
 
-Each node reports what it saw: ranks that exited, peers that it lost, torchrun's own output. Each
-observation is a candidate. Causes rank before witnesses, and witnesses before effects: a rank that
-fails because its peer is gone may well be reported first. Among equals, the earliest on a common
-clock wins.
+Each node reports what it observed: ranks that exited, peers that it lost, torchrun's own output.
+Each observation is a candidate. Causes rank before witnesses, and witnesses before effects, because
+a rank that fails only because its peer is gone may well be reported first. Among equals, the
+earliest one wins, by a common clock.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from .evidence import Evidence, NodeEvidence, of_last_round, on_one_clock
 from .missed_collective import missed_collective
 from .stack_groups import newest_groups, stragglers
 
-FRAMES = 8  # innermost frames of a stack to quote
+FRAMES = 8  # number of innermost frames to quote from a stack
 WAITING = ("collective-timeout", "hung")
-# What a broken GPU does to its rank. Each has other causes too.
+# Kinds of failure that a broken GPU causes in its rank. Each may have other causes too.
 GPU_SYMPTOMS = (*WAITING, "cuda-error", "cuda-missing", "peer-gone")
 
 
@@ -36,14 +36,14 @@ class Candidate(NamedTuple):
     failure: FirstFailure
 
     def but(self, node: NodeEvidence | None = None, **changes: Any) -> "Candidate":
-        """Return the candidate with other fields of its failure, perhaps on another node."""
+        """Return the candidate with these fields of its failure changed, and on `node` if given."""
         node = node or self.node
         failure = replace(self.failure, host=node.host, node_rank=node.node_rank, **changes)
         return self._replace(node=node, failure=failure)
 
 
 def first_failure(evidence: Evidence) -> FirstFailure | None:
-    """Return the first failure, or None if there is no sign of one."""
+    """Return the first failure, or None if the evidence shows none."""
     evidence = of_last_round(on_one_clock(evidence))
     observations: list[Candidate | None] = []
     for node in evidence.nodes:
@@ -65,7 +65,7 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
 def _candidate(
     ending: Ending, time: float, node: NodeEvidence, who: RankExit | Reason, lines: Sequence[str]
 ) -> Candidate:
-    """who: the rank that ended, if any. lines: to quote."""
+    """Return a candidate. who: the rank that ended, or the reason for a stop. lines: to quote."""
     failure = FirstFailure(
         host=node.host,
         node_rank=node.node_rank,
@@ -89,14 +89,14 @@ def _excerpt(lines: Sequence[str]) -> str:
 def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
     """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
     lines = [] if exit.exit_code == 0 else classify.exit_lines(exit) or node.lines(exit.rank)
-    # after a restart, the engine may mean an earlier round
+    # after a restart in place, the engine's mark may be from an earlier round
     oom_killed = node.oom_killed and not node.of(RestartInPlace)
     ending = classify.rank_ending(exit, lines, node.resources, oom_killed=oom_killed)
     return _candidate(ending, time - node.clock_skew, node, exit, lines) if ending else None
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
-    """Blame the rank's GPU for its failure if the driver has logged a fault of that GPU."""
+    """Return the candidate, with the rank's GPU blamed if the driver has logged a fault of it."""
     node, failure = candidate.node, candidate.failure
     gpus: dict[int | None, str] = dict(enumerate(node.gpus))
     pci = gpus.get(failure.local_rank)
@@ -110,7 +110,10 @@ def _blame_gpu(candidate: Candidate) -> Candidate:
 
 
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
-    """Detect a node that ended or was lost before its supervisor could report an end."""
+    """Return the failure of a node that ended or was lost before its supervisor reported an end.
+
+    Return None if the supervisor did report, or if only the launching machine lost contact.
+    """
     if node.end is not None or node.reasons:
         return None
     others = [other for other in evidence.nodes if other is not node]
@@ -129,7 +132,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         message = f"the host is lost: {lost[0].message if lost else f'its {node.unit} is gone'}"
     elif "peer-gone" in kinds:
         weight = Weight.UNREACHABLE
-        why = f"connections to it broke, and it does not answer: {node.unseen}"
+        why = f"connections to it broke, and it did not answer: {node.unseen}"
         message = f"the host is lost: {why}"
     else:
         return None  # only the launching machine lost contact
@@ -138,13 +141,13 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     return _candidate(Ending(weight, kind, message), time, node, who, ())
 
 
-# --- why a supervisor stopped its node: a failure there or on another node ------------------------
+# --- why a supervisor stopped its node: a failure on this node or on another one ------------------
 
 
 def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -> Candidate | None:
-    """Return the candidate for a reason, or None if the reason has its own event.
+    """Return the candidate for a reason, or None if another event describes the failure.
 
-    seen: when `node` recorded it, by the node's own clock.
+    seen: when `node` recorded the reason, by the node's own clock.
     """
     about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)
     lines = reason.last_lines or (about.lines(None) if reason.kind == "torchrun" else ())
@@ -160,10 +163,10 @@ def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -
 
 
 def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
-    """Blame the network if the lost node was still running and had lost contact too.
+    """Blame the network, because the lost node was still running and had lost contact too.
 
-    Both sides then report that they lost the other. The one cut off is the node that most others
-    lost.
+    Both sides report that they lost each other. The node that was cut off is the one that most
+    nodes lost.
     """
     lost = [rank for node in evidence.nodes for rank in node.lost_peers]
     most = max(lost.count(node.node_rank) for node in evidence.nodes)
@@ -172,12 +175,12 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
         message = "lost contact with the other nodes while still running"
         remedy = KINDS["network-cut"].remedy
         return candidate.but(isolated[0], kind="network-cut", message=message, remedy=remedy)
-    remedy = "both hosts were up but could not reach each other: check the network between them"
+    remedy = "both hosts were up, but could not reach each other: check the network between them"
     return candidate.but(kind="network-cut", remedy=remedy)
 
 
 def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
-    """Name the straggler from the stacks that the supervisors took before they stopped the run."""
+    """Name the stragglers, using the stacks that supervisors took before they stopped the run."""
     groups = newest_groups(evidence.nodes)
     if not groups:
         return candidate

@@ -1,4 +1,4 @@
-"""Name the ranks that missed a collective, or called another one, from torch's flight recorder. Pure."""
+"""Name the ranks that missed a collective or called another, by torch's flight recorder. Pure."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -7,14 +7,15 @@ from ..supervisor.events import Collective, Collectives
 from ..text import names, ranges
 from .evidence import Evidence
 
-LONGEST_NAME = 80
+LONGEST_NAME = 80  # characters
 
 
 def missed_collective(evidence: Evidence) -> str:
     """Return `rank 3 (gpu2) did not call all_reduce ...`; "" if no rank is known to have missed one.
 
-    Ranks number the calls of each process group, and calls with one number belong together. A run that
-    waits forever waits in the call after the lowest number, or in one that has two names.
+    Ranks number the calls of each process group, and calls with the same number belong together. A
+    run that hangs waits in the call after the lowest of the ranks' newest numbers, or in a call
+    that has different names on different ranks.
     """
     hosts: dict[int, str] = {}
     groups: dict[str, dict[int, Collective]] = {}
@@ -36,7 +37,7 @@ def _missed(group: Mapping[int, Collective], hosts: Mapping[int, str]) -> str:
     if odd and all(called.values()):
         others = [rank for rank in called if rank not in odd]
         return (
-            f"{_who(odd, hosts)} called {called[odd[0]]} where {_who(others)} called {usual} "
+            f"{_who(odd, hosts)} called {called[odd[0]]}, but {_who(others)} called {usual} "
             f"(call {number} of their process group)"
         )
     late = [rank for rank, each in group.items() if each.number == number]
@@ -51,7 +52,7 @@ def _missed(group: Mapping[int, Collective], hosts: Mapping[int, str]) -> str:
 
 
 def _name(each: Collective, number: int) -> str:
-    """Return the name of a rank's call; "" if it is not reported."""
+    """Return the name of the rank's call with this number; "" if it is not reported."""
     place = len(each.names) - 1 - (each.number - number)
     return each.names[place][:LONGEST_NAME] if 0 <= place < len(each.names) else ""
 

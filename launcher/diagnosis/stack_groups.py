@@ -1,7 +1,7 @@
 """Group ranks by their position in the code, and find the stragglers. Pure.
 
-Two ranks are at the same position if the user's own frames match line by line and call the same
-function. The frames below, in torch, vary from moment to moment, so they are ignored.
+Two ranks are at the same position if the user's own frames match line by line and the innermost one
+calls the same function. The frames inside torch vary from moment to moment, so they are ignored.
 """
 
 import re
@@ -15,20 +15,20 @@ from .evidence import NodeEvidence
 PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 STDLIB = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
 SHORTER = re.compile(r"^.*/(?:site-packages|dist-packages|workspace|python\d[\d.]*)/")
-COLLECTIVE = re.compile(r"/torch/(distributed|autograd|nn/parallel)/")  # ranks wait in these
+COLLECTIVE = re.compile(r"/torch/(distributed|autograd|nn/parallel)/")  # where ranks wait
 NOTES = {  # why a rank has no stack, by the supervisor's keyword
-    "stopped": "is stopped (SIGSTOP): SIGCONT resumes it",
+    "stopped": "is stopped (SIGSTOP); SIGCONT resumes it",
     "traced": "is held by a debugger",
     "exited": "has exited",
-    "unprepared": "shows no stack: it is starting, is not Python, or has replaced its signal handlers",
-    "blocked": "shows no stack: it blocks signals",
+    "unprepared": "has no stack: it is starting, is not Python, or replaced its signal handlers",
+    "blocked": "has no stack: it blocks signals",
     "silent": "did not answer: it is blocked in the kernel, or its machine is overloaded",
 }
 PLACES = ("stopped", "traced", "silent")  # notes that describe a rank's position
 
 
 def owner(frame: Frame) -> str | None:
-    """Return the frame's package: "" for the user's own code, None for the standard library."""
+    """Return the name of the frame's package: "" for user code, None for the standard library."""
     if match := PACKAGE.search(frame.file):
         return match[1].removesuffix(".py")
     return None if STDLIB.search(frame.file) else ""
@@ -47,7 +47,7 @@ class RankStack(Stack):
 
     @property
     def own_frames(self) -> list[Frame]:
-        """Return the frames of the user's code, or of the installed package that the user runs."""
+        """The frames of the user's code, or of the installed package that the user runs."""
         owners = [owner(frame) for frame in self.frames if owner(frame) is not None]
         whose = "" if "" in owners else next(iter(owners), None)
         return [frame for frame in self.frames if owner(frame) == whose]
@@ -64,13 +64,13 @@ class RankStack(Stack):
 
     @property
     def waits(self) -> bool:
-        """Whether the rank is in a collective, judging by its innermost frames."""
+        """Whether the rank is waiting in a collective, judging by its innermost frames."""
         return any(COLLECTIVE.search(frame.file) for frame in self.frames[-3:])
 
     def describe(self) -> str:
-        """Describe the rank's position as a predicate, to follow "rank 3"."""
+        """Describe the rank's position with a phrase that can follow "rank 3"."""
         if self.note or not self.frames:
-            return NOTES.get(self.note or "", "shows no Python frame")
+            return NOTES.get(self.note or "", "has no Python frame")
         own = self.own_frames
         return f"at {label(own[-1] if own else self.frames[-1])}"
 
@@ -112,7 +112,7 @@ def located(stack: Stack, host: str, node_rank: int) -> RankStack:
 
 
 def grouped(ranks: Iterable[RankStack]) -> list[StackGroup]:
-    """Group the ranks by position, the largest group first, then by the lowest rank."""
+    """Group the ranks by position. Return the largest group first; equal ones by lowest rank."""
     places: dict[tuple[object, ...], list[RankStack]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         places.setdefault(rank.place, []).append(rank)
@@ -121,7 +121,7 @@ def grouped(ranks: Iterable[RankStack]) -> list[StackGroup]:
 
 
 def newest_groups(nodes: Iterable[NodeEvidence]) -> list[StackGroup]:
-    """Group the ranks by the newest stacks that the supervisors took."""
+    """Group the ranks by position, using the newest stacks that each node's supervisor took."""
     return grouped(
         located(stack, node.host, node.node_rank)
         for node in nodes
@@ -131,10 +131,10 @@ def newest_groups(nodes: Iterable[NodeEvidence]) -> list[StackGroup]:
 
 
 def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
-    """Return the groups that the other ranks wait for; [] if that cannot be decided.
+    """Return the groups that the other ranks are waiting for; [] if that cannot be decided.
 
-    All ranks should be where most are. Without a majority, the ranks in a collective wait for those
-    outside.
+    If most ranks are at one position, they wait for all the others. Otherwise, the ranks in a
+    collective wait for those outside, unless these are more than half.
     """
     placed = [group for group in groups if group.has_place]
     total = sum(len(group.members) for group in placed)
@@ -147,9 +147,9 @@ def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 
 def verdict(groups: Sequence[StackGroup]) -> list[str]:
-    """Return one sentence per group of stragglers, or one for all ranks if there are none.
+    """Return one line per group of stragglers or, if there are none, one line about all ranks.
 
-    A sentence follows for each group whose position is unknown.
+    One more line follows for each group whose position is unknown.
     """
     lines = []
     for group in stragglers(groups):
@@ -160,6 +160,6 @@ def verdict(groups: Sequence[StackGroup]) -> list[str]:
     if not lines and len(shown) == 1 and len(shown[0].members) > 1:
         lines = [f"all {len(shown[0].members)} ranks are {shown[0].first.describe()}"]
     elif not lines and len(shown) > 1:
-        lines = [f"the ranks are at {len(shown)} places, and none of these has a majority"]
+        lines = [f"the ranks are at {len(shown)} positions, none of which has a majority"]
     lines += [f"{group.name} {group.first.describe()}" for group in groups if not group.has_place]
     return lines

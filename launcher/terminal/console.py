@@ -20,11 +20,11 @@ from .table import table
 if TYPE_CHECKING:
     from .live import Live
 
-QUIET_BEFORE = 2.0  # seconds; steps that take longer are announced
+QUIET_BEFORE = 2.0  # seconds; a step that takes longer is announced
 
 
 class WarningHandler(logging.Handler):
-    """Prints warnings of code that has no console, such as that of SSH connections."""
+    """Prints warnings from code that has no console, such as the SSH connections."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -35,13 +35,13 @@ class WarningHandler(logging.Handler):
 
 
 class Console:
-    """Prints what the user asked for. Thread-safe.
+    """Prints results, messages and the live display. Thread-safe.
 
-    quiet: errors only. verbose: also details of each step. plain: no live display. fold: merge
-    identical lines of several ranks. results: whether to print on stdout at all.
+    quiet: print only errors as messages. verbose: also print details of each step. plain: no live
+    display. fold: merge identical lines of several ranks. results: whether to print to stdout.
 
-    If writing to stdout fails, this is reported once; the command goes on and returns its own exit
-    code.
+    If writing to stdout fails, the console reports that once, and the command continues and returns
+    its usual exit code.
     """
 
     def __init__(
@@ -77,7 +77,10 @@ class Console:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Announce `text` if the step takes longer than QUIET_BEFORE. verbose: also print its duration."""
+        """Context manager: announce `text` if the step takes longer than QUIET_BEFORE.
+
+        With `verbose`, announce it at once, and print the duration at the end.
+        """
         self.detail(f"{text} ...")
         began = time.monotonic()
         timer = threading.Timer(QUIET_BEFORE, self.say, [f"{text} ..."])
@@ -101,13 +104,13 @@ class Console:
 
     @property
     def on_terminal(self) -> bool:
-        """Whether results go to a terminal."""
+        """Whether results are printed to a terminal."""
         return self._stdout.on_terminal
 
     def print(self, text: str) -> None:
         try:
-            data = text.encode(errors="surrogateescape")  # the bytes of a file name as they are
-        except UnicodeEncodeError:  # other lone surrogates
+            data = text.encode(errors="surrogateescape")  # keeps the bytes of a file name
+        except UnicodeEncodeError:  # `text` has other lone surrogates
             data = printable(text).encode()
         self.write(data + b"\n")
         self.flush()
@@ -122,16 +125,16 @@ class Console:
         head: Sequence[str],
         colors: Mapping[str, str] | None = None,
     ) -> None:
-        """Print a table. colors: SGR color by cell text, used only on a terminal."""
+        """Print a table with the titles `head`. colors: SGR color by cell text (terminals only)."""
         shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colors if shown else None))
 
     def show(self, records: Iterable[Record]) -> None:
-        """Print lines of ranks. `flush` makes sure that they are visible."""
+        """Print log lines. They are sure to be visible only after `flush`."""
         self.write(render(records))
 
     def write(self, data: bytes) -> None:
-        """Print bytes. `flush` makes sure that they are visible."""
+        """Print bytes to stdout. They are sure to be visible only after `flush`."""
         with self._lock:
             if self._live and data:
                 self._live.hide()
@@ -149,7 +152,7 @@ class Console:
 
     @property
     def shows_live(self) -> bool:
-        """Whether to show a live display: if it is allowed, and this is a capable terminal."""
+        """Whether a live display is allowed and stdout and stderr are a capable terminal."""
         if self.plain or self.quiet or os.environ.get("CI"):
             return False
         capable = os.environ.get("TERM", "dumb") != "dumb"
@@ -157,7 +160,10 @@ class Console:
 
     @contextlib.contextmanager
     def live(self, display: Live) -> Iterator[bool]:
-        """Keep `display` below all other output, if `shows_live`. Yield whether it is shown."""
+        """Context manager: keep `display` below all other output. Yield whether it is shown.
+
+        It is not shown unless `shows_live`.
+        """
         if not self.shows_live:
             yield False
             return

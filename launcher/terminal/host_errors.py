@@ -1,4 +1,4 @@
-"""Report the errors of hosts, such as those that did not answer, to the user or in JSON."""
+"""Report hosts' errors, such as missing answers, to the user or in JSON."""
 
 from collections.abc import Mapping
 
@@ -7,13 +7,13 @@ from .console import Console
 
 
 def report_errors(failures: Mapping[str, DdpctlError], console: Console) -> None:
-    """Print the errors, given by host name. Hosts that have the same error share a line."""
+    """Print the errors. failures: by host name. Hosts with the same error share a line."""
     if failures:
         console.error(str(NodesFailed(failures)))
 
 
 def report_unconfirmed(failures: Mapping[str, DdpctlError], console: Console) -> None:
-    """Print the hosts that may still run something, and why that is unknown."""
+    """Print which hosts may still be running something, and why ddpctl cannot tell."""
     later = "ddpctl will finish the stop when it next reaches the host"
     unconfirmed = {
         host: StopUnconfirmed(

@@ -1,9 +1,9 @@
 """A few lines at the bottom of the terminal, redrawn while all other output scrolls above them.
 
-Other code writes the scrolling text itself, byte for byte: `hide` removes the lines before it
-writes, and `draw` restores them later. The terminal's modes are never changed, so the terminal
-works however this process ends. (rich.live keeps neither promise: it renders and wraps all text
-again, and hides the cursor until it ends.)
+Other code writes the scrolling text itself, byte for byte: `hide` removes the lines beforehand, and
+`draw` restores them later. The terminal's modes are never changed, so the terminal still works
+however this process ends. (With rich.live, neither is true: it renders and wraps all text again,
+and hides the cursor until it ends.)
 """
 
 import contextlib
@@ -21,20 +21,20 @@ EVERY = 0.5  # seconds between two drawings
 
 
 class Live:
-    """Draws on stderr the lines that `render` returns. `Console` calls it, one thread at a time."""
+    """Draws the lines that `render` returns on stderr. `Console` calls it, one thread at a time."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """render: (columns, rows) -> lines without newlines. share: fraction of the terminal's height."""
+        """render: called with (columns, rows), returns lines. share: its fraction of the rows."""
         self._share = share
         self._render = render
         self._shown: list[str] = []  # lines now on the terminal
         self._drawn_at = 0.0  # time.monotonic()
 
     def hide(self) -> None:
-        """Remove the lines before other output. The cursor returns to where the drawing began."""
+        """Remove the lines, before other output. The cursor returns to where the drawing began."""
         if self._shown:
             columns = get_terminal_size().columns
-            # terminals rewrap long lines when they get narrower
+            # a terminal that gets narrower rewraps long lines
             widths = [cell_len(Text.from_ansi(line).plain) for line in self._shown]
             rows = sum(max(1, -(-width // columns)) for width in widths)
             self._write("\r" + "\x1b[1A" * rows + "\x1b[J")
@@ -58,7 +58,7 @@ class Live:
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:
-    """Cut lines to fit `columns`, and their number to `rows`; the last one says how many are missing."""
+    """Return the lines of `text`, cut to `columns` and `rows`. The last line counts those missing."""
     lines = [line[: columns - 1] for line in text.splitlines()]
     if len(lines) <= rows:
         return lines

@@ -1,4 +1,4 @@
-"""Connect this terminal to a remote command: raw mode and size changes."""
+"""Connect this terminal to a remote command: raw mode, and changes of its size."""
 
 import contextlib
 import queue
@@ -14,9 +14,10 @@ from ..errors import DdpctlError
 
 @contextlib.contextmanager
 def raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
-    """Put the terminal into raw mode, where Ctrl-C is ordinary input. stdin must be a terminal.
+    """Context manager: put stdin's terminal into raw mode, in which Ctrl-C is ordinary input.
 
-    A thread calls `resize(rows, columns)` at the start and after each change.
+    stdin must be a terminal. A thread calls `resize(rows, columns)` at the start and whenever its
+    size changes.
     """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)

@@ -1,7 +1,7 @@
-"""Make log lines safe for a terminal: of all escape sequences, only colors stay.
+"""Make log lines safe for a terminal: of all escape sequences, only colors are kept.
 
-A terminal obeys escape sequences: they move its cursor, set its title and write to the clipboard.
-Hosts, images and scripts control the text of logs. See `text.printable` for messages.
+Escape sequences can move a terminal's cursor, set its title and write to the clipboard, and hosts,
+images and scripts control the text of logs. For messages, see `text.printable`.
 """
 
 import codecs
@@ -9,21 +9,21 @@ import re
 
 from ..text import ESCAPE_BODY, ESCAPES
 
-LONGEST = 4096  # maximum characters of an unfinished escape sequence
+LONGEST = 4096  # maximum number of characters of an unfinished escape sequence
 
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 _UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
-# Text that a carriage return would overwrite, as in progress bars; the prefix [host:rank] stays.
+# Text that a carriage return would overwrite, as in progress bars; the [host:rank] prefix stays.
 _OVERWRITTEN = re.compile(r"^(\[[^\]\n]*\] )?[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 
 
 def colored(text: str) -> str:
-    """Remove escape sequences other than colors and bold type (SGR), and control characters."""
+    """Return the text without control characters and escape sequences other than colors (SGR)."""
     return ESCAPES.sub(lambda match: match[0] if _COLOR.fullmatch(match[0]) else "", text)
 
 
 class Sanitizer:
-    """Sanitizes log output that arrives in pieces. These may split an escape sequence."""
+    """Sanitizes log output that arrives in pieces, which may split an escape sequence."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -1,4 +1,4 @@
-"""stdout and stderr, safe to write: a stream that is closed or fails never ends the command."""
+"""Safe writing to stdout and stderr: a stream that is closed or fails never ends the command."""
 
 import contextlib
 import errno
@@ -12,10 +12,10 @@ from .sanitize import Sanitizer
 
 
 class ResultStream:
-    """Files and pipes get all bytes unchanged. A terminal gets no escape sequences but colors."""
+    """stdout. Files and pipes get all bytes unchanged, terminals no escape sequences but colors."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
-        """on_failure: is called once, with the reason, when stdout can no longer be written."""
+        """on_failure: called once, with the reason, when stdout can no longer be written to."""
         self.closed = reserve("stdout")
         self._on_failure = on_failure
         self._sanitizer = Sanitizer()
@@ -42,11 +42,11 @@ class ResultStream:
             self.closed = True
             _abandon(sys.stdout)
             reason = "the reader closed it" if error.errno == errno.EPIPE else error.strerror
-            self._on_failure(f"nothing more is printed to stdout: {reason}")
+            self._on_failure(f"nothing more will be printed to stdout: {reason}")
 
 
 def write_message(text: str) -> None:
-    """Print a line on stderr, without escape sequences, wherever it goes."""
+    """Print a line to stderr, always without escape sequences."""
     try:
         sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
@@ -55,13 +55,13 @@ def write_message(text: str) -> None:
 
 
 def _abandon(stream: TextIO) -> None:
-    """Redirect the stream to /dev/null, because Python flushes it at exit and must not fail there."""
+    """Redirect the stream to /dev/null, so that Python's flush at exit does not fail."""
     with open(os.devnull, "w") as null, contextlib.suppress(OSError):  # noqa: PTH123
         os.dup2(null.fileno(), stream.fileno())
 
 
 def reserve(name: str) -> bool:
-    """Replace a standard stream by /dev/null if it was closed before ddpctl started (`>&-`).
+    """Replace a standard stream with /dev/null if it was closed before ddpctl started (`>&-`).
 
     Otherwise the next file or connection would get its descriptor. Return whether it was closed.
     """

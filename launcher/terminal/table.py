@@ -1,4 +1,4 @@
-"""Tables of plain columns, two spaces apart, like docker's."""
+"""Tables like Docker's: plain columns, two spaces apart."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from ..text import one_line
 def table(
     rows: Sequence[Sequence[str]], head: Sequence[str], colors: Mapping[str, str] | None = None
 ) -> str:
-    """Format a table below the titles `head`. colors: SGR color by cell text."""
+    """Return a table, with the titles `head` above it. colors: SGR color by cell text."""
     cells = [[one_line(cell) for cell in row] for row in [head, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 

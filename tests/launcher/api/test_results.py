@@ -89,7 +89,7 @@ def test_a_pickle_is_loaded_only_where_the_user_trusts_the_hosts() -> None:
         results(record(RunState.FAILED, 1, failed=0), failed, trust=False)
     trusted = {0: RankResult("gpu1", pickle=base64.b64encode(pickle.dumps({1: (2, 3)})).decode())}
     assert results(record(RunState.SUCCEEDED, 1), trusted, trust=True) == [{1: (2, 3)}]
-    with pytest.raises(CommandFailed, match="gpu1: cannot unpickle its result"):
+    with pytest.raises(CommandFailed, match="gpu1: cannot unpickle a result"):
         results(record(RunState.SUCCEEDED, 1), {0: RankResult("gpu1", pickle="AAAA")}, trust=True)
 
 
@@ -146,7 +146,7 @@ def test_a_host_that_sends_without_end_is_cut_off(
 
 @pytest.mark.parametrize("data", [b"noise\n", b"-1 {}\n", b"0 {}\n\n", b"99999999 {}\n"])
 def test_frames_that_are_wrong_are_refused(data: bytes) -> None:
-    with pytest.raises(CommandFailed, match="gpu1: cannot read its results"):
+    with pytest.raises(CommandFailed, match="gpu1: cannot read the results"):
         split(data, "gpu1")
 
 

@@ -56,11 +56,11 @@ def test_it_has_collectives_stacks_gpus_kernel_messages_and_last_lines() -> None
     assert "train.py:29 in main: lock.acquire()" in stacks
     assert (
         "node 0 (gpu0)" in first
-        and "ddpctl is not allowed to read it" in first
+        and "ddpctl is not allowed to read them" in first
         and "GPUs at" not in first
     )
     assert f"last lines of rank 0, exit code 1:\n  {TIMED_OUT}" in first
-    assert "0: 98 % use, 60000 of 81920 MiB, 1980 MHz, 61 C, 0 uncorrectable ECC" in second
+    assert "0: 98% use, 60000 of 81920 MiB, 1980 MHz, 61 C, 0 uncorrectable ECC" in second
     assert "0: 0 % use, 5 of 81920 MiB, 345 MHz, 40 C, 3 uncorrectable ECC errors" in second
     assert "Xid (PCI:0000:07:00): 48" in second
     assert second.strip().endswith("  line 49 of rank 1") and second.count("of rank 1") == 21
@@ -73,7 +73,7 @@ def test_a_gpu_that_no_longer_answers_is_reported_and_long_lines_are_cut() -> No
     failure = first_failure(given)
     assert failure
     text = blame_text(failure, given)
-    assert "GPUs after the failure: nvidia-smi does not answer" in text
+    assert "GPUs after the failure: nvidia-smi did not respond" in text
     assert max(map(len, text.splitlines())) < 1000
 
 

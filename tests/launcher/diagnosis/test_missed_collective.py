@@ -42,7 +42,7 @@ def evidence(calls: Mapping[int, tuple[int, tuple[str, ...]]], ranks: int = 4) -
         ),
         (
             {0: (6, (REDUCE,)), 1: (6, ("barrier",)), 2: (6, (REDUCE,)), 3: (6, (REDUCE,))},
-            "rank 1 (gpu0) called barrier where ranks 0,2-3 called all_reduce "
+            "rank 1 (gpu0) called barrier, but ranks 0,2-3 called all_reduce "
             "(call 6 of their process group)",
         ),
         ({0: (5, (REDUCE,)), 1: (5, (REDUCE,))}, ""),

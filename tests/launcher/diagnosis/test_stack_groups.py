@@ -66,7 +66,7 @@ def test_there_is_no_straggler_without_a_majority() -> None:
     places = [(MAIN, Frame("/workspace/train.py", n, "main")) for n in range(4)]
     assert groups_of(*(rank(n, places[n]) for n in range(4)))[1] == []
     assert verdict(grouped(rank(n, places[n]) for n in range(4))) == [
-        "the ranks are at 4 places, and none of these has a majority"
+        "the ranks are at 4 positions, none of which has a majority"
     ]
     assert groups_of(rank(0, REDUCE), rank(1, REDUCE))[1] == []
     assert groups_of()[1] == [] and verdict([]) == []
@@ -82,12 +82,12 @@ def test_a_stopped_rank_is_a_straggler_and_one_without_a_stack_is_not() -> None:
     ranks = [rank(0, REDUCE), rank(1, REDUCE), rank(2, note="stopped"), rank(3, note="unprepared")]
     assert groups_of(*ranks)[1] == [[2]]
     stopped, unprepared = verdict(grouped(ranks))
-    assert stopped == "rank 2 of node1 is stopped (SIGSTOP): SIGCONT resumes it"
-    assert unprepared.startswith("rank 3 of node1 shows no stack: ")
+    assert stopped == "rank 2 of node1 is stopped (SIGSTOP); SIGCONT resumes it"
+    assert unprepared.startswith("rank 3 of node1 has no stack: ")
 
 
 def test_a_rank_without_a_python_frame_is_named() -> None:
-    assert rank(0).describe() == "shows no Python frame"
+    assert rank(0).describe() == "has no Python frame"
 
 
 def test_the_frames_of_an_installed_program_are_its_user_s_own() -> None:

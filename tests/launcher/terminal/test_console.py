@@ -100,8 +100,10 @@ def test_a_stdout_that_cannot_be_written_is_reported_once_and_changes_no_exit_co
     )
     assert done.returncode == 7, done.stderr
     assert done.stderr.endswith("the end\n")
-    said = [line for line in done.stderr.splitlines() if "nothing more is printed" in line]
-    assert said == ([f"ddpctl: nothing more is printed to stdout: {reported}"] if reported else [])
+    said = [line for line in done.stderr.splitlines() if "nothing more will be printed" in line]
+    assert said == (
+        [f"ddpctl: nothing more will be printed to stdout: {reported}"] if reported else []
+    )
     assert "Exception" not in done.stderr and "Traceback" not in done.stderr
 
 

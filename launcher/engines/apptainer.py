@@ -40,7 +40,7 @@ class Apptainer(Processes):
         """Return None, as there is no image store. Raises CommandFailed if Apptainer cannot run."""
         done = self.connection.script(CHECK)
         if done.code:
-            what, remedy = PROBLEMS.get(done.code, (f"Apptainer fails: {done.reason}", ""))
+            what, remedy = PROBLEMS.get(done.code, (f"Apptainer failed: {done.reason}", ""))
             raise CommandFailed(what, remedy, host=self.connection.name)
         return None
 

@@ -28,7 +28,7 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
         if "timeout" not in str(error).lower():
             raise
         raise HostUnreachable(
-            f"sshd did not answer the login within {duration(transport.auth_timeout)}",
+            f"sshd did not answer the login request within {duration(transport.auth_timeout)}",
             "check whether the user database (LDAP, PAM) is hanging there",
         ) from None
 

@@ -122,12 +122,16 @@ def _through_jump(route: Route, jump: Connection) -> Link:
             why = "is not allowed to forward connections to this host"
             remedy = "set `AllowTcpForwarding yes` in the jump host's sshd_config"
         elif isinstance(error, paramiko.ChannelException):
-            why = f"cannot reach it{route.at} ({error.text})"
-            remedy = "check that its name resolves on the jump host and that sshd is on that port"
+            why = f"cannot reach this host{route.at} ({error.text})"
+            remedy = (
+                "check that its name resolves on the jump host and that its sshd uses that port"
+            )
         elif "Timeout" in str(error):
-            why = f"got no answer from it{route.at} within {duration(timeout)}"
+            why = f"got no answer from this host{route.at} within {duration(timeout)}"
             remedy = "check that the machine is up"
         else:
-            why = f"hung up while connecting to it{route.at}: {error or type(error).__name__}"
+            why = (
+                f"hung up while connecting to this host{route.at}: {error or type(error).__name__}"
+            )
             remedy = "check that the jump host is up, and look at the log of its sshd"
         raise HostUnreachable(f"jump host {jump.host} {why}", remedy) from None

@@ -100,7 +100,7 @@ def jump_route(route: Route) -> Route | None:
         return None
     if route.depth == MAX_JUMPS:
         raise HostUnreachable(
-            f"ProxyJump goes around in a circle ({route.proxy_jump})", "correct ~/.ssh/config"
+            f"ProxyJump forms a loop ({route.proxy_jump})", "correct ~/.ssh/config"
         )
     further, _, last = route.proxy_jump.rpartition(",")
     login = split_login(last.removeprefix("ssh://"))

@@ -89,5 +89,6 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
             yield block
         if left or digest.hexdigest().encode() != entry.content:
             raise PushFailed(
-                f"{path_text(path)}: changed during the push", "push again once it stays the same"
+                f"{path_text(path)}: changed during the push",
+                "push again when nothing writes to it",
             )

@@ -144,7 +144,7 @@ def test_a_machine_that_the_jump_host_cannot_reach(
     target, _, name = behind()
     port = free_port()
     message = why_not(connect_to(target.host(proxy_jump=name, port=port)))
-    assert f"jump host 127.0.0.2 cannot reach it at port {port} " in message
+    assert f"jump host 127.0.0.2 cannot reach this host at port {port} " in message
 
 
 def test_a_jump_host_that_forwards_nothing(
@@ -159,4 +159,4 @@ def test_a_jump_host_that_forwards_nothing(
 def test_jump_hosts_in_a_circle(connect_to: Connect, config: Config, sshd: Server) -> None:
     config("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     message = why_not(connect_to(sshd().host(host="a", port=None)))
-    assert "in circles" in message
+    assert "forms a loop" in message

@@ -61,7 +61,7 @@ def test_it_has_collectives_stacks_gpus_kernel_messages_and_last_lines() -> None
     )
     assert f"last lines of rank 0, exit code 1:\n  {TIMED_OUT}" in first
     assert "0: 98% use, 60000 of 81920 MiB, 1980 MHz, 61 C, 0 uncorrectable ECC" in second
-    assert "0: 0 % use, 5 of 81920 MiB, 345 MHz, 40 C, 3 uncorrectable ECC errors" in second
+    assert "0: 0% use, 5 of 81920 MiB, 345 MHz, 40 C, 3 uncorrectable ECC errors" in second
     assert "Xid (PCI:0000:07:00): 48" in second
     assert second.strip().endswith("  line 49 of rank 1") and second.count("of rank 1") == 21
 

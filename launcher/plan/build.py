@@ -122,7 +122,7 @@ def _node(
     env_names: tuple[str, ...],
     address: Address,
 ) -> NodePlan:
-    """Return the plan of one node. plan: without nodes. nproc: the number of processes per node."""
+    """Return the plan of one node. plan: the plan without nodes. nproc: processes of each node."""
     job, host = cluster.job, cluster.hosts[rank]
     facts = inputs.facts[rank] if inputs.facts else None
     store = (facts and facts.folder) or HOME

@@ -20,7 +20,7 @@ Variables = dict[str, str | None]  # None: the value depends on a host that has 
 def run_variables(
     plan: Plan, nnodes: int, rank: int, paths: JobPaths, facts: Facts | None
 ) -> Variables:
-    """Return variables that describe the run and, as images may not know it, the SSH user."""
+    """Return the variables that describe the run and, in a container, the SSH user."""
     env: Variables = {
         "DDPCTL_RUN_ID": plan.run_id,
         "DDPCTL_ATTEMPT": str(plan.attempt),
@@ -45,7 +45,7 @@ def run_variables(
 def network_variables(
     address: Address, facts: Facts | None, env_names: Collection[str]
 ) -> Variables:
-    """Return the network for NCCL and Gloo, and NCCL's RoCE settings unless the user sets any."""
+    """Return the network settings of NCCL and Gloo; those for RoCE only if the user sets none."""
     env: Variables = {"NCCL_DEBUG": "WARN"}
     if address.interface or not facts:
         interface = address.interface or None
@@ -67,7 +67,7 @@ def machine_variables(
     rank: int,
     env_names: Collection[str],
 ) -> Variables:
-    """Return the node's share of its machine: threads and cores. nproc: processes of each node."""
+    """Return how nodes share a machine: threads, cores, NCCL's host id. nproc: by node."""
     job, hosts = plan.job, cluster.hosts
     here = same_machine(hosts, facts, rank)
     processes = sum(nproc[node] or 1 for node in here)
@@ -89,7 +89,7 @@ def machine_variables(
 
 
 def gpu_variables(engine: EngineTraits, host: Host, gpus: Gpus, facts: Facts | None) -> Variables:
-    """Return the variable that hides GPUs the node does not use, unless the engine hides them."""
+    """Return the variable that hides unused GPUs; none if the engine already hides them."""
     amd = facts is not None and facts.has_amd_gpus
     if gpus == "all" or not (gpus or host.gpus == 0) or (engine.keeps_containers and not amd):
         return {}

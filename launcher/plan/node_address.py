@@ -44,7 +44,7 @@ def node_addresses(
 
 
 def addresses_in_file(hosts: Sequence[Host]) -> tuple[Address, ...]:
-    """Return each node's address as far as it is known without asking the hosts, else ""."""
+    """Return each node's address and interface; "" if it is unknown without asking the hosts."""
     default = "127.0.0.1" if all(host.is_local for host in hosts) else ""
     return tuple(Address(host.internal_ip or default, host.interface or "") for host in hosts)
 

@@ -174,7 +174,7 @@ class Plan:
     owner: str
     engine: EngineTraits
     options: LaunchOptions
-    job: Job  # without env: its values may be secret
+    job: Job  # without env, whose values may be secret
     command: tuple[str, ...]  # what torchrun runs: the job's command, plus resume_args on a resume
     master_addr: str | None
     master_port: int | None

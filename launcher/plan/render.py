@@ -17,7 +17,7 @@ OF_JOB = "image dataset workdir stop_timeout time_limit max_restarts min_nodes n
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return the plan as a document. In a dry run, values from the hosts are None or absent."""
+    """Return the plan as a JSON document. In a dry run, values from hosts are None or absent."""
     document = dataclasses.asdict(plan)
     del document["job"]
     document |= {name: getattr(plan.job, name) for name in OF_JOB}

@@ -28,7 +28,7 @@ def nproc_on(host: Host, job: Job, facts: Facts | None) -> int | None:
 def gpu_ids(host: Host, facts: Facts | None) -> tuple[int, ...]:
     """Return the ids of the node's GPUs.
 
-    `all` means all except integrated GPUs. The result is () if there are none or `facts` is None.
+    `all` stands for all GPUs except integrated ones, and for none if `facts` is None.
     """
     if host.gpus == "all":
         return tuple(gpu.index for gpu in facts.gpus if not gpu.integrated) if facts else ()

@@ -108,7 +108,7 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
 
 
 def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
-    """Return the id, starting with `prefix`, of a run on the hosts.
+    """Return the id of the run on the hosts whose id starts with `prefix`.
 
     Without a prefix, return the id of the newest live run or, if none is alive, of the newest run.
     Killed runs are found by their folders. Raises UsageError if there is no such run, combined with

@@ -73,7 +73,7 @@ class RestartRecord:
 
     time: str
     kind: str  # in-place: by the supervisors, in the same attempt; launcher: by a new attempt
-    cause: str  # a kind of failure_kinds.txt
+    cause: str  # a kind listed in failure_kinds.txt
     host: str
     node_rank: int
     rank: int | None
@@ -112,7 +112,7 @@ class AttemptRecord:
         return self.attempt
 
     def add_restart(self, event: RestartInPlace, time: str) -> bool:
-        """Record a restart in place. Return False if another node's report of it came first."""
+        """Record a restart in place. Return False if another node's report has already done so."""
         recorded = sum(restart.kind == IN_PLACE for restart in self.restarts)
         if event.number != recorded + 1 or recorded == MOST_RESTARTS:
             return False

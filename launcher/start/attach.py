@@ -22,7 +22,7 @@ POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
 def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> Outcome:
-    """Follow the newest attempt to its end. Signals do not stop the run."""
+    """Follow the run's newest attempt to its end. Signals do not stop the run."""
     record = folder.load()
     if record.state is RunState.WAITING:
         record = wait_for_start(folder, record, console)
@@ -50,8 +50,8 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
 
 
 def wait_for_start(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
-    """Wait until a run in line has started or ended; return its record."""
-    console.say(f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows for which")
+    """Wait until a run that waits in line has started or ended. Return its record."""
+    console.say(f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows which ones")
     if not is_locked(folder.path / WAITING):
         detach.start_recorder(folder)
     while record.state in (RunState.WAITING, RunState.PENDING):

@@ -10,10 +10,10 @@ from ..text import nearest
 
 
 def check_command(job: Job) -> str | None:
-    """Check that the script of `job.command` is in `workdir` and compiles; return a hint or None.
+    """Check that the script in `job.command` is in `workdir` and compiles. Return a hint or None.
 
     Checks only relative paths: absolute ones and modules (`-m`) may come with the image. Raises
-    UsageError.
+    UsageError if the script is missing or has a syntax error.
     """
     script = PurePosixPath(job.command[0])
     if script.is_absolute() or job.command[0].startswith("-"):

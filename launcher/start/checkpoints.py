@@ -1,10 +1,10 @@
 """Choose the checkpoint that an attempt resumes from, and send it to the hosts that lack it.
 
-There are two kinds. Our trainer writes folders `ckpt/step-N` with a MANIFEST. They are complete if
-the digests match, and the newest complete one on any host wins. For other scripts, ddpctl sees only
-files, so the host that wrote last wins.
+There are two kinds. Our trainer writes folders `ckpt/step-N` with a MANIFEST. A folder is complete
+if its digests match, and the newest complete one on any host is chosen. For other scripts, ddpctl
+sees only files, so it chooses the files of the host that wrote last.
 
-Files that are replaced move to `.before-attempt-N`.
+Files that are replaced are moved to `.before-attempt-N`.
 """
 
 import dataclasses
@@ -39,11 +39,11 @@ class File(NamedTuple):
 class Checkpoints(HostFolder):
     """The run's folder on a host, and the checkpoints in it."""
 
-    rank: int | None  # node rank in the next attempt; None: not part of it
-    same_rank: bool  # it had the same rank in the last attempt, so its files are its own
-    newest: str = ""  # the newest one that matches its MANIFEST, such as ckpt/step-00000012
+    rank: int | None  # its node rank in the next attempt; None: not part of that attempt
+    same_rank: bool  # whether it had the same rank in the last attempt, so its files are its own
+    newest: str = ""  # the newest step that matches its MANIFEST, such as ckpt/step-00000012
     damaged: tuple[str, ...] = ()  # incomplete or damaged steps after `newest`
-    files: Mapping[str, File] = field(default_factory=dict)  # by path, without hidden files
+    files: Mapping[str, File] = field(default_factory=dict)  # by path; hidden files are omitted
 
     @property
     def step(self) -> int:
@@ -51,17 +51,17 @@ class Checkpoints(HostFolder):
         return int(self.newest.rpartition("-")[2] or -1)
 
     def lacks(self, path: str, file: File) -> bool:
-        """Return whether the host needs `file`. A host with an unchanged rank keeps its own version."""
+        """Return whether the host needs `file`. If its rank is unchanged, it keeps its version."""
         own = self.files.get(path)
         return own is None or not (self.same_rank or own == file)
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint to resume from, and the folders or files of it that each host lacks."""
+    """The checkpoint to resume from, and which of its folders or files each host lacks."""
 
     source: Checkpoints
-    what: str  # its name, for messages
+    what: str  # the checkpoint's name, for messages
     missing: Sequence[tuple[Checkpoints, Sequence[str]]]
 
 
@@ -72,11 +72,11 @@ def distribute_checkpoint(
     plan: Plan,
     console: Console,
 ) -> None:
-    """Send the hosts of the next attempt the missing parts of its checkpoint.
+    """Choose the checkpoint, and send the hosts of the next attempt the parts that they lack.
 
-    connections: to the nodes of the next attempt, in rank order. former: to other hosts that may have
-    checkpoints. record: what the attempts so far recorded. plan: that of the next attempt. Raises
-    DdpctlError if a host does not receive a checkpoint that it needs.
+    connections: the hosts of the next attempt, in rank order. former: other hosts that may have
+    checkpoints. record: the record of the attempts so far. plan: the plan of the next attempt.
+    Raises DdpctlError if a host does not receive a checkpoint that it needs.
     """
     hosts = counted(len(connections) + len(former), "host")
     with console.step(f"looking for the newest checkpoint on {hosts}"):
@@ -86,7 +86,7 @@ def distribute_checkpoint(
         seen, failures = ask_each([*folders], lambda connection: with_content(folders[connection]))
     if failures:
         silent = f"no answer from {names(failures)}"
-        console.say(f"{silent}: checkpoints that only these hosts have are not used")
+        console.say(f"{silent}: ignoring checkpoints that only these hosts have")
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.connection.name}: not using {path}, which is incomplete or damaged")
@@ -107,7 +107,7 @@ def distribute_checkpoint(
 def checkpoint_folders(
     connections: Sequence[HostConnection], former: Sequence[HostConnection], record: RunRecord
 ) -> list[Checkpoints]:
-    """Return each folder once: nodes on one machine share it, and so do hosts with a shared home."""
+    """Return each folder once: nodes on one machine, or with a shared home, have the same one."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {connection: rank for rank, connection in enumerate(connections)}
     folders = []
@@ -120,7 +120,7 @@ def checkpoint_folders(
 
 
 def with_content(folder: Checkpoints) -> Checkpoints:
-    """Return the folder with the contents that the host reports. Skips malformed rows and paths."""
+    """Return the folder with the content that its host reports. Skips malformed rows and paths."""
     newest, damaged, files = "", [], {}
     for row in folder.script(LIST).rows():
         if match := ROW.fullmatch(row.decode(errors="surrogateescape")):
@@ -135,14 +135,14 @@ def with_content(folder: Checkpoints) -> Checkpoints:
 
 
 def choose(hosts: Sequence[Checkpoints]) -> ResumePoint | None:
-    """Choose a checkpoint; None if there is none. Pure.
+    """Return the checkpoint to resume from; None if there is none. Pure.
 
-    hosts: those of the next attempt in rank order, then the former ones.
+    hosts: the hosts of the next attempt in rank order, then the former ones.
     """
     nodes = [host for host in hosts if host.rank is not None]
     if any(host.newest for host in hosts):
         source = max(hosts, key=lambda host: (host.step, host.rank is not None))
-        # one host of the attempt needs it; the trainer's ranks then share it
+        # one host of the attempt is enough: the trainer's ranks then share it
         needed = nodes[:1] if source.rank is None else []
         name = source.newest.rpartition("/")[2]
         return ResumePoint(source, name, [(target, [source.newest]) for target in needed])

@@ -1,4 +1,4 @@
-"""Choose the hosts of an attempt: all of the file, or with --nodes any N whose GPUs are free."""
+"""Choose an attempt's hosts: all in the hosts file or, with --nodes N, any N with free GPUs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,9 +20,10 @@ from .waiting_line import in_the_way, list_claims
 def choose_hosts(
     request: Request, connections: Sequence[HostConnection], console: Console
 ) -> Sequence[HostConnection] | Refused:
-    """Return all nodes, or with --nodes N any N with free GPUs, in rank order; else Refused.
+    """Return all hosts or, with --nodes N, any N with free GPUs, in rank order.
 
-    Raises PreflightError or NodesFailed if too few hosts have the GPUs that the file names.
+    Return Refused if too few hosts have free GPUs. Raises PreflightError or NodesFailed if too few
+    hosts have the GPUs that the hosts file names.
     """
     count = request.options.nodes or len(connections)
     if count >= len(connections):
@@ -36,7 +37,8 @@ def choose_hosts(
         if failures:
             raise NodesFailed(by_name(connections, failures))
         raise PreflightError(
-            f"--nodes {count}: found only {counted(len(able), 'host')} with GPUs that the hosts file names",
+            f"--nodes {count}: found only {counted(len(able), 'host')} with the GPUs "
+            "that the hosts file names",
             "run `ddpctl check` to see what is wrong",
         )
     plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
@@ -52,7 +54,7 @@ def choose_hosts(
 
 
 def with_requested_gpus(facts: Mapping[HostConnection, Facts]) -> list[HostConnection]:
-    """Return the nodes with the GPUs that the hosts file names; all nodes if none has a GPU."""
+    """Return the hosts that have the GPUs named in the hosts file; all hosts if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)
     return [

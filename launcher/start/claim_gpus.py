@@ -1,7 +1,6 @@
-"""Claim an attempt's GPUs on all hosts.
+"""Claim an attempt's GPUs on all hosts, by the rules in engines.claims.
 
-The created nodes are the claim: every other launch reads their GPUs from their labels.
-The rules are in engines.claims.
+The created nodes are the claim: every other launch reads which GPUs they use from their labels.
 """
 
 import dataclasses
@@ -20,16 +19,16 @@ from ..terminal.console import Console
 from ..text import counted
 from .start_nodes import PlannedAttempt, create_nodes, remove_nodes
 
-LOOK_AGAIN = 0.2  # seconds until the next check of an undecided rival
+LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An attempt whose GPUs other runs use, or asked for earlier."""
+    """An attempt whose GPUs other runs are using or asked for earlier."""
 
     attempt: PlannedAttempt
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
-    choose_again: bool = False  # with --nodes: other hosts of the file may be free
+    choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free
 
 
 def create_unless_taken(
@@ -38,9 +37,9 @@ def create_unless_taken(
     record: Mapping[str, Any],
     console: Console,
 ) -> Refused | None:
-    """Create the nodes on all hosts, then look for rivals. If one comes first, remove all nodes.
+    """Create the nodes on all hosts, then look for rivals. Return None if no rival comes first.
 
-    user_env, record: see `create_nodes`.
+    Otherwise, remove all nodes and return Refused. user_env, record: see `create_nodes`.
     """
     try:
         with console.step(f"creating {counted(attempt.plan.nnodes, 'node')}"):
@@ -56,14 +55,14 @@ def create_unless_taken(
 
 
 def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
-    """Return an error for each rival ahead of us. Waits while it is undecided whether one is."""
+    """Return an error for each rival ahead of this run. Waits while rivals are undecided."""
     plan = attempt.plan
     wanted = {connection: plan.resources(own) for connection, own in attempt.plans.items()}
     sharing = [connection for connection in wanted if wanted[connection]]
     deadline = time.monotonic() + LEASE
 
     def rivals_after_cleanup(connection: HostConnection) -> list[NodeStatus]:
-        """Remove what launches that have died left on the host; return the other rivals there."""
+        """Remove what dead launches left on the host. Return the other rivals there."""
         listed = []
         for engine in engines_on(connection, plan.engine.name):
             for rival in rivals(plan.run_id, wanted[connection], engine.claims()):
@@ -93,7 +92,7 @@ def taken_by_rivals(
     ahead: Mapping[HostConnection, Sequence[NodeStatus]],
     wanted: Mapping[HostConnection, Collection[str]],
 ) -> list[DdpctlError]:
-    """Return an error per host and rival: which of `wanted` the rival has or waits for."""
+    """Return an error per host and rival that says which of `wanted` the rival has or awaits."""
     return [
         PreflightError(
             taken(wanted[connection], attempt.plans[connection].gpu_ids, rival),

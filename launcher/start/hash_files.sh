@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints a row for each regular file, each ended by NUL: `SIZE TIME ./PATH`, then, after an empty row,
-# `SHA256  ./PATH`. $1: run folder, $2: a folder in it. stdin: paths of files and folders, separated
-# by NUL
+# Prints a row ending in NUL for each regular file: first all rows `SIZE TIME ./PATH`, then an empty
+# row, then all rows `SHA256  ./PATH`. $1: run folder, $2: a folder in it. stdin: paths of files and
+# folders, separated by NUL
 cd "$1/$2" || exit 1
 paths=$(mktemp) && trap 'rm -f "$paths"' EXIT
 xargs -0 -r -I@ find ./@ -type f -print0 > "$paths"

@@ -18,19 +18,19 @@ from .run_attempt import run_attempt
 
 
 def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
-    """Return the request for a new run. Raises UsageError for a bad name or too many nodes."""
+    """Return the request for a new run. Raises UsageError for an invalid name or too many nodes."""
     if options.nodes and options.nodes > cluster.nnodes:
         what = f"--nodes {options.nodes}: {cluster.source} has {counted(cluster.nnodes, 'host')}"
-        raise UsageError(what, "ask for fewer")
+        raise UsageError(what, "ask for fewer nodes")
     if options.name and not NAME.fullmatch(options.name):
-        what = f"--name {quoted(options.name)}: not a name"
-        remedy = "use a-z, 0-9, `_`, `.` and `-`, at most 41 characters, a letter or digit first"
+        what = f"--name {quoted(options.name)}: not a valid name"
+        remedy = "use at most 41 of a-z, 0-9, `_`, `.` and `-`, starting with a letter or digit"
         raise UsageError(what, remedy)
     return Request(cluster, options, new_run_id(options.name))
 
 
 def launch_run(request: Request, console: Console) -> Outcome:
-    """Launch a new run."""
+    """Launch a new run, and return how it ended or how this command left it."""
     check_or_hint(request, console)
     return run_to_the_end(request, console)
 
@@ -44,7 +44,7 @@ def dry_run(request: Request, console: Console) -> Plan:
 
 
 def run_to_the_end(request: Request, console: Console) -> Outcome:
-    """Run an attempt and the restarts that the job allows. Then run --on-exit."""
+    """Run an attempt and the restarts that the job allows, then --on-exit. Return the outcome."""
     with ExitHook(request.folder, console) as hook:
         outcome = run_attempt(request, console)
         outcome = restart_until_done(request.folder, request.options, outcome, console)
@@ -55,6 +55,6 @@ def run_to_the_end(request: Request, console: Console) -> Outcome:
 
 
 def check_or_hint(request: Request, console: Console) -> None:
-    """Check the job's command, unless --no-check. Raises UsageError."""
+    """Check the job's command unless --no-check is set, and print a hint. Raises UsageError."""
     if request.options.check and (hint := check_command(request.cluster.job)):
         console.say(hint)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints, separated by NUL: the newest complete step, later damaged ones, all files.
+# Prints, separated by NUL: damaged steps after the newest complete one, that one, and all files.
 # $1: run folder
 cd "$1/checkpoints" 2>/dev/null || exit 0
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do

@@ -20,16 +20,16 @@ from ..ssh.script_files import load_script
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"
 MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
 PREPARE = load_script(__file__, "prepare_node.sh")
-GONE = 17  # exit code of PREPARE if a pushed tree is not there
+GONE = 17  # exit code of PREPARE if a pushed tree is missing
 
 
 def fill_folders(
     connection: HostConnection, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any]
 ) -> None:
-    """Create and fill the folders that the container mounts.
+    """Create and fill the folders that the node uses on its host.
 
-    documents: JSON for the node's control folder, by file name. Raises CommandFailed, for example if
-    there is no space or no permission, or the pushed code is gone.
+    documents: JSON values for the node's control folder, by file name. Raises CommandFailed, for
+    example without space or permission, or if the pushed code is gone.
     """
     place = node_plan.place
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
@@ -48,7 +48,7 @@ def fill_folders(
         timeout=120.0,
     )
     if done.code == GONE:
-        what = "another command has removed the pushed code or dataset meanwhile"
+        what = "another command has removed the pushed code or dataset in the meantime"
         raise CommandFailed(what, "start the run again", host=connection.name)
     remedy = f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there"
     done.expect(f"could not create {place.run_dir}", remedy, connection.name)
@@ -56,7 +56,7 @@ def fill_folders(
 
 @functools.cache
 def supervisor_file() -> bytes:
-    """Pack the supervisor into one file. Hosts run it with `python3 -I -S supervisor.pyz spec.json`.
+    """Return the supervisor as one zip file. Hosts run it with `python3 -I -S supervisor.pyz`.
 
     The same sources give the same bytes.
     """

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Moves received files into place, but never through a link. $1: run folder, $2: received files,
-# $3: where to keep the old ones, $4: the user id that job.user sets or "". stdin: paths of files
-# and folders, separated by NUL
+# Moves received files into place, but never through a link. $1: run folder, $2: folder of received
+# files, $3: folder for the replaced files, $4: the user id that job.user sets or "". stdin: paths
+# of files and folders, separated by NUL
 cd "$1/checkpoints" || exit 1
 if [ "${4:-0}" != 0 ] && [ "$4" != "$(id -u)" ]; then chmod -R a+rwX "$2"; fi
 # shellcheck disable=SC2016 # the inner shell expands them

@@ -1,8 +1,8 @@
 """Copy files of a run's checkpoints from one host to another, through this machine.
 
-Only regular files and their folders travel: the source lists them and sends their content. This
-machine checks both and writes the archive for the target itself. So what arrives is what was asked
-for, whatever the source sends.
+Only regular files and their folders are copied: the source lists them and sends their content. This
+machine checks both and writes the archive for the target itself. So the target receives only what
+was asked for, whatever the source sends.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from ..ssh.stream import Completed, Stream
 
 TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
 END_TIMEOUT = 60.0  # seconds without data, and for a command to end after its last data
-ARRIVING = ".arriving"  # the folder for them in the checkpoints
+ARRIVING = ".arriving"  # the folder in the checkpoints that receives the files
 HASH = load_script(__file__, "hash_files.sh")
 SEND = load_script(__file__, "send_files.sh")
 RECEIVE = load_script(__file__, "receive_files.sh")
@@ -34,13 +34,13 @@ LOOK_THERE = "look at `df -h` and the permissions there"
 
 @dataclass(frozen=True)
 class HostFolder:
-    """The folder of a run on a host."""
+    """A run's folder on a host."""
 
     connection: HostConnection
     run_dir: str
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
-        """Run a script with the run's folder as $1. Raises CommandFailed."""
+        """Run a script on the host, with the run's folder as $1. Raises CommandFailed."""
         done = self.connection.script(
             text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
         )
@@ -61,9 +61,10 @@ class PlainFile(NamedTuple):
 
 
 def listed_files(folder: HostFolder, below: str, paths: Sequence[bytes]) -> tuple[PlainFile, ...]:
-    """Return the regular files at and below `paths` in the folder `below`, sorted by path.
+    """Return the regular files at or below `paths`, sorted by path.
 
-    Skips rows that are malformed and paths that were not asked for.
+    below: the folder in the run's folder that `paths` are relative to. Skips malformed rows, and
+    paths that were not asked for. Raises CommandFailed.
     """
     rows = [*folder.script(HASH, below, stdin=b"".join(path + b"\0" for path in paths)).rows()]
     middle = rows.index(b"") if b"" in rows else 0
@@ -87,7 +88,7 @@ def copy_files(
 ) -> None:
     """Copy files and folders to the target's checkpoints, which change only once all have arrived.
 
-    aside: the folder among its checkpoints for the files that they replace. uid: see
+    aside: the folder in the target's checkpoints that keeps the replaced files. uid: see
     `fixed_uid`. Raises CommandFailed.
     """
     files = listed_files(source, "checkpoints", paths)
@@ -111,7 +112,7 @@ def _stream(source: HostFolder, target: HostFolder, files: Sequence[PlainFile]) 
         source.connection.open_script(SEND, source.run_dir) as sending,
         target.connection.open_script(RECEIVE, target.run_dir, ARRIVING) as receiving,
     ):
-        with contextlib.suppress(BrokenPipeError):  # it ended early, which shows below
+        with contextlib.suppress(BrokenPipeError):  # it ended early, which is handled below
             sending.write(b"".join(file.path + b"\0" for file in files), END_TIMEOUT)
             sending.close_stdin()
         try:
@@ -127,7 +128,7 @@ def _stream(source: HostFolder, target: HostFolder, files: Sequence[PlainFile]) 
 
 
 def _members(source: HostFolder, sending: Stream, files: Sequence[PlainFile]) -> Iterator[Member]:
-    """Yield the files with their content. Raises CommandFailed unless they are as listed."""
+    """Yield the files with their content. Raises CommandFailed if the content is not as listed."""
     size = sum(file.size for file in files)
     budget = Budget("`cat`", source.connection.name, size, END_TIMEOUT, slowest=SLOWEST)
     chunks, ahead = budget.chunks(sending), b""
@@ -144,7 +145,7 @@ def _members(source: HostFolder, sending: Stream, files: Sequence[PlainFile]) ->
             digest.update(block)
             yield block
         if missing or digest.hexdigest() != file.sha256:
-            printed = sending.stderr_tail().splitlines() or ["changed while it was sent"]
+            printed = sending.stderr_tail().splitlines() or ["changed while it was being sent"]
             path = PurePosixPath(file.path.decode(errors="replace"))
             raise source.failed(f"{path}: {printed[-1]}", "resume again")
 

@@ -1,4 +1,4 @@
-"""The steps before a start: check the hosts, push what they lack, make the plan. Nothing starts."""
+"""Prepare a start: check the hosts, push what they lack, and make the plan. Starts nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class HostSurvey:
     """What is known about the hosts of an attempt."""
 
     request: Request
-    connections: Sequence[HostConnection]  # this and `facts` in rank order
+    connections: Sequence[HostConnection]  # in rank order, as `facts` is
     facts: tuple[Facts, ...]
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
@@ -36,9 +36,10 @@ def check(
     spares: Sequence[HostConnection],
     console: Console,
 ) -> HostSurvey:
-    """Run the checks, or with --no-check only ask for facts. Print a line if there are warnings.
+    """Run the checks or, with --no-check, only gather the facts. Return the results.
 
-    Every problem of a spare is a warning. Raises Several with the failures of the hosts.
+    Prints how many warnings there are. Any problem with a spare is only a warning. Raises Several
+    with the failures of the hosts.
     """
     cluster, options = request.cluster, request.options
     if not options.check:
@@ -58,7 +59,7 @@ def check(
 
 
 def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console) -> PushResult:
-    """Push what the hosts and spares lack; with --no-push, verify that the hosts lack nothing."""
+    """Push what the hosts and spares lack. With --no-push, verify that the hosts lack nothing."""
     wants_push = survey.request.options.push
     step = "pushing what is missing" if wants_push else "checking what the hosts already have"
     with console.step(step):
@@ -72,7 +73,7 @@ def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console)
 
 
 def make_plan(survey: HostSurvey, pushed: PushResult, console: Console) -> Plan:
-    """Make the plan, after asking node 0 which ports other runs have reserved."""
+    """Return the plan. First asks node 0 which ports other runs have reserved."""
     request, first = survey.request, survey.connections[0]
     with console.step(f"asking {first.name} which ports are taken"):
         engine = request.cluster.job.engine
@@ -85,7 +86,7 @@ def make_plan(survey: HostSurvey, pushed: PushResult, console: Console) -> Plan:
         dataset_digest=pushed.report.dataset_digest,
         workdir_digest=pushed.report.workdir_digest,
         image_digest=pushed.report.image_digest,
-        # their runs may not be listening yet
+        # the runs that reserved them may not be listening yet
         used_ports=frozenset(int(s.master_port) for s in claims if s.alive and s.master_port),
         unreached=survey.unreached,
     )

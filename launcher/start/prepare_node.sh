@@ -1,11 +1,11 @@
 #!/bin/sh
 # Creates and fills the folders of a node. $1: run folder, $2: control folder, $3: digest of the
 # pushed code to copy or "", $4: the user id that job.user sets or "", $5: the cache folder or "",
-# $6: digest of the dataset or "". stdin: a tar stream with the control files. Exits with 17 if code or dataset
-# is not there.
+# $6: digest of the dataset or "". stdin: a tar stream with the control files. Exits with 17 if code
+# or dataset is missing.
 set -e
 run=$1 control=$2 code=${3:+$HOME/.ddpctl/workdirs/$3} uid=$4 cache=$5 data=${6:+$HOME/.ddpctl/datasets/$6}
-for tree in ${code:+"$code"} ${data:+"$data"}; do # Docker would create an empty dataset
+for tree in ${code:+"$code"} ${data:+"$data"}; do # if missing, Docker would create an empty folder
   touch -c "$tree" # so that nothing prunes it before the node uses it
   [ -d "$tree" ] || exit 17
 done
@@ -15,8 +15,8 @@ uname -n > "$control/host"
 umask 022
 mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"} ${cache:+"$cache"}
 if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}" 2>/dev/null; then
-  # Not hard links: a run that writes to a file would change it for all runs. Where the file system can
-  # (XFS, Btrfs), a copy shares the blocks of the pushed file until one of them changes.
+  # Not hard links: a run that writes to a file would change it for all runs. If the file system can
+  # (XFS, Btrfs), a copy shares the pushed file's blocks until one of the two changes.
   cp -a --reflink=auto "$code/." "$run/workspace/" 2>/dev/null || cp -a "$code/." "$run/workspace/"
   chmod -R u+w "$run/workspace"
 fi

@@ -1,7 +1,7 @@
 """The recorder: a process on the launching machine that takes care of a detached run.
 
-It waits in line for GPUs, keeps the logs, starts the restarts that job.max_restarts allows, and
-runs --on-exit and --on-event. `launcher.follow.detach` starts it.
+It waits in line for GPUs, records the logs, restarts the run as often as job.max_restarts allows,
+and runs --on-exit and --on-event. `launcher.follow.detach` starts it.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def record_run(folder: RunFolder, console: Console) -> Outcome:
-    """Take care of the run until it has ended for good."""
+    """Take care of the run until it has ended and will not be restarted. Return its outcome."""
     record, on_event = folder.load(), hooks.event_command(folder)
     options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
     if record.state is RunState.WAITING:
@@ -49,7 +49,7 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
 
 
 def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
-    """Return the request of a run that keeps its place in line."""
+    """Return the request for the newest attempt of a waiting run, which keeps its place in line."""
     attempt = record.attempt
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return Request(

@@ -14,27 +14,28 @@ from ..ssh.many import try_each
 from ..supervisor.failure_kinds import KINDS, Restart
 from ..text import counted
 
-# A host is to blame for these. After the second in one run, it is used only if no other is left.
+# Failures that are blamed on the host. After two in one run, it is used only if no other is left.
 BLAMING = ("gpu-failed", "network-cut", "host-lost", "stopped")
 Problems = Mapping[Host, DdpctlError]
 
 
 @dataclass(frozen=True)
 class NextHosts:
-    """cluster: for the next attempt. missing: problems of hosts that nothing can replace yet."""
+    """The hosts of the next attempt, which can start only if `missing` is empty."""
 
     cluster: Cluster
-    missing: tuple[DdpctlError, ...] = ()
+    missing: tuple[DdpctlError, ...] = ()  # problems of hosts for which there is no replacement
     notes: tuple[str, ...] = ()  # what changes, and why
 
 
 def replace_hosts(
     cluster: Cluster, nnodes: int, unusable: Problems, avoided: Problems, *, fewer: bool = False
 ) -> NextHosts:
-    """Replace hosts that are unusable or better avoided with spares. Pure.
+    """Return the next hosts, with spares in place of hosts that are unusable or to avoid. Pure.
 
-    nnodes: how many the user started the run with. fewer: without enough spares, go on with at least
-    job.min_nodes. Hosts that are left out become spares; replaced hosts are not used again.
+    nnodes: how many nodes the user started the run with. fewer: if spares run out, go on with fewer
+    hosts, but at least job.min_nodes. Hosts that are left out become spares; replaced hosts are not
+    used again.
     """
     fewest = cluster.job.min_nodes or nnodes
     spares = [host for host in cluster.spares if host not in unusable]
@@ -72,7 +73,7 @@ def replace_hosts(
 
 
 def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
-    """Return the hosts and spares that do not answer, whose engines do not, or that have lost a GPU."""
+    """Return the hosts and spares that do not answer, have no working engine or lost a GPU."""
 
     def look(connection: HostConnection) -> None:
         connection.connect()
@@ -91,7 +92,7 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
 
 
 def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
-    """Return the hosts to avoid, because they are to blame for earlier failures."""
+    """Return the hosts to avoid because they are to blame for failures, each with the reason."""
     problems = {}
     newest = record.restarts[-1] if record.restarts else None
     for host in (*cluster.hosts, *cluster.spares):
@@ -106,13 +107,13 @@ def hosts_to_avoid(record: RunRecord, cluster: Cluster) -> Problems:
 
 
 def broke_its_host(cause: str) -> bool:
-    """Return whether a failure of this kind would happen again on the same host."""
+    """Return whether a failure of this kind is expected to recur on the same host."""
     elsewhere = cause in KINDS and KINDS[cause].restart is Restart.ELSEWHERE
     return cause == "network-cut" or elsewhere
 
 
 def rejected_hosts(error: DdpctlError, hosts: Sequence[Host]) -> Problems:
-    """Return the hosts that are named in the error of an attempt, each with its own error."""
+    """Return the hosts that the error of an attempt names, each with its own error."""
     errors = error.errors if isinstance(error, Several) else (error,)
     problems: dict[Host, DdpctlError] = {}
     for each in errors:

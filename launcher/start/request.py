@@ -1,4 +1,4 @@
-"""The request for an attempt: the first one of a run or a later one."""
+"""The request for an attempt, whether it is the first attempt of a run or a later one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ..ssh.local import account_name
 
 @dataclass(frozen=True)
 class Request:
-    """An attempt that somebody wants to start."""
+    """An attempt that the user or a restart wants to start."""
 
     cluster: Cluster
     options: LaunchOptions
     run_id: str
     earlier: RunRecord | None = None  # the record of the attempts so far
     attempt: int = 1
-    former: tuple[Host, ...] = ()  # no longer used, but may have the run's checkpoints
+    former: tuple[Host, ...] = ()  # hosts no longer used that may have the run's checkpoints
     since: float | None = None  # when the run asked for its GPUs; None: it asks now. See Plan.since
-    until: float | None = None  # when it stops waiting, by this machine's clock
-    handed_over: bool = False  # by another process, which has reserved the attempt
-    notes: tuple[str, ...] = ()  # what the run's log says first
+    until: float | None = None  # when it stops waiting: unix seconds on this machine's clock
+    handed_over: bool = False  # whether another process has already reserved the attempt
+    notes: tuple[str, ...] = ()  # the first lines of the run's log
 
     @property
     def folder(self) -> RunFolder:
@@ -60,7 +60,7 @@ class Request:
         return dataclasses.replace(plan, notes=notes)
 
     def remember(self, plan: Plan) -> RunRecord:
-        """Record a PENDING attempt, its hosts file and its hooks on this machine."""
+        """Save a PENDING attempt, its hosts file and its hooks here. Return the new record."""
         record = new_record(plan, self.earlier)
         self.folder.keep_cluster(self.cluster)
         self.folder.save(record)
@@ -68,7 +68,7 @@ class Request:
         return record
 
     def on(self, connections: Sequence[HostConnection]) -> Request:
-        """Return this request for the hosts of `connections`. The others become spares."""
+        """Return this request with only the hosts of `connections`. The others become spares."""
         hosts = tuple(connection.host for connection in connections)
         spares = (*self.cluster.spares, *(h for h in self.cluster.hosts if h not in hosts))
         cluster = dataclasses.replace(self.cluster, hosts=hosts, spares=spares)

@@ -1,4 +1,4 @@
-"""Reserve an attempt on its hosts: only one of several commands starts it, and `kill` can cancel it."""
+"""Reserve an attempt on its hosts, so that only one command starts it and `kill` can cancel it."""
 
 import secrets
 from collections.abc import Sequence
@@ -17,17 +17,18 @@ REFUSED = 17  # exit code of RESERVE if another command was first, and of CANCEL
 
 @dataclass(frozen=True)
 class Reservation:
-    """One attempt of a run that a command is about to start, or to wait for. It is kept for good."""
+    """The reservation of an attempt that a command is about to start. It is never removed."""
 
     run_id: str
     attempt: int
-    handed_over: bool = False  # another process has taken it for this one
-    _token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this command
+    handed_over: bool = False  # whether another process has made the reservation for this one
+    _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
 
     def take(self, connections: Sequence[HostConnection], console: Console) -> None:
-        """Reserve the attempt. A second call has no effect. Raises UsageError if another was first.
+        """Reserve the attempt. A second call has no effect.
 
         The first host that answers decides: all commands for a run ask its hosts in the same order.
+        Raises UsageError if another command was first.
         """
         if self.handed_over:
             return
@@ -41,7 +42,7 @@ class Reservation:
         connection, done = next(iter(answers.items()))
         if done.code == REFUSED:
             raise UsageError(
-                f"attempt {self.attempt} was already started, by another command or from another machine",
+                f"attempt {self.attempt} was already started by another command or machine",
                 "run `ddpctl ps HOSTS` to see it",
                 host=connection.name,
             )
@@ -51,9 +52,9 @@ class Reservation:
     def raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
         """Raise RunKilled if `kill` has cancelled the attempt on one of these hosts.
 
-        Call this when the run has nodes or tickets there, and before it relies on them. `kill` marks the
-        reservation first and then looks for nodes and tickets. So either it sees them, or this call
-        sees the mark.
+        Call this after the run's nodes or tickets are created, and before relying on them. `kill`
+        marks the reservation first and then looks for nodes and tickets. So either `kill` sees
+        them, or this call sees the mark.
         """
         arguments = self.run_id, str(self.attempt)
         answers, _ = try_each(

@@ -1,7 +1,7 @@
-"""Restarts by the launcher: whether to start another attempt after a failure, when, and on which hosts.
+"""Restarts by the launcher: whether, when and on which hosts to start an attempt after a failure.
 
 The supervisors restart a run in place as long as its hosts are alive (launcher/supervisor). The
-launcher handles what they cannot: for example, a host or a container was lost.
+launcher handles failures that they cannot, such as a lost host or container.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
 from .waiting_line import Tickets, tickets_kept_for_restart
 
-# seconds before a restart, by the number of restarts in a row that brought no new checkpoint
+# seconds to wait before a restart, by how many restarts in a row produced no new checkpoint
 BACKOFF = (2.0, 10.0, 30.0)
-PATIENCE = (10.0, 30.0, 60.0)  # seconds until the next look at hosts that are missing
+PATIENCE = (10.0, 30.0, 60.0)  # seconds to wait before each new look at missing hosts
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
 
 
 def restart_until_done(
     folder: RunFolder, options: LaunchOptions, outcome: Outcome, console: Console
 ) -> Outcome:
-    """Restart a run that has failed as often as the job allows. Return the last outcome."""
+    """If the run failed, restart it as often as the job allows. Return the last outcome."""
     while outcome.state is RunState.FAILED:
         try:
             record = folder.load()
@@ -62,7 +62,7 @@ def restart_until_done(
             record = folder.load()
             record.attempt.state = RunState.CANCELLED
             folder.try_save(record, console)
-            console.say(f"run {folder.run_id} was killed while it restarted")
+            console.say(f"run {folder.run_id} was killed while it was restarting")
             again = Outcome(RunState.CANCELLED)
         if again is None:
             break
@@ -73,7 +73,7 @@ def restart_until_done(
 def restart(base: Request, record: RunRecord, console: Console) -> Outcome | None:
     """Start the next attempt after a pause, and follow it. Return None if the run is not restarted.
 
-    Raises RunKilled.
+    Raises RunKilled if `kill` stops the run before it has restarted.
     """
     folder, most, failure = base.folder, base.cluster.job.max_restarts, record.attempt.first_failure
     why = record.why_not_restarted(most, saved=True)
@@ -100,9 +100,10 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
 def start_somewhere(
     base: Request, avoided: Problems, tickets: Tickets | None, console: Console
 ) -> Outcome | None:
-    """Start the next attempt on hosts that can run it, and follow it. None if there are too few.
+    """Start the next attempt on hosts that can run it, and follow it. Return None if too few can.
 
-    A host that does not pass the checks, or that another run has taken, is replaced like a lost one.
+    A host that fails the checks, or whose GPUs another run has taken, is replaced like a lost host.
+    avoided: the hosts to use only if there are no others.
     """
     assert base.earlier is not None
     nnodes, folder = len(base.earlier.by_hand.nodes), base.folder
@@ -138,12 +139,12 @@ def start_somewhere(
 
 
 def request_for(choice: NextHosts, base: Request, unusable: Problems, console: Console) -> Request:
-    """Return the request for an attempt on the chosen hosts."""
+    """Return the request for an attempt on the chosen hosts, and print why they were chosen."""
     for note in choice.notes:
         console.say(note)
     hosts, record = choice.cluster.hosts, base.folder.load()
     options = base.options
-    if choice.cluster.spares:  # another host is better than to wait in line
+    if choice.cluster.spares:  # using another host is better than waiting in line
         options = dataclasses.replace(options, wait=None)
     return dataclasses.replace(
         base,
@@ -151,7 +152,7 @@ def request_for(choice: NextHosts, base: Request, unusable: Problems, console: C
         options=options,
         earlier=record,
         attempt=record.attempt.number + 1,
-        # no longer used but reachable, so they may have checkpoints
+        # hosts that are no longer used, but are reachable and may have checkpoints
         former=tuple(h for h in base.cluster.hosts if h not in hosts and h not in unusable),
         notes=choice.notes,
     )
@@ -160,7 +161,7 @@ def request_for(choice: NextHosts, base: Request, unusable: Problems, console: C
 def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
     """Return a request that repeats the newest attempt and may use all hosts of the run.
 
-    Raises UsageError or OSError if this machine does not know its hosts anymore.
+    Raises UsageError or OSError if this machine's record of the hosts is gone.
     """
     options = dataclasses.replace(options, by="restart", detach=False, nodes=None)
     number, since = record.attempt.number, record.attempt.waiting_since
@@ -171,9 +172,9 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 def tickets_held_while_followed(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
-    """Keep the claim on a run's GPUs after its nodes have ended, if it may restart."""
+    """Context manager: if the run may restart, keep its claim on the GPUs after its nodes end."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(UsageError, OSError, RunKilled):  # then it does not restart
+        with contextlib.suppress(UsageError, OSError, RunKilled):  # in these cases, no restart
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_held(base))):
@@ -183,9 +184,9 @@ def tickets_held_while_followed(
 
 @contextlib.contextmanager
 def tickets_held(base: Request) -> Iterator[Tickets | None]:
-    """Keep the claim on the GPUs of a run that may restart. Yield None if no host answers.
+    """Context manager: hold tickets for the GPUs of a run that may restart, and yield them.
 
-    Raises RunKilled if the run was killed.
+    Yields None if no host answers. Raises RunKilled if the run was killed.
     """
     silent = base.earlier.pending_stop if base.earlier else []
     with connected([host for host in base.cluster.hosts if host.name not in silent]) as connections:
@@ -206,7 +207,7 @@ def tickets_held(base: Request) -> Iterator[Tickets | None]:
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
-    """Return whether a checkpoint was saved since the last start, on any host that answers."""
+    """Return whether any host that answers has a checkpoint saved since the last start."""
     step = console.step("looking for new checkpoints")
     with newest_attempt(folder, console, record) as attempt, step:
 
@@ -220,5 +221,5 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
             if connection.name in record.pending_stop
         ]
         others = [connection for connection in attempt.connections if connection not in silent]
-        # a lost host costs the time-out of a connection
+        # last, because a lost host costs a connection timeout
         return any(any(try_each(connections, look)[0].values()) for connections in (others, silent))

@@ -30,7 +30,10 @@ def resume(
     on_event: str | None = None,
     force: bool = False,
 ) -> Outcome:
-    """Resume a run. Refuses a live run and, without force, a successful one."""
+    """Resume a run, and return its outcome.
+
+    Raises UsageError if the run is live or, without `force`, has succeeded.
+    """
     folder = the_run(target, hosts, console)
     record, before = folder.load(), folder.kept_cluster(job_files=hosts is None)
     if record.state is RunState.SUCCEEDED and not force:
@@ -54,7 +57,7 @@ def resume(
 
 
 def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the folder of the run: this machine's record, else one made from the hosts' reports."""
+    """Return the run's folder. Without a record of it here, make one from the hosts' reports."""
     if hosts is not None and not names_hosts(target):
         with contextlib.suppress(UsageError):  # not recorded here; the hosts may still know it
             return find_run(target)
@@ -62,10 +65,13 @@ def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolde
 
 
 def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Cluster:
-    """Return the user's cluster and job for another machine's run: hosts do not report commands."""
+    """Return the cluster in the user's `file`, for a run of another machine.
+
+    The command is that of `file`, as hosts do not report it. Raises UsageError if `file` is None.
+    """
     if file is None:
         raise UsageError(
-            f"{record.run_id} was started on another machine, so its command is not known here",
+            f"{record.run_id} was started on another machine, so its command is not recorded here",
             f"run `ddpctl resume {record.run_id} --hosts HOSTS`, which uses the command in HOSTS",
         )
     cluster = load(file)
@@ -76,7 +82,7 @@ def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Clu
 def require_environment(record: RunRecord, cluster: Cluster) -> None:
     """Raise UsageError if a variable that the run was launched with has no value here."""
     if missing := set(record.env_names) - set(user_env(cluster.job)):
-        what = f"this machine does not know the values of {', '.join(sorted(missing))}"
+        what = f"this machine does not have the values of {', '.join(sorted(missing))}"
         remedy = "set them under job.env in a hosts file, and pass it with --hosts"
         raise UsageError(f"{record.run_id}: {what}", remedy)
 
@@ -97,11 +103,11 @@ def next_attempt(
 ) -> tuple[RunRecord, int]:
     """Return the record of the attempts so far, and the number of the next one.
 
-    Another machine may have resumed the run meanwhile, so the hosts are asked too. Raises UsageError
-    if the run is live or, without force, if its newest attempt succeeded.
+    Another machine may have resumed the run since then, so the hosts are asked too. Raises
+    UsageError if the run is live or, without `force`, if its newest attempt succeeded.
     """
     hosts, run_id = (*cluster.hosts, *former), own.run_id
-    step = f"asking {counted(len(hosts), 'host')} for the run"
+    step = f"asking {counted(len(hosts), 'host')} about the run"
     with connected(hosts) as connections, console.step(step):
         statuses, _ = list_nodes(connections, cluster, run_id)
         reports, _ = reported_nodes(connections, run_id)
@@ -121,10 +127,10 @@ def next_attempt(
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
-    """Return the hosts of `now` with the job of `before`, overridden by that of `now`.
+    """Return the hosts of `now` with the job of `before`, updated with the job of `now`.
 
-    Only values other than the default override. The run keeps its command, because another command
-    would be another run.
+    Values of `now` replace earlier ones unless they are defaults. The command stays, because a
+    different command would be a different run.
     """
     default = vars(Job())
     given = {key: value for key, value in vars(now.job).items() if value != default[key]}
@@ -133,7 +139,7 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
 
 
 def changes(before: Cluster, now: Cluster) -> str:
-    """Describe the differences: `adds gpu5, leaves out gpu[2-3], changes job.image`. Pure."""
+    """Return the differences as text: `adds gpu5, leaves out gpu[2-3], changes job.image`. Pure."""
     old, new = ([host.name for host in each.hosts] for each in (before, now))
     added, removed = ([n for n in a if n not in b] for a, b in ((new, old), (old, new)))
     kept = [[name for name in each if name in old and name in new] for each in (old, new)]

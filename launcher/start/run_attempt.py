@@ -1,4 +1,4 @@
-"""One attempt of a run: check, push, plan, claim, start, follow."""
+"""Run one attempt: check, push, plan, claim GPUs, start and follow."""
 
 import contextlib
 import dataclasses
@@ -27,17 +27,17 @@ from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
 from .waiting_line import PlaceInLine, Tickets, tickets_kept_for_restart
 
-SHORTEST = 0.1  # seconds; shorter steps are not listed in the summary of a start
+SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
 
 def run_attempt(
     request: Request, console: Console, restart_tickets: Tickets | None = None
 ) -> Outcome:
-    """Start the attempt on every node, wait in line first if asked to, and follow it to its end.
+    """Start the attempt on all nodes, after waiting in line if asked to, and follow it to its end.
 
-    restart_tickets: held by a run that restarts.
+    restart_tickets: the tickets that a restarting run holds.
     """
-    # checked, and sent what they lack, so that a later restart can use them at once
+    # prepare spares too, so that a later restart can use them at once
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
     reservation = Reservation(request.run_id, request.attempt, request.handed_over)
     with (
@@ -55,7 +55,7 @@ def run_attempt(
             result = try_to_run(request, connections, spares, line, hook)
             if isinstance(result, Outcome):
                 return result
-            # it keeps the time of its request, and so its turn
+            # keep the time of the first request, and so the run's turn
             request = dataclasses.replace(request, since=result.attempt.plan.since)
             if outcome := line.wait(result):
                 return outcome
@@ -68,7 +68,7 @@ def try_to_run(
     line: PlaceInLine,
     hook: EventHook,
 ) -> Outcome | Refused:
-    """Give the hosts what they lack, claim the GPUs, start all nodes or none, and follow the run.
+    """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
 
     Return Refused if other runs come first.
     """
@@ -88,15 +88,13 @@ def try_to_run(
         distribute_checkpoint(chosen, line.former, request.earlier, plan, console)
     attempt, variables = PlannedAttempt(plan, chosen), user_env(request.cluster.job)
     line.raise_if_killed()
-    # signals wait until `follow` handles them, so that nothing is left half done
+    # hold signals until `follow` handles them, so that nothing is left half done
     with line.interrupts.held():
         if refused := create_unless_taken(attempt, variables, for_hosts(record), console):
             return dataclasses.replace(refused, choose_again=len(chosen) < len(connections))
         start(attempt, reservation, console)
         started = record_start(attempt, survey, record, hook, console)
-        line.leave(
-            attempt
-        )  # a run that may restart takes new tickets, for as long as it is followed
+        line.leave(attempt)  # if the run may restart, it takes new tickets below
         if request.options.detach:
             hook.close()
             return detach.detach(folder, RunState.RUNNING, console)
@@ -106,7 +104,7 @@ def try_to_run(
 
 @contextlib.contextmanager
 def failed_start_recorded(request: Request, hook: EventHook, console: Console) -> Iterator[None]:
-    """If the block fails, record the end of an attempt that has not started."""
+    """Context manager: if the block fails before the attempt has started, record the failure."""
     try:
         yield
     except BaseException as error:
@@ -122,7 +120,7 @@ def failed_start_recorded(request: Request, hook: EventHook, console: Console) -
 
 
 def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -> None:
-    """Start all nodes or none. Raises RunKilled after a `kill`."""
+    """Start all nodes or none. Raises RunKilled if `kill` has cancelled the attempt."""
     try:
         with console.step("asking whether the run was killed"):
             reservation.raise_if_killed(attempt.connections)
@@ -132,7 +130,7 @@ def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -
         raise
     except BaseException:
         remove_nodes(attempt, console)
-        # the real reason may be a kill that removed a node just before its start
+        # the cause may be that `kill` removed a node just before its start
         reservation.raise_if_killed(attempt.connections)
         raise
 
@@ -144,7 +142,7 @@ def record_start(
     hook: EventHook,
     console: Console,
 ) -> StartedRun:
-    """Record, print and report that the attempt has started."""
+    """Record and print that the attempt has started, call the hook, and return the started run."""
     plan, entry, folder = attempt.plan, record.attempt, survey.request.folder
     entry.state, entry.started = RunState.RUNNING, timestamp()
     for node in entry.nodes:
@@ -163,7 +161,7 @@ def record_start(
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
-    """Print which digests differ from the previous attempt."""
+    """Print a line for each digest that differs from that of the previous attempt."""
     packages = "image" if plan.engine.in_container else "set of packages"
     for what, before, now in (
         (packages, earlier.image_digest, plan.image_digest),
@@ -176,7 +174,7 @@ def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
 
 
 def where_time_went(steps: Sequence[tuple[str, float]]) -> str:
-    """Summarize the steps of a start, given as (name, seconds). Return "" for a quick start."""
+    """Return a summary of the steps, given as (name, seconds); "" for a quick start."""
     total = sum(seconds for _, seconds in steps)
     if total < QUIET_BEFORE:
         return ""

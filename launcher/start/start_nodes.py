@@ -23,7 +23,7 @@ UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training 
 
 @dataclass(frozen=True)
 class PlannedAttempt:
-    """A plan, and the connections to its hosts in rank order."""
+    """A plan with the connections to its hosts, in rank order."""
 
     plan: Plan
     connections: Sequence[HostConnection]
@@ -34,7 +34,7 @@ class PlannedAttempt:
 
     @cached_property
     def running(self) -> RunningAttempt:
-        """The attempt as its followers see it: each node with its engine and its place."""
+        """The attempt in the form that followers use: each node with its engine and place."""
         name = self.plan.engine.name
         members = (RunningNode(n, engine_of(n, name), own.place) for n, own in self.plans.items())
         return RunningAttempt(tuple(members))
@@ -43,7 +43,7 @@ class PlannedAttempt:
         return self.running.by_connection[connection].engine
 
     def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
-        """Return this node of every attempt, without the tickets: the run may go on waiting."""
+        """Return this node's status in each attempt, without tickets, which a waiting run keeps."""
         listed = self.engine(connection).list(self.plan.run_id)
         rank = self.plans[connection].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
@@ -52,9 +52,9 @@ class PlannedAttempt:
 def create_nodes(
     attempt: PlannedAttempt, user_env: Mapping[str, str], record: Mapping[str, Any]
 ) -> None:
-    """Fill the folders and create the nodes on all hosts, without starting them.
+    """Create the nodes and fill their folders on all hosts, without starting the nodes.
 
-    user_env: the variables that the user sets; may be secret. record: run.json, for the hosts to keep.
+    user_env: the variables that the user sets, which may be secret. record: run.json for the hosts.
     """
     plan, token = attempt.plan, secrets.token_hex(32)
 
@@ -72,7 +72,7 @@ def create_nodes(
 
 
 def start_nodes(attempt: PlannedAttempt, console: Console) -> None:
-    """Start the nodes that `create_nodes` has created."""
+    """Start the nodes that `create_nodes` created. Raises NodesFailed if one does not start."""
     with console.step(f"starting {counted(attempt.plan.nnodes, 'node')}"):
         each_node(
             attempt.connections,
@@ -81,9 +81,9 @@ def start_nodes(attempt: PlannedAttempt, console: Console) -> None:
 
 
 def remove_nodes(attempt: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
-    """Stop and remove the nodes of this attempt. folders: its folders too, as if it had never existed.
+    """Stop and remove the nodes of this attempt. If that fails, `kill` finds them by their labels.
 
-    If a node cannot be removed now, `kill` finds it by its labels.
+    folders: also delete the attempt's control folders, as if the attempt had never existed.
     """
 
     def remove(connection: HostConnection) -> None:

@@ -1,9 +1,9 @@
-"""A run's place in line for GPUs: `launch --wait`, and what a run keeps between its attempts.
+"""A run's place in line for GPUs, with `launch --wait` or between the attempts of a run.
 
-A ticket is what a run leaves on each of its hosts while it waits in line, or may restart. It stops
-later launches, and `ps` shows it. It expires unless it is renewed, so it does not outlive its launch
-for long. A run that may restart also holds tickets, so that no GPU becomes free when a node ends.
-`kill` removes the tickets and cancels the run's reservation.
+A run leaves a ticket on each of its hosts while it waits in line. The ticket holds back later
+launches, and `ps` shows it. It expires unless it is renewed, so it does not outlive its launch for
+long. A run that may restart also holds tickets, so that its GPUs do not become free when a node
+ends. `kill` removes the tickets and cancels the run's reservation.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt
 
-RENEW = LEASE / 3  # age in seconds at which a ticket is renewed
-KEEP = LEASE / 6  # seconds between looks at tickets that nothing waits for
+RENEW = LEASE / 3  # the age in seconds at which a ticket is renewed
+KEEP = LEASE / 6  # seconds between renewals in the background
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
 Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]
@@ -41,19 +41,19 @@ WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
 class Tickets:
-    """The tickets of one run on the hosts that it may use."""
+    """One run's tickets on the hosts that it may use."""
 
     def __init__(self, attempt: PlannedAttempt, reservation: Reservation) -> None:
-        """attempt: uses all these hosts. reservation: `kill` cancels it with the tickets."""
+        """attempt: the tickets' hosts and labels. reservation: what `kill` cancels with them."""
         self.attempt, self._reservation = attempt, reservation
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
 
     def join(self) -> None:
-        """Take a place in line, and keep it until `close`. Does nothing if it has one already.
+        """Take a place in line, and keep it until `close`. Does nothing if the run has one already.
 
-        Raises RunKilled if the run was killed.
+        Raises NodesFailed if no host takes a ticket, and RunKilled if the run was killed.
         """
         if self._keeper:
             return
@@ -69,15 +69,15 @@ class Tickets:
             raise
 
     def close(self) -> None:
-        """Remove the tickets, including those of an earlier waiting process, unless abandoned."""
+        """Remove the run's tickets, unless they were abandoned."""
         if not self._closed.is_set():
             self._closed.set()
             with self._lock:
-                # those of earlier attempts, too, whose node ranks may differ
+                # including those of an earlier process or attempt, with other node ranks
                 remove_tickets(self.attempt.connections, self.attempt.plan)
 
     def abandon(self) -> None:
-        """Leave the tickets for another process, which must renew them before they expire."""
+        """Leave the tickets to another process, which must renew them before they expire."""
         self._closed.set()
 
     def raise_if_killed(self) -> None:
@@ -94,7 +94,7 @@ class Tickets:
                 return
 
     def renew(self) -> Claims:
-        """Replace this run's tickets that are old or gone. Return what `list_claims` does.
+        """Replace those of the run's tickets that are old or gone. Return what `list_claims` does.
 
         Raises RunKilled if a ticket was replaced although the run was killed.
         """
@@ -130,8 +130,8 @@ class Tickets:
 class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     """A run's place in line, from the first refusal until the run starts or this command ends.
 
-    Use it in a `with` statement: at its end, the run leaves the line, unless another process has
-    taken over its place.
+    Use it in a `with` statement. At the end of the block, the run leaves the line, unless another
+    process has taken over its place.
     """
 
     request: Request
@@ -139,7 +139,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     former: Sequence[HostConnection]  # the run's earlier hosts
     interrupts: Interrupts
     console: Console
-    restart_tickets: Tickets | None  # of a run that restarts; they stay if it does not start
+    restart_tickets: Tickets | None  # those of a restarting run; they stay if it does not start
     _tickets: Tickets | None = None
     _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -152,9 +152,10 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         self._lock.close()
 
     def wait(self, refused: Refused) -> Outcome | None:
-        """Wait for this run's turn, then return None; or return how this command leaves the run.
+        """Wait for this run's turn, then return None; or an Outcome if this command stops waiting.
 
-        Raises PreflightError without --wait or after its limit, and RunKilled after a `kill`.
+        Raises Several without --wait or after its limit, RunKilled if the run was killed, and
+        KeyboardInterrupt if a signal ends it.
         """
         request, limit = self.request, self.request.options.wait
         if limit is None:
@@ -182,7 +183,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         return Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
 
     def raise_if_killed(self) -> None:
-        """Raise RunKilled if a run that restarts was killed."""
+        """Raise RunKilled if this is a restarting run that was killed."""
         if self.restart_tickets:
             with self.console.step("asking whether the run was killed"):
                 self.restart_tickets.raise_if_killed()
@@ -192,14 +193,14 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         for tickets in (self.restart_tickets, self._tickets):
             if tickets:
                 tickets.close()
-        # an earlier process may have waited, or followed the run
+        # a process that waited for or followed the run earlier may have left tickets
         if self.request.since is not None:
             remove_tickets([*attempt.connections, *self.former], attempt.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
-        """Wait until enough hosts have no rival ahead. Return None, or a signal that arrived.
+        """Wait until enough hosts have no rival ahead. Return None, or the number of a signal.
 
-        printed: lines already printed. Raises Several after the limit.
+        printed: the reasons that were already printed. Raises Several after the limit.
         """
         needed = self.request.options.nodes or self.request.cluster.nnodes
         with self.interrupts.held():
@@ -233,7 +234,7 @@ def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
 
 
 def list_claims(attempt: PlannedAttempt) -> Claims:
-    """Return the nodes and tickets of all runs on each host, and the errors of silent hosts."""
+    """Return all runs' nodes and tickets by host, and the errors of hosts that did not answer."""
     name = attempt.plan.engine.name
     return try_each(
         attempt.connections, lambda n: [s for e in engines_on(n, name) for s in e.claims()]
@@ -245,9 +246,9 @@ def in_the_way(
     listed: Mapping[HostConnection, Sequence[NodeStatus]],
     failures: Mapping[HostConnection, DdpctlError],
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals that are ahead or undecided, by host, and an error for each of them.
+    """Return the rivals ahead or undecided, by host, and an error for each of them plus `failures`.
 
-    A port that the plan has chosen does not count: the next plan chooses another one.
+    A master port that the plan chose itself does not count, because the next plan chooses another.
     """
     plan = attempt.plan
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
@@ -262,7 +263,7 @@ def in_the_way(
 
 
 def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:
-    """Remove the run's tickets on these hosts. On a host that does not answer, they expire."""
+    """Remove the run's tickets from these hosts. On a host that does not answer, they expire."""
 
     def remove(connection: HostConnection) -> None:
         for engine in engines_on(connection, plan.engine.name):
@@ -277,7 +278,7 @@ def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:
 def tickets_kept_for_restart(
     tickets: Tickets, folder: RunFolder, console: Console
 ) -> Iterator[None]:
-    """Also hold tickets while somebody follows a run, if the launcher may restart it.
+    """Context manager: hold tickets while a run is followed, if the launcher may restart it.
 
     They stay if the run goes on or restarts, because another process then renews them.
     """

@@ -99,7 +99,7 @@ def clean(
         if removed:
             with console.step(f"looking again on {counted(len(to_remove), 'host')}"):
                 to_remove = without_new_runs(to_remove, leaders, cluster, console)
-            with console.step(f"removing them from {counted(len(to_remove), 'host')}"):
+            with console.step(f"removing traces from {counted(len(to_remove), 'host')}"):
                 remove(machines, traces, leaders, cluster, to_remove, console)
                 after, failures = try_each(
                     machines, lambda connection: look(connection, leaders, cluster)

@@ -79,7 +79,7 @@ def prune(
             own |= converted_file(cluster.job.image)
     except OSError as error:
         what = f"cannot read the job's folders: {error}; nothing was deleted"
-        raise PushFailed(what, "make them readable", host="this machine") from None
+        raise PushFailed(what, "make the folders readable", host="this machine") from None
 
     def look(connection: HostConnection) -> tuple[Inventory, set[str]]:
         """Return a host's inventory, and the digests of the trees that its runs use."""

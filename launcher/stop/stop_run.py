@@ -25,7 +25,7 @@ class Stopped:
     """The result of a stop on one host.
 
     ended: the nodes that were stopped and removed. remaining: the names of nodes that are left.
-    orphans: the pids of processes of the run that are left. others: nodes with the run's id that
+    orphans: the pids of the run's processes that are left. others: nodes with the run's id that
     belong to another user and were left alone.
     """
 
@@ -110,7 +110,7 @@ class Stop:
             engine.remove(status)
 
     def _look_again(self, engine: Engine) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """List the nodes again, after ending those that the launch created before it saw the mark."""
+        """End nodes that were created before the launch saw the mark. Return a final `list_all`."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
         if late:
@@ -125,7 +125,7 @@ class Stop:
         ]
 
     def _wait_for_orphans(self, connection: HostConnection) -> list[int]:
-        """Return the run's processes that are still there after ORPHAN_TIMEOUT, by pid."""
+        """Return the pids of the run's processes that are still there after ORPHAN_TIMEOUT."""
         deadline = time.monotonic() + ORPHAN_TIMEOUT
         while (orphans := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)

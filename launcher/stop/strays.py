@@ -46,7 +46,7 @@ class RunTraces:
 
     statuses: Sequence[NodeStatus]
     processes: Sequence[RunProcess]
-    gpu_mib: Mapping[int, int]  # by pid
+    gpu_mib: Mapping[int, int]  # GPU memory in use, by pid
 
 
 def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool) -> Exit:

@@ -420,7 +420,7 @@ def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
 
     cluster = between_attempts(kill)
     code, _, err = cluster.launch()
-    assert code == 7 and "was killed while it restarted" in err
+    assert code == 7 and "was killed while it was restarting" in err
     assert (cluster.record["state"], cluster.nodes, cluster.tickets) == ("CANCELLED", [], [])
 
 

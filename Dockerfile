@@ -1,5 +1,5 @@
-# Any base with Python and torch works; the trainer is one small layer on top, and the build needs no
-# network when the base is here:
+# Any base with Python and torch works. The trainer is one small layer on top of it, and the build needs no
+# network if the base is already here:
 #   docker build -t ddpctl-trainer .
 #   docker build -t ddpctl-trainer --build-arg BASE_IMAGE=ddpctl-cpu-base .
 ARG BASE_IMAGE=pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime

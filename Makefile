@@ -1,28 +1,28 @@
 # make demo    train on two nodes of this machine: no Docker, no SSH, no root; sets itself up
-# make test    every test, the simulated cluster's too; says what it would install as root, and does so only in CI or
-#              with DDPCTL_SETUP=yes
+# make test    all tests, including those on the simulated cluster; prints what it would install as root, and installs it
+#              only in CI or with DDPCTL_SETUP=yes
 # make unit    the launcher's tests without torch, sshd or an engine: seconds
-# make fast    unit, the launcher's slower tests, and those that need torch or a local sshd
+# make fast    the tests of unit, the launcher's slower tests, and those that need torch or a local sshd
 # make box     three simulated hosts in containers with all capabilities except SYS_RESOURCE: train across them, exit with
 #              the verdict; needs a Docker Engine (DDPCTL_SETUP=yes installs Debian's as root) and puts the compose plugin
 #              into ~/.docker
 # make gpu     the tests that need a GPU, and the benchmark rows; under ten minutes on one GPU
 # make bench   every benchmark, one after the other: hours; `make bench-launch` is one of them
 # make check   lint, format, types, layers, shell scripts
-# make wheels  build the wheel and the sdist, install them in clean environments of every Python here, and try them
-# make image   build the trainer's image, ddpctl-trainer:latest, which `job.image` defaults to
+# make wheels  build the wheel and the sdist, install them in clean environments with every Python here, and try them
+# make image   build the trainer's image, ddpctl-trainer:latest, the default of `job.image`
 # make docs    build the docs site into site/; a broken link is an error
 
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
-# each process starts with neighboring tests, which share fixtures, and takes tests from the others at the end
+# each process starts with adjacent tests, which share fixtures, and takes over tests from the others at the end
 FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
 BENCHES = bench-blows bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale \
   bench-slow bench-trainer
 export VENV
-# where it is set, as in many images, every process that a test starts would compile the launcher again
+# if it were set, as in many images, every process that a test starts would compile the launcher again
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test unit fast gpu box check wheels docs bench $(BENCHES) image clean
@@ -34,8 +34,8 @@ demo:
 test:
 	@scripts/venv test
 	@scripts/test-setup programs
-	@# the images are built beside the first half; the second half runs even if the first fails;
-	@# each process of the second half has a cluster; without an engine, test-setup has said that it is skipped
+	@# the images are built during the first half; the second half runs even if the first fails;
+	@# each process of the second half has a cluster; test-setup reports if it is skipped for want of an engine
 	@scripts/test-setup images & images=$$!; \
 	$(FAST) $(ARGS); fast=$$?; wait $$images || exit; \
 	docker info >/dev/null 2>&1 || exit $$fast; \

@@ -1,10 +1,10 @@
-"""Random blows, one after the other, against one run that restarts until it has done all its steps.
+"""Inflict random blows, one after the other, on a run that restarts until it has done all its steps.
 
     python -m benchmarks.blows [--blows 30] [--seed 1] [--write]
 
 On the simulated cluster, three hosts and a spare, with a stand-in for one GPU each. A blow kills, stops or
 cuts off a rank, torchrun, a supervisor, a container, an engine, a host, or puts the launching machine to
-sleep; what it broke outside the run is repaired after some seconds, as an administrator would. The next
+sleep; what it broke outside the run is repaired after some seconds, as by an administrator. The next
 blow comes after the next checkpoint, or now and then before it. All the while, another launching machine
 tries to start a run on the GPU of one of the run's hosts.
 """
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
 from cluster import DOCKER, TRAINER_IMAGE, Cluster, Home, until
 
 TITLE = "Random blows"
-STEPS_BETWEEN = 60  # from one blow to the next, on average; the run has so many steps for each
+STEPS_BETWEEN = 60  # from one blow to the next, on average; the run has this many steps per blow
 PAUSE = 0.05  # seconds of a step
 HEAD = """\
 Three simulated hosts x 1 rank and a spare, `max_restarts: 40`, `min_nodes: 2`. Blows at random: {blows}.
@@ -87,7 +87,7 @@ SUPERVISOR = r"^[^ ]*python3 -I -S .*supervisor.pyz"
 
 @dataclass
 class Trial:
-    """One run under blows. process: the launcher that follows it."""
+    """A run under blows. process: the launcher that follows the run."""
 
     cluster: Cluster
     home: Home
@@ -96,7 +96,7 @@ class Trial:
     steps: int
     process: object = None
     doubles: set[str] = field(default_factory=set)  # hosts that had containers of two runs at once
-    refused: int = 0  # launches of the other machine
+    refused: int = 0  # launches by the other machine that were refused
     intruded: list[str] = field(default_factory=list)  # hosts where such a launch got a GPU
 
     def launch(self) -> None:
@@ -130,7 +130,7 @@ class Trial:
         return [node["host"] for node in self.home.record()["attempts"][-1]["nodes"]]
 
     def signal(self, name: str, pattern: str) -> str:
-        """Send a signal to one such process on a random host of the run. Return which."""
+        """Send a signal to one matching process on a random host of the run. Return which it was."""
         host = self.chance.choice(self.hosts())
         self.cluster.exec(host, "sh", "-c", f"pkill -{name} -o -f '{pattern}'; true")
         return host
@@ -193,7 +193,7 @@ def cut_host(trial: Trial) -> str:
 
 
 def sleep_and_kill_rank(trial: Trial) -> str:
-    """The launching machine sleeps for 20 s, and a rank is killed meanwhile."""
+    """Put the launching machine to sleep for 20 s, and kill a rank in the meantime."""
     trial.process.send_signal(signal.SIGSTOP)
     later(20, lambda: trial.process.send_signal(signal.SIGCONT))
     return kill_rank(trial)
@@ -224,13 +224,13 @@ def later(seconds: float, act: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def watched(trial: Trial) -> Iterator[None]:
-    """Note hosts on which two containers of runs are running at the same time."""
+    """Record hosts on which two containers of runs are running at the same time."""
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(2):
             for node in trial.cluster.nodes:
-                with contextlib.suppress(Exception):  # it is down
+                with contextlib.suppress(Exception):  # the host is down
                     of_run = "label=io.ddpctl.node-rank"
                     names = trial.cluster.engine(node, "ps", "-q", "--filter", of_run).split()
                     if len(names) > 1:
@@ -248,7 +248,7 @@ def watched(trial: Trial) -> Iterator[None]:
 
 
 def contend(trial: Trial, over: threading.Event) -> None:
-    """Until the run has ended, launch on its hosts again and again, as another machine would."""
+    """Launch on the run's hosts again and again until the run ends, as another machine would."""
     trial.folder.mkdir(parents=True, exist_ok=True)
     home = trial.cluster.home_at(trial.folder / "rival-state")
     hosts = [{"host": node, "gpus": 1} for node in trial.cluster.nodes]
@@ -270,17 +270,17 @@ def contend(trial: Trial, over: threading.Event) -> None:
 
 
 def play(trial: Trial, blows: int) -> list[str]:
-    """Let the run suffer all blows, and end. Return what was wrong."""
+    """Inflict all blows on the run and let it end. Return what was wrong."""
     trial.launch()
     impatient = 0  # blows in a row before a checkpoint
     for number in range(1, blows + 1):
         before = trial.step()
         impatient = impatient + 1 if number > 1 and trial.chance.random() < 0.2 else 0
         if impatient in (1, 2):
-            time.sleep(trial.chance.uniform(0, 8))  # the moment is the test
+            time.sleep(trial.chance.uniform(0, 8))  # a random moment
         else:
             impatient = 0
-            enough = before + trial.chance.randint(20, 40)  # a checkpoint at least
+            enough = before + trial.chance.randint(20, 40)  # at least one checkpoint
             trial.reach(enough)
         if trial.over():
             return [f"it ended before blow {number}: {trial.process.returncode}"]
@@ -344,7 +344,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blows", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the row into RESULTS.md")
     args = parser.parse_args()
     need_cluster("blows")
     folder = Path(tempfile.mkdtemp(prefix="blows-"))

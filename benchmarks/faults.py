@@ -1,8 +1,8 @@
-"""Twenty-eight faults: how soon all nodes stop or start again, and whether the cause is named correctly.
+"""Inflict 28 faults: how soon do all nodes stop or start again, and is the cause named correctly?
 
     python -m benchmarks.faults [--only 1,2,16] [--part ends|restarts] [--write | --engine process]
 
-On the simulated cluster, three hosts with two ranks each run all-reduce in a loop. The baseline is plain
+On the simulated cluster, three hosts with two ranks each all-reduce in a loop. The baseline is plain
 torchrun, started by hand with `ssh HOST docker run` on every host, with the same script and the same
 faults; the benchmark waits CAP seconds for it. In a second table, the runs may restart, and the baseline
 is torchrun's own --max-restarts on one node. `--write` replaces single rows in RESULTS.md, so you can
@@ -93,10 +93,12 @@ class Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", metavar="1,2", help="faults by number")
-    parser.add_argument("--part", choices=("ends", "restarts"), help="one of the tables")
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
-    parser.add_argument("--engine", choices=KINDS, default="docker", help="of the hosts")
+    parser.add_argument(
+        "--only", default="", metavar="1,2", help="numbers of the faults to measure"
+    )
+    parser.add_argument("--part", choices=("ends", "restarts"), help="measure only this table")
+    parser.add_argument("--write", action="store_true", help="write rows into RESULTS.md")
+    parser.add_argument("--engine", choices=KINDS, default="docker", help="engine of the hosts")
     args = parser.parse_args()
     if args.engine != "docker" and (args.write or args.part != "ends"):
         parser.error(f"--engine {args.engine} measures --part ends; RESULTS.md has no table of it")
@@ -206,7 +208,7 @@ def launcher_killed(cluster: Cluster, folder: Path) -> Outcome:
 
 
 def began(run: Run, fault: Fault, lines: str) -> float:
-    """Return the unix time of a fault: from the rank's own line, or its death."""
+    """Return the unix time of a fault: the one that the rank printed, or that of its death."""
     if fault.act:
         return run.fault_at
     if fault.deed in SLOW_DEEDS:
@@ -255,7 +257,7 @@ def run_fault_by_hand(cluster: Cluster, fault: Fault, folder: Path) -> str:
         if fault.before:
             fault.before(run)
         (fault.act or Run.done_by_script)(run)
-        if fault.deed in SLOW_DEEDS:  # the time counts from the rank's death
+        if fault.deed in SLOW_DEEDS:  # time is measured from the rank's death
             until(lambda: rank_died(cluster), 90, "the rank ends")
             run.now()
         left = cluster.nodes if fault.act is None else others(cluster)
@@ -288,7 +290,7 @@ def ssh_was_cut_by_hand(cluster: Cluster, folder: Path) -> str:
 
 
 def stopped_after(run: Run, nodes: list[str]) -> float | None:
-    """Return the seconds from the fault until no rank is left on `nodes`; None beyond CAP."""
+    """Return the seconds from the fault until no rank is left on `nodes`, or None after CAP seconds."""
     try:
         until(lambda: not any(run.cluster.ranks(node) for node in nodes), CAP, "all have ended")
     except AssertionError:

@@ -25,7 +25,7 @@ def ssh(cluster: Cluster, node: str, argv: Sequence[str]) -> list[str]:
 def torchrun(
     cluster: Cluster, rank: int, nproc: int, port: int, docker: Sequence[str], script: Sequence[str]
 ) -> list[str]:
-    """Return `docker run` for one node with ddpctl's own options, plus those in `docker`."""
+    """Return the `docker run` for one node, with ddpctl's own options and those in `docker`."""
     run = ["docker", "run", "--rm", "--network=host", "--init", "--shm-size=16g"]
     run += ["--env=PYTHONUNBUFFERED=1", "--env=OMP_NUM_THREADS=1", "--env=GLOO_SOCKET_IFNAME=eth0"]
     run += [*docker, cluster.engine_has, "torchrun", f"--nnodes={len(cluster.nodes)}"]

@@ -1,12 +1,12 @@
-"""What ddpctl adds to a launch: python -m benchmarks.launch [--rounds 3] [--write]
+"""Measure what ddpctl adds to a launch: python -m benchmarks.launch [--rounds 3] [--write]
 
 On the simulated cluster, with image, dataset and code already on every host: the time from the
 command to the first line of every rank, compared with the same containers started by hand with `ssh
 HOST docker run` on all hosts at once. Each round measures both and yields one ratio, because the
 machine's speed changes between rounds. The script imports torch and prints a line, as training
-does; one row uses a script that imports nothing. By hand nothing is checked, so one row skips the
-check. Three hosts have python3, as most have, and one row is of three without: there the probe runs
-in a container of the job's image. The last rows show the cost of the end, the memory and `--help`.
+does; one row uses a script that imports nothing. By hand, nothing is checked, so one row skips the
+check. Three hosts have python3, as most hosts do; one row uses three without it: there the probe runs
+in a container of the job's image. The last rows show the time to exit, the memory and `--help`.
 Use an optimized Python as users have it: pyenv's default build needs a fifth more CPU.
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--hosts", type=int, default=3, metavar="N")
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
     need_cluster("launch")
     ours: dict[str, list[Launched]] = {case: [] for case in CASES}
@@ -129,7 +129,7 @@ def by_ddpctl(cluster: Cluster, home: Home, hosts: Path, words: list[str]) -> La
 
 
 def at_rest(cluster: Cluster) -> None:
-    """Wait until the engines are idle: they keep working for a while after a container is removed."""
+    """Wait until the engines are idle. They keep working for a while after a container is removed."""
     for node in cluster.nodes:
         cluster.exec(node, "sh", "-c", "docker ps -aq | xargs -r docker rm -f")
     time.sleep(REST)
@@ -159,7 +159,7 @@ def by_hand(cluster: Cluster, script: str) -> float:
 
 
 def seconds_to_all(streams: list[IO[bytes]], ranks: int, began: float) -> float:
-    """Read the streams to their ends; return the seconds until each of `ranks` ranks had printed a line."""
+    """Read the streams to the end. Return the seconds until each of `ranks` ranks had printed a line."""
     seen: dict[bytes, float] = {}
 
     def read(stream: IO[bytes]) -> None:

@@ -1,8 +1,8 @@
-"""Logs of ranks that print as fast as they can: python -m benchmarks.logs [--lines 200000] [--write]
+"""Follow ranks that print as fast as they can: python -m benchmarks.logs [--lines 200000] [--write]
 
 On the simulated cluster, from the first line shown to the last: `ddpctl launch` compared with the
-same containers started by hand and `ssh HOST docker logs -f` of all hosts into one file. A second
-run cuts five SSH connections on the way; no line may be lost, doubled or torn.
+same containers started by hand, with `ssh HOST docker logs -f` on all hosts into one file. A second
+run cuts five SSH connections along the way; no line may be lost, doubled or torn.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--lines", type=int, default=200_000, metavar="N", help="of each rank")
+    parser.add_argument("--lines", type=int, default=200_000, metavar="N", help="lines per rank")
     parser.add_argument("--rounds", type=int, default=2, metavar="N")
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
     need_cluster("logs")
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ class Bench:
         return Measured(*measured, self._heard())
 
     def by_hand(self) -> Measured:
-        """Follow the engine's own log, which is not rotated here."""
+        """Follow the engines' own logs, which are not rotated here."""
         options = ["-F", str(self.cluster.home / ".ssh" / "config"), "-o", "BatchMode=yes"]
         options += ["-o", f"UserKnownHostsFile={self.cluster.home}/.ssh/known_hosts"]
         options += ["-i", str(self.cluster.home / ".ssh" / "id_ed25519"), "-l", USER]

@@ -1,12 +1,12 @@
-"""The same training in several ways, side by side in one table.
+"""Run the same training in several ways, and compare them in one table.
 
     python -m benchmarks.modes --data ./data --model resnet18 --epochs 2
     python -m benchmarks.modes --techniques --data ./data --model resnet18 --epochs 2
     python -m benchmarks.modes --scaling 1,2,4,8 --data ./data --model resnet18 --epochs 2
 
 The default rows are DP, DDP, DP+AMP and DDP+AMP. DP is one process on one device, like
-nn.DataParallel on one device; examples/four_modes runs nn.DataParallel on all devices. With
---techniques each row adds one technique to the row before it; with --scaling each has another
+nn.DataParallel with one device; examples/four_modes runs nn.DataParallel on all devices. With
+--techniques, each row adds one technique to the last one; with --scaling, each row has a different
 number of ranks. All rows have the same global batch.
 """
 
@@ -48,7 +48,7 @@ class Result:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table, or JSON. Flags that are not its own are passed to every training."""
+    """Print the table or JSON. Flags that this script does not know are passed to every training."""
     parser = Parser(
         prog="benchmarks.modes",
         description="Train in several ways and compare them; all other flags are the trainer's.",
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_global_batch(config: Config, ranks: int) -> Config:
-    """Return the same settings, with the global batch that they give on `ranks` ranks."""
+    """Return the same settings, with the global batch size that they amount to on `ranks` ranks."""
     batch = config.global_batch or (config.batch_size or 128) * ranks
     return replace(config, batch_size=None, global_batch=batch)
 
@@ -101,7 +101,7 @@ def technique_rows(ranks: int) -> list[Row]:
 
 
 def run(row: Row, config: Config) -> Result:
-    """Train once, in a folder of its own. Raises TrainerError if it fails."""
+    """Train once, in a new folder. Raises TrainerError if the training fails."""
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as out:
         settings = Path(out) / "bench.json"
         settings.write_text(as_json(config))
@@ -119,7 +119,7 @@ def run(row: Row, config: Config) -> Result:
 
 
 def note_cpu_time(line: dict[str, Any]) -> None:
-    """Write the CPU time of this process beside each line of progress, for --report-to."""
+    """Record this process's CPU time with each line of progress, for --report-to."""
     if line["kind"] == "train":
         with Path(os.environ["CPU_TIMES"]).open("a") as file:
             file.write(json.dumps([line["samples"], time.process_time()]) + "\n")
@@ -131,7 +131,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def measured(row: Row, lines: Sequence[dict[str, Any]]) -> Result:
-    """Return a run's speed: the median interval's, so that a slow start does not count."""
+    """Return a run's speed: that of the median interval, so that a slow start does not count."""
     speeds = [line["img_s"] for line in lines if line["kind"] == "train"]
     evaluations = [line["top1"] for line in lines if line["kind"] == "eval"]
     start = next(line for line in lines if line["kind"] == "start")
@@ -141,7 +141,7 @@ def measured(row: Row, lines: Sequence[dict[str, Any]]) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """x: speed relative to the first row; efficiency: that speed per rank."""
+    """Return the table. x: the speed relative to the first row. efficiency: x per rank."""
     lines = [
         f"{'mode':<18}{'ranks':>6}{'s/epoch':>10}{'images/s':>11}{'x':>7}{'efficiency':>12}  top-1"
     ]

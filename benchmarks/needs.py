@@ -1,4 +1,4 @@
-"""Check a benchmark's requirements. A missing one ends it with one line and the remedy."""
+"""Check a benchmark's requirements. If one is missing, exit with one line that includes the remedy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How fast a push is, compared with doing it by hand: `python -m benchmarks.push` as root.
+"""Measure how fast a push is, compared with one by hand: `python -m benchmarks.push` as root.
 
-Hosts are network namespaces behind one bridge, each with an sshd and a home folder. Every link,
+Hosts are network namespaces behind one bridge, each with its own sshd and home folder. Every link,
 including the sender's, carries RATE Mbit/s each way (tc tbf, no added latency). Baselines and
-ddpctl run one after the other in the same setup. All times are wall seconds including process start
-and SSH; ratios are against bytes / link rate. `--write` writes the results into RESULTS.md.
+ddpctl run one after the other in the same setup. All times are wall-clock seconds and include process start
+and SSH; ratios are relative to bytes / link rate. `--write` writes the results into RESULTS.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def sh(*argv: str | Path, **options: object) -> subprocess.CompletedProcess[str]
 
 @dataclass
 class Net:
-    """The sender is number 0; hosts are 1 to count."""
+    """The network: the sender is number 0, and the hosts are 1 to count."""
 
     folder: Path
     count: int
@@ -65,7 +65,7 @@ class Net:
         return ["ip", "netns", "exec", self.name(number), *[str(word) for word in argv]]
 
     def limit(self, number: int, rate: int) -> None:
-        """Set both directions of one link."""
+        """Set the rate of one link in both directions."""
         shape = ["root", "tbf", "rate", f"{rate}mbit", "burst", "128kb", "latency", "50ms"]
         sh(*self.inside(number, "tc", "qdisc", "replace", "dev", "eth0", *shape))
         sh(
@@ -82,7 +82,7 @@ class Net:
         )
 
     def cut(self, number: int) -> None:
-        """Drop a host silently: no connection is closed."""
+        """Cut a host off silently: no connection is closed."""
         sh("ip", "netns", "exec", f"{PREFIX}sw", "ip", "link", "set", f"p{number}", "down")
 
     def restore(self, number: int) -> None:
@@ -398,7 +398,7 @@ def small_files(net: Net, count: int) -> list[Row]:
 
 
 def last_layer(megabytes: int) -> list[Row]:
-    """Use two separate engines on loopback and an image of `megabytes` whose last tenth changes."""
+    """Push between two engines on loopback an image of `megabytes` MB whose last tenth changes."""
     for folder in ("helpers", "launcher/push"):
         sys.path.insert(0, str(SOURCE / "tests" / folder))
     import engines
@@ -475,7 +475,7 @@ def main() -> None:
     parser.add_argument("--baseline", type=int, default=100, help="MB for the baselines")
     parser.add_argument("--only", choices=("large", "small", "image"))
     parser.add_argument("--files", type=int, default=50000)
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md, beside the others")
+    parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     given = parser.parse_args()
     need_root_and("push", "ip", "tc", "sshd", "ssh", "ssh-keygen", "docker")
     rows: list[Row] = []

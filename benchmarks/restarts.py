@@ -1,4 +1,4 @@
-"""Faults of runs that restart: the seconds until the first line of the next start, and where it runs."""
+"""Faults of runs that restart: the seconds to the first line of the next start, and where it runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ from faults import (
 CAP = 40.0  # seconds
 LONGEST = 240.0  # seconds for a restart by the launcher, which waits for hosts
 WAIT = Fault(0, "", (), 0, rank=None)
-PATIENT = ("--no-check", "--hang-timeout", "30s")  # the next start loads torch after its first line
+PATIENT = (
+    "--no-check",
+    "--hang-timeout",
+    "30s",
+)  # after a restart, torch loads after the first line
 DISK_FULL = Fault(0, "", ("disk-full",), 0, rank=None)
 CLOCK = """
 #define _GNU_SOURCE
@@ -82,7 +86,7 @@ time_t time(time_t *now) {
 
 @dataclass(frozen=True)
 class Again:
-    """seconds: from each fault to the first line of the next start. wrong: "" if all went well."""
+    """A result. seconds: from each fault to the first line of the next start. wrong: "" if all is well."""
 
     seconds: tuple[float, ...]
     wrong: str
@@ -97,7 +101,7 @@ class Again:
 
 
 def next_start(cluster: Cluster, folder: Path, fault: Fault) -> Again:
-    """Do to a run that may restart what ends other runs; a spare stands by for a lost host."""
+    """Inflict a fault that ends other runs on one that may restart and has a spare."""
     hosts = with_spare(cluster) if fault.act in (stop_engine, kill_host, cut_host) else {}
     with small_disk(cluster, fault):
         run = start(cluster, folder, fault, max_restarts=1, options=PATIENT, **hosts)
@@ -115,7 +119,7 @@ def next_start(cluster: Cluster, folder: Path, fault: Fault) -> Again:
 
 
 def alone(cluster: Cluster, folder: Path, fault: Fault) -> str:
-    """Return the same for torchrun's own --max-restarts, with two ranks on one node."""
+    """Measure the same with torchrun's own --max-restarts and two ranks on one node."""
     put = "cat > /tmp/loop.py; mkdir -p ~/.ddpctl/runs"
     cluster.exec(VICTIM, "sh", "-c", put, user=USER, stdin=LOOP.encode())
     docker = ["docker", "run", "--rm", "--network=host", "--init", "--env=OMP_NUM_THREADS=1"]
@@ -168,7 +172,7 @@ def dead_spare(cluster: Cluster, folder: Path) -> Again:
 
 
 def check_fails(cluster: Cluster, folder: Path) -> Again:
-    """The container is killed, and the host's disk is full when the restart checks it."""
+    """Kill the container; the host's disk is full when the restart checks the host."""
     where = "/home/ddp/.ddpctl"
     mount = f"mkdir -p {where} && mount -t tmpfs -o size=20g,mode=700 tmpfs {where} && chown ddp: {where}"
     cluster.exec(VICTIM, "sh", "-c", mount)
@@ -194,7 +198,7 @@ def lost_twice(cluster: Cluster, folder: Path) -> Again:
 
 
 def flapping(cluster: Cluster, folder: Path) -> Again:
-    """The network of a host is away for 12 s, three times; after the second, the spare takes over."""
+    """Cut a host off for 12 s, three times. After the second time, the spare takes over."""
     run = start(cluster, folder, WAIT, max_restarts=3, **with_spare(cluster))
     rules = ("INPUT ! -i lo -j DROP", "OUTPUT ! -o lo -j DROP")
 
@@ -214,7 +218,7 @@ def flapping(cluster: Cluster, folder: Path) -> Again:
 
 
 def asleep(cluster: Cluster, folder: Path) -> Again:
-    """Stop the launcher before each fault of a rank; wake it up when nothing runs any more."""
+    """Stop the launcher before each fault of a rank, and wake it up when nothing is running anymore."""
     seconds, wrong = [], ""
     for number in (1, 2, 3, 4, 6, 10, 11, 14):
         [fault] = [fault for fault in FAULTS if fault.number == number]
@@ -242,7 +246,7 @@ def asleep(cluster: Cluster, folder: Path) -> Again:
 
 
 def full_disk(cluster: Cluster, folder: Path) -> Again:
-    """The disk of the run's folders is full on one node, and then a rank is killed there: no restart."""
+    """Fill the disk with the run's folders on one node, then kill a rank there: no restart."""
     with small_disk(cluster, replace(WAIT, deed="disk")):
         run = start(cluster, folder, WAIT, max_restarts=1)
         where = "/home/ddp/.ddpctl/runs"
@@ -253,7 +257,7 @@ def full_disk(cluster: Cluster, folder: Path) -> Again:
 
 
 def clock_jump(cluster: Cluster, folder: Path) -> Again:
-    """All processes in the containers of one host see the time jump an hour ahead."""
+    """Let the time jump an hour ahead for all processes in the containers of one host."""
     source = folder / "clock.c"
     source.write_text(CLOCK)
     library = folder / "clock.so"
@@ -273,11 +277,11 @@ def clock_jump(cluster: Cluster, folder: Path) -> Again:
     cluster.exec(VICTIM, "sh", "-c", "echo 3600 > /tmp/clock/offset")
     until_it_works_on(run)
     kill_rank(run)
-    return finish(run, "killed")  # the first line is one of a node whose clock is right
+    return finish(run, "killed")  # the first line is from a node with the right time
 
 
 def dns_gone(cluster: Cluster, folder: Path) -> Again:
-    """No host's name server answers any more, and then a rank is killed."""
+    """Silence every host's name server, then kill a rank."""
     run = start(cluster, folder, WAIT, max_restarts=1)
     keep = "cp /etc/resolv.conf /tmp/resolv.conf; echo nameserver 192.0.2.1 > /etc/resolv.conf"
     for node in cluster.nodes:
@@ -294,7 +298,7 @@ def dns_gone(cluster: Cluster, folder: Path) -> Again:
 
 
 def gpu_missing(cluster: Cluster, folder: Path) -> Again:
-    """The engine of a host starts again with one GPU fewer, so that its container ends."""
+    """Restart a host's engine with one GPU fewer, which ends the host's container."""
     for node in cluster.nodes:
         cluster.give_gpus(node, 2)
     run = start(cluster, folder, WAIT, max_restarts=1, gpus=2, **with_spare(cluster))
@@ -311,7 +315,7 @@ def fewer_nodes(cluster: Cluster, folder: Path) -> Again:
 
 
 def recorder_stopped(cluster: Cluster, folder: Path) -> Again:
-    """Detach, stop the recorder for two minutes, kill a rank: each line must be kept once."""
+    """Detach, stop the recorder for two minutes and kill a rank: each line must be kept once."""
     home = cluster.home_at(folder / "state")
     file = write_job(cluster, folder, "talk", None, max_restarts=1)
     out, err = folder / "out", folder / "err"
@@ -386,7 +390,7 @@ def kill_rank(run: Run) -> None:
 
 
 def until_it_works_on(run: Run) -> None:
-    time.sleep(3)  # for the fault to have its effect, if it has one
+    time.sleep(3)  # lets the fault take effect
     assert run.process.poll() is None, run.err.read_text()
 
 
@@ -399,7 +403,7 @@ def restarts_of(run: Run) -> list[dict[str, Any]]:
 
 
 def finish(run: Run, kinds: str | tuple[str, ...], says: str = "") -> Again:
-    """Wait for the end of the run, which must have restarted for a cause of such a kind, and say so."""
+    """Wait for the run to end. It is wrong unless it restarted for such a kind and printed `says`."""
     code, restarts = run.wait(LONGEST), restarts_of(run)
     causes = [each["cause"] for each in restarts]
     left = [

@@ -1,4 +1,4 @@
-"""RESULTS.md has one section per benchmark; each run of a benchmark replaces its section."""
+"""Write RESULTS.md. It has one section per benchmark, which each run of the benchmark replaces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_section(title: str, command: str, text: str) -> None:
 
 
 def commit() -> str:
-    """Return the short name of the commit that is measured."""
+    """Return the short hash of the commit that is measured."""
     argv = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(argv, cwd=PATH.parent, capture_output=True, text=True).stdout.strip()
 

@@ -1,9 +1,9 @@
-"""Launch and kill at random moments: is anything left, and was anything foreign touched?
+"""Launch and kill at random moments: is anything left over, and was anything foreign touched?
 
     python -m benchmarks.rounds [--rounds 100] [--seed 0] [--seconds 300] [--write]
 
 On the simulated cluster, every host also runs a foreign container and a foreign process. A round
-starts `ddpctl launch`. At a random moment of its first ten seconds the launcher gets SIGKILL,
+starts `ddpctl launch`. At a random moment in its first ten seconds, the launcher gets SIGKILL,
 SIGTERM or SIGINT, or `ddpctl kill` runs while it is alive. Then come `ddpctl kill --all` and `kill
 --strays`. After each round, the hosts' own engines and /proc show what is left. `--write` adds the
 rounds to those in RESULTS.md, so you can run a hundred in pieces, each with its own seed.
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=1e9, help="start no round after this many seconds"
     )
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
     need_cluster("rounds")
     folder = Path(tempfile.mkdtemp(prefix="rounds-"))

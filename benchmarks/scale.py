@@ -1,13 +1,13 @@
-"""What many hosts cost: python -m benchmarks.scale PART... [--write]
+"""Measure the cost of many hosts: python -m benchmarks.scale PART... [--write]
 
 cluster    48 and 64 containers, each with sshd, python3 and a Docker Engine: check, ps, kill, push,
-           and `launch` against the same containers started by hand, one `ssh HOST docker run` per host.
-           The image has Python and stand-ins for torchrun and torch, so that what is measured is the
-           work of starting, not of importing torch
-simulated  256 and 1,000 hosts that are one sshd with a stand-in engine: what the launcher needs
+           and `launch` compared with the same containers by hand, one `ssh HOST docker run` per host.
+           The image has Python and stand-ins for torchrun and torch, so that the result is the
+           cost of starting, not of importing torch
+simulated  256 and 1,000 hosts behind one sshd, with stand-in engines: what the launcher needs
 star       the supervisors of up to 1,000 nodes: heartbeats, and the time until all have stopped
-logs       64 simulated hosts x 8 ranks, followed; every line is compared with what was written
-push       links of 10 Mbit/s: 8 hosts, 64, and 64 with one that is cut off and one that is slow
+logs       following 64 simulated hosts x 8 ranks; every line is compared with what was written
+push       links of 10 Mbit/s: 8 hosts, 64 hosts, and 64 of which one is cut off and one is slow
 
 Hosts and launcher share this machine's cores.
 """
@@ -94,7 +94,7 @@ FIRST = re.compile(rb"first line of (\d+)")
 
 @dataclass
 class Watched:
-    """A run of ddpctl: its duration, its output, and the peak use of its process."""
+    """A run of ddpctl: its duration, its output, and the peak usage of its process."""
 
     code: int = 0
     out: str = ""
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART")
     parser.add_argument(
-        "--hosts", type=int, nargs="+", metavar="N", help="not the usual numbers of hosts"
+        "--hosts", type=int, nargs="+", metavar="N", help="use these numbers of hosts"
     )
     parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
@@ -223,7 +223,7 @@ def cluster_rows(counts: Sequence[int]) -> list[str]:
 
 
 def on_cluster(cluster: Cluster, home: Home, hosts: Path, rounds: int = 2) -> Iterator[str]:
-    """Yield the ratios of each round side by side, and seconds of the last round."""
+    """Yield the ratio of each round, and the seconds of the last round."""
 
     def row(what: str, done: Watched, bar: str = "") -> str:
         say(f"{what}: {done.seconds:.1f} s, {done.cost}")
@@ -271,7 +271,7 @@ def on_cluster(cluster: Cluster, home: Home, hosts: Path, rounds: int = 2) -> It
 
 
 def by_hand(cluster: Cluster) -> tuple[float, float]:
-    """Return the seconds to the first line of the last rank, and to the end."""
+    """Return the seconds until the last rank's first line, and until the end."""
     options = ["--user=1000:1000", "--env=HOME=/tmp", "--stop-timeout=60"]
     options += [f"--volume=/home/{USER}/code:/workspace", "--workdir=/workspace"]
     began = time.monotonic()
@@ -305,7 +305,7 @@ def simulated_rows(counts: Sequence[int]) -> list[str]:
             for words in (
                 ("launch", file, "--dry-run"),
                 *([("check", file)] if count <= MOST_CHECKED else []),
-                launch,  # ranks write for one second, after two
+                launch,  # ranks write for one second, two seconds after the start
                 (*launch, "--detach"),  # ranks run until they are killed
                 ("ps", file),
                 ("kill", file),

@@ -1,8 +1,8 @@
-"""Train ResNet-18 as published DDP examples do; for comparison only.
+"""Train ResNet-18 as published DDP examples do, for comparison only.
 
 Each image is a PIL picture that a DataLoader worker crops, flips, converts and normalizes: CIFAR-10's,
 or those of an ImageFolder tree at 224 pixels. Eight workers per process, plain SGD, one optimizer step
-per batch; the loss is read every step. fp32, or with --mixed bf16 autocast and channels_last.
+per batch; the loss is read every step. Uses fp32, or with --mixed bf16 autocast and channels_last.
 benchmarks/trainer.py starts it with torchrun. Writes {"images_per_second", "cpu_ms", "top1"} to --to;
 cpu_ms is the CPU time of this process, without its workers, per image after the first steps.
 """
@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 for name in ("torchvision::nms", "torchvision::qnms"):
-    with contextlib.suppress(RuntimeError):  # PyPI's torchvision beside a CPU torch lacks them
+    with contextlib.suppress(RuntimeError):  # PyPI's torchvision lacks them with a CPU torch
         torch.library.define(name, BOXES)
 
 from PIL import Image  # noqa: E402
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--mixed", action="store_true", help="bf16 autocast and channels_last")
+    parser.add_argument("--mixed", action="store_true", help="use bf16 autocast and channels_last")
     parser.add_argument("--skipped", type=int, default=1, help="first steps that cpu_ms leaves out")
     parser.add_argument("--to", type=Path, required=True)
     given = parser.parse_args()

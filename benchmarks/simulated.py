@@ -5,7 +5,7 @@ to a process that answers like a Docker Engine and starts nothing. Searches for 
 find nothing. Everything is in a network namespace and runs as root. A started container writes its
 journal: an event, optional lines, and its end.
 
-python -m benchmarks.simulated FOLDER COUNT    the engines, until they are killed
+python -m benchmarks.simulated FOLDER COUNT    runs the engines until they are killed
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ while (select(my $ready = $open, undef, undef, undef)) {
     }
 }
 """
-# When `kill` looks for leftover processes of a host, it finds none instead of all hosts'.
+# When `kill` looks for leftover processes on a host, it finds none, not those of all hosts.
 GREP = """#!/bin/sh
 case $1 in -lzxF) exit 1 ;; esac
 exec /usr/bin/grep "$@"
@@ -116,7 +116,7 @@ class Simulated:
 
 @contextmanager
 def simulated(folder: Path, count: int, **generate: str) -> Iterator[Simulated]:
-    """Start simulated hosts. generate: environment of the engines, see `Engines`."""
+    """Start simulated hosts. generate: environment variables of the engines, see `Engines`."""
     namespace = f"scale{os.getpid()}"
     for name in ("bin", "home/.ssh"):
         (folder / name).mkdir(parents=True)
@@ -311,7 +311,7 @@ BLOCK = b"########"
 
 
 def block_of(node_rank: int, ranks: int, lines: int) -> bytes:
-    """Return a block of output of a node's ranks, as recorded by a supervisor; BLOCK is its number."""
+    """Return a block of a node's output, as recorded by a supervisor; BLOCK stands for its number."""
     text = b"x" * 40
     return b"".join(
         b"@TIME\t%d\t@%d/%b/%d %b\n" % (rank, rank, BLOCK, line, text)
@@ -331,7 +331,7 @@ def expected_log(node_rank: int, ranks: int, rate: int, seconds: float) -> Itera
 
 
 async def speak(folder: Path, every: list[Engine], seconds: float, ranks: int, rate: int) -> None:
-    """Write `rate` lines a second for each of a node's `ranks` once all containers run; then end."""
+    """Once all containers run, write `rate` lines a second for each of a node's `ranks`, then end."""
 
     def running() -> list[Container]:
         found = [c for engine in every for c in engine.containers.values() if c.state == "running"]

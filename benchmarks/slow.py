@@ -1,9 +1,9 @@
-"""How soon a throttled node is named as slow, and whether a healthy one is.
+"""Measure how soon a throttled node is named as slow, and whether a healthy one is.
 
     python -m benchmarks.slow [--write]
 
 On the simulated cluster, three hosts train with one rank each. In three runs nothing happens to them. In
-the fourth, a CPU quota throttles one host. `ps --nodes` and the panel are read all the time. Bar: named
+the fourth, a CPU quota throttles one host. `ps --nodes` and the panel are read continuously. Bar: named
 within 60 s, and never in a healthy run. The hosts share this machine's cores, so run it on an idle machine:
 on a busy one, the other ranks wait for a core about as long as the throttled one waits for its quota.
 """
@@ -54,7 +54,7 @@ SLOW = re.compile(r"slow: rank (\d+)")
 
 @dataclass
 class Watched:
-    """What was named as slow, and after how many seconds. named: the rank, by `ps` or `panel`."""
+    """What was named as slow, and after how many seconds. named: the rank, by "ps" or "panel"."""
 
     named: dict[str, str]
     after: dict[str, float]
@@ -64,7 +64,7 @@ class Watched:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write into RESULTS.md")
     args = parser.parse_args()
     need_cluster("slow")
     folder = Path(tempfile.mkdtemp(prefix="slow-"))
@@ -94,7 +94,7 @@ def row(run: Watched, number: int) -> str:
 
 
 def watch(cluster: Cluster, folder: Path, *, throttled: bool) -> Watched:
-    """Train, throttle a host if asked to, and read `ps --nodes` and the panel until both name a rank."""
+    """Train, throttle a host if told to, and read `ps --nodes` and the panel until both name a rank."""
     folder.mkdir()
     home = cluster.home_at(folder / "state")
     file = cluster.hosts_yaml(folder / "hosts.yaml", nproc_per_node=1, command=TRAINER)
@@ -131,7 +131,7 @@ def watch(cluster: Cluster, folder: Path, *, throttled: bool) -> Watched:
 
 
 class Screen(threading.Thread):
-    """Reads what a command shows on its terminal. named: the first slow rank on it."""
+    """A command on a terminal whose screen is read. named: the first slow rank on the screen."""
 
     def __init__(self, leader: int) -> None:
         super().__init__(daemon=True)

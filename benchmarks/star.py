@@ -23,14 +23,14 @@ PORT = 29999
 
 @dataclass(frozen=True)
 class Star:
-    """Measurements. cpu, heartbeats: node 0's in the steady state. Times in seconds."""
+    """Measurements. cpu, heartbeats: those of node 0 in the steady state. Times are in seconds."""
 
     nodes: int
     joined: float  # until all nodes had joined
     cpu: float  # share of a core
     heartbeats: float  # per second
     told: float  # from a rank's failure until the last node knew about it
-    over: float  # from then until the last node knew that all had stopped
+    over: float  # from told until the last node knew that all had stopped
     memory: int  # MB
 
 

@@ -1,11 +1,11 @@
 """Compare the trainer with the published recipes (seed_recipe.py): same images, processes and epochs.
 
     python -m benchmarks.trainer [--epochs 2] [--rounds 3] [--ranks 2]
-    python -m benchmarks.trainer --alike       CPU time, against a plain loop of the same precision
+    python -m benchmarks.trainer --alike       CPU time, compared with a plain loop of the same precision
     python -m benchmarks.trainer --scaling     speed and efficiency with 1, 2, 4 and 8 ranks
-    python -m benchmarks.trainer --loader      share of a step that waits for decoded images
+    python -m benchmarks.trainer --loader      share of a step spent waiting for decoded images
 
-The recipes train in fp32 and the trainer in bf16, so most of the difference is the precision's. Against
+The recipes train in fp32 and the trainer in bf16, which explains most of the difference. Compared with
 a plain loop in bf16 and channels_last, the bar is to be no slower, within noise, by CPU time. Other bars:
 <= 3 % of an epoch outside forward, backward and optimizer; saving a checkpoint pauses training for
 <= 2 % of an epoch. Runs alternate, so that a busy machine slows down both. Results go to RESULTS.md.
@@ -44,7 +44,7 @@ SHIM = HERE.parent / "tests" / "trainer" / "torchvision_on_cpu.py"
 
 @dataclass(frozen=True)
 class Stem:
-    """One comparison, with enough steps that start-up time does not dominate."""
+    """A comparison, with enough steps that startup time does not dominate."""
 
     name: str
     images: int
@@ -53,8 +53,8 @@ class Stem:
 
 
 STEMS = (Stem("cifar", 2560, 64), Stem("imagenet", 12800, 256, lr=0.05))
-SKIPPED = 3  # steps at the start, in which memory is allocated
-NOISE = 1.05  # times the CPU time of a plain loop: what runs of one program differ by
+SKIPPED = 3  # first steps, in which memory is allocated
+NOISE = 1.05  # times the CPU time of a plain loop: by how much runs of one program differ
 
 
 def main() -> int:
@@ -62,10 +62,10 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--gpu", action="store_true", help="the rows of `make gpu` instead")
-    parser.add_argument("--alike", action="store_true", help="against a plain loop in bf16 instead")
-    parser.add_argument("--scaling", action="store_true", help="1, 2, 4 and 8 ranks instead")
-    parser.add_argument("--loader", action="store_true", help="decoding JPEGs instead")
+    parser.add_argument("--gpu", action="store_true", help="measure the rows of `make gpu`")
+    parser.add_argument("--alike", action="store_true", help="compare with a plain loop in bf16")
+    parser.add_argument("--scaling", action="store_true", help="measure 1, 2, 4 and 8 ranks")
+    parser.add_argument("--loader", action="store_true", help="measure the decoding of JPEGs")
     given = parser.parse_args()
     if given.gpu:
         return on_gpu()
@@ -104,7 +104,7 @@ def on_gpu() -> int:
     """Run the trainer's own benchmarks on this machine's GPUs: techniques, scaling, baseline speed."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        print("no GPU here: nothing to measure")
+        print("no GPU here, so there is nothing to measure")
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         data = write_cifar10(real_images(), Path(scratch)).parent
@@ -165,7 +165,7 @@ def alike(rounds: int) -> int:
 
 
 def cpu_times(stem: Stem, data: Path, scratch: Path) -> tuple[float, float]:
-    """Return ms of CPU time per image, without the first steps: of the plain loop, of the trainer."""
+    """Return the ms of CPU time per image of the plain loop and of the trainer, without first steps."""
     given = argparse.Namespace(ranks=1, epochs=1)
     flags = ("--mixed", "--workers", "2", "--skipped", str(SKIPPED))
     plain = seed_recipe(stem, data, given, scratch, *flags)["cpu_ms"]
@@ -197,7 +197,7 @@ def scaling() -> int:
 
 
 def loader() -> int:
-    """Measure ResNet-18 at 224 pixels with two processes that decode JPEGs of ImageNet's usual size."""
+    """Measure ResNet-18 at 224 pixels, with two processes that decode JPEGs of ImageNet's usual size."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "sitecustomize.py").write_text(SHIM.read_text())
         os.environ["PYTHONPATH"] = scratch
@@ -333,7 +333,7 @@ def train(
 
 
 def shares(stem: Stem, given: argparse.Namespace, scratch: Path) -> list[str]:
-    """Measure the share of an epoch outside forward, backward and optimizer, and of its checkpoint."""
+    """Measure the shares of an epoch outside forward, backward and optimizer, and in its checkpoint."""
     found = train(stem, subset(stem.images, scratch), given, scratch)
     spans = [record for record in found if record["kind"] == "train"]
     data_share = statistics.median(r["data_ms"] / r["step_ms"] for r in spans)

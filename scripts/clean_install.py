@@ -1,6 +1,6 @@
-"""Install the wheel of ddpctl as `pip install` does, where nothing else of this checkout is found.
+"""Install the wheel of ddpctl as `pip install` does, where nothing else from this checkout is found.
 
-Its dependencies are lent by the environment that runs this, as links, so that nothing is downloaded.
+Its dependencies are links to those of the environment that runs this, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def build(target: str, out: Path, source: Path = ROOT) -> Path:
 
 
 def install(wheel: Path, folder: Path, *, without: Collection[str] = ()) -> Path:
-    """Install the wheel in a new environment. Return its folder of programs.
+    """Install the wheel in a new environment. Return the environment's folder of programs.
 
-    without: prefixes of the packages that it does not get.
+    without: prefixes of the packages that the environment does not get.
     """
     venv, lent = folder / "venv", folder / "lent"
     lent.mkdir(parents=True)
     sites = [Path(site) for site in sys.path if site.endswith("-packages")]
-    for path in [path for site in sites for path in site.iterdir()]:  # the first one counts
+    for path in [path for site in sites for path in site.iterdir()]:  # the first one wins
         absent = path.name.startswith((*OURS, *without)) or path.suffix == ".pth"
         if not absent and not (lent / path.name).exists():
             (lent / path.name).symlink_to(path)

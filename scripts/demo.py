@@ -1,8 +1,8 @@
-"""The demo: two nodes on this machine without Docker, SSH or root; on real images if available.
+"""The demo: train on two nodes on this machine without Docker, SSH or root, with real images if available.
 
-python scripts/demo.py [FOLDER]        (`make demo` does the set-up first; default: .demo)
+python scripts/demo.py [FOLDER]        (`make demo` does the setup first; FOLDER defaults to .demo)
 
-The demo does everything that ddpctl does on a cluster: a plan, two supervisors, two torchruns that
+The demo has all parts of a launch on a cluster: a plan, two supervisors, two torchruns that
 rendezvous, merged logs, checkpoints. The only difference is that each node is a process, not a
 container.
 """
@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-FASHION_MNIST = Path("usr/share/datasets/fashion-mnist")  # of Debian's dataset-fashion-mnist
+FASHION_MNIST = Path("usr/share/datasets/fashion-mnist")  # in Debian's dataset-fashion-mnist
 WAIT = 60  # seconds for a download of 31 MB
 EPOCHS = 3
 LAUNCHER = [sys.executable, "-m", "launcher"]
@@ -33,7 +33,7 @@ def main() -> int:
     began = time.monotonic()
     code = subprocess.call([*LAUNCHER, "launch", str(hosts), "--name", "demo"])
     if code != 0:
-        say(f"the run ended with exit code {code}; its lines above say why")
+        say(f"the run ended with exit code {code}; the lines above show why")
         return code
     results = folder / "results"
     shutil.rmtree(results, ignore_errors=True)
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def images(folder: Path) -> Path | None:
-    """Return the folder of real images, or None to use synthetic ones. Prints which."""
+    """Return the folder of real images, or None to use synthetic ones. Print which are used."""
     if (folder / "cifar-10-batches-py").is_dir():
         say(f"images: those in {folder}")
         return folder
@@ -58,7 +58,9 @@ def images(folder: Path) -> Path | None:
         make = [*TRAINER, "data", "make", "--from", "fashion-mnist", "--folder", str(source)]
         if subprocess.call([*make, "--to", str(folder)]) == 0:
             return folder
-    say("images: the learnable synthetic set, as Fashion-MNIST cannot be had here in a minute")
+    say(
+        "images: the learnable synthetic set, as Fashion-MNIST cannot be downloaded here within a minute"
+    )
     say("        (`python -m trainer data fetch` downloads CIFAR-10, 170 MB)")
     return None
 
@@ -69,7 +71,7 @@ def installed() -> Path | None:
 
 
 def debian_package(folder: Path) -> Path | None:
-    """Unpack Fashion-MNIST from Debian's package in a folder of our own, which needs no root."""
+    """Unpack Fashion-MNIST from Debian's package into `folder`, which needs no root. None if it fails."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return None
     folder.mkdir(exist_ok=True)
@@ -85,7 +87,7 @@ def debian_package(folder: Path) -> Path | None:
 
 
 def hosts_file(folder: Path, data: Path | None) -> Path:
-    """Write a hosts file with two nodes on this machine: a GPU each if there are two, else the CPU."""
+    """Write a hosts file with two nodes on this machine, each with a GPU if there are two, else without."""
     gpus = [[0], [1]] if gpu_count() >= 2 else [0, 0]
     command = ["-m", "trainer", "--model", "resnet8", "--epochs", str(EPOCHS), "--amp", "bf16"]
     # 91.6% on Fashion-MNIST; 89.7% with random crops, which help only longer runs
@@ -120,7 +122,7 @@ def summary(results: Path, data: Path | None, seconds: float) -> None:
     say("")
     say(f"  accuracy   {last['top1']:.1%} of {last['n']} test images ({source})")
     say(f"  speed      {sum(speeds) / len(speeds):,.0f} images/s over both nodes")
-    say(f"  time       {seconds:.0f} s for {EPOCHS} epochs, start to files here")
+    say(f"  time       {seconds:.0f} s for {EPOCHS} epochs, from start to fetched files")
     say(f"  files      {results}")
 
 

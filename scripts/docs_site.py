@@ -1,4 +1,4 @@
-"""A mkdocs hook: adds pages from outside docs/, and makes the repository's links work on the site."""
+"""An mkdocs hook: adds pages from outside docs/ and makes the repository's links work on the site."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: Any) -> Any:
-    """Take the repository's address from the checkout's origin, if it has one on the web."""
+    """Set the repository's address to the checkout's origin, if that is on the web."""
     argv = ["git", "-C", str(ROOT), "config", "remote.origin.url"]
     origin = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     if found := re.fullmatch(r"(?:https://|git@)([\w.-]+)[:/]([\w./-]+?)(?:\.git)?", origin):
@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         elif config.repo_url:
             return f"[{text}]({config.repo_url}/tree/main/{path.relative_to(ROOT)}{anchor})"
         else:
-            return text  # it is only in the repository, whose address is unknown
+            return text  # the target is only in the repository, whose address is unknown
         return f"[{text}]({os.path.relpath(target, Path(name).parent)}{anchor})"
 
     return LINK.sub(on_site, markdown)

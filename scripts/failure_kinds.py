@@ -20,7 +20,7 @@ TEXT_HEADER = "| kind | error text | what to do |\n|---|---|---|\n"
 
 
 def tables() -> dict[str, str]:
-    """Return each table by its header."""
+    """Return each table of the page, by its header."""
     kinds = [
         f"| `{kind.name}` | {kind.meaning} | {_sentence(kind.remedy)} | {kind.restart.value} |\n"
         for kind in KINDS.values()

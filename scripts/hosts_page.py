@@ -1,4 +1,4 @@
-"""Write docs/hosts-file.md again, with its tables from hosts.schema.json and hosts.example.yaml.
+"""Update docs/hosts-file.md: its tables from hosts.schema.json and its example from hosts.example.yaml.
 
 Run: python scripts/hosts_page.py
 """
@@ -17,7 +17,7 @@ from launcher.hosts.schema import HOST, JOB, Shape  # noqa: E402
 
 
 def document(page: str, example: str) -> str:
-    """Return the page with its two tables and its example up to date."""
+    """Return the page with its two tables and its example updated."""
     tables = iter([_table(HOST), _table(JOB)])
     page = re.sub(r"(^\|.*\n)+", lambda _: next(tables), page, flags=re.MULTILINE)
     before, fence, _ = page.partition("```yaml\n")

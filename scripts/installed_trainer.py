@@ -1,7 +1,7 @@
 """The module `trainer` of an installed ddpctl: `python -m trainer` runs ddpctl.trainer.
 
-It is a module and not a package, so that your own `trainer.py` or `trainer/`, and any installed package
-of that name, come first.
+It is a module, not a package, so that your own `trainer.py` or `trainer/`, or any installed package
+with that name, takes precedence.
 """
 
 import runpy

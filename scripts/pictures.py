@@ -1,8 +1,8 @@
 """Record docs/pictures/: real terminals on the simulated cluster, and a report in a real browser.
 
-python scripts/pictures.py       (takes minutes; needs tmux, chromium, an engine, scripts/test-images)
+python scripts/pictures.py       (takes minutes; needs tmux, chromium, an engine and scripts/test-images)
 
-A terminal is a tmux session. Its screen is taken four times a second, with the colors that the programs
+A terminal is a tmux session. Its screen is captured four times a second, with the colors that the programs
 printed; nothing is added, left out or cut. Only pauses longer than PAUSE are shortened.
 """
 
@@ -83,7 +83,7 @@ class Terminal:
         return self.tmux("capture-pane", "-e", "-p").rstrip("\n").split("\n")
 
     def record(self, line: str, look: Callable[[Frame], None] = lambda frame: None) -> list[Frame]:
-        """Type the line and return the frames until the next prompt; `look` sees each of them."""
+        """Type the line and return the frames until the next prompt. `look` is called with each frame."""
         frames: list[Frame] = [(0.0, self.screen())]
         self.type(line)
         began = time.monotonic()
@@ -140,7 +140,7 @@ def scenes(cluster: Cluster, folder: Path) -> None:
 
 
 def panel(cluster: Cluster, home: Home, project: Path) -> None:
-    """Take the live panel of a training run, of which a rank is then killed and restarted."""
+    """Capture the live panel of a training run. A rank is then killed, and the run restarts."""
     taken: list[Frame] = []
 
     def look(frame: Frame) -> None:
@@ -155,7 +155,7 @@ def panel(cluster: Cluster, home: Home, project: Path) -> None:
 
 
 def write(name: str, frames: list[Frame], columns: int = 124) -> None:
-    """Draw frames as an SVG that shows them one after the other, and again from the beginning."""
+    """Draw the frames as an SVG that shows them one after the other in a loop."""
     starts, clock = [0.0], 0.0
     for (before, _), (at, _) in itertools.pairwise(frames):
         clock += min(at - before, PAUSE)

@@ -1,8 +1,8 @@
-"""Random mutants: change one operator, constant, condition or statement, and see a test fail.
+"""Random mutants: change one operator, constant, condition or statement, and check that a test fails.
 
     python scripts/random_mutants.py launcher                120 mutants with seed 1
     python scripts/random_mutants.py launcher --seed 7 --count 40
-    python scripts/random_mutants.py trainer --only 3 17     these numbers of the list, with their change
+    python scripts/random_mutants.py trainer --only 3 17     only these numbers of the list
 
 Each mutant is applied to a temporary copy of the repository. The quick tests that run its line go
 first, then the slow ones of its folder. Prints a line per mutant and exits with 1 if fewer than nine
@@ -31,7 +31,7 @@ from queue import SimpleQueue
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {  # what mutants are made in, below each package
+FOLDERS = {  # where mutants are made, below each package
     "launcher": (
         "diagnosis", "engines", "plan", "start", "stop", "follow", "runs", "supervisor", "push",
     ),
@@ -39,9 +39,9 @@ FOLDERS = {  # what mutants are made in, below each package
 }  # fmt: skip
 EVERY_TEST = {"launcher": ("tests/launcher", "tests/test_layers.py"), "trainer": ("tests/trainer",)}
 QUICK = {"launcher": "not cluster and not real and not slow", "trainer": "not cluster"}
-Runs = dict[str, dict[int, set[str]]]  # tests by line by file
+Runs = dict[str, dict[int, set[str]]]  # file -> line -> tests that run it
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-ENOUGH = 0.9  # of the mutants are to be killed
+ENOUGH = 0.9  # share of the mutants that must be killed
 NO_TESTS = 5  # pytest's exit code
 TIMEOUT = 600  # seconds; a mutant that hangs is killed
 TIMES = itertools.count(1_000_000_000)  # unix seconds
@@ -70,7 +70,7 @@ class Mutant:
 
 
 def mutants_of(path: Path) -> list[Mutant]:
-    """Every change of one place that this script knows how to make in a file."""
+    """Return every change of one place that this script can make in a file."""
     source = path.read_text()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -98,7 +98,7 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 
 def changes(node: ast.AST) -> Iterator[str]:
-    """Yield the new texts of a node."""
+    """Yield each text that may replace a node."""
     match node:
         case ast.Compare(left, [operator], [right]):
             yield f"{ast.unparse(left)} {SWAPS[type(operator)]} {ast.unparse(right)}"
@@ -127,7 +127,7 @@ def changes(node: ast.AST) -> Iterator[str]:
 
 
 def texts(*nodes: ast.expr) -> bool:
-    """Return whether one of the operands is text, which only adds."""
+    """Return whether one of the operands is text, which supports only addition."""
     return any(
         isinstance(node, ast.JoinedStr)
         or (isinstance(node, ast.Constant) and isinstance(node.value, str))
@@ -140,7 +140,7 @@ def is_none(node: ast.expr) -> bool:
 
 
 def annotations(tree: ast.AST) -> Iterator[int]:
-    """Yield the ids of nodes that no test can see, or that are words: annotations, decorators, texts."""
+    """Yield the ids of nodes that tests cannot notice or that are prose: annotations, decorators, texts."""
     for node in ast.walk(tree):
         for name in ("annotation", "returns"):
             if part := getattr(node, name, None):
@@ -172,7 +172,7 @@ def copy_of_repository(folder: str) -> Path:
 
 
 def who_runs_what(package: str, copy: Path, jobs: int) -> Runs:
-    """Run the quick tests, and return those that run each line. Of a child process nothing is known."""
+    """Run the quick tests and return those that run each line. Child processes are not observed."""
     command = [sys.executable, *PYTEST, "-m", QUICK[package], "-n", str(jobs), "--cov", package]
     command += ["--cov-context", "test", "--cov-report", "", *EVERY_TEST[package]]
     subprocess.run(command, cwd=copy, env=environment(copy), stdout=subprocess.DEVNULL)
@@ -188,12 +188,12 @@ def who_runs_what(package: str, copy: Path, jobs: int) -> Runs:
 
 
 def killers(package: str, mutant: Mutant, runs: Runs) -> Iterator[list[str]]:
-    """Yield arguments of pytest: the quick tests that run the line, its folder's first; the slow ones."""
+    """Yield pytest arguments: for quick tests that run the line, its folder's first; then for slow ones."""
     parts = Path(mutant.file).parts
     own = f"tests/{package}/{parts[1] if package == 'launcher' else f'test_{parts[-1]}'}"
     lines = runs.get(mutant.file, {})
     near = (lines[line] for line in range(mutant.line, mutant.line - 10, -1) if line in lines)
-    # the import of the module runs a constant, and any test of the module may need it
+    # a constant runs when its module is imported, and any test of the module may depend on it
     if tests := next(near, None) or set().union(*lines.values()):
         yield ["-m", QUICK[package], *sorted(tests, key=lambda test: not test.startswith(own))]
     if package == "launcher":
@@ -205,15 +205,16 @@ def environment(copy: Path) -> dict[str, str]:
 
 
 def write(path: Path, source: str) -> None:
-    """Write a file with a time of its own: Python compiles a file again only if its time has changed."""
+    """Write a file with a new time stamp, without which Python would not compile the file again."""
     path.write_text(source)
     second = next(TIMES)
     os.utime(path, (second, second))
 
 
 def failure(copy: Path, *arguments: str) -> str:
-    """Return the first test that fails in a copy of the repository, without its parameters, which may
-    contain anything; empty if none does."""
+    """Return the first test that fails in a copy of the repository, or "" if none does.
+
+    Leaves out the test's parameters, which may contain anything."""
     try:
         done = subprocess.run(
             [sys.executable, *PYTEST, "-x", "--timeout", "120", *arguments],
@@ -232,7 +233,7 @@ def failure(copy: Path, *arguments: str) -> str:
 
 
 def killed_by(package: str, mutant: Mutant, copy: Path, runs: Runs) -> str:
-    """Return what noticed the mutant, if anything. A test that fails without the mutant does not count."""
+    """Return what killed the mutant, or "". A test that also fails without the mutant does not count."""
     path = copy / mutant.file
     source = path.read_text()
     for arguments in killers(package, mutant, runs):
@@ -256,7 +257,7 @@ def main() -> int:
     parser.add_argument("package", choices=[*FOLDERS])
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, nargs="+", help="numbers of the list")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers in the list")
     parser.add_argument("--list", action="store_true", help="print the mutants; run nothing")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 
 python scripts/tour.py        (takes a minute; tests/test_tour.py does the same and compares)
 
-The commands run with ddpctl installed from its wheel, where nothing else of this checkout is found.
+The commands run with ddpctl installed from its wheel, where nothing else from this checkout is found.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def tour(folder: Path) -> str:
 
 
 def anonymised(output: str, home: Path) -> str:
-    """Replace this machine's folders, host name and user name by neutral ones."""
+    """Replace this machine's folders, host name and user name with neutral ones."""
     text = output.replace(str(home), "~")
     text = re.sub(r"(?m)^ddpctl: .*\.\.\.\n", "", text)  # a slow machine announces its steps
     text = re.sub(r"(?m)^.*entered uninterruptible sleep.*\n", "", text)  # a slow disk

@@ -1,4 +1,4 @@
-"""Write the table of the trainer's flags into docs/trainer.md, from the fields that define the flags.
+"""Write the table of the trainer's flags into docs/trainer.md, from the fields that define them.
 
 Run: python scripts/trainer_flags.py
 """

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs crun without the limit of processes, which a machine with cgroup version 1 cannot give.
+# Runs crun without the limit on processes, which a machine with cgroup version 1 cannot set.
 for word; do
     if [ "${before:-}" = --bundle ]; then
         sed -i -E 's/,?"pids":\{[^}]*\}//; s/\{,/{/' "$word/config.json"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fills /keys once: the key that may log in, the key that every simulated host has, and known_hosts.
+# Fills /keys once: the key that may log in, the host key of all simulated hosts, and known_hosts.
 set -eu
 
 cd /keys

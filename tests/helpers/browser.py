@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over its DevTools pipe."""
+"""A real, headless Chromium, driven over its DevTools pipe."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def executable() -> str:
 
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Page]:
-    """Chromium reads commands from descriptor 3 and writes answers to descriptor 4."""
+    """Context manager: a tab of Chromium, which reads commands from descriptor 3 and answers on 4."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     argv = [executable(), *FLAGS.split(), f"--user-data-dir={profile}", "about:blank"]

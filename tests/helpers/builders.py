@@ -1,4 +1,4 @@
-"""Records of runs and statuses of nodes. A test names only the fields that it is about."""
+"""Records of runs and statuses of nodes. A test passes only the fields that it is about."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.runs.record import AttemptRecord, NodeRecord, RunRecord
 
 
 def run_record(*attempts: AttemptRecord, **fields: Any) -> RunRecord:
-    """A run; without attempts given, with one that is running on one host."""
+    """Return the record of a run. Unless `attempts` are given, it has one, running on one host."""
     every = {
         "run_id": "20261122-100000-abcd",
         "name": "night",
@@ -42,7 +42,7 @@ def attempt_record(**fields: Any) -> AttemptRecord:
 
 
 def node_status(run_id: str, rank: int, state: str, **fields: Any) -> NodeStatus:
-    """One node of a run on two hosts, as its host's engine shows it."""
+    """Return the status of one node of a run on two hosts, as its host's engine reports it."""
     every = {
         "run_id": run_id,
         "name": "",

@@ -1,7 +1,7 @@
-"""The nonsense that an evil host answers, as pieces: bytes to send, or seconds to wait before the next.
+"""The nonsense that an evil host answers, in pieces: bytes to send, or seconds to wait before the next.
 
-SCRIPTS has what its commands print, DOCKER what its Docker API answers. Standard library only, because a
-real sshd runs this file as its ForceCommand: `python3 evil_answers.py FILE`. The file has a key of each.
+SCRIPTS has what its commands print; DOCKER has what its Docker API answers. Standard library only: a
+real sshd runs this file as its ForceCommand: `python3 evil_answers.py FILE`. The file has one key of each.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ DOCKER: dict[str, Callable[[], Pieces]] = {
 
 
 def docker_answer(kind: str, request: bytes) -> Pieces:
-    """The pieces of the answer to one request. kind: of DOCKER, or honest: an empty engine."""
+    """Yield the pieces of the answer to one request. kind: a key of DOCKER, or "honest" (no containers)."""
     path = re.sub(rb"^/v[0-9.]+", b"", request.split(b" ")[1]).split(b"?")[0].decode()
     if path == "/version" or (kind == "honest" and path in HONEST):
         return document(HONEST[path])()
@@ -116,7 +116,7 @@ def docker_answer(kind: str, request: bytes) -> Pieces:
 
 
 def whole_request(data: bytes) -> int:
-    """The size of the first request in `data`; 0 if it is incomplete."""
+    """Return the size of the first request in `data`, or 0 if it is incomplete."""
     end = data.find(b"\r\n\r\n") + 4
     length = re.search(rb"(?i)\r\ncontent-length: (\d+)", data[:end])
     size = end + (int(length[1]) if length else 0)

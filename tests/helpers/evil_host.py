@@ -1,4 +1,4 @@
-"""An evil host among fakes, and behind a real sshd: it runs a node of a run, then answers nonsense.
+"""An evil host, among fakes or behind a real sshd: it runs a node of a run, then answers nonsense.
 
 cluster = evil_cluster(tmp_path, monkeypatch)
 cluster.evil.turn(scripts="endless", docker="a gzip bomb")
@@ -29,7 +29,7 @@ PATIENCE = 0.1  # seconds that these tests wait for any answer
 
 
 class EvilStream(Stream):
-    """A command of the evil host. docker: it is the connection to its engine."""
+    """A command on the evil host. docker: whether it is the connection to the host's engine."""
 
     def __init__(self, scripts: str, docker: str | None) -> None:
         self.stderr = Stderr()
@@ -77,7 +77,7 @@ class EvilStream(Stream):
 
 
 class EvilHost(FakeHost):
-    """A host that is honest until `turn`."""
+    """A host that is honest until `turn` is called."""
 
     scripts = docker = ""
 
@@ -121,7 +121,7 @@ class EvilCluster(FakeCluster):
         monkeypatch.setattr(stacks, "TIMEOUT", 1)
 
     def launch_run(self) -> None:
-        """Let all hosts be honest and have a live run, unless they have."""
+        """Make all hosts honest, and start a live run on them unless they have one."""
         self.evil.turn(scripts="", docker="")
         if len(self.nodes) == len(self.hosts) and Path(self.nodes[0].journal).exists():
             return
@@ -153,6 +153,6 @@ class EvilCluster(FakeCluster):
 
 
 def force_command(kinds: Path) -> str:
-    """The ForceCommand that makes a real sshd an evil host. kinds: a file of two lines, as `turn` takes."""
+    """Return the ForceCommand of an evil sshd. kinds: a file with the values of `turn`, one per line."""
     program = Path(__file__).with_name("evil_answers.py")
     return f"{sys.executable} -I -S {program} {kinds}"

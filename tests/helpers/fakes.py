@@ -1,4 +1,4 @@
-"""Fakes for orchestration: hosts that are folders of this machine, with engines kept in a dict.
+"""Fakes for orchestration: hosts that are folders on this machine, whose engines are dicts.
 
 `FakeCluster` replaces SSH and the Docker API. Scripts for a host run here in a real `sh`,
 in the home folder of that host. Its engine runs nothing: the test says how each node ends, and the
@@ -100,7 +100,7 @@ class FakeNode:
         self.say(json.dumps({"kind": kind, **fields}), "!")
 
     def end(self, exit_code: int, state: str | None = None, reason: Any = None) -> None:
-        """End as a supervisor does: it writes its last event, then its container exits."""
+        """End as a supervisor does: write the last event, then let the container exit."""
         if self.ended.is_set():
             return
         state = state or ("succeeded" if exit_code == 0 else "failed")
@@ -108,19 +108,19 @@ class FakeNode:
         self.exit(exit_code)
 
     def stop(self) -> None:
-        """End as a supervisor does on SIGTERM; a kill marks the run as cancelled before."""
+        """End as a supervisor does on SIGTERM, after a kill has marked the run as cancelled."""
         cancelled = self.journal.with_name("cancelled").exists()
         if cancelled:
             self.event("stopping", reason={"kind": "cancelled"})
         self.end(STOPPED, "cancelled" if cancelled else "stopped")
 
     def kill(self) -> None:
-        """End as after `ddpctl kill` on another machine."""
+        """End as if `ddpctl kill` had run on another machine."""
         self.journal.with_name("cancelled").touch()
         self.stop()
 
     def exit(self, exit_code: int) -> None:
-        """The container exits without a last event."""
+        """Let the container exit without a last event."""
         self.state, self.exit_code = "exited", exit_code
         self.ended.set()
 
@@ -136,7 +136,7 @@ def rfc3339(seconds: float) -> str:
 
 
 class FakeHost:
-    """A host that is a folder of this machine."""
+    """A host that is a folder on this machine."""
 
     def __init__(self, name: str, home: Path) -> None:
         self.name, self.home = name, home
@@ -156,14 +156,14 @@ class FakeHost:
         self.exec_script = ":"  # acts as `docker exec`
 
     def give_gpus(self, count: int) -> None:
-        """A stand-in for nvidia-smi."""
+        """Install a stand-in for nvidia-smi."""
         program = self.tools / "nvidia-smi"
         rows = "".join(f"{i}, GPU-{self.name}-{i}, NVIDIA H100, 81559\\n" for i in range(count))
         program.write_text(f"#!/bin/sh\ncase $* in *index,uuid*) printf '{rows}' ;; esac\n")
         program.chmod(0o755)
 
     def ask(self, *call: str) -> None:
-        """Record a call. HostUnreachable while the host is down, APIError if the engine refuses."""
+        """Record a call. Raises HostUnreachable while the host is down, APIError if the engine refuses."""
         self.asked.append(call)
         if not self.reachable:
             raise HostUnreachable("no answer within 10s", "is it up?", host=self.name)
@@ -179,12 +179,12 @@ class FakeHost:
         return answer
 
     def count(self, call: str) -> int:
-        """How often the host was asked for `call`."""
+        """Return how often the host received `call`."""
         return sum(words[0] == call for words in self.asked)
 
 
 class FakeMachine(LocalMachine):
-    """What a HostConnection uses instead of SSH: processes of this machine, in the host's home."""
+    """What a HostConnection uses instead of SSH: processes on this machine, in the host's home."""
 
     def __init__(self, host: FakeHost) -> None:
         super().__init__()
@@ -205,10 +205,10 @@ class FakeMachine(LocalMachine):
         return super().open(["sh", "-c", self._as_host() + 'exec "$@"', "sh", *argv], **how)
 
     def _as_host(self) -> str:
-        """Return what each script begins with: the host's home and programs, and its answers.
+        """Return the start of each script: the host's home and programs, and functions for its answers.
 
-        Functions answer, because starting programs is most of what these tests do. The kernel takes
-        long to list every port, and no test of orchestration depends on the list.
+        They are functions because these tests spend most of their time starting programs. The kernel takes
+        long to list all ports, and no test of orchestration depends on the list.
         """
         home, path = self.host.home, f"{self.host.tools}:{os.environ['PATH']}"
         system, _, release, _, machine = os.uname()
@@ -232,7 +232,7 @@ def identity() -> str:
 
 
 class FakeDocker(Api):
-    """The calls of docker.APIClient that ddpctl makes, answered from FakeNodes."""
+    """The methods of docker.APIClient that ddpctl calls. They answer from FakeNodes."""
 
     def __init__(self, host: FakeHost) -> None:
         self.name, self.host = host.name, host
@@ -342,7 +342,7 @@ application = cli.application
 
 @functools.cache
 def command_line() -> Callable[..., Any]:
-    """The application as a function, made once: typer would make every command anew at each call."""
+    """Return the application as a function. Cached, because typer builds every command at each call."""
     return typer.main.get_command(application())
 
 
@@ -369,7 +369,7 @@ def ddpctl(*argv: str | Path) -> tuple[int, str, str]:
 
 
 class FakeCluster:
-    """A launching machine and its hosts, without SSH and without Docker."""
+    """A launching machine and its hosts, without SSH or Docker."""
 
     def __init__(
         self,
@@ -417,7 +417,7 @@ class FakeCluster:
         return FakeDocker(self.host(connection.name))
 
     def share_home(self, *names: str) -> Path:
-        """Let these hosts have one home folder, as on NFS. Returns its .ddpctl."""
+        """Make these hosts share one home folder, as on NFS. Return its .ddpctl."""
         for name in names:
             self.hosts[name].home = self.hosts[names[0]].home
         return self.hosts[names[0]].home / ".ddpctl"
@@ -435,7 +435,7 @@ class FakeCluster:
         return sorted(found, key=lambda node: node.node_rank)
 
     def nodes_end(self, exit_code: int) -> None:
-        """Let every node end as soon as it has started."""
+        """Make every node end as soon as it has started."""
         for host in self:
             host.on_start = lambda node: node.end(exit_code)
 
@@ -448,7 +448,7 @@ class FakeCluster:
 
     @property
     def tickets(self) -> list[str]:
-        """Of runs that wait in line, on all hosts."""
+        """The tickets of waiting runs, on all hosts."""
         return [name for host in self for name in host.tickets]
 
     @property
@@ -459,17 +459,17 @@ class FakeCluster:
         return document
 
     def forget(self) -> None:
-        """Lose all that the launching machine recorded."""
+        """Delete everything that the launching machine recorded."""
         shutil.rmtree(self.state / "ddpctl", ignore_errors=True)
 
 
 def messages(err: str) -> list[str]:
-    """The lines of stderr, but for the steps that ddpctl announces when the machine is slow."""
+    """Return the lines of stderr without the steps that ddpctl announces on a slow machine."""
     return [line for line in err.splitlines() if not line.endswith(" ...")]
 
 
 def signal_once_started(cluster: FakeCluster, number: int) -> None:
-    """Send this process a signal when all nodes have started."""
+    """Send this process a signal once all nodes have started."""
     left = threading.Semaphore(0)
     for host in cluster:
         host.on_start = lambda node: left.release()

@@ -1,4 +1,4 @@
-"""Facts of a healthy host."""
+"""Facts about a healthy host."""
 
 from __future__ import annotations
 

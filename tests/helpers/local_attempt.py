@@ -1,4 +1,4 @@
-"""An attempt of one node on this machine that has ended: only its journal is there."""
+"""An ended attempt with one node on this machine, of which only the journal exists."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Machine:
         return subprocess.CompletedProcess(argv, code, out, err)
 
     def in_terminal(self, *argv: str) -> tuple[int, str]:
-        """Run ddpctl on a terminal of 17 rows and 93 columns. Press Ctrl-C once it shows `ready`."""
+        """Run ddpctl in a terminal of 17 rows and 93 columns. Press Ctrl-C once it shows `ready`."""
         terminal, inside = pty.openpty()
         termios.tcsetwinsize(inside, (17, 93))
         process = subprocess.Popen(
@@ -103,7 +103,7 @@ class Machine:
         return code, shown.decode()
 
     def wait_for_ranks(self) -> None:
-        """Until all four ranks of the newest run have printed."""
+        """Wait until all four ranks of the newest run have printed."""
         end = time.monotonic() + 120
         journals = (self.folder / "home" / ".ddpctl" / "runs").glob
         while b"".join(p.read_bytes() for p in journals("*/nodes/*/*/journal")).count(b"\tup ") < 4:
@@ -116,7 +116,7 @@ class Machine:
         return document
 
     def left(self) -> list[str]:
-        """Processes that carry this home, and are not this test's own."""
+        """Return the processes with this home in their environment, except this test's own."""
         mark = f"HOME={self.folder / 'home'}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""Hosts for the tests of the push: each has a home folder and an sshd of its own."""
+"""Hosts for tests of the push, each with its own home folder and sshd."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launcher.terminal.console import Console
 
 @dataclass
 class Machine:
-    """A host with a home folder of its own behind an sshd of its own."""
+    """A host with its own home folder, behind its own sshd."""
 
     connection: HostConnection
     home: Path
     server: Sshd
 
     def trees(self, kind: str) -> list[Path]:
-        """Published trees, without drafts."""
+        """Return the published trees, without drafts."""
         folder = self.home / ".ddpctl" / kind
         return sorted(folder.glob("[!.]*")) if folder.exists() else []
 
@@ -47,7 +47,7 @@ def push_to(hosts: list[Machine], **job: str) -> PushResult:
 
 @pytest.fixture
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Home, state and cache of the launching machine, of this test alone."""
+    """The launching machine's home, with state and cache, for this test alone."""
     folder = tmp_path_factory.mktemp("home")
     (folder / ".ssh").mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("HOME", str(folder))
@@ -59,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def machines(tmp_path: Path, home: Path) -> Iterator[Machines]:
-    """machines(3) starts three hosts. share: their common home; others: more environment."""
+    """machines(3) starts three hosts. share: a home for all; others: more variables."""
     made: list[Machine] = []
 
     def start(

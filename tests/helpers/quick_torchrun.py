@@ -1,6 +1,6 @@
-"""A torchrun that starts in milliseconds: torchrun itself imports torch, two seconds on every node.
+"""A torchrun that starts in milliseconds. The real one imports torch, which takes two seconds per node.
 
-It starts the ranks of one node, redirects, stops and reports them as torchrun does, but waits for no other
+It starts, redirects, stops and reports the ranks of one node as torchrun does, but waits for no other
 node. For tests of the launcher, whose ranks are plain scripts; other tests run the real one.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def python_with_quick_torchrun(folder: Path) -> str:
-    """This Python in an environment of its own, whose `torchrun` is this file."""
+    """Return this Python in a new environment, in which `torchrun` is this file."""
     programs = folder / "quick" / "bin"
     programs.mkdir(parents=True)
     python = programs / "python"

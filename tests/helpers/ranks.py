@@ -1,6 +1,6 @@
-"""The ranks of the tests: `ranks.py DEED [RANK] [...]`. No torch, so that they start at once.
+"""The ranks of the tests: `ranks.py DEED [RANK] [...]`. They start at once, because they use no torch.
 
-The named rank acts once its supervisor has found it; the others wait, as for a collective.
+The given rank acts once its supervisor has found it; the others wait, as in a collective.
 """
 
 import json
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def until_found() -> None:
-    """The supervisor writes the ranks' process ids to its journal."""
+    """Wait until the supervisor has written the ranks' process ids to its journal."""
     journal = Path(os.environ["PET_LOG_DIR"]).parents[1] / "journal"
     while f'"{ME}": {os.getpid()}' not in journal.read_text(errors="replace"):
         time.sleep(0.02)
@@ -53,7 +53,7 @@ def misbehave(deed: str) -> None:
 
 
 def raise_recorded() -> None:
-    """As torch's @record does, without torch."""
+    """Raise an error and record it as torch's @record does, but without torch."""
     where = os.environ["TORCHELASTIC_ERROR_FILE"]
     info = {"py_callstack": "Traceback (most recent call last):\nKeyError: 'lost'\n"}
     info["timestamp"] = str(int(time.time()))

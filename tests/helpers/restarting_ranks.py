@@ -1,6 +1,6 @@
-"""Ranks that do as told in each round: `restarting_ranks.py RANK:ROUND:DEED... [--resume]`. No torch.
+"""Ranks that act as told in each round: `restarting_ranks.py RANK:ROUND:DEED... [--resume]`. No torch.
 
-In a round without deeds, all ranks exit with 0; in the others, they wait for the end after their deed.
+In a round without deeds, all ranks exit with 0; in other rounds, they wait after their deeds to be ended.
 """
 
 import os
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def wait_for_all(me: int, now: int) -> None:
-    """A barrier, so that every rank has printed its lines before one fails."""
+    """Wait for all ranks, so that each has printed its lines before one fails."""
     here = Path(os.environ["DDPCTL_CHECKPOINT_DIR"]).parents[1] / f"round-{now}"
     here.mkdir(exist_ok=True)
     (here / str(me)).touch()

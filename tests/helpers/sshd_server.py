@@ -1,4 +1,4 @@
-"""A real sshd on loopback with its own keys and folders; it runs as the user that runs the tests."""
+"""A real sshd on loopback with its own keys and folders. It runs as the user who runs the tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 @dataclass
 class Sshd:
-    """One server. `options` are lines of sshd_config by keyword."""
+    """One server. options: the values of sshd_config, by keyword."""
 
     folder: Path
     home: Path
@@ -105,7 +105,7 @@ class Sshd:
             self.process = None
 
     def descendants(self) -> list[int]:
-        """Process ids of all running processes that this server started."""
+        """Return the ids of all running processes that this server started."""
         assert self.process
         found, todo = [], [self.process.pid]
         while todo:
@@ -156,7 +156,7 @@ def with_suppress_kill(pid: int) -> None:
 
 @contextmanager
 def ssh_agent(folder: Path) -> Iterator[Path]:
-    """An ssh-agent; yields its socket."""
+    """Context manager: run an ssh-agent and yield its socket."""
     path = folder / "agent.sock"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
     try:
@@ -171,7 +171,7 @@ def ssh_agent(folder: Path) -> Iterator[Path]:
 
 
 def add_to_agent(agent: Path, key: Path, passphrase: str = "") -> None:
-    """Add a key as a user who types its passphrase would."""
+    """Add a key to the agent, as a user who types its passphrase would."""
     answer = key.parent / "answer"
     answer.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
     answer.chmod(0o700)

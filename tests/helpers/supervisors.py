@@ -1,4 +1,4 @@
-"""Supervisors on this machine: their inputs, and real ones with real torchruns, each a node."""
+"""Supervisors on this machine: their inputs, and real ones with real torchruns, one per node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def why(kind: str, node_rank: int, time: float) -> Reason:
 
 @dataclass
 class Node:
-    """One supervisor."""
+    """A node: one supervisor on this machine."""
 
     node_rank: int
     folder: Path
@@ -84,7 +84,7 @@ class Node:
         return self.process.pid
 
     def records(self) -> list[Record]:
-        """Each line as a record of its own."""
+        """Return each line as a record of its own."""
         with contextlib.suppress(FileNotFoundError):
             found = JournalReader().feed((self.folder / "journal").read_bytes())
             alone = ([r._replace(lines=[line]) for line in r.lines] or [r] for r in found)
@@ -96,7 +96,7 @@ class Node:
         return [(time, event) for time, event in found if isinstance(event, kind)]
 
     def event(self, kind: type[E]) -> E:
-        """The only one of its kind."""
+        """Return the only event of its kind."""
         [(_, event)] = self.events(kind)
         return event
 
@@ -123,7 +123,7 @@ class Node:
 
 @dataclass
 class Attempt:
-    """Starts its nodes, and kills whatever they leave behind."""
+    """An attempt that starts its nodes and kills whatever they leave behind."""
 
     folder: Path
     nodes: list[Node] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Attempt:
     script: Path = SCRIPT
 
     def add(self, count: int, command: Sequence[str], **spec: Any) -> list[Node]:
-        """`count` nodes that will run ranks.py COMMAND, not started yet."""
+        """Add `count` nodes that will run ranks.py COMMAND, without starting them."""
         port, control = free_port(), free_port()
         for rank in range(count):
             folder = self.folder / f"node-{rank}"
@@ -171,7 +171,7 @@ class Attempt:
         return self.nodes
 
     def ranks_running(self) -> dict[int, int]:
-        """rank -> pid, once all ranks of all nodes have written that they are at work."""
+        """Return the pid of each rank, once all ranks of all nodes have written that they are working."""
         expected = NPROC * len(self.nodes)
 
         def working() -> bool:
@@ -186,13 +186,13 @@ class Attempt:
         return [node.wait() for node in self.nodes]
 
     def cause(self, **facts: Any) -> FirstFailure | None:
-        """facts: node-<K>_exit_code and so on are the engine's, by NodeEvidence's own names."""
+        """Return the cause. facts: from the engine, such as node-<K>_exit_code (see NodeEvidence)."""
         return first_failure(
             Evidence(NPROC * len(self.nodes), [evidence_of(n, facts) for n in self.nodes])
         )
 
     def survivors(self) -> list[int]:
-        """Processes of the run, wherever they are now."""
+        """Return the processes of the run, whoever their parents are now."""
         mark = f"DDPCTL_RUN_ID={self.nodes[0].spec['run_id']}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -224,7 +224,7 @@ def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
 
 @contextlib.contextmanager
 def attempt(folder: Path, count: int, command: Sequence[str], **spec: Any) -> Iterator[Attempt]:
-    """A started attempt, of which nothing is left afterwards."""
+    """Context manager: an attempt, of which nothing is left at the end."""
     made = Attempt(folder)
     made.add(count, command, **spec)
     try:
@@ -235,7 +235,7 @@ def attempt(folder: Path, count: int, command: Sequence[str], **spec: Any) -> It
 
 
 def until(true: Callable[[], bool], timeout: float) -> float:
-    """Seconds that it took. Fails the test when it takes longer than `timeout`."""
+    """Wait, and return the seconds that it took. Fail the test if it takes longer than `timeout`."""
     began = time.monotonic()
     while not true():
         assert time.monotonic() - began < timeout, "it did not come true in time"

@@ -1,4 +1,4 @@
-"""Wheels that are made here, so that tests need no package index."""
+"""Build wheels here, so that tests need no package index."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A cluster on this machine: simulated hosts, containers with an sshd and a Docker Engine of their own.
+"""A cluster on this machine: simulated hosts, which are containers with their own sshd and Docker Engine.
 
-`Cluster` starts them, speaks to them past ddpctl (`exec`, `containers`, `processes`), harms them
+`Cluster` starts them, accesses them without ddpctl (`exec`, `containers`, `processes`), harms them
 (`cut`, `kill_host`, `stop_dockerd`, `slow`) and heals them. `Home` is a launching machine: a home
 folder with a key, known_hosts and an SSH config in which the hosts are called node0, node1, ...
 """
@@ -49,7 +49,7 @@ OWN_CGROUPS = ("--cgroupns=private", "--security-opt=systempaths=unconfined", "-
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a simulated host: how it is made, and whose engine runs there."""
+    """The kind of a simulated host: how it is made, and which engine runs there for which user."""
 
     image: str
     options: tuple[str, ...] = MACHINES_CGROUPS
@@ -65,12 +65,12 @@ class Kind:
 
     @property
     def has_engine(self) -> bool:
-        """Whether something holds a node together besides its supervisor."""
+        """Whether something besides the supervisor holds a node together."""
         return self.engine != "true"
 
     @property
     def job(self) -> dict[str, Any]:
-        """What a job needs here, as in a hosts file."""
+        """The job settings that such a host needs, as in a hosts file."""
         if self == PROCESSES:
             return {"engine": "process", "python": "/opt/venv/bin/python"}
         if self == APPTAINER:
@@ -157,14 +157,14 @@ done
 
 
 def docker(*argv: str, stdin: bytes | None = None, timeout: float = 120) -> str:
-    """The engine of this machine. AssertionError with its words when it refuses."""
+    """Run a command of this machine's engine. Raises AssertionError with its message if it fails."""
     done = subprocess.run(["docker", *argv], input=stdin, capture_output=True, timeout=timeout)
     assert done.returncode == 0, f"docker {shlex.join(argv)}: {done.stderr.decode()}"
     return done.stdout.decode().strip()
 
 
 def engine_problem() -> str | None:
-    """Why no cluster can be had here, in one line, or None."""
+    """Return why a cluster cannot run here, in one line, or None if it can."""
     if shutil.which("docker") is None:
         return "no docker command"
     done = subprocess.run(["docker", "info"], capture_output=True, timeout=60)
@@ -179,7 +179,7 @@ def engine_problem() -> str | None:
 
 
 def until(true: Callable[[], Any], timeout: float, what: str, pause: float = 0.1) -> Any:
-    """What `true` returns once it is true. AssertionError naming `what` after `timeout` seconds."""
+    """Return `true()` once it is true. Raises AssertionError with `what` after `timeout` seconds."""
     end = time.monotonic() + timeout
     while True:
         if value := true():
@@ -190,7 +190,7 @@ def until(true: Callable[[], Any], timeout: float, what: str, pause: float = 0.1
 
 @dataclass
 class Home:
-    """A launching machine: where its keys and its state are, and ddpctl run from there."""
+    """A launching machine: its keys and its state, and a way to run ddpctl on it."""
 
     folder: Path
     state: Path
@@ -199,7 +199,7 @@ class Home:
     def start(
         self, *args: str | Path, env: Mapping[str, str] = {}, cwd: Path | None = None, **how: Any
     ) -> subprocess.Popen[bytes]:
-        """The real command line, as a process of its own; stdout and stderr are pipes."""
+        """Start the real command line as a separate process, whose stdout and stderr are pipes."""
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         return subprocess.Popen(
             [sys.executable, "-m", "launcher", *map(str, args)],
@@ -216,7 +216,7 @@ class Home:
         env: Mapping[str, str] = {},
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs to the end. What it wrote on both streams is in a failed assertion's message."""
+        """Run ddpctl to the end. If the assertion fails, its message has both output streams."""
         stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
         process = self.start(*args, env=env, cwd=cwd, stdin=stdin)
         try:
@@ -232,7 +232,7 @@ class Home:
         )
 
     def record(self, run_id: str | None = None) -> dict[str, Any]:
-        """run.json of a run, the only one if none is named."""
+        """Return run.json of a run, by default of the only one."""
         runs = self.state / "ddpctl" / "runs"
         [folder] = [runs / run_id] if run_id else list(runs.iterdir())
         return dict(json.loads((folder / "run.json").read_text()))
@@ -243,7 +243,7 @@ def _words(out: bytes, err: bytes) -> str:
 
 
 class Cluster:
-    """Simulated hosts node0, node1, ... on a network of their own, one of each of `kinds`."""
+    """Simulated hosts node0, node1, ... on their own network, one for each of `kinds`."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class Cluster:
         remove_project(self.project)
 
     def reset(self) -> None:
-        """Whole and empty again, whatever a test did."""
+        """Make the hosts healthy and empty again, whatever a test did to them."""
         states = json.loads(docker("inspect", *map(self.container, self.nodes)))
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(self._reset, self.nodes, states))
@@ -300,7 +300,7 @@ class Cluster:
         self.exec(node, "sh", "-c", SWEEP, "sh", off, *_engine(kind), timeout=120)
 
     def wait_healthy(self, nodes: Sequence[str], timeout: float = 60) -> None:
-        """sshd and dockerd of all of `nodes` answer."""
+        """Wait until sshd and dockerd of all `nodes` answer."""
         for node in nodes:
             until(
                 lambda node=node: self._healthy(node), timeout, f"{node} is up; {self._logs(node)}"
@@ -309,7 +309,7 @@ class Cluster:
     # -- the launching machine
 
     def home_at(self, state: Path) -> Home:
-        """ddpctl as run on a launching machine whose state folder is `state`."""
+        """Return a launching machine whose state folder is `state`."""
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
@@ -328,7 +328,7 @@ class Cluster:
         hosts: Sequence[str | dict[str, Any]] | None = None,
         **job: Any,
     ) -> Path:
-        """Writes a hosts file of CPU hosts, all of them unless named; `job` as in the file."""
+        """Write a hosts file of CPU hosts, by default of all. job: the keys of the section `job:`."""
         content: dict[str, Any] = {
             "defaults": {"gpus": 0},
             "hosts": list(self.nodes if hosts is None else hosts),
@@ -350,7 +350,7 @@ class Cluster:
         stdin: bytes | None = None,
         timeout: float = 60,
     ) -> str:
-        """A command on a host, without SSH. AssertionError when it fails."""
+        """Run a command on a host, without SSH. Raises AssertionError if it fails."""
         where = [
             "exec",
             "--user",
@@ -361,18 +361,18 @@ class Cluster:
         return docker(*where, *argv, stdin=stdin, timeout=timeout)
 
     def containers(self, node: str, all: bool = True) -> list[dict[str, Any]]:
-        """`docker inspect` of every container on a host, the stopped ones too unless all is False."""
+        """Return `docker inspect` of a host's containers, including stopped ones unless `all` is False."""
         ids = self.engine(node, "ps", "-q", "--no-trunc", *(["-a"] if all else [])).split()
         if not ids:
             return []
         return list(json.loads(self.engine(node, "inspect", *ids)))
 
     def engine(self, node: str, *argv: str, stdin: bytes | None = None) -> str:
-        """The command of a host's container engine."""
+        """Run a command of a host's container engine."""
         return self.exec(node, *_engine(self.kinds[node], *argv), stdin=stdin)
 
     def processes(self, node: str) -> list[str]:
-        """The command lines of a host's processes, those in its containers too, ours left out."""
+        """Return the command lines of a host's processes, including those in containers, without ours."""
         return [
             line
             for line in self.exec(node, "ps", "-eo", "args").splitlines()[1:]
@@ -380,33 +380,33 @@ class Cluster:
         ]
 
     def ranks(self, node: str) -> list[str]:
-        """Processes of a run on a host: torchrun, its ranks, the supervisor."""
+        """Return the processes of a run on a host: torchrun, its ranks, the supervisor."""
         words = ("torchrun", "torch.distributed.run", "/ddpctl/supervisor", "/venv/bin/python")
         return [line for line in self.processes(node) if any(word in line for word in words)]
 
     def idle(self) -> bool:
-        """Nothing of any run runs on any host."""
+        """Return whether all hosts are free of containers and processes of runs."""
         return not any(self.engine(n, "ps", "-q") or self.ranks(n) for n in self.nodes)
 
     # -- harm and healing
 
     def cut(self, node: str) -> None:
-        """Silently off the network: nobody is told, connections just stop."""
+        """Take a host off the network silently: connections stop without being closed."""
         docker("network", "disconnect", "--force", self.project, self.container(node))
 
     def mend(self, node: str) -> None:
-        """On the network again, at the same address."""
+        """Put a host back on the network, at the same address."""
         docker(
             "network", "connect", "--ip", self.addresses[node], self.project, self.container(node)
         )
 
     def hang_up(self, node: str) -> int:
-        """Ends every SSH connection to the host; new ones are let in. Returns how many processes died."""
+        """End every SSH connection to the host, but accept new ones. Return how many processes died."""
         find = "found=$(pgrep -f '^sshd(-session)?: ddp'); kill -9 $found; echo $found"
         return len(self.exec(node, "sh", "-c", find).split())
 
     def kill_host(self, node: str) -> None:
-        """Power off."""
+        """Power a host off."""
         docker("kill", self.container(node))
 
     def start_host(self, node: str) -> None:
@@ -414,7 +414,7 @@ class Cluster:
         self.wait_healthy([node])
 
     def stop_dockerd(self, node: str) -> None:
-        """The host is up, its engine is not."""
+        """Stop a host's engine, while the host stays up."""
         self.exec(node, "sh", "-c", "touch /run/dockerd.off; pkill -x dockerd; true")
         until(lambda: not self._engine(node), 30, f"dockerd of {node} ended")
 
@@ -423,7 +423,7 @@ class Cluster:
         until(lambda: self._engine(node), 60, f"dockerd of {node} answers")
 
     def slow(self, node: str, rate: str) -> None:
-        """The host's link carries `rate` at most, e.g. 200mbit, each way."""
+        """Limit the host's link to `rate` each way, such as 200mbit."""
         limit = ["root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
         self.exec(node, "tc", "qdisc", "replace", "dev", "eth0", *limit)
         self._at_the_other_end(node, f"tc qdisc replace dev $peer {' '.join(limit)}")
@@ -435,14 +435,14 @@ class Cluster:
         self._slowed.discard(node)
 
     def _at_the_other_end(self, node: str, command: str) -> None:
-        """Where the host's link meets this machine's bridge; `$peer` is its name there."""
+        """Run a script at this machine's end of the host's link, whose name is in `$peer`."""
         index = self.exec(node, "cat", "/sys/class/net/eth0/iflink")
         find = f"peer=$(ip -o link | sed -n 's/^{index}: \\([^:@]*\\).*/\\1/p')"
         here = ["run", "--rm", "--network=host", *POWERS, NODE_IMAGE, "sh", "-ec"]
         docker(*here, f"{find}; {command}")
 
     def share_home(self, *nodes: str) -> None:
-        """One ~/.ddpctl for these hosts, as with home folders on NFS. `reset` ends it."""
+        """Give these hosts one ~/.ddpctl, as home folders on NFS do. `reset` undoes it."""
         share = "mkdir -p .ddpctl && chown ddp: /shared .ddpctl && mount --bind /shared .ddpctl"
         for node in nodes:
             self.exec(node, "sh", "-c", f"cd /home/{USER} && {share}")
@@ -450,7 +450,7 @@ class Cluster:
     # -- GPUs that are none
 
     def give_gpus(self, node: str, count: int) -> None:
-        """Stand-ins for the driver and the container toolkit: requests are real, down to the driver."""
+        """Install stand-ins for the driver and the container toolkit. The rest is real."""
         rows = "".join(f"{i}, GPU-{node}-{i}, NVIDIA H100, 81559\\n" for i in range(count))
         programs = {"nvidia-smi": NVIDIA_SMI.format(rows=rows), "runc": RUNC}
         programs["nvidia-container-runtime-hook"] = "#!/bin/sh\n"
@@ -463,7 +463,7 @@ class Cluster:
     # -- inside
 
     def _make_network(self) -> None:
-        """Addresses can be fixed only in a subnet that was asked for: asks for the one just offered."""
+        """Create a network, then again with the subnet it got: only a requested one has fixed addresses."""
         labels = ["--label", f"{LABEL}={TREE}", "--label", f"{LABEL}.project={self.project}"]
         docker("network", "create", *labels, self.project)
         config = json.loads(docker("network", "inspect", self.project))[0]["IPAM"]["Config"][0]
@@ -530,7 +530,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def locked(name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Among the test processes of this machine."""
+    """Context manager: hold a lock among the test processes of this machine."""
     with Path(tempfile.gettempdir(), f"ddpctl-test-{name}.lock").open("w") as file:
         fcntl.flock(file, how)
         yield
@@ -538,7 +538,7 @@ def locked(name: str, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 @contextlib.contextmanager
 def turn(*, alone: bool) -> Iterator[None]:
-    """No other test is inside, or only such as are not alone either. Who waits is not overtaken."""
+    """Context manager: run alone, or beside others that need not. First come, first served."""
     with contextlib.ExitStack() as inside:
         with locked("queue"):
             inside.enter_context(locked("turn", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
@@ -546,13 +546,13 @@ def turn(*, alone: bool) -> Iterator[None]:
 
 
 def _engine(kind: Kind, *argv: str) -> list[str]:
-    """A command of the engine of such a host, for root to run there."""
+    """Return the argv of an engine command for root to run on such a host."""
     as_user = ["runuser", "-u", USER, "--", "env", "-C", f"/home/{USER}", f"HOME=/home/{USER}"]
     return [*(as_user if kind.rootless else []), kind.engine, *argv]
 
 
 def make_keys(folder: Path) -> None:
-    """The key that may log in to the hosts, and their own."""
+    """Create the key that may log in to the hosts, and the hosts' own key."""
     folder.mkdir(parents=True)
     for name in ("id_ed25519", "ssh_host_ed25519_key"):
         keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", name]
@@ -561,14 +561,14 @@ def make_keys(folder: Path) -> None:
 
 
 def loaded_engines(keys: Path, kinds: Collection[Kind], image: str) -> dict[Kind, str]:
-    """`loaded_engine` of each, at the same time."""
+    """Return `loaded_engine` for each, prepared concurrently."""
     with ThreadPoolExecutor(len(kinds) or 1) as pool:
         made = pool.map(lambda kind: loaded_engine(keys, kind, image), kinds)
         return dict(zip(kinds, made, strict=True))
 
 
 def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
-    """A volume that is the data of an engine that has `image`, kept for the next time."""
+    """Return a volume with the data of an engine that has `image`. It is kept for later tests."""
     host = NODE_IMAGE if kind == DOCKER_AND_PYTHON else kind.image
     identity = docker("image", "inspect", "--format={{.Id}}", host, image) + kind.storage
     name = f"ddpctl-test-engine-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
@@ -604,7 +604,7 @@ def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
 
 
 def image_file() -> Path:
-    """The trainer's image as a file for Apptainer, kept for the next time."""
+    """Return the trainer's image as a file for Apptainer. It is kept for later tests."""
     identity = docker("image", "inspect", "--format={{.Id}}", TRAINER_IMAGE).removeprefix("sha256:")
     folder = Path(tempfile.gettempdir(), "ddpctl-test-images")
     file = folder / f"{identity[:12]}.sif"
@@ -623,14 +623,14 @@ def image_file() -> Path:
 
 
 def copy_engine(template: str, kind: Kind, volumes: Sequence[str]) -> None:
-    """Fills empty volumes with the data of the engine of such a host."""
+    """Fill empty volumes with the engine data of such a host."""
     root = docker("volume", "inspect", "--format={{.Mountpoint}}", template)
     how = ["--network=none", *POWERS, f"--volume={Path(root).parents[1]}:/v", NODE_IMAGE]
     docker("run", "--rm", *how, "sh", "-c", COPY_ROOTS, "sh", kind.layers, template, *volumes)
 
 
 def remove_project(project: str) -> None:
-    """Its hosts, their volumes, its network and what their engines left in the cgroup tree."""
+    """Remove a cluster's hosts, volumes and network, and what its engines left in the cgroup tree."""
     mine = ["--filter", f"label={LABEL}.project={project}"]
     if hosts := docker("ps", "-aq", *mine).split():
         docker("rm", "--force", "--volumes", *hosts)
@@ -655,7 +655,7 @@ def remove_project(project: str) -> None:
 
 
 def remove_leftovers() -> None:
-    """Clusters of this work tree whose test process has gone."""
+    """Remove the clusters of this work tree whose test process is gone."""
     for project in set(_projects()):
         pid = project.rpartition("-")[2]
         if not Path("/proc", pid).exists():
@@ -673,7 +673,7 @@ def _projects() -> Iterator[str]:
 
 
 def prepare() -> None:
-    """Makes what all clusters start with, so that no test waits for it."""
+    """Create what all clusters start with, so that no test has to wait for it."""
     with ThreadPoolExecutor(1) as pool, tempfile.TemporaryDirectory() as folder, locked("engine"):
         file = pool.submit(image_file)
         make_keys(Path(folder, "keys"))

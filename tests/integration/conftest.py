@@ -31,9 +31,9 @@ GROUPS = (
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that measure come first: nothing long is under way then that they would wait for.
+    """Put tests that measure first: then they need not wait for a long test to end.
 
-    Then the groups; all other tests go to whichever process is free.
+    The groups follow; all other tests go to whichever process is free.
     """
     for item in items:
         if group := _group(item):
@@ -47,20 +47,20 @@ def _group(item: pytest.Item) -> str | None:
 
 @pytest.fixture(autouse=True)
 def taking_turns(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Processes run these tests side by side, but what measures has the machine to itself."""
+    """Let processes run these tests side by side, but give tests that measure the machine to themselves."""
     with turn(alone=request.node.get_closest_marker("alone") is not None):
         yield
 
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three simulated hosts for the whole session, without Python, as users' may be."""
+    """Three simulated hosts for the whole session, without Python, as users' hosts may be."""
     yield from _up(Cluster(tmp_path_factory.mktemp("cluster")))
 
 
 @pytest.fixture(scope="module")
 def hosts_with_python3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three more with Python, which a push relays through."""
+    """Three more hosts with Python, so that they can relay a push."""
     yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [DOCKER_AND_PYTHON] * 3, "python3-"))
 
 
@@ -73,13 +73,13 @@ def hosts_with_podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
 
 @pytest.fixture(scope="session")
 def hosts_without_containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three with Python and torch, for a user who is not root."""
+    """Three hosts with Python and torch, for a user who is not root."""
     yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [PROCESSES] * 3, "process-"))
 
 
 @pytest.fixture(scope="session")
 def hosts_with_apptainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three with Apptainer and without Python, for a user who is not root."""
+    """Three hosts with Apptainer and without Python, for a user who is not root."""
     yield from _up(Cluster(tmp_path_factory.mktemp("cluster"), [APPTAINER] * 3, "apptainer-"))
 
 
@@ -97,8 +97,8 @@ def _up(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The hosts, whole and empty before the test: `parametrize("cluster", [...], indirect=True)`
-    with "hosts_with_python3" takes those."""
+    """The hosts, healthy and empty before the test: `parametrize("cluster", [...], indirect=True)`
+    with "hosts_with_python3" selects those."""
     hosts = request.getfixturevalue(getattr(request, "param", "hosts"))
     hosts.reset()
     yield hosts
@@ -106,5 +106,5 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def home(cluster: Cluster, tmp_path: Path) -> Home:
-    """A launching machine of this test alone: home.ddpctl("launch", ...)."""
+    """A launching machine for this test alone: home.ddpctl("launch", ...)."""
     return cluster.home_at(tmp_path / "state")

@@ -1,7 +1,7 @@
-"""Faults: how each is done to a run on the simulated cluster, and what is to be said.
+"""Faults: how each is inflicted on a run on the simulated cluster, and what ddpctl must report.
 
-The run is three hosts with two ranks each, which all-reduce in a loop. Used by the tests and by
-`benchmarks/faults.py`, which does the same to plain torchrun.
+The run has three hosts with two ranks each, which all-reduce in a loop. Used by the tests and by
+`benchmarks/faults.py`, which inflicts the same on plain torchrun.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ dist.destroy_process_group()
 
 @dataclass
 class Run:
-    """A launch under way, and what was heard of it."""
+    """A launch in progress, and its output so far."""
 
     cluster: Cluster
     home: Home
@@ -116,7 +116,7 @@ class Run:
         return self.process.wait(timeout)
 
     def done_by_script(self) -> None:
-        """The rank itself does it, and says when."""
+        """Wait until the rank has inflicted the fault on itself, and note the time that it printed."""
         line = until(
             lambda: next((each for each in self.lines() if "FAULT" in each), None),
             60,
@@ -155,7 +155,7 @@ class Fault:
 
 @contextlib.contextmanager
 def small_disk(cluster: Cluster, fault: Fault) -> Iterator[None]:
-    """400 MB for all that a run writes on the victim, if this is the fault that fills it."""
+    """Context manager: let runs write only 400 MB on the victim if `fault` fills the disk."""
     if fault.deed != "disk":
         yield
         return
@@ -218,7 +218,7 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def let_go_of_port(cluster: Cluster) -> Iterator[None]:
-    """A stranger's container on node0, ready to bind the master port when `take_port` says so."""
+    """Start a stranger's container on node0 that binds the master port once `take_port` tells it to."""
     stranger = ["docker", "run", "-d", "--network=host", "-v/tmp:/flag", "--entrypoint=python3"]
     cluster.exec("node0", "rm", "-f", "/tmp/go")
     name = cluster.exec("node0", *stranger, "--name=stranger", TRAINER_IMAGE, "-c", STRANGER)
@@ -233,13 +233,13 @@ BY_HAND = "[ $(docker ps -q | wc -l) -gt 1 ]"  # the stranger's is there already
 
 
 def take_port(cluster: Cluster, come: str = OURS) -> float:
-    """Binds the master port the moment that the run's container exists. Returns when."""
+    """Bind the master port as soon as the run's container exists. Return the time."""
     cluster.exec("node0", "sh", "-c", TAKE.format(come=come), timeout=120)
     return time.time()
 
 
 def cut_ssh(run: Run, seconds: float) -> None:
-    """Every SSH connection to the victim ends, and for so long there are no others."""
+    """End every SSH connection to the victim, and drop new ones for `seconds`."""
     rule = "INPUT -p tcp --dport 22 -j DROP"
     hang_up = "kill -9 $(pgrep -f '^sshd(-session)?: ddp')"
     run.cluster.exec(VICTIM, "sh", "-c", f"iptables -I {rule}; {hang_up}")
@@ -250,13 +250,13 @@ def cut_ssh(run: Run, seconds: float) -> None:
 
 
 def steps(run: Run, rank: int) -> list[int]:
-    """What the ranks of the deed `talk` said, in the order of the lines."""
+    """Return what the ranks of the deed `talk` printed, in the order of the lines."""
     ending = f"of rank {rank}"
     return [int(line.split()[-4]) for line in run.lines() if line.endswith(ending)]
 
 
 def lines_are_whole(run: Run) -> bool:
-    """Each line of each rank once, and in order."""
+    """Return whether each line of each rank is there once, and in order."""
     said = [steps(run, rank) for rank in range(6)]
     return all(seen and seen == list(range(1, len(seen) + 1)) for seen in said)
 
@@ -325,7 +325,7 @@ def launch(
     options: Iterable[str] = ("--no-check",),
     **job: Any,
 ) -> Run:
-    """The run, with all its ranks at work. job: what `write_job` takes."""
+    """Return a run, once all its ranks are working. job: as in `write_job`."""
     file = write_job(cluster, folder, fault.deed, fault.rank, **job)
     out, err = folder / "out", folder / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
@@ -337,7 +337,7 @@ def launch(
 
 
 def suffer(run: Run, fault: Fault) -> float:
-    """Does it, waits for the end. Returns the seconds from the fault to the launcher's exit."""
+    """Inflict the fault and wait for the end. Return the seconds from the fault to the launcher's exit."""
     if fault.before:
         fault.before(run)
     if fault.act:
@@ -352,7 +352,7 @@ def suffer(run: Run, fault: Fault) -> float:
 
 
 def verdict(run: Run, fault: Fault) -> str:
-    """ "" when the right host, rank and kind were named; else what was."""
+    """Return "" if the right host, rank and kind were named, else the first failure that was."""
     failure = run.failure
     right = failure.get("kind") in fault.kinds and failure.get("host") == fault.host
     if right and (fault.rank is None or failure.get("rank") == fault.rank):

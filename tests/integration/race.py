@@ -1,7 +1,7 @@
-"""Races pairs of launches for the same GPUs: `race.py HOSTS PAIRS` prints a JSON object for each pair.
+"""Race pairs of launches for the same GPUs: `race.py HOSTS PAIRS` prints a JSON object for each pair.
 
-Both launches of a pair have connections of their own and create, claim and start real containers,
-which only sleep. The GPUs are those that their labels name.
+Both launches of a pair have their own connections and create, claim and start real containers,
+which only sleep. Their GPUs exist only in the containers' labels.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def party(
     shared: int,
     chance: random.Random,
 ) -> Party:
-    """A launch that wants GPUs of the shared host, and often of another."""
+    """Return a launch that wants GPUs of the shared host and often of another one."""
     ranks = sorted({shared, chance.randrange(3)})
     cluster = dataclasses.replace(given, hosts=tuple(given.hosts[rank] for rank in ranks))
     since = float(chance.randrange(1, 4))
@@ -95,7 +95,7 @@ def party(
 def race(
     plan: Plan, connections: Sequence[HostConnection], barrier: threading.Barrier
 ) -> str | None:
-    """The run id if it started."""
+    """Return the run id if it started."""
     barrier.wait()
     console = Console(quiet=True)
     attempt = PlannedAttempt(plan, connections)

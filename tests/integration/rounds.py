@@ -1,7 +1,7 @@
-"""Rounds of launch and kill at random moments, and what is left of them, seen past ddpctl.
+"""Rounds of launch and kill at random moments, and a look without ddpctl at what they left.
 
-Beside the runs every host holds a container and a process of somebody else, which look like a run's and
-are none: nothing of ddpctl's may touch them.
+Besides the runs, every host has a container and a process of somebody else that look like a run's but
+are not: ddpctl must not touch them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BORN = f"{FIND} | xargs -I@ cut -d' ' -f1,22 /proc/@/stat"
 
 @dataclass
 class Round:
-    """What a round did, and what it should not have left or done."""
+    """What a round did, and what it wrongly left or did."""
 
     moment: float  # seconds after the start of `launch`
     interruption: str
@@ -54,7 +54,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Strangers:
-    """Somebody else's container and process on every host, as they were found at first."""
+    """Somebody else's container and process on every host, as they were at the beginning."""
 
     cluster: Cluster
     known: dict[str, str]
@@ -64,7 +64,7 @@ class Strangers:
 
 
 def seen(cluster: Cluster, node: str) -> str:
-    """Ids, start times and whether they run; one changed character means that one was touched."""
+    """Return their ids, start times and states. Any difference means that one was touched."""
     what = "{{.Id}} {{.State.StartedAt}} {{.State.Running}} {{.RestartCount}}"
     container = cluster.exec(node, "docker", "inspect", f"--format={what}", "ddpctl-stranger-0")
     return f"{container}; {cluster.exec(node, 'sh', '-c', BORN)}"
@@ -97,7 +97,7 @@ def write_job(cluster: Cluster, folder: Path) -> Path:
 def play(
     cluster: Cluster, home: Home, file: Path, chance: random.Random, others: Strangers
 ) -> Round:
-    """One round: launch, an interruption at a random moment, kill, and a look by other means."""
+    """Play one round: launch, interrupt at a random moment, kill, and look without ddpctl."""
     interruption = chance.choice(INTERRUPTIONS)
     this = Round(
         chance.uniform(0, LONGEST), interruption.name if interruption else "kill", started=False
@@ -126,6 +126,6 @@ def ours(cluster: Cluster, node: str) -> list[str]:
 
 
 def left(cluster: Cluster, node: str) -> list[str]:
-    """Containers and processes of any run on a host, by its own engine and its own /proc."""
+    """Return the containers and processes of any run on a host, from its own engine and /proc."""
     processes = cluster.exec(node, "sh", "-c", CARRIERS).splitlines()
     return [f"container {name}" for name in ours(cluster, node)] + processes

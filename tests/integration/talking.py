@@ -1,4 +1,4 @@
-"""Ranks that talk a lot, and what became of their lines. Used by the tests and by benchmarks/logs.py."""
+"""Ranks that print a lot, and what became of their lines. Used by the tests and by benchmarks/logs.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LINE = re.compile(rb"(?:\[node\d+:(\d+)\] )?@(\d+)/(\d+) x{40}")
 
 @dataclass(frozen=True)
 class Heard:
-    """Of what all ranks said: how many lines did not come, came again, in pieces or too early."""
+    """How many of all ranks' lines are missing, repeated, torn or out of order."""
 
     lost: int
     doubled: int
@@ -47,7 +47,7 @@ class Heard:
 
 
 def heard(text: bytes, ranks: int, count: int) -> Heard:
-    """`text`: lines as a launch or `docker logs` shows them, each rank's counted from 0 to `count`."""
+    """Check the lines in `text`, as a launch or `docker logs` shows them. count: lines per rank."""
     seen = [bytearray(count) for _ in range(ranks)]
     last = [-1] * ranks
     doubled = torn = disordered = 0
@@ -66,9 +66,9 @@ def heard(text: bytes, ranks: int, count: int) -> Heard:
 
 
 def peak(pid: int) -> int:
-    """KiB of memory that a process has had at most, 0 if it has ended.
+    """Return the peak memory of a process in KiB, or 0 if it has ended.
 
-    What the kernel tells at its end counts what its parent had when it was forked, too.
+    The kernel's own value at the end also counts what the parent had at the fork.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -79,7 +79,7 @@ def peak(pid: int) -> int:
 
 
 class Progress:
-    """How many of the ranks' lines a growing file has, and when the first and the last came."""
+    """How many of the ranks' lines a growing file has, and when the first and last arrived."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")

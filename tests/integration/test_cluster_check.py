@@ -1,4 +1,4 @@
-"""`ddpctl check` on the simulated cluster: each fault is seeded for real and reported in one line."""
+"""`ddpctl check` on the simulated cluster: each fault is real and is reported in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Check = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def check(cluster: Cluster, home: Home, tmp_path: Path) -> Check:
-    """The JSON document of a check of all hosts, and the exit code in it as `rc`."""
+    """Return the JSON document of a check of all hosts, with the exit code added as `rc`."""
 
     def run(hosts: list[Any] | None = None, **job: Any) -> dict[str, Any]:
         file = cluster.hosts_yaml(tmp_path / "hosts.yaml", hosts, **job)
@@ -140,7 +140,7 @@ def test_a_firewall_before_one_port(cluster: Cluster, check: Check) -> None:
 
 
 def test_a_firewall_before_the_data(cluster: Cluster, check: Check) -> None:
-    """SSH is let in, and what comes from node0; node2 is not."""
+    """The firewall accepts SSH and traffic from node0, but not from node2."""
     rule = ["INPUT", "-p", "tcp", "!", "--dport", "22", "-s", cluster.addresses["node2"]]
     cluster.exec("node1", "iptables", "-A", *rule, "--syn", "-j", "DROP")
     try:
@@ -279,7 +279,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def decoys(cluster: Cluster) -> Any:
-    """Every host calls itself 127.0.1.1 and has a bridge with an address of all the others."""
+    """Make every host resolve its own name to 127.0.1.1 and have a bridge with the others' addresses."""
     names: dict[str, str] = {}
     for node in cluster.nodes:
         names[node] = cluster.exec(node, "cat", "/etc/hosts")

@@ -1,4 +1,4 @@
-"""`ddpctl clean` on real hosts: it removes its own containers and folders only."""
+"""`ddpctl clean` on real hosts: it removes only its own containers and folders."""
 
 from __future__ import annotations
 

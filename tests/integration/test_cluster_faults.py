@@ -47,7 +47,7 @@ def test_a_fault_ends_all_and_is_named(
 def test_12_a_master_port_that_is_taken_after_the_check_is_named(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    """A stranger binds it the moment that the run's container exists."""
+    """A stranger binds the port as soon as the run's container exists."""
     file = write_job(cluster, tmp_path, "wait", None)
     with let_go_of_port(cluster):
         launcher = home.start("launch", file, "--no-check")
@@ -77,7 +77,7 @@ def test_16_a_stalled_ssh_connection_loses_no_line_and_stops_nothing(
 def test_16_ssh_that_is_cut_for_20_s_loses_no_line_either(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    """Connections end, which a stall alone may not do, and there are none to be had."""
+    """Connections end, as they may not after a mere stall, and new ones are dropped."""
     run = launch(cluster, home, tmp_path, Fault(16, "SSH cut", (), 0, deed="talk", rank=None))
     cut_ssh(run, 20)
     mark = max(steps(run, 0)) + 60
@@ -92,7 +92,7 @@ def test_16_ssh_that_is_cut_for_20_s_loses_no_line_either(
 def test_a_host_that_only_its_peers_cannot_reach_is_named(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    """All three say that another one is gone; SSH is alive, so the launcher hears all of them."""
+    """All three report that another one is gone; SSH works, so the launcher gets all reports."""
     peers = [cluster.addresses[node] for node in cluster.nodes if node != VICTIM]
     rules = [f"INPUT -s {peer} -j DROP" for peer in peers]
     rules += [f"OUTPUT -d {peer} -j DROP" for peer in peers]

@@ -1,4 +1,4 @@
-"""What is different with Podman, for root and rootless, beside a host with Docker."""
+"""What differs with Podman, rootful and rootless, next to a host with Docker."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def code(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def name(tmp_path: Path) -> Iterator[str]:
-    """A name for images of this test on this machine, which are removed."""
+    """A name for this test's images on this machine, which are removed afterwards."""
     name = f"ddpctl-podmantest-{os.getpid()}"
     yield name
     subprocess.run(["docker", "rmi", "-f", f"{name}:1", f"{name}:2"], capture_output=True)
 
 
 def build(name: str, context: Path, layers: int) -> None:
-    """An image with so many layers of 100 kB each."""
+    """Build an image with this many layers of 100 kB each."""
     for layer in range(layers):
         if not (context / f"{layer}").exists():
             (context / f"{layer}").write_bytes(os.urandom(100_000))
@@ -62,7 +62,7 @@ def ok(home: Home, *args: str | Path) -> str:
 def test_only_the_layers_that_podman_lacks_are_sent(
     cluster: Cluster, home: Home, tmp_path: Path, name: str
 ) -> None:
-    """It knows the layers that it has by the digests of their content, as they came uncompressed."""
+    """Podman identifies its layers by the digests of their uncompressed content."""
     build(f"{name}:1", tmp_path, 1)
     save = subprocess.run(["docker", "save", f"{name}:1"], capture_output=True, check=True)
     for node in cluster.nodes:

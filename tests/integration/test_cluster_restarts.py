@@ -38,7 +38,7 @@ CHECKPOINTS = "ls -d /home/ddp/.ddpctl/runs/*/checkpoints/ckpt/step-* 2>/dev/nul
 
 
 def weights(home: Home, folder: Path) -> dict[str, torch.Tensor]:
-    """Of the run's last epoch, as node 0 has exported them."""
+    """Return the weights of the run's last epoch, as node 0 exported them."""
     fetched = home.ddpctl("fetch", "--to", folder)
     assert fetched.returncode == 0, fetched.stderr
     state: dict[str, torch.Tensor] = torch.load(folder / "output" / f"epoch_{EPOCHS}.pth")
@@ -48,7 +48,7 @@ def weights(home: Home, folder: Path) -> dict[str, torch.Tensor]:
 def test_a_lost_hosts_place_is_taken_by_a_spare_and_the_weights_are_bitwise_the_same(
     cluster: Cluster, tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
-    """The lost host is the master too: the spare takes its rank, and others have its checkpoints.
+    """The lost host is also the master: the spare takes its rank, and other hosts have its checkpoints.
 
     The first spare is dead.
     """
@@ -80,7 +80,7 @@ def test_a_lost_hosts_place_is_taken_by_a_spare_and_the_weights_are_bitwise_the_
 def undisturbed(
     hosts: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, torch.Tensor]:
-    """The same training on two hosts that nothing happens to."""
+    """The same training on two hosts, undisturbed."""
     hosts.reset()
     folder = tmp_path_factory.mktemp("undisturbed")
     home = hosts.home_at(folder / "state")
@@ -93,7 +93,7 @@ def undisturbed(
 def test_a_foreign_scripts_checkpoint_follows_it_to_other_hosts(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    """Only node0 has it, and node0 takes no part any more."""
+    """Only node0 has the checkpoint, and node0 no longer takes part."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(FOREIGN)

@@ -1,4 +1,4 @@
-"""Killed at random moments, with and without a launcher: nothing is left, nothing else is touched."""
+"""Runs killed at random moments, with and without a launcher, leave nothing and touch nothing else."""
 
 from __future__ import annotations
 

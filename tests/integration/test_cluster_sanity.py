@@ -17,7 +17,7 @@ COLLECTIVES = ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "point
 
 
 def sanity(home: Home, hosts: Path, *flags: str) -> dict[str, Any]:
-    """The document, the exit code in it as `rc`, and what was said beside it."""
+    """Return the JSON document, with the exit code added as `rc`, and what went to stderr."""
     done = home.ddpctl("sanity", hosts, "--json", *flags, timeout=200)
     assert done.stdout, done.stderr
     return {**json.loads(done.stdout), "rc": done.returncode, "stderr": done.stderr}
@@ -65,7 +65,7 @@ def test_two_containers_on_one_host(cluster: Cluster, home: Home, tmp_path: Path
 def test_the_gpus_of_a_host_are_split_between_its_containers(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    """The requests as the engine has them; the GPUs themselves are stand-ins."""
+    """The engine's GPU requests are checked; the GPUs themselves are stand-ins."""
     cluster.give_gpus("node0", 8)
     hosts = cluster.hosts_yaml(
         tmp_path / "hosts.yaml", [{"host": "node0", "gpus": "all"}, {"host": "node1"}]
@@ -86,7 +86,7 @@ def test_the_gpus_of_a_host_are_split_between_its_containers(
 
 
 def host_ids(cluster: Cluster, node: str) -> list[str]:
-    """What NCCL is told to take for a machine, of each container there."""
+    """Return the NCCL_HOSTID of each container on a host: it tells NCCL what to treat as one machine."""
     environments = [container["Config"]["Env"] for container in cluster.containers(node)]
     found = [dict(entry.split("=", 1) for entry in env) for env in environments]
     return sorted(env["NCCL_HOSTID"] for env in found)
@@ -106,7 +106,7 @@ def test_a_slow_link_is_named_by_pairwise(cluster: Cluster, home: Home, tmp_path
 
 
 def streamed(cluster: Cluster, source: str, target: str) -> float:
-    """Bytes per second between the hosts by iperf3, the first second left out."""
+    """Return the bytes per second between the hosts, measured by iperf3 without the first second."""
     with ThreadPoolExecutor(1) as beside:
         serving = beside.submit(lambda: cluster.exec(target, "iperf3", "-s", "-1", timeout=60))
         listening = "ss -ltn | grep -q :5201 && echo yes || true"
@@ -137,7 +137,7 @@ def test_the_bandwidth_is_what_iperf3_measures(
 
 @pytest.fixture
 def blocked(cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """blocked(): node1 takes no more connections from the other nodes; this machine's it takes."""
+    """blocked() makes node1 refuse new connections from the other nodes, but not from this machine."""
 
     def block() -> None:
         for other in ("node0", "node2"):
@@ -178,7 +178,7 @@ def test_a_firewall_that_comes_later_is_named_by_the_ranks(
 def test_a_collective_that_hangs_ends_within_the_timeout_and_names_the_node(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    """One rank stops in the middle of an all-reduce that all have begun."""
+    """One rank stops in the middle of an all-reduce that all ranks have begun."""
     cluster.slow("node1", "40mbit")
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
     process = home.start("sanity", hosts, "--json", "--timeout", "5s", "--max-size", "2m")

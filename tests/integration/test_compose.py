@@ -1,6 +1,6 @@
-"""compose.yaml, the cluster in a box, as the README says to run it.
+"""compose.yaml, the cluster in a box, run as the README describes.
 
-Two of its hosts start with the trainer's image, as they do when the box is restarted. The third receives
+Two of its hosts already have the trainer's image, as after a restart of the box. The third receives
 it by push.
 """
 
@@ -36,7 +36,7 @@ WITH_IMAGE = ("node0", "node1")
 
 @pytest.fixture
 def box(hosts: Cluster, tmp_path: Path) -> Iterator[list[str]]:
-    """`docker compose` on a project of this test alone, with nothing left of it afterwards."""
+    """`docker compose` on a project of this test alone, which leaves nothing behind."""
     if subprocess.run([REPOSITORY / "scripts" / "compose-plugin"]).returncode:
         problem = "NO CLUSTER IN A BOX, its test did not run: no docker compose"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(problem)
@@ -52,7 +52,7 @@ def box(hosts: Cluster, tmp_path: Path) -> Iterator[list[str]]:
 
 
 def changed(folder: Path) -> Path:
-    """What this test's box has in place of compose.yaml's: volumes for engines with the image."""
+    """Return what replaces parts of compose.yaml in this test: volumes for engines that have the image."""
     services = {node: {"volumes": [f"{node}:/var/lib/docker"]} for node in WITH_IMAGE}
     volumes = {node: {"external": True, "name": f"{PROJECT}-{node}"} for node in WITH_IMAGE}
     file = folder / "compose.yaml"

@@ -1,4 +1,4 @@
-"""A run does not need its launching machine: A starts it and loses its state; B does everything else.
+"""A run does not need its launching machine: A starts one and loses its state; B does everything else.
 
 Two of the three hosts share their ~/.ddpctl.
 """

@@ -1,4 +1,4 @@
-"""What every engine promises: on hosts with Docker, Podman and rootless Podman, and without containers."""
+"""What every engine guarantees, on hosts with Docker, Podman or rootless Podman, or without containers."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _daemons(cluster: Cluster) -> int:
 
 
 def with_terminal(home: Home, *where: str) -> None:
-    """The command gets the size of the terminal, its changes, and Ctrl-C."""
+    """Check that the command gets the terminal's size, changes of the size, and Ctrl-C."""
     terminal, inside = pty.openpty()
     termios.tcsetwinsize(inside, (17, 93))
     line = ["exec", "-t", *where, "--", "sh", "-c", ON_TERMINAL]
@@ -249,6 +249,6 @@ def with_terminal(home: Home, *where: str) -> None:
 
 
 def _take_terminal() -> None:
-    """stdin becomes the controlling terminal of the new process, which gets its SIGWINCH."""
+    """Make stdin the controlling terminal of the new process, so that it gets SIGWINCH."""
     os.setsid()
     os.close(os.open(os.ttyname(0), os.O_RDWR))

@@ -1,4 +1,4 @@
-"""`ddpctl image build` with a real engine, from the base that the test images have."""
+"""`ddpctl image build` with a real engine, from the base of the test images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def base(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project that needs one package, which lies in a folder of wheels."""
+    """A project that needs one package, which is in a folder of wheels."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "tinypkg-1.0-py3-none-any.whl", "w") as wheel:

@@ -23,7 +23,7 @@ FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    """A code folder, its name not the plainest."""
+    """A code folder whose name needs quoting."""
     folder = tmp_path / "my code $(touch x)"
     folder.mkdir()
     return folder
@@ -209,7 +209,7 @@ def test_through_a_jump_host_on_another_port(
 def test_gpus_of_one_host_are_split_between_two_nodes(
     cluster: Cluster, home: Home, code: Path, tmp_path: Path
 ) -> None:
-    """The requests as the engine has them; the GPUs themselves are stand-ins."""
+    """The engine's GPU requests are checked; the GPUs themselves are stand-ins."""
     for node in ("node0", "node1"):
         cluster.give_gpus(node, 2)
     name = script(code, "import os\nprint(os.environ['LOCAL_WORLD_SIZE'], flush=True)")
@@ -234,7 +234,7 @@ def test_gpus_of_one_host_are_split_between_two_nodes(
 def test_python_calls_a_function_on_every_rank(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    """With trust: a tensor comes back. A rank that is killed has a name, and no result."""
+    """With trust=True, a tensor is returned. A rank that is killed is named, and there is no result."""
     program = """
         import os, signal, sys, torch, ddpctl
 

@@ -1,4 +1,4 @@
-"""`ddpctl push` to the simulated cluster: what is sent, and what remains if something dies."""
+"""`ddpctl push` to the simulated cluster: what is sent, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TREES = f"/home/{USER}/.ddpctl/datasets"
 
 @pytest.fixture
 def image(tmp_path: Path) -> Iterator[str]:
-    """A name for an image of this test. Images built under it are removed."""
+    """A name for an image of this test. Images with that name are removed afterwards."""
     name = f"ddpctl-pushtest-{uuid.uuid4().hex[:8]}"
     yield name
     argv = ["docker", "image", "ls", "-q", "--filter", f"label=test={name}"]
@@ -32,7 +32,7 @@ def image(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def data(tmp_path: Path, cluster: Cluster) -> Iterator[Path]:
-    """80 files of a megabyte."""
+    """80 files of one megabyte each."""
     folder = tmp_path / "data"
     folder.mkdir()
     for number in range(80):
@@ -43,7 +43,7 @@ def data(tmp_path: Path, cluster: Cluster) -> Iterator[Path]:
 
 
 def build(name: str, context: Path, sizes: dict[str, int]) -> None:
-    """An image with one layer per file of random bytes; existing files are kept."""
+    """Build an image with one layer per file of random bytes, keeping files that exist."""
     context.mkdir(exist_ok=True)
     for file, size in sizes.items():
         if not (context / file).exists() or (context / file).stat().st_size != size:
@@ -56,7 +56,7 @@ def build(name: str, context: Path, sizes: dict[str, int]) -> None:
 
 
 def own_names(image: str) -> str:
-    """The tags that a push has given this test's image in this machine's engine."""
+    """Return the tags that pushes gave this test's image in this machine's engine."""
     look = ["docker", "image", "ls", "-q", "--filter", f"label=test={image}"]
     look += ["--filter", "reference=localhost:*/ddpctl/*:push"]
     return subprocess.run(look, capture_output=True, text=True, check=True).stdout
@@ -69,12 +69,12 @@ def push(home: Home, hosts: Path, *flags: str) -> dict[str, Any]:
 
 
 def received(cluster: Cluster, node: str) -> int:
-    """Bytes that the host's network card has received from any sender."""
+    """Return how many bytes the host's network card has received from any sender."""
     return int(cluster.exec(node, "cat", "/sys/class/net/eth0/statistics/rx_bytes"))
 
 
 def digest_of(cluster: Cluster, node: str, digest: str) -> str:
-    """Of all content of a pushed tree, as the host's own tools see it."""
+    """Return the digest of a pushed tree's content, computed by the host's own tools."""
     look = f"cd {TREES}/{digest} && find . -type f | sort | xargs sha256sum | sha256sum"
     return cluster.exec(node, "sh", "-c", look)
 
@@ -122,7 +122,7 @@ def test_an_interrupted_push_of_an_image_leaves_no_name_in_the_local_engine(
 
 
 def stop_engine(cluster: Cluster, node: str) -> None:
-    """And its containerd: the next engine has one of its own."""
+    """Stop a host's engine and its containerd, because the next engine starts its own."""
     cluster.stop_dockerd(node)
     left = "pgrep -x 'dockerd|containerd' || true"
     until(lambda: not cluster.exec(node, "sh", "-c", left), 60, f"the engine of {node} is gone")
@@ -130,7 +130,7 @@ def stop_engine(cluster: Cluster, node: str) -> None:
 
 @pytest.fixture
 def containerd_store(cluster: Cluster) -> Iterator[str]:
-    """A host whose engine keeps images as containerd does, as new installations do."""
+    """A host whose engine uses containerd's image store, as new installations do."""
     node, folder = "node1", "/var/lib/docker/containerds"
     stop_engine(cluster, node)
     asked = '{"features": {"containerd-snapshotter": true}}'

@@ -23,5 +23,5 @@ class FirstFailure:
 
     @property
     def headline(self) -> str:
-        """One sentence: which rank or node failed first, and how."""
+        """A sentence that says which rank or node failed first, and how."""
         return headline(self.message, self.host, self.node_rank, self.rank, self.local_rank)

@@ -23,7 +23,7 @@ def is_sanity_run(run_id: str) -> bool:
 
 
 def time_of(run_id: str) -> str:
-    """Return the end of a run id, by which ids of any name sort by time."""
+    """Return the time and suffix at the end of a run id, which sort ids by time whatever their names."""
     return run_id[-len("20261121-153000-abcd") :]
 
 

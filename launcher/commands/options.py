@@ -65,14 +65,14 @@ def decimal(flag: str, text: str) -> float:
 
 
 def seconds(flag: str, text: str) -> int:
-    """Read a duration. Raises UsageError for other text, even a bare number: its unit is unclear."""
+    """Read a duration. Raises UsageError for other text, even a bare number, whose unit is unclear."""
     if (read := seconds_in(text)) is None:
         raise UsageError(f"{flag} {quoted(text)}: not a duration", duration_remedy(text))
     return read
 
 
 def some_seconds(flag: str, text: str) -> int:
-    """Read a duration that is not zero. Raises UsageError."""
+    """Read a duration above zero. Raises UsageError for other text."""
     if not (read := seconds(flag, text)):
         raise UsageError(f"{flag} {quoted(text)}: too short", "write a duration such as 30s")
     return read

@@ -24,7 +24,7 @@ _FIRST_LINE = re.compile(rf"{_HOST}((:\d+)?(\s+[\w-]+\s*=\s*\S*)+|:\d+)")
 
 
 def is_hostfile(text: str) -> bool:
-    """Return whether the first line gives a number of slots, or all lines (two or more) are names."""
+    """Return whether the first line has a number of slots, or each of several lines begins with a name."""
     lines = [line for line in map(_significant, text.splitlines()) if line]
     if max(map(len, lines), default=0) > LONGEST_LINE:
         return False  # matching the patterns would take too long

@@ -305,7 +305,7 @@ class _Reading:
         return values
 
     def _absolute(self, written: str, tree: RawValue) -> str:
-        """Return an absolute path. `written` is relative to the folder of the source."""
+        """Return `written`, a path relative to the source's folder, as absolute. Raises Wrong for /."""
         path = Path(self.source).parent / expanded(written)
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes

@@ -49,7 +49,7 @@ class Wrong(Exception):
 
 
 def hosts_file_error(source: str, mistakes: Sequence[Mistake]) -> HostsFileError:
-    """Return the error for a file with mistakes. It has each mistake once, in the order of lines."""
+    """Return the error for a file with mistakes. It has each mistake once, in line order."""
     errors, printed = list[UsageError](), set[str]()
     for mistake in sorted(dict.fromkeys(mistakes), key=lambda mistake: mistake.line)[:MOST]:
         if mistake.allowed in printed:

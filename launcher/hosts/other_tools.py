@@ -37,7 +37,7 @@ def is_ini(text: str) -> bool:
 
 
 def kind_of(tree: RawValue) -> str | None:
-    """Return what kind of file of another tool this is, or None if it is not one."""
+    """Return which tool's file this is, such as ANSIBLE, or None if it is not another tool's."""
     keys = tree.entries
     if "ssh_config" in keys or ("type" in keys and keys["type"].text == "fleet"):
         return DSTACK

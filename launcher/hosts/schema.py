@@ -35,7 +35,7 @@ _REMEDIES = {
 
 
 def unknown(name: str, line: int, known: Mapping[str, Shape]) -> Mistake:
-    """Return the mistake for an unknown key: with its right place, a similar key, or all known keys."""
+    """Return the mistake for an unknown key. Its remedy is a section, a similar key or all known keys."""
     written, what = quoted(name), "found an unknown key"
     word = name.lower().replace("-", "_")
     synonyms = {word: key for key, shape in known.items() for word in shape.get("x-synonyms", ())}

@@ -273,8 +273,7 @@ def arguments(value: RawValue) -> tuple[str, ...]:
 
 
 def torchrun_flags(value: RawValue) -> tuple[str, ...]:
-    """Read flags for torchrun. Raises Wrong for those that ddpctl sets, and for prefixes of these,
-    which torchrun's argparse accepts."""
+    """Read flags for torchrun. Raises Wrong for one that ddpctl sets, or an argparse prefix of one."""
     words, mistakes = arguments(value), list[Mistake]()
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")

@@ -35,7 +35,7 @@ def once(*pieces: bytes | float) -> Callable[[], Pieces]:
     return lambda: iter(pieces)
 
 
-# long texts for every parser: of facts, of GPUs, of lists that end with NUL, of journals
+# long texts for every parser: those of facts, GPUs, NUL-terminated lists and journals
 LONG = b"".join(b"\n@@%s\n%s\n" % (name.encode(), b"a" * 40_000) for name in SECTIONS)
 SCRIPTS: dict[str, Callable[[], Pieces]] = {
     "nothing": once(),
@@ -125,7 +125,7 @@ def whole_request(data: bytes) -> int:
 
 def main(scripts: str, docker: str) -> None:
     hung_up = select.poll()
-    hung_up.register(1, 0)  # reports only that nobody reads any more
+    hung_up.register(1, 0)  # reports only that nobody reads anymore
 
     def send(pieces: Pieces) -> None:
         for piece in pieces:

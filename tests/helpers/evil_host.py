@@ -117,7 +117,7 @@ class EvilCluster(FakeCluster):
 
         monkeypatch.setattr(HostConnection, "run", impatient)
         monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 0.5)
-        monkeypatch.setattr(container_test, "TIMEOUT", PATIENCE)  # no fake runs what it starts
+        monkeypatch.setattr(container_test, "TIMEOUT", PATIENCE)  # fakes do not run what it starts
         monkeypatch.setattr(stacks, "TIMEOUT", 1)
 
     def launch_run(self) -> None:
@@ -147,7 +147,7 @@ class EvilCluster(FakeCluster):
         if not getattr(self.host(connection.name), "scripts", ""):
             return super()._docker(connection)
         api = self._connect(connection)
-        # what comes fast must end by its size, not by the time
+        # fast answers must be ended by their size, not by the timeout
         api.timeout = PATIENCE if self.evil.docker == "dripping" else 10.0
         return api
 

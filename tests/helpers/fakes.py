@@ -148,8 +148,8 @@ class FakeHost:
         self.tickets: dict[str, dict[str, Any]] = {}  # volumes, by name
         self.ahead = 0.0  # seconds by which the clock of this host is ahead
         self.asked: list[tuple[str, ...]] = []  # commands and engine calls, in order
-        self.refuses: dict[str, str] = {}  # engine call -> the error it answers
-        self.lies: dict[str, Any] = {}  # engine call -> what it answers, or raises, instead
+        self.refuses: dict[str, str] = {}  # engine call -> the error that it raises
+        self.lies: dict[str, Any] = {}  # engine call -> what it answers or raises instead
         self.ignores_stop = False
         self.on_start: Callable[[FakeNode], object] = lambda node: None
         self.on_stop: Callable[[FakeNode], object] = FakeNode.stop

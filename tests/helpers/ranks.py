@@ -69,7 +69,7 @@ def write_lines(count: int, width: int) -> None:
     out.write(b"\xff\xfe is no text\n")
     out.write(b"torn ")
     out.flush()
-    time.sleep(0.3)  # several looks of the supervisor
+    time.sleep(0.3)  # the supervisor looks several times in between
     out.write(b"and joined\r\n")
     out.write(b"y" * 1_000_000 + b"\n")
     out.write(b"no newline")

@@ -38,7 +38,7 @@ TRAINER_IMAGE = "ddpctl-trainer:latest"
 USER = "ddp"  # on the hosts; in the group docker
 LABEL = "io.ddpctl.test"
 
-# all of `privileged` that a machine without CAP_SYS_RESOURCE can give
+# everything in `privileged` that a machine without CAP_SYS_RESOURCE can grant
 POWERS = (
     *("--cap-add=ALL", "--cap-drop=SYS_RESOURCE"),
     *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--init"),
@@ -95,10 +95,10 @@ ROOTLESS_PODMAN = Kind(
     storage=f"/home/{USER}/.local/share/containers/storage",
     layers="overlay",
 )
-PROCESSES = Kind(PROCESS_NODE_IMAGE, (), engine="true", storage="")  # `true` knows no container
+PROCESSES = Kind(PROCESS_NODE_IMAGE, (), engine="true", storage="")  # `true` lists no container
 APPTAINER = Kind(APPTAINER_NODE_IMAGE, ("--device=/dev/fuse",), engine="true", storage="")
 
-# What ddpctl asks nvidia-smi for its GPUs; anything else it is asked gets no answer.
+# Answers ddpctl's question to nvidia-smi about its GPUs, and no other.
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
 *index,uuid,name,memory.total*) printf '{rows}' ;;
@@ -117,7 +117,7 @@ done
 exec /usr/sbin/runc "$@"
 """
 
-# Empties a host, once its sshd and its engine, whose command "$@" is, answer. $1 keeps dockerd away.
+# Empties a host once its sshd and its engine answer. "$@" is its command, $1 what keeps dockerd off.
 SWEEP = """
 rm -f "$1" /usr/local/bin/nvidia-* /usr/local/bin/runc
 shift
@@ -291,7 +291,7 @@ class Cluster:
             docker("start", self.container(node))
         if self.project not in state["NetworkSettings"]["Networks"]:
             self.mend(node)
-            # the engine never gives eth0 twice
+            # the engine never assigns eth0 twice
             docker("restart", "--time=0", self.container(node))
         if node in self._slowed:
             self._quicken(node)
@@ -337,7 +337,7 @@ class Cluster:
         path.write_text(yaml.safe_dump(content, sort_keys=False))
         return path
 
-    # -- the world, seen past ddpctl
+    # -- the hosts, seen without ddpctl
 
     def container(self, node: str) -> str:
         return f"{self.project}-{node}"
@@ -447,7 +447,7 @@ class Cluster:
         for node in nodes:
             self.exec(node, "sh", "-c", f"cd /home/{USER} && {share}")
 
-    # -- GPUs that are none
+    # -- stand-ins for GPUs
 
     def give_gpus(self, node: str, count: int) -> None:
         """Install stand-ins for the driver and the container toolkit. The rest is real."""
@@ -577,7 +577,7 @@ def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
         return name
     label = f"{LABEL}.engine={TREE}-{kind.storage}-{image}"
     for old in docker("volume", "ls", "-q", "--filter", f"label={label}").split():
-        subprocess.run(["docker", "volume", "rm", old], capture_output=True)  # in use: another's
+        subprocess.run(["docker", "volume", "rm", old], capture_output=True)  # fails if in use
     seed = f"{name}-seed"
     subprocess.run(["docker", "rm", "-f", "-v", seed], capture_output=True)
     docker("volume", "create", "--label", label, name)
@@ -659,7 +659,7 @@ def remove_leftovers() -> None:
     for project in set(_projects()):
         pid = project.rpartition("-")[2]
         if not Path("/proc", pid).exists():
-            # being removed already by another, or the engine is slow
+            # another process is removing it already, or the engine is slow
             with contextlib.suppress(AssertionError):
                 remove_project(project)
 

@@ -18,7 +18,7 @@ from cluster import (
     turn,
 )
 
-# What shares hosts that are long to set up goes to one process, early, and so does what is long.
+# Tests that share hosts with a long setup go to one process, early, and so do long tests.
 GROUPS = (
     "hosts_with_podman",
     "hosts_without_containers",

@@ -19,13 +19,13 @@ from typing import Any
 from cluster import TRAINER_IMAGE, Cluster, Home, until
 
 PORT = 29500
-SLOW_DEEDS = ("hog", "disk")  # the fault comes some time after the rank has said that it begins
+SLOW_DEEDS = ("hog", "disk")  # the fault occurs some time after the rank has announced it
 VICTIM = "node1"  # where rank 3 lives
 LOOP = """
 import os, signal, sys, time
 
 
-def say(text):  # in one piece: by hand all ranks of a host share a pipe
+def say(text):  # in one write: by hand, all ranks of a host share a pipe
     os.write(1, (text + "\\n").encode())
 
 
@@ -47,7 +47,7 @@ def misbehave():
     if deed == "raise":
         raise ValueError("boom")
     if deed == "exit":
-        os._exit(7)  # past gloo, whose threads may abort a process that ends by itself
+        os._exit(7)  # bypasses gloo, whose threads may abort a process that ends by itself
     if deed == "ecc":
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
     if deed == "zero":
@@ -80,7 +80,7 @@ while True:
     if deed == "talk":
         say("line %d of rank %d" % (step, rank))
     if again and step == 20 and (deed != "stay" or os.environ["DDPCTL_ATTEMPT"] == "3"):
-        break  # a fault comes once; to those that stay, twice
+        break  # a fault occurs once; twice in those that stay
     if rank == who and step == 40:
         misbehave()
     time.sleep(0.05)
@@ -100,7 +100,7 @@ class Run:
     err: Path
     fault_at: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
-    others: Sequence[subprocess.Popen[bytes]] = ()  # of a start by hand: the other hosts' logins
+    others: Sequence[subprocess.Popen[bytes]] = ()  # the other hosts' logins, if started by hand
     ranks: int = 6
 
     def lines(self) -> list[str]:
@@ -143,9 +143,9 @@ Act = Callable[[Run], None]
 class Fault:
     number: int
     name: str
-    kinds: tuple[str, ...]  # the first that is named is the best; any of them is right
+    kinds: tuple[str, ...]  # any of them is right; the first is the best
     within: float  # seconds from the fault to the end of the launcher and of all nodes
-    deed: str = "wait"  # of the script, by rank 3
+    deed: str = "wait"  # what rank 3 does in the script
     rank: int | None = 3
     host: str = VICTIM
     act: Act | None = None
@@ -229,7 +229,7 @@ def let_go_of_port(cluster: Cluster) -> Iterator[None]:
 
 
 OURS = "docker ps -aq --filter label=io.ddpctl.run-id | grep -q ."
-BY_HAND = "[ $(docker ps -q | wc -l) -gt 1 ]"  # the stranger's is there already
+BY_HAND = "[ $(docker ps -q | wc -l) -gt 1 ]"  # the stranger's container already exists
 
 
 def take_port(cluster: Cluster, come: str = OURS) -> float:

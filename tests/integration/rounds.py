@@ -28,7 +28,7 @@ while True:
 """
 # How a round ends the launcher before the run is killed; None: `ddpctl kill` while it is alive.
 INTERRUPTIONS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)
-# Whatever carries a run id, whoever's it is: pid and name.
+# Prints pid and name of every process with a run id, whoever owns it.
 CARRIERS = r"""
 for e in $(grep -lz '^DDPCTL_RUN_ID=' /proc/[0-9]*/environ 2>/dev/null); do
   p=${e#/proc/}; p=${p%/environ}
@@ -103,7 +103,7 @@ def play(
         chance.uniform(0, LONGEST), interruption.name if interruption else "kill", started=False
     )
     launcher = home.start("launch", file, "--no-check", stdout=subprocess.DEVNULL)
-    time.sleep(this.moment)  # the moment is the test
+    time.sleep(this.moment)  # the random moment
     this.started = any(ours(cluster, node) for node in cluster.nodes)
     if interruption is None:
         this.kills.append(home.ddpctl("kill", file, "--all", "-y").returncode)

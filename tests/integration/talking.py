@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # How many lines, in how many bursts, and the seconds between two. All ranks begin together, once
-# everyone is there. A line is one write: by hand the ranks of a node share a pipe.
+# all are there. A line is one write, because by hand the ranks of a node share a pipe.
 SCRIPT = """
 import os, socket, sys, time
 count, bursts, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])

@@ -49,7 +49,7 @@ def test_a_clean_cluster_gives_no_finding(cluster: Cluster, check: Check) -> Non
     assert chosen == {node: (cluster.addresses[node], "eth0") for node in cluster.nodes}
     assert document["seconds"] < 30
     assert document["hosts"][0]["torch"]
-    for node in cluster.nodes:  # nothing of it stays
+    for node in cluster.nodes:  # nothing is left behind
         assert cluster.containers(node) == []
         assert cluster.exec(node, "sh", "-c", "ls -A /home/ddp/.ddpctl | grep check || true") == ""
 
@@ -264,7 +264,7 @@ def test_a_run_that_was_left_paused(cluster: Cluster, check: Check) -> None:
     assert what == "node 1 of run old (eve@head) is paused"
 
 
-# Decoys: plain torchrun over Gloo listens where nobody comes, ddpctl does not
+# Decoys: plain torchrun over Gloo listens where nobody connects, but ddpctl does not
 
 TALK = """
 import torch, torch.distributed as dist
@@ -328,7 +328,10 @@ def test_a_launch_passes_where_plain_torchrun_fails(
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(by_hand, rank) for rank in range(2)]
         wait(both, return_when=FIRST_COMPLETED)
-        for node in ("node0", "node1"):  # it has failed: nobody need wait for the other half
+        for node in (
+            "node0",
+            "node1",
+        ):  # the run has failed, so there is no need to wait for the rest
             cluster.exec(node, "sh", "-c", "docker rm -f plain || true")
     said = [half.result() for half in both]
     assert not any("rc 0" in text for text in said), said

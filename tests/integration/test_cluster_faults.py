@@ -25,7 +25,7 @@ from faults import (
     write_job,
 )
 
-BUSY = 4  # a machine that does other things too; benchmarks/faults.py is what holds the bar itself
+BUSY = 4  # allows for a busy machine; benchmarks/faults.py checks the bar itself
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 

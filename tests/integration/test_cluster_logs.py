@@ -16,7 +16,7 @@ MEMORY = 150 << 10  # KiB
 
 
 @pytest.mark.parametrize(
-    ("cluster", "count"),  # lines a rank; benchmarks/logs.py holds the same with ten times as many
+    ("cluster", "count"),  # lines per rank; benchmarks/logs.py tests ten times as many
     [("hosts", 20_000), ("hosts_without_containers", 5_000)],
     indirect=["cluster"],
 )
@@ -57,7 +57,7 @@ def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
         words = ["sh", "-c", f"ls {container['LogPath']}*"]
         assert len(cluster.exec(node, *words).split()) > 1, "its log was rotated"
 
-    # the same once more, from the hosts, by a machine that has seen nothing of it, after a power cut
+    # the same again from the hosts, on a machine that did not follow the run, after a power cut
     cluster.kill_host("node1")
     cluster.start_host("node1")
     other = cluster.home_at(tmp_path / "other")

@@ -132,7 +132,7 @@ def test_a_run_is_seen_entered_killed_resumed_and_cleaned_from_another_machine(
     _, err = follower.communicate(timeout=60)
     assert follower.returncode == 7, err
     assert other.record(run_id)["attempts"][0]["state"] == "CANCELLED"
-    ok(other, "kill", run_id, "-y")  # once more is fine
+    ok(other, "kill", run_id, "-y")  # killing it again is fine
     ended = other.ddpctl("exec", run_id, "--", "true")
     assert ended.returncode == 2 and "is not running" in ended.stderr
 

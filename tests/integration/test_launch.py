@@ -137,7 +137,7 @@ def test_containers_are_as_promised(
         assert seen["env"]["DDPCTL_RUN_ID"] == run_id
         assert seen["env"]["DDPCTL_NODE_RANK"] == str(rank)
         assert seen["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
-        cores = int(cluster.exec(node, "nproc"))  # of the machine that both hosts are on
+        cores = int(cluster.exec(node, "nproc"))  # those of the machine that both hosts are on
         assert seen["env"]["OMP_NUM_THREADS"] == str(max(1, cores // 2))
         assert seen["env"]["HOME"] == "/tmp"
         assert str(seen["uid"]) == cluster.exec(node, "id", "-u", "ddp")

@@ -355,7 +355,7 @@ NIGHT: dict[int, tuple[str, Callable[[Cluster, Path], Again]]] = {
     22: ("launching machine asleep before each of 1-4, 6, 10, 11, 14", asleep),
     23: ("disk of the checkpoints full on one node, then SIGKILL of a rank", full_disk),
     24: ("clock of one node jumps an hour, then SIGKILL of a rank", clock_jump),
-    25: ("no DNS any more, then SIGKILL of a rank", dns_gone),
+    25: ("no DNS anymore, then SIGKILL of a rank", dns_gone),
     26: ("engine back after a restart with one GPU fewer, a spare stands by", gpu_missing),
     27: ("host killed, no spare, `min_nodes: 2` of three", fewer_nodes),
     28: ("recorder stopped for two minutes, and a rank killed", recorder_stopped),

@@ -7,8 +7,8 @@
 
 The recipes train in fp32 and the trainer in bf16, which explains most of the difference. Compared with
 a plain loop in bf16 and channels_last, the bar is to be no slower, within noise, by CPU time. Other bars:
-<= 3 % of an epoch outside forward, backward and optimizer; saving a checkpoint pauses training for
-<= 2 % of an epoch. Runs alternate, so that a busy machine slows down both. Results go to RESULTS.md.
+<= 3% of an epoch outside forward, backward and optimizer; saving a checkpoint pauses training for
+<= 2% of an epoch. Runs alternate, so that a busy machine slows down both. Results go to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def loader() -> int:
         f"each; {os.cpu_count()} CPU cores, on which training and two decoding processes run.\n\n"
     )
     text += f"- waiting for images: {waited / len(found):.1f} ms of a step of "
-    text += f"{stepped / len(found):.0f} ms, {waited / stepped:.2%} (bar 5 %)"
+    text += f"{stepped / len(found):.0f} ms, {waited / stepped:.2%} (bar 5%)"
     print(text)
     write_section("trainer loader", "python -m benchmarks.trainer --loader", text)
     return 0
@@ -341,9 +341,9 @@ def shares(stem: Stem, given: argparse.Namespace, scratch: Path) -> list[str]:
     saving = statistics.median(r["paused"] for r in found if r["kind"] == "checkpoint")
     share = saving / (EPOCH / speed)
     return [
-        f"- making batches (crop, flip, normalize): {data_share:.2%} of a step (bar 3 %)",
+        f"- making batches (crop, flip, normalize): {data_share:.2%} of a step (bar 3%)",
         f"- a checkpoint: {saving:.2f} s, {share:.2%} of an epoch of {EPOCH:,} images at this "
-        "speed (bar 2 %)",
+        "speed (bar 2%)",
     ]
 
 

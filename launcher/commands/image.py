@@ -34,7 +34,7 @@ def image(
     Use the name as job.image in the hosts file.
 
     Building needs Docker or Podman on this machine; `push` and `launch` send the image to the hosts.
-    The base image's torch is kept as it is. Your code is not part of the image: it is job.workdir.
+    The base image's torch is kept as it is. Your code is not part of the image: use job.workdir.
 
     \b
     ddpctl image build

@@ -19,7 +19,7 @@ def report(
     """Write an HTML page about one run, or one that compares two.
 
     The page shows the first failure, curves, attempts, the ranks' stacks after a hang, what changed
-    between attempts, nodes, plan and the commands to run it again. Point at a curve to see its
+    between attempts, the nodes, the plan and commands to run it again. Point at a curve to see its
     values; click its name in the legend to hide it.
 
     The page runs no script, loads nothing from the network and shows no values of environment

@@ -1,7 +1,7 @@
-"""Parse journal events: the only code that reads a host's event documents. Pure.
+"""Parse journal events. No other code reads the event documents that hosts send. Pure.
 
-The supervisor defines the events. An event of an unknown kind, or one that does not match its
-definition, becomes Unreadable. Unknown fields are ignored.
+The supervisor defines the events. An event becomes Unreadable if its kind is unknown or if it does
+not match its definition. Unknown fields are ignored.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from ..budget import parse_json
 from ..supervisor.events import Event
 from ..text import printable
 
-LARGEST = 1e11  # seconds, of times and durations: prevents calendar overflows
+LARGEST = 1e11  # seconds, the limit of times and durations; prevents calendar overflows
 LONGEST_TEXT = 1 << 16
-LARGEST_EVENT, MOST_ITEMS = 4 << 20, 100_000  # bytes and values of one event
+LARGEST_EVENT, MOST_ITEMS = 4 << 20, 100_000  # the limits of one event: bytes and values
 KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # the supervisor's events by kind
 
 
@@ -28,7 +28,7 @@ class Unreadable(Event):
     """Replaces an event that is malformed or of an unknown kind."""
 
     kind = "unreadable"
-    known: bool = True  # False: the kind is unknown; a newer version may have written it
+    known: bool = True  # False if the kind is unknown, perhaps written by a newer version
 
 
 def parsed_event(text: bytes) -> Event:
@@ -45,7 +45,7 @@ hints_of: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hint
 
 
 def parsed(kind: type[T], document: Any) -> T:
-    """Build a dataclass from its JSON object. Raises ValueError if a field is missing or wrong."""
+    """Return a dataclass from its JSON object. Raises ValueError if a field is missing or wrong."""
     if not isinstance(document, dict):
         raise ValueError(f"not an object: {document!r:.100}")
     fields = {

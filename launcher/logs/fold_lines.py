@@ -1,7 +1,7 @@
-"""Fold identical lines of several ranks into one, like `clush -b`: `[0-5] text`. Pure.
+"""Fold identical lines of several ranks into one, as `clush -b` does: `[0-5] text`. Pure.
 
-No line is lost, and each rank's lines keep their order: a line joins an earlier group only if that
-group comes after everything that the line's rank wrote before.
+No line is lost, and each rank's lines stay in order: a line joins an existing group only if that
+group comes after everything that the same rank wrote earlier.
 """
 
 import bisect
@@ -13,14 +13,14 @@ from ..text import names, ranges
 from .log_record import Record
 
 LIMIT = 4096  # maximum number of open groups; bounds memory
-WAIT = 0.5  # seconds that a group of a live run waits for more ranks
+WAIT = 0.5  # seconds for which a group of a live run waits for more ranks
 
 
 @dataclass
 class Group:
-    """One text, and the ranks that wrote it, or the hosts if it belongs to no rank."""
+    """One text and who wrote it: ranks, or hosts if the text belongs to no rank."""
 
-    text: tuple[type, bytes]  # int for ranks or str for hosts; the text without its newline
+    text: tuple[type, bytes]  # int for ranks or str for hosts, and the text without its newline
     first: bytes  # the label of the group's first line
     born: float  # time.monotonic() of the first line
     who: list[Any] = field(default_factory=list)
@@ -34,17 +34,17 @@ class Group:
 
 
 class Fold:
-    """Folds lines into groups, and renders these in the order in which they began."""
+    """Folds lines into groups, and renders the groups in the order in which they began."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._next = 0  # number of the next group
         self._open: dict[int, Group] = {}  # by number, the oldest first
-        self._alike: dict[tuple[type, bytes], list[int]] = {}  # numbers of open groups by text
+        self._alike: dict[tuple[type, bytes], list[int]] = {}  # numbers of open groups, by text
         self._last: dict[int | str, int] = {}  # number of the newest group of each rank
 
     def feed(self, records: Iterable[Record], now: float = 0.0) -> bytes:
-        """Add lines. Return the oldest groups if too many are open."""
+        """Add lines. If too many groups are open, close and return the oldest ones."""
         for record in records:
             who = record.host if record.rank is None else record.rank
             for line in record.lines:

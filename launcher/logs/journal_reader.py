@@ -1,4 +1,4 @@
-"""Parse a node's journal, in the format of launcher.supervisor.journal. Pure."""
+"""Parse a node's journal, whose format launcher.supervisor.journal defines. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ HEAD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t")  # TIME and WHO
 
 
 class JournalReader:
-    """Parses the bytes of one journal, in pieces of any size. Only whole lines become records."""
+    """Parses one journal, fed in pieces of any size. Only whole lines become records."""
 
     def __init__(self, host: str = "", node_rank: int = 0, offset: int = 0) -> None:
-        """host, node_rank: label the lines. offset: bytes of the journal before the first piece."""
-        self.consumed = offset  # bytes of the journal so far, with the unfinished line
+        """host, node_rank: labels for the lines. offset: where the first piece begins, in bytes."""
+        self.consumed = offset  # bytes of the journal so far, including the unfinished line
         self._host, self._node_rank = host, node_rank
         self._partial = bytearray()  # the unfinished line, up to LONGEST_LINE
-        self._time = 0.0  # of the last record
+        self._time = 0.0  # the time of the last record
 
     def feed(self, data: bytes) -> list[Record]:
         """Parse the next piece. Return the records whose lines end in it."""
         first, *lines = data.split(b"\n")
         self._partial += first[: LONGEST_LINE - len(self._partial)]
-        begin = self.consumed + len(first) - len(self._partial)  # unless the line was cut
+        begin = self.consumed + len(first) - len(self._partial)  # wrong only if the line was cut
         self.consumed += len(data)
         if not lines:
             return []
@@ -34,15 +34,15 @@ class JournalReader:
         return records
 
     def _records(self, lines: list[bytes], offset: int) -> Iterator[Record]:
-        """Parse whole lines. offset: where they begin in the journal.
+        """Yield the records in whole lines. offset: where these begin in the journal.
 
-        A malformed line, such as a full disk may cause, becomes output without a rank. It gets the
+        A malformed line, which a full disk may cause, becomes output without a rank. It gets the
         time of the record before it.
         """
         for head, texts in grouped(lines, HEAD):
             prefix, time, who = head.group(0, 1, 2) if head else (b"", self._time, b"-")
             self._time = float(time)
-            size = len(prefix) + 1  # bytes of a line beside its text
+            size = len(prefix) + 1  # bytes of a line in addition to its text
             if who == b"!":
                 for text in texts:
                     offset += size + len(text)

@@ -14,15 +14,15 @@ LABEL = re.compile(rb"\[([^\]]+?)(?::(0|[1-9]\d{0,6}))?\] ")  # host and rank
 
 
 class Record(NamedTuple):
-    """One event of a node, or the lines that one of its ranks wrote at one time."""
+    """One event of a node, or lines that one of its ranks wrote at the same time."""
 
     host: str  # "" only for a line without a label, in a damaged log file
     node_rank: int
-    time: float  # unix seconds, the host's clock
+    time: float  # unix seconds on the host's clock
     rank: int | None  # global rank; None for torchrun, the supervisor and events
     event: Event | None  # None for output
     lines: Sequence[bytes]  # as written, without their newlines; [] for an event
-    end: int = 0  # bytes of the journal up to here; 0 if not read from one
+    end: int = 0  # where the record ends in the journal, in bytes; 0 if not from one
 
     @property
     def label(self) -> bytes:
@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 def render(records: Iterable[Record]) -> bytes:
-    """Return the records' lines with their labels and newlines. Skips events."""
+    """Return the records' lines with their labels and newlines, without events."""
     texts = []
     for record in records:
         if record.lines:
@@ -41,7 +41,7 @@ def render(records: Iterable[Record]) -> bytes:
 
 
 def parse(text: bytes, node_rank: int, time: float) -> list[Record]:
-    """Parse lines that `render` returned for records of one node. They all get the same time."""
+    """Return the records of one node from lines that `render` wrote. All get the same time."""
     lines = text.split(b"\n")
     if not lines[-1]:
         del lines[-1]
@@ -56,9 +56,9 @@ def parse(text: bytes, node_rank: int, time: float) -> list[Record]:
 def grouped(
     lines: Sequence[bytes], head: re.Pattern[bytes]
 ) -> Iterator[tuple[re.Match[bytes] | None, list[bytes]]]:
-    """Group adjacent lines that begin with the same head. Yield its match, and the rest of each.
+    """Group adjacent lines that begin with the same head. Yield its match and the lines' rests.
 
-    Lines that begin with no head make a group too, with None.
+    Adjacent lines that begin with no head also form a group, whose match is None.
     """
 
     def head_of(line: bytes) -> bytes:

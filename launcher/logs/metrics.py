@@ -5,12 +5,12 @@ from typing import Any
 
 from ..budget import parse_json
 
-MOST_VALUES = 100_000  # of one entry
+MOST_VALUES = 100_000  # the limit of one entry
 LARGEST = 1e30  # larger values, such as a diverged loss, do not fit a chart
 
 
 def entries(text: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects among the lines. Skips truncated lines and other text."""
+    """Yield the JSON objects among the lines. Skip truncated lines and other text."""
     for line in text.splitlines():
         try:
             entry = parse_json(line, MOST_VALUES)

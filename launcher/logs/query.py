@@ -1,4 +1,4 @@
-"""Query this machine's copy of a run's logs: all nodes merged by time, filtered."""
+"""Query this machine's copy of a run's logs, filtered and with all nodes merged by time."""
 
 import contextlib
 import itertools
@@ -14,9 +14,9 @@ from .store import Marks, read_index
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Selects lines. A field that is None selects all. since: unix seconds.
+    """Selects lines. A field that is None does not limit the selection. since: unix seconds.
 
-    grep: searched for in the whole line, `[host:rank] text`.
+    grep: a pattern to find anywhere in `[host:rank] text`. tail: how many of the last lines.
     """
 
     nodes: Collection[int] | None = None
@@ -28,7 +28,7 @@ class LogFilter:
     tail: int | None = None
 
     def choose(self, records: Iterable[Record]) -> list[Record]:
-        """Return the lines that match by node, rank, host and `grep`."""
+        """Return the lines that match `nodes`, `ranks`, `hosts` and `grep`."""
         chosen = []
         for record in filter(self._takes, records):
             if self.grep:
@@ -52,7 +52,7 @@ def merged(
 ) -> Iterator[list[Record]]:
     """Yield the recorded lines that the filter selects, in batches ordered by time.
 
-    known: the marks to end at. shown: the marks to begin after (default: begin with the first line).
+    known: the marks at which to end. shown: the marks after which to begin (default: at the start).
     """
     batches = map(log_filter.choose, _batches(folder, log_filter, known, shown or {}))
     if log_filter.tail is None:

@@ -1,9 +1,9 @@
 """The launching machine's copy of a run's logs: one file per node, each line once.
 
 `node-<K>.log` holds the lines as shown. For each second with records, `.node-<K>.index` has one
-line: time, attempt, offset in the host's journal, size of the log. Its last line marks where to
-continue. Anything after that is from a process that was killed, and is cut off. An index is ignored
-from its first impossible line on, and repaired when its log is next written.
+line: time, attempt, offset in the host's journal, size of the log. The last line marks where to
+continue. Anything in the log after that point is from a killed process and is cut off. An index is
+ignored from its first impossible line on, and repaired the next time its log is written.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
 
 @dataclass(frozen=True)
 class Mark:
-    """One line of the index."""
+    """One line of an index."""
 
-    time: float  # unix seconds on the host's clock, of the batch's last record
+    time: float  # unix seconds on the host's clock: the time of the batch's last record
     attempt: int
-    offset: int  # bytes of that attempt's journal that the log contains
+    offset: int  # how many bytes of that attempt's journal the log contains
     size: int  # bytes of the log
 
 
-Marks = Mapping[int, Mark]  # of one moment, by node rank
+Marks = Mapping[int, Mark]  # the marks at one moment, by node rank
 
 
 def offset_in(place: Place, mark: Mark | None) -> int:
@@ -45,7 +45,7 @@ def offset_in(place: Place, mark: Mark | None) -> int:
 
 
 class NodeLog:
-    """The log of one node, open for writing in one process at a time. Opening it repairs it."""
+    """The log of one node. One process at a time may open it for writing, which repairs it."""
 
     def __init__(self, folder: Path, node_rank: int, warn: Callable[[str], None]) -> None:
         index, log = read_index(folder, node_rank), folder / f"node-{node_rank}.log"
@@ -60,10 +60,10 @@ class NodeLog:
         self._index.truncate(index.size)
 
     def append(self, records: Sequence[Record], attempt: int) -> None:
-        """Append the lines of records of the attempt's journal.
+        """Append the lines of these records from the attempt's journal.
 
-        One read may return hours of a quiet run. Each second gets its own mark, because nodes are
-        merged and lines found by time.
+        One read may cover hours of a quiet run. Each second gets its own mark, because the nodes'
+        logs are merged by time and searched by time.
         """
         for _, second in itertools.groupby(records, lambda record: int(record.time)):
             group = list(second)
@@ -85,7 +85,7 @@ class LogStore:
     def __init__(self, folder: Path, lock: BinaryIO, warn: Callable[[str], None]) -> None:
         self.folder = folder
         self._lock, self._warn = lock, warn
-        self._failed = False  # after an error, which was reported, nothing is recorded
+        self._failed = False  # after an error has been reported, nothing more is recorded
         self._nodes: dict[int, NodeLog] = {}
 
     @classmethod
@@ -126,8 +126,8 @@ class LogStore:
 @dataclass(frozen=True)
 class Index:
     marks: list[Mark]
-    size: int  # bytes of the index that the marks take
-    damaged: bool  # the index continues with an impossible line
+    size: int  # bytes of the index up to the last mark
+    damaged: bool  # whether an impossible line follows
 
     @property
     def last(self) -> Mark:
@@ -135,7 +135,7 @@ class Index:
 
 
 def known_marks(folder: Path) -> Marks:
-    """Return the last mark of each node that this machine has logs of."""
+    """Return the last mark of each node whose logs are on this machine."""
     matches = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
     ranks = sorted(int(match[1]) for match in matches if match)
     return {node_rank: read_index(folder, node_rank).last for node_rank in ranks}

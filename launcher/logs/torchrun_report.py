@@ -1,8 +1,8 @@
 """Hide what torchrun itself reports when ranks fail or a node is stopped. Pure.
 
-These reports take up to 40 lines on each node and repeat what ddpctl says: a traceback of torchrun
-that ends with ChildFailedError, with a box below it, or with SignalException, and one line for each
-rank that torchrun ends. The ranks' own lines show the cause and stay. The log file keeps every line.
+These reports take up to 40 lines per node and repeat what ddpctl prints: a traceback from torchrun
+that ends with SignalException, or with ChildFailedError and a box below it, and one line for each
+rank that torchrun ends. The ranks' own lines, which show the cause, stay. The log file keeps all.
 """
 
 import re
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from .log_record import Record
 
-MOST_LINES = 200  # of one traceback; bounds memory
+MOST_LINES = 200  # the limit of one traceback; bounds memory
 START = b"Traceback (most recent call last):"
 CHILD_FAILED = b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 STOPPED = b"torch.distributed.elastic.multiprocessing.api.SignalException"
-BORDER = b"====="  # of the box below ChildFailedError, above and below its text
+BORDER = b"====="  # the upper and lower edge of the box below ChildFailedError
 NOTICE = re.compile(
     rb"[\]:] ?(?:Received \w+(?:\.\w+)? death signal, shutting down workers"
     rb"|Sending process \d+ closing signal \w+|Closing process \d+ via signal \w+"
@@ -29,11 +29,11 @@ class AgentOutput:
 
     newest: Record
     held: list[bytes] = field(default_factory=list)  # an unfinished traceback
-    borders: int = 0  # still expected, once a report has begun
+    borders: int = 0  # how many are still expected once a report has begun
 
 
 class TorchrunReports:
-    """Filters records. hidden_on: the node ranks whose reports were hidden."""
+    """Removes reports from records. hidden_on: ranks of the nodes whose reports were hidden."""
 
     def __init__(self) -> None:
         self.hidden_on: set[int] = set()
@@ -50,7 +50,7 @@ class TorchrunReports:
         return shown
 
     def take_held(self) -> list[Record]:
-        """Return lines held back for a traceback that never ended."""
+        """Return the lines that were held back for a traceback that never ended."""
         agents = [agent for agent in self._agents.values() if agent.held]
         self._agents.clear()
         return [agent.newest._replace(lines=agent.held) for agent in agents]

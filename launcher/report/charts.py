@@ -1,4 +1,4 @@
-"""Charts as values: the curves of the trainer's metrics.jsonl, per attempt, rank or node. Pure."""
+"""Charts as plain data: curves from the trainer's metrics.jsonl, by attempt, rank or node. Pure."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,12 +9,12 @@ from ..logs.metrics import entries, number
 
 Point = tuple[float, float]
 NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
-MOST_CURVES = 16  # of ranks or nodes; more would be indistinguishable, so none are drawn
+MOST_CURVES = 16  # the limit of ranks or nodes in a chart; with more, none is drawn
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points (x, value). Curves with one name are one series with gaps between them."""
+    """A line through points (x, value). Curves of the same name form one series, with gaps."""
 
     name: str
     points: tuple[Point, ...]
@@ -27,9 +27,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart. log: the y axis is logarithmic.
+    """A chart. log: whether the y axis is logarithmic.
 
-    top: the y axis goes from 0 to this or the highest value; None: it fits the values.
+    top: the y axis goes from 0 to `top` or a higher value; if None, it just fits the values.
     """
 
     title: str
@@ -39,20 +39,20 @@ class Chart:
     top: float | None = None
 
 
-CHARTS = (  # each chart without curves, then (kind of entry, field, name) per curve
+CHARTS = (  # each chart without its curves, then (kind of entry, field, name) of each curve
     (Chart("Loss", (), log=True), (("train", "loss", "train"), ("eval", "loss", "eval"))),
     (Chart("Accuracy (top 1)", ()), (("eval", "top1", "eval"),)),
     (Chart("Throughput (images/s)", (), top=1.0), (("train", "img_s", "train"),)),
 )
 
 DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
-MOST_POINTS = 300_000  # of one file
+MOST_POINTS = 300_000  # the limit of one file
 
 
 def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
-    """Return each of CHARTS that has values in metrics.jsonl. Skips malformed lines.
+    """Return each of CHARTS for which metrics.jsonl has values. Skip malformed lines.
 
-    nodes: the ranks' nodes, to draw throughput per node instead of per rank.
+    nodes: the names of the ranks' nodes, to draw throughput per node instead of per rank.
     """
     attempt, count, points = 0, 0, dict[tuple[str, str, int, str], list[Point]]()
     for entry in entries(text):
@@ -92,7 +92,7 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
 def _values(
     entry: dict[str, Any], nodes: Mapping[int, str]
 ) -> Iterator[tuple[str, str, float | None]]:
-    """Yield (field, whose, value). whose: "" for all ranks together, " of rank 0", or a node's name."""
+    """Yield (field, whose, value). whose: "" for all ranks, " of rank 0", or a node's name."""
     for name, value in entry.items():
         yield name, "", number(value)
     ranks = entry.get("ranks")
@@ -112,7 +112,7 @@ def _values(
 
 
 def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
-    """Merge charts with the same title. If several parts have charts, add the part to curves' names."""
+    """Merge charts of the same title. With several parts, add the part to the curves' names."""
     parts = {name: charts for name, charts in parts.items() if charts}
     if len(parts) < 2:
         return tuple(next(iter(parts.values()), ()))
@@ -126,7 +126,7 @@ def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
 
 
 def totals(charts: Sequence[Chart]) -> list[Chart]:
-    """Drop the curves of single ranks and nodes, unless a chart has no others."""
+    """Return the charts without the curves of single ranks or nodes, unless there are no others."""
     made = []
     for chart in charts:
         totals = tuple(curve for curve in chart.curves if not curve.is_detail)

@@ -1,4 +1,4 @@
-"""Draw charts as inline SVG, without a script and without anything to load. Pure."""
+"""Draw charts as inline SVG, with no scripts and nothing to load. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from .charts import Chart, Curve, Point
 
 WIDTH, HEIGHT = 460, 250  # units of the viewBox; a letter is 11 units high and up to 6.5 wide
 LETTER = 6.5
-TOP, BOTTOM = 8.0, HEIGHT - 20.0  # of the plot; the labels of the x axis are below it
+TOP, BOTTOM = 8.0, HEIGHT - 20.0  # the edges of the plot; the x axis's labels are below it
 COLORS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
 MOST_POINTS = 160  # per curve
 
 
 def text(value: object) -> str:
-    """Return `value` for HTML: control characters removed, markup escaped."""
+    """Return `value` as text for HTML, with control characters removed and markup escaped."""
     return escape(printable(str(value)))
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Draw charts with one legend, which can hide curves. A name has one color in all charts."""
+    """Return HTML for charts with one legend, which can hide curves. A name keeps its color."""
     names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
     if not names:
         return ""
@@ -42,7 +42,7 @@ def figures(charts: Sequence[Chart]) -> str:
 
 
 def svg(chart: Chart, names: Sequence[str]) -> str:
-    """Draw one chart. A curve's color is that of its index in `names`."""
+    """Return one chart as SVG. A curve's color depends on its index in `names`."""
     values = [value for curve in chart.curves for _, value in curve.points]
     low, high = (min(values), max(values)) if chart.top is None else (0.0, max(chart.top, *values))
     y_axis = log_axis(low, high) if chart.log and low > 0 else linear_axis(low, high)
@@ -77,12 +77,12 @@ def svg(chart: Chart, names: Sequence[str]) -> str:
 
 
 def kind(curve: Curve) -> str:
-    """Return the classes of a curve that is drawn thin (one rank or node) or has only one point."""
+    """Return CSS classes: ` detail` for a curve of one rank or node, ` only` for one point."""
     return " detail" * curve.is_detail + " only" * (len(curve.points) == 1)
 
 
 def color_of(index: int) -> str:
-    """Return a unique color: after COLORS, hues that are a golden angle apart."""
+    """Return a unique color: one of COLORS or, after those, hues a golden angle apart."""
     if index < len(COLORS):
         return COLORS[index]
     return f"hsl({index * 137.508 % 360:.2f} 60% {45 + index % 3 * 8}%)"
@@ -102,7 +102,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return where a value is on the axis: 0 at its low end, 1 at its high end."""
+        """Return where a value is on the axis, from 0 at the low end to 1 at the high end."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -110,8 +110,8 @@ class Axis:
 
 
 def linear_axis(low: float, high: float) -> Axis:
-    """Return an axis with a tick at every 1, 2 or 5 times a power of ten: two to six in all."""
-    if high - low <= abs(high) * 1e-6:  # almost one value, which gets some space around it
+    """Return an axis with two to six ticks, spaced by 1, 2 or 5 times a power of ten."""
+    if high - low <= abs(high) * 1e-6:  # nearly a single value: leave some space around it
         around = abs(high) / 10 or 1
         low, high = low - around, high + around
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
@@ -122,7 +122,7 @@ def linear_axis(low: float, high: float) -> Axis:
 
 
 def log_axis(low: float, high: float) -> Axis:
-    """Return a logarithmic axis: ticks at powers of ten, with steps between if these are few."""
+    """Return a logarithmic axis: ticks at powers of ten, with ticks in between if those are few."""
     if high < 10 * low:
         linear = linear_axis(low, high)
         return Axis(linear.low, linear.high, linear.ticks, log=True)
@@ -134,7 +134,7 @@ def log_axis(low: float, high: float) -> Axis:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Reduce a curve to about MOST_POINTS: both ends, and each section's lowest and highest point."""
+    """Return about MOST_POINTS points: both ends, and each section's lowest and highest point."""
     size = -(-len(points) * 2 // MOST_POINTS)
     if size <= 2:
         return list(points)

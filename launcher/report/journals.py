@@ -1,4 +1,4 @@
-"""A run's environment, usage and stacks, from its nodes' journals. Pure."""
+"""Extract a run's environment, usage and stacks from its nodes' journals. Pure."""
 
 import itertools
 import re
@@ -14,13 +14,13 @@ from ..supervisor.events import Environment, RankPids, Usage
 from ..text import names
 from .charts import MOST_CURVES, Chart, Curve, Point
 
-# by the chart's title: Chart.top, and the value of one sample
+# by the chart's title: Chart.top, and a function that returns the value of one sample
 USAGE: dict[str, tuple[float, Callable[[Usage], float]]] = {
     "GPU use (%)": (100.0, lambda usage: statistics.fmean(gpu.use for gpu in usage.gpus)),
     "GPU memory (GiB)": (1.0, lambda usage: sum(gpu.used for gpu in usage.gpus) / 1024),
     "CPU cores busy": (1.0, lambda usage: usage.cores),
 }
-SAMPLED = 10.0  # seconds between two samples of a supervisor
+SAMPLED = 10.0  # seconds between a supervisor's samples
 HEAD = re.compile(rb"^== (\d{1,7})/attempt-(\d{1,7})$\n?", re.MULTILINE)
 
 
@@ -41,7 +41,7 @@ class Journals:
         return [node for node in self.nodes if node.attempt == attempt]
 
     def node_names(self) -> dict[int, dict[int, str]]:
-        """Return each rank's node name by attempt and rank, for attempts with several nodes."""
+        """Return the name of each rank's node, by attempt and rank. Skip attempts with one node."""
         by_attempt: dict[int, dict[int, str]] = {}
         for node in self.nodes:
             for _, event in node.of(RankPids) if len(self.of(node.attempt)) > 1 else ():
@@ -68,7 +68,7 @@ class Journals:
         return {name for event in events for name in event.variables}
 
     def usage_charts(self, began: float) -> tuple[Chart, ...]:
-        """Return the charts of resource usage. began: unix seconds at which the x axis begins."""
+        """Return the charts of resource usage. began: where the x axis begins, in unix seconds."""
         many = len({node.name for node in self.nodes}) > MOST_CURVES
         charts = []
         for title, (top, _) in USAGE.items():
@@ -83,7 +83,7 @@ class Journals:
 
 
 def _points(node: NodeJournal, title: str, began: float) -> tuple[Point, ...]:
-    """Return (minute, value) of a node's samples for a chart of USAGE."""
+    """Return a node's samples as (minute, value), for the chart of USAGE with this title."""
     _, value = USAGE[title]
     return tuple(
         (number((time - began) / 60) or 0.0, number(value(usage)) or 0.0)
@@ -93,7 +93,7 @@ def _points(node: NodeJournal, title: str, began: float) -> tuple[Point, ...]:
 
 
 def _extremes(lines: Iterable[Curve]) -> list[Curve]:
-    """Return three curves in place of one per node: the lowest, mean and highest at each moment."""
+    """Return three curves instead of one per node: the lowest, mean and highest value over time."""
     moments: dict[float, list[float]] = {}
     for time, value in itertools.chain.from_iterable(line.points for line in lines):
         moments.setdefault(round(time * 60 / SAMPLED) * SAMPLED / 60, []).append(value)
@@ -103,7 +103,7 @@ def _extremes(lines: Iterable[Curve]) -> list[Curve]:
 
 
 def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
-    """Parse the output of EVENTS, by host. Ignores nodes that ran on other hosts."""
+    """Parse the output of EVENTS, given by host. Ignore nodes that did not run on that host."""
     nodes = ((each.number, node) for each in record.attempts for node in each.nodes)
     hosts = {(attempt, node.node_rank): node.host for attempt, node in nodes}
     journals: dict[tuple[int, int], NodeJournal] = {}
@@ -122,7 +122,7 @@ def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
 def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, str]]:
     """Return (attempt, what, before, now) for each change from one attempt to the next.
 
-    Of environment variables, `before` has the removed names and `now` the added ones.
+    For environment variables, `before` lists the removed names and `now` the added ones.
     """
 
     def circumstances(attempt: AttemptRecord) -> dict[str, str]:
@@ -149,6 +149,6 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
 
 
 def began(record: RunRecord) -> float:
-    """Return when the first attempt started, or else was created, in unix seconds."""
+    """Return when the first attempt started or, if unknown, was created, in unix seconds."""
     first = record.attempts[0]
     return parse_timestamp(first.started or first.created) or 0.0

@@ -1,4 +1,4 @@
-"""The HTML page about one run or two, from records, charts and journals. Escapes all data. Pure."""
+"""Render the HTML page about one run or two. All data in it is escaped. Pure."""
 
 import re
 import shlex
@@ -32,8 +32,8 @@ SPAN = 1000  # width of the timeline in units
 class RunView:
     """What the page shows about one run.
 
-    hosts_file: its text, without secrets. notes: missing data, and why.
-    now: the time at which the page is made, RFC 3339. evidence: about failures, by the file's name.
+    hosts_file: its text, without secrets. notes: what data is missing, and why. now: when the page
+    is made, in RFC 3339. evidence: texts about failures, by file name.
     """
 
     record: RunRecord
@@ -128,7 +128,7 @@ def document(title: str, heading: str, about: str, parts: Sequence[str]) -> str:
 
 
 def section(title: str, body: str) -> str:
-    """Return a section, or "" without a body. `title` is ours: never text of a run or a host."""
+    """Return a section, or "" if `body` is empty. title: never text from a run or a host."""
     name = title.lower().replace(" ", "-")
     return f'<section id="{name}"><h2>{title}</h2>{body}</section>' if body else ""
 
@@ -224,7 +224,7 @@ def _nodes(record: RunRecord) -> str:
 def _outcome(attempt: AttemptRecord, node: NodeRecord) -> tuple[str, object]:
     """Return a node's outcome and exit code.
 
-    The code is "" if it is unknown, or if a failure elsewhere stopped the node.
+    The code is "" if it is unknown, or if another node's failure stopped this one.
     """
     if node.state is NodeState.STOPPED and attempt.first_failure:
         return f"stopped because node {attempt.first_failure.node_rank} failed", ""
@@ -236,7 +236,7 @@ def folded(title: str, body: str) -> str:
 
 
 def failures(run: RunView) -> Iterator[str]:
-    """Yield the first failure of each attempt, the newest one in full, earlier ones folded."""
+    """Yield HTML for each attempt's first failure: the newest one open, earlier ones folded."""
     attempts = reversed(run.record.attempts)
     failed = [(each.number, each.first_failure) for each in attempts if each.first_failure]
     for place, (attempt, failure) in enumerate(failed):
@@ -254,7 +254,7 @@ def failures(run: RunView) -> Iterator[str]:
 
 
 def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
-    """Draw one row per attempt: a bar from start to end, with a mark at its first failure."""
+    """Return a row per attempt, with a bar from start to end and a mark at its first failure."""
     spans = []
     for attempt in attempts:
         begin = parse_timestamp(attempt.started or attempt.created) or 0.0
@@ -288,7 +288,7 @@ def _restarts(record: RunRecord) -> Iterator[Sequence[object]]:
 
 
 def _clock(time: str | None) -> str:
-    """Return an RFC 3339 time as a person writes it: 2026-11-21 05:00:01."""
+    """Return an RFC 3339 time in a readable form: 2026-11-21 05:00:01."""
     return (time or "").replace("T", " ").partition(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""Collect what the page needs from this machine and the hosts, then write it."""
+"""Collect data for the page from this machine and the hosts, then write the page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from .journals import began, parse_journals
 from .page import RunView, comparison, page
 
 EVENTS = load_script(__file__, "run_events.sh")
-LONGEST = 12_000_000  # bytes of metrics and of events; of more, only the newest are shown
+LONGEST = 12_000_000  # the limit of metrics and of events, in bytes; only the newest are shown
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
@@ -59,7 +59,7 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
 def _ask(
     folder: RunFolder, record: RunRecord, console: Console
 ) -> tuple[dict[str, tuple[bytes, bytes]], dict[str, DdpctlError]]:
-    """Return each host's metrics.jsonl and its journals' events, and the errors of silent hosts.
+    """Return each host's metrics.jsonl and events, and the errors of hosts that did not answer.
 
     Only rank 0 writes metrics, but a resume may have moved it to another host.
     """

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the events of each journal of a run, after a line `== RANK/attempt-N`. $1: run folder.
-# Of very long journals, only the newest $2 bytes are printed.
+# Prints the events of each journal of a run, after a line `== RANK/attempt-N`. $1: the run's
+# folder. If there are more than $2 bytes, prints only the last ones.
 . ../plan/attempts.sh
 cd "$1" 2>/dev/null || exit 0
 event=$(printf '^[0-9.]*\t!')

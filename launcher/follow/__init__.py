@@ -1,6 +1,6 @@
-"""Following a live attempt: its lines, its end, its panel and hooks, and what Ctrl-C does.
+"""Follow a live attempt: its lines, its end, its panel and hooks, and what Ctrl-C does.
 
-The path of a line in the container: a rank's stdout -> a file, because torchrun.py redirects it ->
+The path of a line on the node: a rank's stdout -> a file, because torchrun.py redirects it ->
 RankLogs (whole lines, whenever Round.copy_output asks) -> Journal; all in launcher.supervisor.
 On this machine: the journal -> `tail_journal.sh` -> NodeWatcher (its JournalReader makes Records) ->
 Monitor (all nodes) -> Session -> LogStore (a copy), and RunLines (fold, hide) -> Console (without escapes).

@@ -1,4 +1,4 @@
-"""Why an attempt has ended: find its first failure, keep the evidence, and tell the user."""
+"""Explain why an attempt ended: find its first failure, keep the evidence, and tell the user."""
 
 import time
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from ..terminal.console import Console
 from ..text import duration
 from .monitor import NodeOutcome
 
-MOST_RESTARTS = 50  # of an attempt, whose evidence is kept
+MOST_RESTARTS = 50  # the newest restarts of an attempt, whose evidence is kept
 
 
 def explain(
@@ -32,7 +32,7 @@ def explain(
 ) -> None:
     """Record the first failure of an attempt that has ended, and keep the evidence of all failures.
 
-    outcomes: by node rank. The attempt's state is already in the record.
+    outcomes: those of the nodes, by rank. The attempt's state must already be in the record.
     """
     attempt = record.attempt
     evidence = Evidence(attempt.world_size, [*outcomes.values()])
@@ -65,7 +65,7 @@ def ask_kernels(
     outcomes: Mapping[int, NodeOutcome],
     console: Console,
 ) -> None:
-    """Add to the outcomes what the hosts' kernels and drivers know about GPUs that have failed."""
+    """Add what the hosts' kernels and drivers report about failed GPUs to the outcomes."""
     began = parse_timestamp(record.by_hand.created) or time.time()
     members, seconds = running.by_connection, time.time() - began
 
@@ -102,7 +102,7 @@ def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
 
 
 def report_next(record: RunRecord, console: Console) -> None:
-    """Print how long the newest attempt ran, and which command a user needs next."""
+    """Print how long the newest attempt ran, and which command the user may need next."""
     attempt, run_id = record.attempt, record.run_id
     began, ended = parse_timestamp(attempt.started), parse_timestamp(attempt.ended)
     if began is None or ended is None:

@@ -1,4 +1,4 @@
-"""Start the recorder, which takes care of a run that no command follows."""
+"""Start the recorder, a process that takes care of a run while no command follows it."""
 
 import json
 import selectors
@@ -19,7 +19,7 @@ LOCK = ".recorder.lock"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 
 # -I removes the current directory, PYTHONPATH and the user's site packages from the import path.
-# BOOT replaces it with that of the command that starts the recorder.
+# BOOT replaces this path with that of the command that starts the recorder.
 BOOT = """
 import importlib, json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
@@ -31,12 +31,12 @@ def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
     """Leave the run to a recorder on this machine. Print the run id."""
     console.print(folder.run_id)
     start_recorder(folder)
-    console.say(f"detached: `ddpctl attach {folder.run_id}` follows it again")
+    console.say(f"detached; to follow the run again, run `ddpctl attach {folder.run_id}`")
     return Outcome(state)
 
 
 def start_recorder(folder: RunFolder) -> None:
-    """Start a recorder outside this terminal's session; wait until it is ready. Raises CommandFailed."""
+    """Start a recorder outside this terminal's session and wait for it. Raises CommandFailed."""
     log = folder.path / "recorder.log"
     try:
         with log.open("ab") as out:
@@ -60,7 +60,7 @@ def start_recorder(folder: RunFolder) -> None:
 
 
 def recording(folder: RunFolder) -> AbstractContextManager[None]:
-    """Hold the lock that shows other local processes that the run has a recorder."""
+    """Context manager: hold the lock that shows other processes that the run has a recorder."""
     return locked(folder.path / LOCK, shared=True)
 
 
@@ -70,7 +70,7 @@ def has_recorder(folder: RunFolder) -> bool:
 
 
 def import_path() -> list[str]:
-    """Return this process's import path without the current directory, but with ddpctl."""
+    """Return this process's import path, without the current directory but always with ddpctl."""
     here = str(Path.cwd()) if Path().exists() else ""
     package = str(Path(__file__).resolve().parents[2])
     paths = [path for path in sys.path if Path(path).is_absolute() and path != here]

@@ -1,8 +1,8 @@
-"""The user's hooks: --on-exit, once after the run has ended, and --on-event, for each event.
+"""The user's hooks: --on-exit, run once after the run has ended, and --on-event, for each event.
 
-Hooks get the outcome in their environment. The run's folder keeps them for the process that follows
-the run: the launching command or, once that has ended, the recorder. They are not in run.json,
-because that is sent to the hosts and a command line may contain a token.
+Hooks get the outcome in their environment. The run's folder keeps their commands for the process
+that follows the run: the launching command or, once that has ended, the recorder. They are not in
+run.json, because run.json is sent to the hosts and a command may contain a token.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..text import duration
 
 ON_EXIT = "on-exit"
 ON_EVENT = "on-event"
-EVENT_TIMEOUT = 60.0  # seconds for the hook of one event
+EVENT_TIMEOUT = 60.0  # seconds for --on-event to handle one event
 
 
 def keep(folder: RunFolder, options: LaunchOptions) -> None:
-    """Store --on-exit until the run has ended, and --on-event until the next attempt.
+    """Store the --on-exit command until the run ends, and --on-event until the next attempt.
 
     The commands will run in the current directory.
     """
@@ -49,9 +49,9 @@ def event_command(folder: RunFolder) -> str | None:
 
 
 class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
-    """Runs the stored --on-exit command when the block has ended, if the run has ended too.
+    """Runs the stored --on-exit command at the end of the block if the run has ended by then.
 
-    outcome: set it before the block ends. If the run goes on, its recorder will run the command.
+    Set `outcome` before the block ends. If the run goes on, its recorder runs the command later.
     """
 
     def __init__(self, folder: RunFolder, console: Console) -> None:
@@ -70,10 +70,10 @@ class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
             run_on_exit(command, self._folder, record, code, self._console)
 
     def _take(self, path: Path) -> str | None:
-        """Return the command. Only one of several processes gets it."""
+        """Return the command and delete its file; None on an error or if another process has it."""
         try:
             command = read_record(path)
-            path.unlink()  # succeeds in one process
+            path.unlink()  # succeeds in only one process
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self._console.say(f"warning: {path}: cannot run the --on-exit command: {error}")
@@ -88,9 +88,9 @@ def run_on_exit(
 
 
 class EventHook(contextlib.AbstractContextManager["EventHook"]):
-    """Runs `command` in the background, for one event at a time. None: does nothing.
+    """Runs `command` in the background, for one event at a time. Does nothing if it is None.
 
-    At the end of a `with` block, all queued events have been handled.
+    The end of a `with` block waits until all queued events have been handled.
     """
 
     def __init__(self, folder: RunFolder, command: str | None, console: Console) -> None:
@@ -98,7 +98,7 @@ class EventHook(contextlib.AbstractContextManager["EventHook"]):
         self._commands = ThreadPoolExecutor(1)
 
     def __call__(self, event: str, record: RunRecord, **values: object) -> None:
-        """Queue an event. values: host, node_rank, exit_code and message, if the event has them."""
+        """Queue an event. values: its host, node_rank, exit_code and message, where it has them."""
         if self._command is None:
             return
         named = {"host": "", "node_rank": "", "message": "", **values, "event": event}
@@ -116,11 +116,11 @@ class EventHook(contextlib.AbstractContextManager["EventHook"]):
 def _run(
     command: str, values: Mapping[str, str], flag: str, console: Console, limit: float | None = None
 ) -> None:
-    """Run a hook, with its output on stderr because stdout has the run's lines. Never raises.
+    """Run a hook with its output on stderr, because stdout has the run's lines. Never raises.
 
-    limit: seconds until it is killed.
+    limit: the seconds after which the hook is killed.
 
-    Text from hosts reaches it only in environment variables, never in the command.
+    Text from hosts reaches the hook only in environment variables, never in the command.
     """
     env = {**os.environ, **{name: value.replace("\0", "") for name, value in values.items()}}
     try:

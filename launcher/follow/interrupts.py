@@ -1,7 +1,7 @@
-"""Queue Ctrl-C, Ctrl-\\ and the other signals until the code can handle them.
+"""Queue Ctrl-C, Ctrl-\\ and other signals until the program can handle them.
 
-What each signal does to a run that is followed is decided in launcher.follow.session, and to one that
-waits in line in launcher.start.waiting_line.
+launcher.follow.session decides what each signal does to a run that is followed, and
+launcher.start.waiting_line what it does to a run that waits in line.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # the terminal closes, Ctrl-\: the run goes on
+LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # the terminal was closed, Ctrl-\; the run goes on
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *LEAVING)
 
 
 class Interrupts:
-    """Inside `with`, a signal raises KeyboardInterrupt. Only the main thread can receive signals.
+    """In a `with` block, a signal raises KeyboardInterrupt. Only the main thread gets signals.
 
-    Inside `held()`, a signal is only queued, so that the current action can be completed or undone
-    first, and code that handles signals can `take` them. Such blocks may be nested. If nobody took a
-    Ctrl-C or SIGTERM, the end of the outermost block raises KeyboardInterrupt, unless the block raised
-    an error. LEAVING signals stay queued instead, because they let the run go on.
+    Inside a `held()` block, signals are only queued, so that the current action can first be
+    completed or undone, and code that handles signals can `take` them. Such blocks may be nested.
+    If a Ctrl-C or SIGTERM has not been taken, the end of the outermost block raises
+    KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
+    because they let the run go on.
     """
 
     def __init__(self) -> None:

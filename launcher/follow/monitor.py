@@ -1,8 +1,8 @@
 """Merge the journals and the engine status of all nodes into one stream of events.
 
 Journals are read by byte offset, so a broken connection costs time but never a line. Losing contact
-with a host is reported but is not a failure. A node counts as ended only if its end was seen, or if
-another node has failed and this one cannot be reached.
+with a host is reported but is not a failure. A node counts as ended only if its end was reported,
+or if another node has failed and this one cannot be reached.
 """
 
 import queue
@@ -24,13 +24,13 @@ from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Exited, Item, Nod
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
-DRAIN_TIMEOUT = 15.0  # seconds of silence until the rest of an ended node's journal is given up
+DRAIN_TIMEOUT = 15.0  # seconds of silence until we give up on the rest of an ended node's journal
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
-SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all others have ended
+SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all other nodes have ended
 PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
 CONTACT_TIME = 1.0  # seconds during which lost or restored contacts are collected into one notice
 MOST_EVENTS = 8 << 20  # bytes of events kept per node
-TAIL_LINES = 400  # kept per node; searched for the last lines of a failed rank
+TAIL_LINES = 400  # lines kept per node, to find the last lines of a failed rank
 
 
 @dataclass
@@ -42,15 +42,15 @@ class NodeOutcome(NodeEvidence):
         default_factory=lambda: deque(maxlen=TAIL_LINES)
     )
     usage: Usage | None = None  # the newest
-    unreadable: bool = False  # some events were malformed and were skipped
-    event_bytes: int = 0  # of the events, as text
-    consumed: int = 0  # bytes of the journal that were read; 0 until the known events have arrived
+    unreadable: bool = False  # whether malformed events were skipped
+    event_bytes: int = 0  # the size of `events` as text
+    consumed: int = 0  # bytes of the journal read so far; 0 until the known events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     lost: HostUnreachable | None = None  # why contact was lost; None: in contact
     announced: HostUnreachable | None = None  # the `lost` that the user was told about
-    gone: bool = False  # a probe after another node's failure got no answer
+    gone: bool = False  # whether a probe after another node's failure got no answer
     done: bool = False
-    # by time.monotonic()
+    # times by time.monotonic()
     reported_at: float = 0.0  # the last report of the node's watcher
     end_received: float = 0.0
     probed_at: float = 0.0
@@ -58,7 +58,7 @@ class NodeOutcome(NodeEvidence):
 
     @property
     def state(self) -> NodeState:
-        """The state of a node that has ended. Without an end in its journal, that is FAILED."""
+        """The state of a node that has ended: FAILED if its journal has no `end` event."""
         match self.end:
             case End(EndState.SUCCEEDED):
                 return NodeState.SUCCEEDED
@@ -73,13 +73,13 @@ class NodeOutcome(NodeEvidence):
 
 @dataclass(frozen=True)
 class ContactChange:
-    """Hosts to which contact was lost or restored. nodes: one of each host."""
+    """Contact with hosts was lost or restored. nodes: one node per host."""
 
     nodes: Sequence[NodeOutcome]
 
     @property
     def texts(self) -> list[str]:
-        """Lines for the user. Hosts that were lost for the same reason share one."""
+        """Lines for the user. Hosts that were lost for the same reason share a line."""
         lost = lines(outcome.lost for outcome in self.nodes if outcome.lost)
         restored = names(outcome.host for outcome in self.nodes if not outcome.lost)
         back = [f"{restored}: contact restored"] if restored else []
@@ -88,14 +88,14 @@ class ContactChange:
 
 @dataclass(frozen=True)
 class NodeEnded:
-    """A node has ended. Comes once for each node."""
+    """A node has ended. Observed once for each node."""
 
     outcome: NodeOutcome
 
 
 @dataclass(frozen=True)
 class Restarted:
-    """One node's report of a restart in place; every node sends one. time: unix, the node's clock."""
+    """A node's report of a restart in place; all nodes send one. time: by the node's clock."""
 
     outcome: NodeOutcome
     time: float
@@ -104,7 +104,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Notice:
-    """A line for the user about the log itself."""
+    """A message for the user about the log itself."""
 
     text: str
 
@@ -121,7 +121,7 @@ Observation = Batch | NodeEnded | Restarted | ContactChange | Notice | Tick
 
 
 class Monitor:
-    """Follows one attempt to its end, from the first lines that are not on screen yet."""
+    """Follows one attempt to its end, beginning with the first line that is not yet on screen."""
 
     def __init__(self, attempt: RunningAttempt, shown: Marks) -> None:
         """shown: where the lines on screen end, by node rank."""
@@ -135,14 +135,14 @@ class Monitor:
             NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._put, self._closed)
             for rank, member in enumerate(attempt.members)
         ]
-        self._caught_up = False  # the queue was empty, so what is missing has not arrived yet
+        self._caught_up = False  # whether the queue was empty: what is missing has not arrived yet
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
     def observations(self) -> Iterator[Observation]:
-        """Yield what happens until all nodes have ended.
+        """Yield observations until all nodes have ended.
 
-        A Batch comes before the observations that its events cause: the lines are shown and recorded
-        before what is said or done about them.
+        A Batch comes before the observations that its events cause, so that its lines are shown and
+        recorded before ddpctl reports or does anything about them.
         """
         for watcher in self._watchers:
             watcher.start()
@@ -214,20 +214,20 @@ class Monitor:
         return observations
 
     def _take_event(self, outcome: NodeOutcome, at: float, event: Event) -> Observation | None:
-        """at: unix seconds on the node's clock."""
+        """Keep an event. Return what to report, if anything. at: unix seconds, the node's clock."""
         if isinstance(event, Unreadable):
             if outcome.unreadable or not event.known:
                 return None
             outcome.unreadable = True
             return Notice(f"{outcome.host}: skipping unreadable events in its journal")
-        if isinstance(event, Usage):  # only the newest is kept: one arrives every few seconds
+        if isinstance(event, Usage):  # keep only the newest, because one arrives every few seconds
             outcome.usage = event
             outcome.gpus_before = outcome.gpus_before or event.gpus
             return None
         outcome.event_bytes += len(repr(event))
         is_first_end = isinstance(event, End) and outcome.end is None
         if outcome.event_bytes > MOST_EVENTS and not is_first_end:
-            return None  # no supervisor writes so many
+            return None  # no genuine supervisor writes so many
         outcome.events.append((at, event))
         if isinstance(event, End):
             outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
@@ -235,7 +235,7 @@ class Monitor:
 
     def _take_contact(self, outcome: NodeOutcome, item: ContactReport) -> None:
         """Note whether the node's host can be reached."""
-        # the end of the node may arrive during the probe
+        # the node's end may have arrived during the probe
         is_news = outcome.end is None if item.gone else outcome.lost is None
         if item.lost is None:
             outcome.lost = outcome.lost_since = outcome.unseen = None
@@ -248,7 +248,7 @@ class Monitor:
             outcome.lost_since = outcome.lost_since or time.monotonic()
 
     def _contact_changes(self, wait: float) -> list[ContactChange]:
-        """Return the hosts that were lost or are back, `wait` seconds after the first."""
+        """Return which contacts were lost or restored, `wait` seconds after the first change."""
         changed = [o for o in self.outcomes.values() if o.lost is not o.announced]
         if not changed:
             self._changed_at = time.monotonic()
@@ -274,7 +274,7 @@ class Monitor:
     def _has_ended(self, outcome: NodeOutcome, now: float) -> bool:
         if outcome.gone:
             return True
-        if outcome.end is not None:  # sufficient if the engine no longer answers
+        if outcome.end is not None:  # this is enough if the engine no longer answers
             silent = now - outcome.end_received > ENGINE_TIMEOUT
             return outcome.exited or (silent and self._caught_up)
         late = now - outcome.reported_at > DRAIN_TIMEOUT and self._caught_up
@@ -283,7 +283,7 @@ class Monitor:
     def _remaining_nodes_are_lost(self, now: float) -> bool:
         """Return whether every node that has not ended was lost by its peers or by this machine.
 
-        As long as no node has ended, losing contact with all of them proves nothing about the run.
+        As long as no node has ended, losing contact with all nodes proves nothing about the run.
         """
         waiting = self._waiting()
         ended = [o for o in self.outcomes.values() if o.done]

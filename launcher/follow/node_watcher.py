@@ -1,4 +1,4 @@
-"""Watch one node: its journal, its end, and whether its host answers.
+"""Watch one node: read its journal, wait for its end, and notice when its host does not answer.
 
 Two threads per node put their observations into the queue of launcher.follow.monitor.
 """
@@ -26,7 +26,7 @@ EVENTS = load_script(__file__, "past_events.sh")
 
 @dataclass(frozen=True)
 class Batch:
-    """Records of the journal. consumed: bytes of it read so far, with an unfinished line."""
+    """Records of the journal. consumed: bytes read so far, including an unfinished line."""
 
     node_rank: int
     records: list[Record]
@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node has ended. size: bytes of its journal; 0 if all was read or unknown."""
+    """The node has ended. size: bytes of its journal; 0 if unknown or if all was read."""
 
     node_rank: int
     status: NodeStatus
@@ -44,7 +44,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class ContactReport:
-    """lost: why contact with the host was lost; None: restored. gone: a probe got no answer."""
+    """Contact changed. lost: why it was lost; None if restored. gone: a probe got no answer."""
 
     node_rank: int
     lost: DdpctlError | None
@@ -64,7 +64,7 @@ class NodeWatcher:
         put: Callable[[Item], None],
         closed: threading.Event,
     ) -> None:
-        """offset: how much of the journal was already shown, in bytes."""
+        """offset: how many bytes of the journal were already shown."""
         self.node_rank = member.place.node_rank
         self._member, self._put, self._closed = member, put, closed
         self._past = offset  # bytes of the journal whose events have not been read yet
@@ -81,7 +81,7 @@ class NodeWatcher:
             self._stream.close()
 
     def probe(self) -> None:
-        """Test in a thread, with a new connection, whether the host answers. Reports only a failure."""
+        """Test in a thread, over a new connection, whether the host answers. Report a failure."""
         threading.Thread(target=self._probe, daemon=True).start()
 
     def _probe(self) -> None:
@@ -94,9 +94,9 @@ class NodeWatcher:
             connection.close()
 
     def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
-        """Call `watch` until it ends without an error, and report what it yields.
+        """Call `watch` until it ends without an error, and pass what it yields to `put`.
 
-        A second failure in a row, with nothing but contact in between, counts as lost contact.
+        Two failures in a row, with nothing but contact in between, count as lost contact.
         """
         connection, tries = self._member.connection, 0
         while not self._closed.is_set():
@@ -114,7 +114,7 @@ class NodeWatcher:
             tries += 1
 
     def _read_journal(self) -> Iterator[Item]:
-        """Read on, even after a lost connection: the reader still has the line that it cut off."""
+        """Continue reading, even after a lost connection: the reader kept the unfinished line."""
         connection, journal = self._member.connection, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)

@@ -1,4 +1,4 @@
-"""The live panel of `launch` and `attach`: turns outcomes and metrics into terminal lines.
+"""The live panel of `launch` and `attach`, which turns outcomes and metrics into terminal lines.
 
 `launcher.terminal.live` draws them.
 """
@@ -31,10 +31,10 @@ from .trainer_progress import Progress, read_progress
 COLORS = {"succeeded": "green", "failed": "bold red"}
 COLORS |= dict.fromkeys(("contact", "stopping", "slow:"), "yellow")
 LAST_LINE = 300  # maximum characters of a log line; the terminal may cut it further
-RECENT_LINES = 50  # lines of each node that are searched for progress
-LONGEST = 2000  # bytes of a line that are searched or cleaned
+RECENT_LINES = 50  # how many of each node's last lines are searched for progress
+LONGEST = 2000  # how many bytes of a line are searched or cleaned
 SILENT = 10.0  # seconds without a line after which the panel reports silence
-INTERVAL = 3.0  # seconds between two polls of the trainer's progress
+INTERVAL = 3.0  # seconds between polls of the trainer's progress
 TIMEOUT = 10.0  # seconds for a host to answer
 BACKOFF = 60.0  # seconds until a host that did not answer is polled again
 PROGRESS = {
@@ -52,7 +52,7 @@ Row = tuple[str, str, str]
 def live_panel(
     record: RunRecord, first: RunningNode, outcomes: Mapping[int, NodeOutcome], console: Console
 ) -> Iterator[None]:
-    """Show nodes and progress below the log lines, if this is a terminal. first: node 0."""
+    """Context manager: show nodes and progress below the log lines on a terminal. first: node 0."""
     attempt = record.attempt
     began = parse_timestamp(attempt.started) or time.time()
     panel = Panel(record.run_id, attempt.number, began, outcomes)
@@ -68,7 +68,7 @@ def live_panel(
 
 @dataclass
 class Panel:
-    """The state of an attempt that is followed. began: unix seconds. outcomes: by node rank."""
+    """What the panel shows of an attempt. began: unix seconds. outcomes: by node rank."""
 
     run_id: str
     attempt: int
@@ -77,7 +77,7 @@ class Panel:
     progress: Progress | None = None  # None: the script writes no metrics
 
     def poll_progress(self, member: RunningNode, closed: threading.Event) -> None:
-        """Keep `progress` up to date until `closed` is set. member: node 0. Blocks on a slow host."""
+        """Update `progress` until `closed` is set. member: node 0. Blocks if its host is slow."""
         wait = 0.0
         while not closed.wait(wait):
             try:
@@ -85,11 +85,11 @@ class Panel:
                     member.connection, member.place.run_dir, self.attempt, TIMEOUT
                 )
                 self.progress, wait = newest or self.progress, INTERVAL
-            except Exception:  # the monitor reports lost contact
+            except Exception:  # the monitor reports a lost contact
                 wait = BACKOFF
 
     def lines(self, columns: int, height: int) -> list[str]:
-        """Return the panel as at most `height` lines that fit the terminal's width."""
+        """Return the panel as at most `height` lines, each narrower than `columns`."""
         out = io.StringIO()
         # some terminals wrap a full line, which would break the redraw
         terminal = rich.console.Console(file=out, force_terminal=True, width=max(20, columns - 1))
@@ -116,7 +116,7 @@ class Panel:
         return out.getvalue().split("\n")[:-1]
 
     def below(self, now: float) -> str:
-        """Describe the progress at unix time `now`."""
+        """Return the line below the head: the progress at the unix time `now`."""
         return progress_words(self.progress) if self.progress else script_words(self.outcomes, now)
 
     def states(self) -> dict[int, str]:
@@ -131,8 +131,8 @@ class Panel:
     def rows(self, *, folded: bool) -> Iterator[Row]:
         """Yield one row per node: the node, its state and its GPUs.
 
-        folded: one row per group of nodes in the same state, the smallest group first. If GPUs
-        elsewhere in the run are busy, nodes with idle GPUs form groups of their own.
+        folded: yield one row per group of nodes in the same state, the smallest group first. While
+        other GPUs of the run are busy, nodes with idle GPUs form groups of their own.
         """
         gpus = {n: o.usage.gpus for n, o in self.outcomes.items() if o.usage and o.usage.gpus}
         use = {rank: sum(gpu.use for gpu in own) / len(own) for rank, own in gpus.items()}
@@ -169,7 +169,7 @@ def progress_words(progress: Progress) -> str:
     words = [
         progress.brief,
         "" if progress.loss is None else f"loss {progress.loss:.4f}",
-        "" if progress.top1 is None else f"top1 {100 * progress.top1:.2f} %",
+        "" if progress.top1 is None else f"top1 {100 * progress.top1:.2f}%",
         "" if progress.img_s is None else f"{progress.img_s:.0f} images/s",
         "" if progress.eta is None else f"eta {clock(progress.eta)}",
     ]
@@ -179,7 +179,7 @@ def progress_words(progress: Progress) -> str:
 def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
     """Describe a script without metrics: its progress or last line, and how long it has been silent.
 
-    The progress, such as `epoch 3/10  step 120/500`, is from the newest lines that contain it.
+    The progress, such as `epoch 3/10  step 120/500`, comes from the newest lines that mention it.
     """
     recent = [
         (time, text, outcome.host if rank is None else f"{outcome.host}:{rank}")
@@ -207,10 +207,10 @@ def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
 
 
 def gpu_words(gpus: Sequence[GpuLoad]) -> str:
-    """Format GPU use: `2 GPUs 97 %, 12.5 of 160 GiB`."""
+    """Format GPU use: `2 GPUs 97%, 12.5 of 160 GiB`."""
     if not gpus:
         return ""
-    words = f"{counted(len(gpus), 'GPU')} {sum(gpu.use for gpu in gpus) / len(gpus):.0f} %"
+    words = f"{counted(len(gpus), 'GPU')} {sum(gpu.use for gpu in gpus) / len(gpus):.0f}%"
     used, total = sum(gpu.used for gpu in gpus) / 1024, sum(gpu.total for gpu in gpus) / 1024
     return f"{words}, {used:.{1 if used < 100 else 0}f} of {total:.0f} GiB" if total else words
 

@@ -30,7 +30,7 @@ from .panel import live_panel
 from .run_lines import RunLines
 
 ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # states of `NodeOutcome`
-PEER_STOP_TIMEOUT = 8.0  # seconds for supervisors to stop each other before the launcher stops them
+PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class StartedRun:
     folder: RunFolder
     record: RunRecord
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
-    shown: Marks = field(default_factory=dict)  # end of the lines on screen, by rank
-    owned: bool = True  # Ctrl-C can stop the run; if not, it only leaves
+    shown: Marks = field(default_factory=dict)  # where the lines on screen end, by node rank
+    owned: bool = True  # whether Ctrl-C can stop the run; otherwise it only stops following
 
 
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
-    """Follow the attempt until it has ended or the user leaves."""
+    """Follow the attempt until it has ended or the user stops following it."""
     with interrupts.held(), log_store(run.folder, console) as store:
         monitor = Monitor(run.attempt, run.shown)
         for node, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
@@ -61,13 +61,13 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
                 error.add_note(f"the run goes on: `ddpctl attach {run.folder.run_id}`")
                 raise
         if outcome.interrupted:
-            interrupts.forget()  # further signals ask for the same
+            interrupts.forget()  # further signals would ask for the same
         return outcome
 
 
 @dataclass
 class Session:
-    """One command that follows an attempt. store: None if another process records the lines."""
+    """A command that follows an attempt. store: None if another process records the lines."""
 
     run: StartedRun
     monitor: Monitor
@@ -75,11 +75,11 @@ class Session:
     hook: EventHook
     interrupts: Interrupts
     console: Console
-    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # unconfirmed stops
+    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # the unconfirmed hosts
     _choices_shown: bool = False  # after the first Ctrl-C
     _interrupted: bool = False
     _failed_at: float | None = None  # time.monotonic()
-    _unsaved: bool = False  # the record has changed since it was saved
+    _unsaved: bool = False  # whether the record has changed since it was saved
 
     def __post_init__(self) -> None:
         self.record, self._lines = self.run.record, RunLines(self.console)
@@ -139,7 +139,7 @@ class Session:
         is_news = node.state not in ENDED
         node.exit_code, node.state = outcome.exit_code, outcome.state
         self._unsaved = True
-        if is_news:  # otherwise an earlier command has reported it
+        if is_news:  # otherwise, an earlier command has reported it
             code = "" if outcome.exit_code is None else outcome.exit_code
             where = {"host": outcome.host, "node_rank": outcome.node_rank, "exit_code": code}
             self.hook("node-ended", self.record, message=node.state, **where)
@@ -149,7 +149,7 @@ class Session:
     # --- signals and stopping ------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> bool:
-        """Handle a signal. Return whether to leave now and let the run go on."""
+        """Handle a signal. Return whether to stop following now and let the run go on."""
         if number in LEAVING or not self.run.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()
@@ -157,7 +157,7 @@ class Session:
             self._choices_shown = True
             self.console.say(
                 "press Ctrl-C again to stop the run on all hosts, or Ctrl-\\ to leave it running; "
-                f"`ddpctl attach {self.record.run_id}` follows it again"
+                f"to follow it again later, run `ddpctl attach {self.record.run_id}`"
             )
             return False
         self._interrupted = True
@@ -165,7 +165,7 @@ class Session:
         return False
 
     def _stop(self, *, cancel: bool) -> None:
-        """Start to stop all nodes, unless that has begun."""
+        """Begin to stop all nodes, unless that has already begun."""
         if self._stopping is not None:
             return
         connections, record = self.run.attempt.connections, self.record
@@ -179,7 +179,7 @@ class Session:
         self._stopping = in_background(lambda: try_each(connections, stop.on_host)[1])
 
     def _only_unreachable_left(self) -> bool:
-        """Return whether the stop is complete except for nodes that are out of reach."""
+        """Return whether the stop is complete except on hosts that cannot be reached."""
         if not self._interrupted or self._stopping is None or not self._stopping.done():
             return False
         waiting = {outcome.host for outcome in self.monitor.outcomes.values() if not outcome.done}
@@ -194,7 +194,7 @@ class Session:
         self._lines.settle()
         self._save_changes()
         if self.store:
-            self.store.close()  # for the recorder
+            self.store.close()  # so that the recorder can open it
             try:
                 detach.start_recorder(self.run.folder)
             except DdpctlError as error:

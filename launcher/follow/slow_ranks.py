@@ -1,9 +1,10 @@
-"""Which nodes hold up a live run. Pure.
+"""Find the nodes that hold up a live run. Pure.
 
-In a synchronous run, all ranks take the same time per step, because they wait for the slowest. Two
-other measures tell them apart. ddpctl's trainer reports how long each rank works before it waits for
-the others. For any script, a GPU that is used less waits for its host, and one with a lower clock is
-throttled; a GPU that waits for another rank in NCCL counts as used and has its full clock.
+In a synchronous run, all ranks take the same time per step, because they wait for the slowest one.
+Two other measures tell them apart. ddpctl's trainer reports how long each rank works before it
+waits for the others. In any script, a GPU that is used less is waiting for its host, and a GPU with
+a lower clock is throttled; a GPU that waits in NCCL for another rank counts as used and keeps its
+full clock.
 """
 
 import statistics
@@ -12,24 +13,25 @@ from collections.abc import Callable, Mapping
 from ..facts.nvidia import BUSY
 from ..supervisor.events import GpuLoad, Usage
 
-SLOWER = 1.15  # times the median; the trainer has the same limit
+SLOWER = 1.15  # a multiple of the median; the trainer uses the same limit
 MEASURES: dict[str, Callable[[GpuLoad], int]] = {
-    "{} % use, median {:.0f} %": lambda load: load.use,
+    "{}% use, median {:.0f}%": lambda load: load.use,
     "{} MHz, median {:.0f} MHz": lambda load: load.clock,
 }
 
 
 def slow_nodes(ratios: Mapping[int, float], usages: Mapping[int, Usage]) -> dict[int, str]:
-    """Return why a node is slow, by node rank: `slow: rank 3 at 1.6 times the median step`.
+    """Return why nodes are slow, by node rank: `slow: rank 3 at 1.6 times the median step`.
 
-    ratios: of slow ranks according to the trainer. usages: the newest of each node.
+    ratios: the slow ranks' step times over the median, from the trainer. usages: each node's
+    newest.
     """
     places = {rank: node for node, usage in usages.items() for rank in usage.ranks}
     slow: dict[int, str] = {}
     for rank, ratio in ratios.items():
         if rank in places:
             slow.setdefault(places[rank], f"slow: rank {rank} at {ratio:g} times the median step")
-    # GPUs of another model have another clock
+    # compare GPUs of the most common model only, because other models have other clocks
     size = statistics.mode([load.total for each in usages.values() for load in each.minute] or [0])
     gpus = {
         (node, gpu): load

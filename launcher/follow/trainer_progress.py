@@ -26,7 +26,7 @@ class Progress:
     img_s: float | None = None
     eta: float | None = None  # seconds
     top1: float | None = None
-    slow: Mapping[int, float] = field(default_factory=dict)  # by rank: its pace over the median's
+    slow: Mapping[int, float] = field(default_factory=dict)  # step times over the median, by rank
 
     @property
     def brief(self) -> str:
@@ -42,13 +42,13 @@ class Progress:
 def read_progress(
     connection: HostConnection, run_dir: str, attempt: int, timeout: float
 ) -> Progress | None:
-    """Read the progress of an attempt on its node 0; None if it has not written any numbers yet."""
+    """Return the progress of an attempt, read on its node 0; None if it has no numbers yet."""
     done = connection.script(PROGRESS, f"{run_dir}/output", timeout=timeout)
     return parse_progress(done.stdout, attempt)
 
 
 def parse_progress(text: bytes, attempt: int) -> Progress | None:
-    """Parse lines of metrics.jsonl. Return None if this attempt has not written any numbers yet."""
+    """Return the progress in lines of metrics.jsonl; None if this attempt has no numbers yet."""
     newest: dict[str, dict[str, Any]] = {}  # by kind
     for entry in entries(text):
         kind = str(entry.get("kind"))

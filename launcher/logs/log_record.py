@@ -56,7 +56,7 @@ def parse(text: bytes, node_rank: int, time: float) -> list[Record]:
 def grouped(
     lines: Sequence[bytes], head: re.Pattern[bytes]
 ) -> Iterator[tuple[re.Match[bytes] | None, list[bytes]]]:
-    """Group adjacent lines that begin with the same head. Yield its match and the lines' rests.
+    """Group adjacent lines that begin with the same head. Yield (match, [text after the head]).
 
     Adjacent lines that begin with no head also form a group, whose match is None.
     """

@@ -16,7 +16,8 @@ from .store import Marks, read_index
 class LogFilter:
     """Selects lines. A field that is None does not limit the selection. since: unix seconds.
 
-    grep: a pattern to find anywhere in `[host:rank] text`. tail: how many of the last lines.
+    grep: a pattern to find anywhere in `[host:rank] text`. tail: how many of the last lines to
+    keep.
     """
 
     nodes: Collection[int] | None = None

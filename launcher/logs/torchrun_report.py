@@ -2,7 +2,8 @@
 
 These reports take up to 40 lines per node and repeat what ddpctl prints: a traceback from torchrun
 that ends with SignalException, or with ChildFailedError and a box below it, and one line for each
-rank that torchrun ends. The ranks' own lines, which show the cause, stay. The log file keeps all.
+rank that torchrun ends. The ranks' own lines show the cause and stay. The log file keeps every
+line.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""Look at runs: ps, logs, exec, stacks, GPU use, and fetch their files."""
+"""Look at runs (ps, logs, exec, stacks, GPU use) and fetch their files."""

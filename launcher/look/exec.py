@@ -1,4 +1,4 @@
-"""The `exec` command: run a command in one node of a run or in all."""
+"""The `exec` command: run a command in one node of a run or in all of them."""
 
 import contextlib
 import os
@@ -22,20 +22,20 @@ from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
 from ..text import duration
 
-LONGEST_LINE = 1 << 20  # bytes of a line that are kept
-END_TIMEOUT = 60.0  # seconds
-# what Docker prints as output if it cannot start the command, with the reason
+LONGEST_LINE = 1 << 20  # bytes of a line after which it is printed in parts
+END_TIMEOUT = 60.0  # seconds for a command to end after its output
+# what Docker prints as output, including the reason, if it cannot start the command
 NOT_STARTED = re.compile(
     rb"(?:OCI runtime exec failed: .*?exec|Error response from daemon): (.*?)(?:: unknown)?\r?\n?$",
     re.DOTALL,
 )
-# the two numbers in spec.json, for Python and grep -E
+# two numbers in spec.json, as a pattern for both Python and grep -E
 RANKS = r'"(first_rank|nproc_per_node)": ([0-9]{1,7})'
 
 
 @dataclass(frozen=True)
 class ExecOptions:
-    """What to run, and where: on one node (default: 0), on a rank's node, or on all nodes."""
+    """What to run and where: on one node (default: node 0), on a rank's node, or on all nodes."""
 
     command: tuple[str, ...]
     node: int | None = None
@@ -46,7 +46,7 @@ class ExecOptions:
 
 
 def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
-    """Run the command. Return its exit code; with on_all, that of the first node where it failed."""
+    """Run the command. Return its exit code; with `on_all`, that of the first node to fail."""
     with newest_attempt(folder, console) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
@@ -62,7 +62,7 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
 
 
 def _output(running: Stream, host: str, *, tty: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the output. If the engine could not start the command, yield one line that says why."""
+    """Yield (file descriptor, data) of the output. If the command could not start, yield why."""
     for number, data in running.output():
         if refusal := NOT_STARTED.match(data):
             number, end = (1, b"\r\n") if tty else (2, b"\n")
@@ -75,8 +75,8 @@ def _exit_code(running: Stream, host: str) -> int:
         return running.wait(END_TIMEOUT)
     except TimeoutError:
         raise CommandTimeout(
-            f"the command did not end within {duration(END_TIMEOUT)} of its output",
-            "look for it with `ps` there: it may run on without output",
+            f"the command was still running {duration(END_TIMEOUT)} after its output ended",
+            "look for it with `ps` in the node: it may run on without output",
             host=host,
         ) from None
 
@@ -136,7 +136,7 @@ def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Stream:
 
 
 def _forward_stdin(running: Stream) -> None:
-    """Send stdin to the command. Ignores errors, which show in its output or exit code."""
+    """Send stdin to the command. Ignore errors, which its output or exit code will show."""
     with contextlib.suppress(OSError, DdpctlError):
         while data := os.read(sys.stdin.fileno(), CHUNK):
             running.write(data)

@@ -25,7 +25,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import unseen
 
 LIST = load_script(__file__, "list_files.sh")
-SILENCE = 60.0  # seconds without data until a host is given up
+SILENCE = 60.0  # seconds without data after which a host is given up
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
 ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
@@ -41,14 +41,14 @@ class RemoteFile:
 
 @dataclass
 class FetchResult:
-    """What was fetched. failures: errors of hosts that did not answer. errors: of single files."""
+    """What was fetched. failures: errors of hosts that did not answer. errors: those of files."""
 
     to: Path
     files: int = 0
-    skipped: int = 0  # existed here already
+    skipped: int = 0  # files that were here already
     bytes: int = 0
     failures: Mapping[str, DdpctlError] = field(default_factory=dict)
-    errors: dict[str, DdpctlError] = field(default_factory=dict)  # the first of each host
+    errors: dict[str, DdpctlError] = field(default_factory=dict)  # the first error of each host
 
     def document(self, run_id: str) -> dict[str, Any]:
         return {
@@ -98,9 +98,9 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
 
 
 def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Return the run's files, and the errors of hosts that are silent or send no list of files.
+    """Return the run's files, and the errors of hosts that do not answer or send no list of files.
 
-    Lists a shared home only once.
+    A home directory that hosts share is listed only once.
     """
 
     def ask(connection: HostConnection) -> list[RemoteFile]:
@@ -127,17 +127,17 @@ def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, Ddp
 
 
 def safe_path(text: bytes) -> PurePosixPath | None:
-    """Return a path that a host listed; None if it is outside FOLDERS."""
+    """Return a path that a host listed, or None if it is outside FOLDERS."""
     path = PurePosixPath(text.decode(errors="surrogateescape"))
     is_safe = len(path.parts) > 1 and path.parts[0] in FOLDERS and ".." not in path.parts
     return path if is_safe else None
 
 
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
-    """Choose a local path for each file.
+    """Return the files to fetch by local path.
 
-    If nodes have different files with the same path, the file of the lowest rank gets that path
-    and the others go to nodes/RANK.
+    If nodes have different files with the same path, the file of the lowest node rank gets that
+    path and the others go to nodes/RANK.
     """
     at: dict[Path, RemoteFile] = {}
     for file in sorted(files, key=lambda f: f.member.place.node_rank):
@@ -149,7 +149,7 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
 
 
 def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Console) -> None:
-    """Fetch a file, continuing where an earlier fetch was interrupted. Raises DdpctlError."""
+    """Fetch a file, or only the rest if an earlier fetch was interrupted. Raises DdpctlError."""
     if target.is_file() and _sha256(target) == file.sha256:
         done.skipped += 1
         return
@@ -167,7 +167,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
 
 
 def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
-    """Fetch a file into a hidden one beside `target`, not through a link. Return its path."""
+    """Fetch into a hidden file beside `target`, never through a link. Return its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.parent.resolve() != done.to.resolve() / target.parent.relative_to(done.to):
         raise OSError(errno.ELOOP, "its folder is a link or below one")
@@ -183,7 +183,7 @@ def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
         rest = Budget("`tail`", connection.name, file.size - have, SILENCE, slowest=SLOWEST)
         argv = ["tail", "-c", f"+{have + 1}", f"{run_dir}/{file.path}"]
         with (
-            contextlib.suppress(TooMuch),  # its digest is wrong
+            contextlib.suppress(TooMuch),  # the digest will be wrong
             connection.open(argv, stdin=False) as stream,
         ):
             for data in rest.chunks(stream):

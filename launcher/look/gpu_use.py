@@ -1,4 +1,4 @@
-"""Who uses which GPU: the hosts' reports joined with the nodes of runs. Pure."""
+"""Find who uses which GPU, by joining the hosts' reports with the nodes of runs. Pure."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
 
 @dataclass(frozen=True)
 class GpuRow:
-    """A GPU. node: the node of a run that claimed or uses it. others: processes not of that run."""
+    """A GPU. node: the run's node that claimed or uses it. others: processes outside that run."""
 
     host: str
     gpu: GpuUse
@@ -28,10 +28,10 @@ class GpuRow:
 
 
 def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
-    """Return a row per GPU, in the hosts' order. gpus: by host.
+    """Return a row per GPU, in the order of the hosts. gpus: the GPUs by host.
 
-    Two entries for one machine report the same GPUs, which are shown once. A host that names
-    another machine's GPUs hides nothing: it does not know that machine's boot id.
+    Two entries for one machine report the same GPUs, which are shown once. A host cannot hide
+    another machine's GPUs by claiming them, because it does not have that machine's boot id.
     """
     live = [status for status in statuses if status.alive or status.state is ContainerState.CREATED]
     rows: dict[tuple[str, str], GpuRow] = {}  # by machine and UUID
@@ -64,10 +64,10 @@ def summary(rows: Sequence[GpuRow]) -> str:
 
 
 def folded(rows: Sequence[GpuRow]) -> Iterator[list[str]]:
-    """Yield the cells of a row per group of GPUs with the same use, below GPU_HEAD.
+    """Yield the cells of a row (see GPU_HEAD) for each group of GPUs with the same use.
 
-    Groups that need attention come first: GPUs that others use, then GPUs that are idle in a busy
-    run. Free GPUs come last.
+    Groups that need attention come first: GPUs that others use, then idle GPUs of a busy run. Free
+    GPUs come last.
     """
     busy = {r.node.run_id for r in rows if r.node and (r.gpu.use or 0) >= BUSY}
     by_host: dict[tuple[str, object], list[GpuRow]] = {}
@@ -89,17 +89,17 @@ def folded(rows: Sequence[GpuRow]) -> Iterator[list[str]]:
         hosts = names(dict.fromkeys(row.host for row in alike))
         memory = _span(used, f"/{total:.0f} GiB")
         since = short_time(min(filter(None, starts), default=None))
-        yield [indices, hosts, _span(use, " %"), memory, _user(alike), owner or "-", since]
+        yield [indices, hosts, _span(use, "%"), memory, _user(alike), owner or "-", since]
 
 
 def _use(row: GpuRow, busy: set[str]) -> object:
-    """Return a key that is equal for GPUs of the same host that share a row."""
+    """Return a key that is equal for GPUs of one host that may share a row."""
     strangers = tuple(sorted({(p.user, p.name) for p in row.others}))
     return row.node and row.node.run_id, strangers, row.is_free, _oddness(row, busy)
 
 
 def _oddness(row: GpuRow, busy: set[str]) -> int:
-    """Return the sort key; the smallest comes first."""
+    """Return the sort key of a row: the more attention the row needs, the smaller the key."""
     if row.node is None:
         return 4 if row.is_free else 1
     if row.others:
@@ -128,7 +128,7 @@ def _span(numbers: Sequence[int], unit: str) -> str:
 
 
 def short_time(seconds: float | None) -> str:
-    """Format unix seconds as 11-22T10:34Z; `-` if unknown."""
+    """Format unix seconds as `11-22T10:34Z`, or as `-` if unknown."""
     return rfc3339(seconds)[5:16] + "Z" if seconds else "-"
 
 

@@ -1,4 +1,4 @@
-"""The runs on the hosts, as `ps` shows them: nodes grouped by run, GPUs, progress."""
+"""List the runs on the hosts for `ps`: nodes grouped by run, GPUs, progress."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +22,7 @@ from ..supervisor.events import Usage
 from ..text import names
 from .gpu_use import GpuRow, joined, short_time
 
-TIMEOUT = 60.0  # seconds; nvidia-smi is slow to start without persistence mode
+TIMEOUT = 60.0  # seconds; without persistence mode, nvidia-smi is slow to start
 Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]
 
 
@@ -30,7 +30,7 @@ Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]
 class ListedRun:
     """The nodes of one run. waits_for: ids of the runs ahead of it in line.
 
-    slow: why a node holds up the run, by node rank. progress: of a live run that writes metrics.
+    slow: why nodes hold up the run, by node rank. progress: None unless live and writing metrics.
     """
 
     nodes: Sequence[NodeStatus]
@@ -88,7 +88,7 @@ class ListedRun:
         ]
 
     def node_rows(self) -> list[list[str]]:
-        """Return a row per node, those in an unusual state first."""
+        """Return a row per node, with nodes in an unusual state first."""
         states = [self.slow.get(node.node_rank, node.state) for node in self.nodes]
         usual = max(states, key=states.count)
         rows = sorted(zip(self.nodes, states, strict=True), key=lambda row: row[1] == usual)
@@ -109,7 +109,7 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Listing:
-    """Answers of the hosts. failures: of silent hosts."""
+    """The hosts' answers. failures: the errors of hosts that did not answer."""
 
     hosts: Sequence[str]
     runs: Sequence[ListedRun]
@@ -120,7 +120,7 @@ class Listing:
 def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Listing:
     """Ask the hosts for their runs, then for their GPUs and the progress of live runs.
 
-    slow: also find the nodes that hold up their run.
+    finished: include finished runs. slow: also find the nodes that hold up their run.
     """
     statuses, failures = _nodes_of_runs(clusters, finished=finished)
     all_connections = [each for _, connections in clusters for each in connections]
@@ -141,7 +141,7 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
                 control_dir = place_in(run_dir, run, rank, attempt).control_dir
                 newest_usage = connection.run(["cat", f"{control_dir}/usage.json"], timeout=TIMEOUT)
                 usage = parsed_event(newest_usage.stdout)
-                if isinstance(usage, Usage):  # else its supervisor has not written any
+                if isinstance(usage, Usage):  # otherwise its supervisor has not written one yet
                     usages.setdefault(run, {})[rank] = usage
         if connection.host.gpus == 0:
             return ()
@@ -161,9 +161,9 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
 def _nodes_of_runs(
     clusters: Connected, *, finished: bool
 ) -> tuple[Collection[NodeStatus], dict[str, DdpctlError]]:
-    """Return each node once, and the errors of silent hosts.
+    """Return each node once, and the errors of hosts that did not answer.
 
-    finished: also nodes that left only folders, such as those of killed runs.
+    finished: include nodes of which only folders are left, such as those of killed runs.
     """
     by_handle: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}

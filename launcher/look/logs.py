@@ -1,4 +1,4 @@
-"""Show a run's logs: fetch lines that this machine lacks, print, and follow if asked."""
+"""Show a run's logs: fetch the lines missing on this machine, print all, and follow if asked."""
 
 import dataclasses
 
@@ -16,13 +16,13 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from ..text import names, numbers_in, quoted
 
-UNKNOWN_COUNT = 100_000  # assumed nodes or ranks of a run whose record cannot be read
+UNKNOWN_COUNT = 100_000  # the nodes or ranks assumed for a run whose record cannot be read
 
 
 def with_nodes_and_ranks(
     log_filter: LogFilter, nodes: str | None, ranks: str | None, record: RunRecord | None
 ) -> LogFilter:
-    """Return the filter with the nodes and ranks that the user typed.
+    """Return the filter, narrowed to the nodes and ranks that the user typed.
 
     record: None if it cannot be read. Raises UsageError if the run has no such host, attempt, node
     or rank.
@@ -56,8 +56,8 @@ def show_logs(
 ) -> Exit:
     """Print the logs. Return UNREACHABLE if lines are missing because a host did not answer.
 
-    unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: until the run ends or a signal
-    arrives.
+    unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to go on until the run ends
+    or a signal arrives.
     """
     lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
@@ -90,9 +90,9 @@ def show_logs(
 def print_recorded(
     folder: RunFolder, log_filter: LogFilter, lines: RunLines, console: Console
 ) -> Marks:
-    """Show this machine's copy of the logs. Return where it ends, by node rank.
+    """Print this machine's copy of the logs. Return where it ends, by node rank.
 
-    Several attempts are printed in order, each below its number (on stderr), unless the filter has a tail.
+    Print several attempts in order, each after its number (on stderr), unless there is a tail.
     """
     known = known_marks(folder.logs)
     numbers = attempts_in(folder.logs, known)

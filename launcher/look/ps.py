@@ -32,11 +32,11 @@ DEFAULT_HOSTS = Path("hosts.yaml")
 
 @dataclass(frozen=True)
 class Selection:
-    """What the user asked for."""
+    """What the user asked `ps` to show."""
 
-    hosts: str | Sequence[str] | None  # a hosts file or list; None: see `clusters_of`
-    finished: bool  # finished runs too
-    per_node: bool  # a row per node instead of a row per run
+    hosts: str | Sequence[str] | None  # a hosts file or a list of hosts; None: see `clusters_of`
+    finished: bool  # whether to include finished runs
+    per_node: bool  # whether to print a row per node, not per run
 
 
 def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
@@ -66,14 +66,14 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
 
 
 def clusters_of(selection: Selection, console: Console) -> list[Cluster]:
-    """Return the clusters to ask: the one that the user named or, without one, several.
+    """Return the clusters to ask: the one that the user named, if any, or several.
 
-    Those are the clusters of ./hosts.yaml and of this machine's live runs, or of all its runs
-    with `finished`. Warn about a file or record that cannot be read.
+    Those are the clusters of ./hosts.yaml and of this machine's live runs (with `finished`, of all
+    its runs). Warn about each file or record that cannot be read.
     """
     if selection.hosts is not None:
         return [hosts_to_ask(selection.hosts, console)]
-    kept: dict[str, Path] = {}  # by text: thousands of runs may have the same hosts file
+    kept: dict[str, Path] = {}  # by text, because thousands of runs may have the same hosts file
     for folder in run_folders():
         has_ended = folder.is_settled()
         if not has_ended and (record := folder.load_if_readable(console)):
@@ -104,7 +104,7 @@ def connected_to(clusters: Sequence[Cluster]) -> Iterator[Connected]:
 
 
 def ask(clusters: Connected, selection: Selection, console: Console, *, slow: bool) -> Listing:
-    """Finish the stops that were not confirmed, then list the runs. slow: see `list_runs`."""
+    """Finish stops that were not confirmed, then list the runs. slow: see `list_runs`."""
     for cluster, connections in clusters:
         finish_pending(connections, cluster, console)
     return list_runs(clusters, finished=selection.finished, slow=slow)
@@ -125,11 +125,11 @@ def tables(listing: Listing, selection: Selection, columns: float = math.inf) ->
 
 
 def nothing(listing: Listing, selection: Selection) -> str:
-    """Return the message for an empty list. It mentions only hosts that answered."""
+    """Return the message for an empty list, which names hosts that answered; "" if none did."""
     if not listing.hosts:
         return (
             "this machine has no record of a live run, and there is no ./hosts.yaml; "
-            "`ddpctl ps HOSTS` asks the hosts in a hosts file"
+            "to ask the hosts of a hosts file, run `ddpctl ps HOSTS`"
         )
     answered = [host for host in listing.hosts if host not in listing.failures]
     if not answered:
@@ -140,7 +140,7 @@ def nothing(listing: Listing, selection: Selection) -> str:
 
 
 def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) -> str:
-    """Format a table. Drop the least important columns until it fits into `columns` characters."""
+    """Format a table. Drop the least important columns until it is narrower than `columns`."""
     text = table(rows, head)
     for name in DROPPED:
         if name in head and max(map(len, text.splitlines())) >= columns:
@@ -151,9 +151,9 @@ def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) 
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> None:
-    """Ask the hosts every `interval` seconds until Ctrl-C, and print tables.
+    """Ask the hosts every `interval` seconds until Ctrl-C, and show tables.
 
-    Redraws them on a terminal. Elsewhere, prints them whenever they have changed.
+    Redraw the tables on a terminal. Elsewhere, print them whenever they have changed.
     """
     text = ""
     listing: Listing | None = None

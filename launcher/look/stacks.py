@@ -1,7 +1,7 @@
 """Get the Python stack of every rank, from all hosts concurrently.
 
-The request to a node's supervisor is a file in the node's control folder. Another file there is the
-answer. The run itself is not affected.
+To request stacks, write a file into the control folder of a node. Its supervisor writes the answer
+to another file there. The run itself is not affected.
 """
 
 import secrets
@@ -37,12 +37,12 @@ TIMEOUT = 10  # seconds for a supervisor to answer
 ASK = load_script(__file__, "ask_stacks.sh")
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK
 RULE = "-" * 15
-SNAPSHOT = "this is a snapshot: suspect a hang only if a rank is at the same place the next time"
+SNAPSHOT = "this is a snapshot: suspect a hang only if a rank is still there the next time"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one node answered. attempt: 0 if the node has ended."""
+    """The answer of one node. attempt: 0 if the node has ended."""
 
     host: str
     node_rank: int
@@ -105,7 +105,7 @@ def _ask(member: RunningNode, kind: str) -> Answer:
 
 
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
-    """Format the groups like `clush -b`, then nodes without ranks and the verdict on the groups."""
+    """Format the groups as `clush -b` does, then the nodes without ranks and the verdict."""
 
     def nodes(state: str, text: str) -> list[str]:
         return [f"{a.host} (node {a.node_rank}): {text}" for a in answers if a.state == state]

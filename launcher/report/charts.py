@@ -29,7 +29,7 @@ class Curve:
 class Chart:
     """A chart. log: whether the y axis is logarithmic.
 
-    top: the y axis goes from 0 to `top` or a higher value; if None, it just fits the values.
+    top: the y axis goes from 0 to `top`, or higher if a value is; None: it fits the values.
     """
 
     title: str

@@ -29,15 +29,15 @@ class Status:
     alive: int = 0  # number of running ranks
     early: Reason | None = None  # the first rank that exited with code 0
     stuck: float = 0.0  # time since any rank last showed activity
-    begun: bool = False  # a rank has written output
-    stacks: bool = False  # the stacks that node 0 requested are in the journal
+    begun: bool = False  # whether a rank has written output
+    stacks: bool = False  # whether the stacks that node 0 requested are in the journal
     log_age: float = 0.0  # time since the ranks' last output
-    progress_age: float | None = None  # time since the trainer's last report; None if none
-    leaving: bool = False  # this node must not start torchrun again
+    progress_age: float | None = None  # time since the trainer's last report; None if there is none
+    leaving: bool = False  # whether this node must not start torchrun again
     # once stopped
     cause: Reason | None = None  # this node's candidate for the first failure
     weight: int = 0  # the classify.Weight of `cause`
-    saved: bool = False  # there is a new checkpoint since the start of this round
+    saved: bool = False  # whether there is a new checkpoint since the start of this round
     sent: float = 0.0  # unix seconds on the sender's clock
 
 
@@ -47,10 +47,10 @@ class Decision:
 
     restart: RestartInPlace | None = None  # the newest; the other fields apply to the time after it
     verdict: Reason | None = None  # why all nodes must stop
-    over: bool = False  # every node is done, has stopped or is lost
+    over: bool = False  # whether every node is done, has stopped or is lost
     refusal: str = ""  # why node 0 does not restart the run
-    stacks: bool = False  # every node must write its ranks' stacks to its journal
-    echo: float = 0.0  # the `sent` field of the status that this answers
+    stacks: bool = False  # whether every node must write its ranks' stacks to its journal
+    echo: float = 0.0  # the `sent` field of the status that this decision answers
     now: float = 0.0  # unix seconds on node 0's clock
 
 
@@ -83,7 +83,7 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[Any]:
-        """Return the messages that arrived: Decisions from node 0, else Statuses. Raises BROKEN."""
+        """Return new messages: Decisions from node 0, or Statuses. Raises one of BROKEN."""
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:

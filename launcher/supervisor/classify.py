@@ -22,7 +22,7 @@ LIMITS = ("shm-full", "thread-limit")  # if native code prints one of these, it 
 
 
 class Weight(enum.IntEnum):
-    """Ranks observations as the first failure: the lowest wins; among equals, the earliest."""
+    """Decides which observation is the first failure: the lowest wins; if equal, the earliest."""
 
     CAUSE = 0
     WITNESS = 1  # reports another node's failure, or may be an effect of one

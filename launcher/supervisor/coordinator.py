@@ -19,7 +19,7 @@ ON_REQUEST = ("cancelled", "terminated", "time-limit")  # reasons that are not f
 
 
 class PeerContact:
-    """Contact with a peer that has joined. Times are time.monotonic()."""
+    """Contact with a peer that has joined. Times are from time.monotonic()."""
 
     def __init__(self, now: float) -> None:
         self.heard = now

@@ -133,7 +133,7 @@ class Usage(Event):
 
 @dataclass(frozen=True)
 class Clock(Event):
-    """offset: the seconds to add to this node's clock to get node 0's. error: its maximum error."""
+    """This node's clock. offset: seconds to add to get node 0's time. error: its maximum error."""
 
     kind = "clock"
     offset: float

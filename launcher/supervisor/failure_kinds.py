@@ -73,7 +73,7 @@ def _pattern(phrase: str) -> str:
 
 
 def _kind(head: str, meaning: str, remedy: str) -> FailureKind:
-    """Return a kind. head: `KIND (RESTART)`, or `KIND` if a restart cannot help."""
+    """Return a FailureKind. head: `KIND (RESTART)`, or `KIND` if a restart cannot help."""
     name, _, restart = head.rstrip(")").partition(" (")
     return FailureKind(name, Restart(restart or "no"), meaning, remedy)
 

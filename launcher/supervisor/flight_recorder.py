@@ -18,7 +18,7 @@ from typing import Any, Iterator
 from .events import Collective
 
 ENTRIES = 2000  # collectives that a rank remembers
-NAMES = 100  # how many of them, the newest in each group, are reported
+NAMES = 100  # how many of the newest are reported for each group
 SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second: up to torch 2.7
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 LARGEST_DUMP = 64 << 20  # bytes
@@ -34,7 +34,7 @@ class FlightRecorder:
         self._late_at = 0.0  # time.monotonic()
 
     def environment(self, env: dict[str, str], torch: str) -> dict[str, str]:
-        """Return `env` with the recorder turned on unless the user did so. torch: its version."""
+        """Return `env` with the recorder on, unless the user has set it up. torch: its version."""
         with contextlib.suppress(OSError):
             os.makedirs(self._folder, exist_ok=True)
         old = bool(re.match(r"[01]\.|2\.[0-7]\b", torch))  # newer ones warn about the old names
@@ -60,8 +60,7 @@ class FlightRecorder:
     def read(self, round: int) -> list[Collective]:
         """Return the last call of each rank of this node in each group. Rename the dumps.
 
-        round: number of the start that wrote them; the next start will write files of the same
-        names.
+        round: the number of the start that wrote the dumps. The next start reuses their names.
         """
         newest: list[Collective] = []
         for path in sorted(glob.glob(os.path.join(glob.escape(self._folder), "*-rank-*"))):
@@ -85,7 +84,7 @@ def ask(pipe: str) -> bool:
 
 
 class Plain(pickle.Unpickler):
-    """Loads only numbers, texts and containers. torch's builders of lists become `list`."""
+    """An unpickler for plain data only. torch's functions that build lists become `list`."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch.jit._pickle" and name.startswith("build_"):

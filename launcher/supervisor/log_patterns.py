@@ -151,6 +151,6 @@ def _last_error(error: Sequence[str]) -> str:
 
 
 def _without_noise(block: Sequence[str]) -> list[str]:
-    """Cut the block at the first empty line, log line or C++ frame."""
+    """Return the block up to its first empty line, log line or C++ frame."""
     end = next((i for i, line in enumerate(block) if i and NOISE.match(line)), len(block))
     return list(block[:end])

@@ -1,4 +1,4 @@
-"""The supervisor of one node: starts torchrun, writes the journal, and stops when others must stop.
+"""The supervisor of one node: starts torchrun, writes the journal, and stops when others stop.
 
 Everything happens in one loop in one thread, `Supervisor.run`.
 """
@@ -136,7 +136,7 @@ class Supervisor:
             ranks = tuple(rank.rank for rank in self.round.ranks.alive())
             usage = replace(usage, ranks=ranks)
             self.journal.try_write_event(usage)
-            with contextlib.suppress(OSError):  # the disk is full; `ps` reads the file
+            with contextlib.suppress(OSError):  # the disk may be full; `ps` reads this file
                 publish(os.path.join(self.spec.dir, "usage.json"), json.dumps(document(usage)))
             self.metrics.write(usage, len(ranks), self.round.liveness.log_age())
 

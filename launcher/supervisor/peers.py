@@ -64,7 +64,7 @@ class NodePeer(Peers):
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self._sent: Any = None  # fields of the last status, sent at once if any changes
+        self._sent: Any = None  # the last status's fields whose changes are sent at once
         self._next_heartbeat = 0.0
         self._connecting = False
         self._connected: socket.socket | None = None  # a new connection, not yet in use
@@ -118,7 +118,7 @@ class NodePeer(Peers):
         self.channel = None
 
     def _set_clock(self, decision: Decision) -> None:
-        """Estimate the offset as NTP does: `decision.now` is midway in the shortest round trip."""
+        """Estimate the clock offset as NTP does, from the shortest round trip so far."""
         now = time.time()
         round_trip = now - decision.echo
         if 0 <= round_trip < self._shortest_round_trip:
@@ -127,7 +127,7 @@ class NodePeer(Peers):
             self.journal.write_event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        """Connect in a thread, one at a time, because that may block (name servers, firewalls)."""
+        """Connect in a thread, because that may block (DNS, firewalls). Try once at a time."""
         if self._connected is not None:
             sock, self._connected = self._connected, None
             with contextlib.suppress(OSError):
@@ -211,7 +211,10 @@ class Server(Peers):
         self.selector.register(self._socket, selectors.EVENT_READ, self._accept)
 
     def _accept(self, server: socket.socket) -> None:
-        """Accept a connection. Drop one of the busiest address if too many are unauthenticated."""
+        """Accept a connection.
+
+        If too many are unauthenticated, drop one from the address that has the most.
+        """
         try:
             sock, (address, *_) = server.accept()
             channel = Channel(sock, self.spec.token, listening=True)

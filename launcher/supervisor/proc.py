@@ -39,7 +39,7 @@ def proc_environ(pid: int) -> dict[str, str]:
 
 
 def parents() -> dict[int, int]:
-    """Return the parent's pid of each visible process, by pid."""
+    """Return the parent pid of each visible process, by pid."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     stats = ((pid, proc_stat(pid)) for pid in pids)
     return {pid: int(stat[1]) for pid, stat in stats if stat}
@@ -80,7 +80,7 @@ def send(pid: int, number: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Make this new process get SIGTERM when its parent dies, or exit now if it already has."""
+    """Have the kernel send this new process SIGTERM when its parent dies; exit if it is dead."""
     # Until exec, the parent's handler would swallow the signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

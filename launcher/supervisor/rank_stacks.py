@@ -55,7 +55,7 @@ class StackThread(threading.Thread):
             self.stacks = [with_source(stack) for stack in stacks]
 
     def _answers(self, pids: list[int]) -> dict[int, str]:
-        """Wait until every file is complete, up to ANSWER_TIMEOUT. Return the texts by pid."""
+        """Wait until every file is complete, at most ANSWER_TIMEOUT. Return the texts by pid."""
         texts: dict[int, str] = {}
         late_at = time.monotonic() + ANSWER_TIMEOUT
         while time.monotonic() < late_at:
@@ -159,7 +159,7 @@ def ask(rank: Rank, folder: str, number: int) -> Stack:
 
 
 def answered(stack: Stack, text: str | None) -> Stack:
-    """Return `stack` with the frames in `text`, which the rank wrote; as it is if it has a note."""
+    """Return `stack` with the frames in `text`, from the rank; unchanged if it has a note."""
     if stack.note:
         return stack
     threads = parse(text or "")

@@ -11,8 +11,7 @@ from .proc import children, proc_environ, proc_stat, usage
 
 LOOK = 1.0  # seconds between checks of the ranks' I/O
 IDLE_IO = 65536  # bytes read and written per second that still count as no activity
-# busy cores above which `stuck` grows more slowly. It does grow: ranks waiting in NCCL are busy
-# too.
+# busy cores above which `stuck` still grows, but slower: ranks that wait in NCCL are busy too
 BUSY = 0.5
 BUSY_FACTOR = 6.0
 
@@ -24,7 +23,7 @@ class Rank:
         self.pid, self.rank, self.local_rank = pid, rank, local_rank
         self.exited: float | None = None  # unix seconds
         self.exit_code: int | None = None  # negative: a signal; None: torchrun reaped it first
-        self.was_stopping = False  # this node was already stopping when the rank exited
+        self.was_stopping = False  # whether this node was already stopping when the rank exited
         self.stopped_since: float | None = None  # time.monotonic() of SIGSTOP
 
     @property
@@ -32,7 +31,7 @@ class Rank:
         return self.exited is None
 
     def look(self, now: float) -> None:
-        """Check whether the rank has exited or is stopped. Reaping it would lose its exit code."""
+        """Check whether the rank has exited or is stopped. Once reaped, it has no exit code."""
         try:
             stat = proc_stat(self.pid)
         except OSError:
@@ -99,7 +98,7 @@ class Liveness:
         self._began = time.time()
         self._output_at = self._looked_at = time.monotonic()
         self._before: dict[int, tuple[int, float]] = {}  # pid -> (bytes, CPU seconds)
-        self.begun = False  # a rank has written output
+        self.begun = False  # whether a rank has written output
         self.stuck = 0.0  # seconds without visible activity of any rank
 
     def reset(self, output: bool) -> None:

@@ -68,7 +68,7 @@ class Round:
         self.logs_grow = False  # whether the last poll found new output
         self.liveness = Liveness(spec.output_dir)
         self.flight_recorder = FlightRecorder(spec.dir)
-        self.kills_before = oom_kills()  # before the start
+        self.kills_before = oom_kills()  # OOM kills before the start
         self.phase = Phase.RUNNING
         self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
@@ -122,7 +122,7 @@ class Round:
 
     @property
     def exit_code(self) -> int | None:
-        """torchrun's exit code; None while it runs; 1, as when ranks fail, if we killed it."""
+        """torchrun's exit code: None while it runs, 1 (as when ranks fail) if we killed it."""
         return 1 if self.killed_torchrun else self.torchrun.exit_code()
 
     # --- observations ---
@@ -263,8 +263,7 @@ class Round:
             return
         if self.unsent and self.flight_recorder.is_ready:
             if pid := self.torchrun.pid:
-                # after a failure, torchrun ends the other ranks itself; a signal would cut off its
-                # report
+                # after a failure, torchrun itself ends the others; a signal would cut its report
                 if not self.ranks.failed():
                     send(pid, self.unsent)
                 send(pid, signal.SIGCONT)

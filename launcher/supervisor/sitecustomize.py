@@ -56,7 +56,7 @@ class DumpOnRequest:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Start the thread when the script imports torch.distributed. Leave imports to others."""
+        """Start the thread when the script imports torch.distributed. Never find a module."""
         if name == "torch.distributed" and self in sys.meta_path:
             sys.meta_path.remove(self)
             try:

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Sequence
 
 @dataclass(frozen=True)
 class Spec:
-    """The contents of spec.json; times in seconds. hosts: all on node 0, otherwise node 0's."""
+    """The contents of spec.json; times in seconds. hosts: all on node 0, elsewhere only one."""
 
     run_id: str
     attempt: int
@@ -29,7 +29,7 @@ class Spec:
     checkpoint_dir: str
     output_dir: str
     internal_ip: str | None
-    metrics_dir: str | None = None  # for a Prometheus textfile
+    metrics_dir: str | None = None  # the folder for a Prometheus textfile
     hang_timeout: float | None = None  # the time allowed without progress; None: unlimited
     time_limit: float | None = None  # counted from the start of the attempt; None: unlimited
     start_timeout: float = 60.0  # the time for all nodes to join
@@ -49,7 +49,7 @@ class Spec:
         return ", ".join("node %d (%s)" % (rank, self.hosts[rank]) for rank in ranks)
 
     def time_to_save(self, *, failed: bool = False) -> float:
-        """Return the seconds from SIGTERM to our SIGKILL, which are few if the run has failed.
+        """Return the seconds from SIGTERM to our SIGKILL, only a few if the run has failed.
 
         Our SIGKILL must come before the engine's, which kills the supervisor too, at stop_timeout.
         """

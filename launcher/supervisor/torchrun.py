@@ -114,7 +114,7 @@ def failures(lines: list[str]) -> list[list[int]]:
 
 
 def with_caches(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with paths for libraries' caches (downloads, code) if the host has a folder."""
+    """Return `env` with paths for libraries' caches (downloads, code) if the host keeps them."""
     folder = env.get("DDPCTL_CACHE_DIR")
     ours = {name: os.path.join(folder, sub) for name, sub in CACHES.items()} if folder else {}
     return {**ours, **env}
@@ -133,7 +133,7 @@ def executable(argv: list[str]) -> list[str]:
 
 
 def interpreter(torchrun: str) -> str:
-    """Return the Python that runs `torchrun`: itself or as its first line says; "" if unusual."""
+    """Return the Python that runs `torchrun`, itself or from its first line; "" if unusual."""
     if torchrun == sys.executable:
         return torchrun
     with open(torchrun, errors="replace") as file:

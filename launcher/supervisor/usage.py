@@ -136,7 +136,7 @@ def oom_kills() -> int:
 
 
 def memory_figure(version2: str, version1: str, label: str = "") -> int:
-    """Return the number after `label` in our memory cgroup's file for its version; 0 if none."""
+    """Return the number after `label` in the file of our memory cgroup (v2 or v1); 0 if none."""
     for line in read_text("/proc/self/cgroup").splitlines():
         _, controller, path = line.split(":", 2)
         if controller in ("", "memory"):

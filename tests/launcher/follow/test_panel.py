@@ -39,7 +39,7 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
     progress = parse_progress(text, attempt=2)
     assert progress is not None
     shown = Panel("r", 2, 0, {}, progress).below(0)
-    assert shown == "epoch 1/4  step 120/400  loss 1.2500  top1 50.00 %  512 images/s  eta 1:02:05"
+    assert shown == "epoch 1/4  step 120/400  loss 1.2500  top1 50.00%  512 images/s  eta 1:02:05"
     assert parse_progress(text, attempt=3) is None
     assert parse_progress(lines_of(TRAIN, START), attempt=2) is None
 
@@ -91,10 +91,10 @@ def test_gpus_of_a_host_share_a_line() -> None:
     assert parse_gpus(b"NVIDIA-SMI has failed\n") == ()
     assert parse_gpus(b"1, 1, " + b"9" * 5000) == ()
     spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
-    assert gpu_words(spark) == "1 GPU 50 %"
+    assert gpu_words(spark) == "1 GPU 50%"
     outcomes = {0: NodeOutcome(0, "a", usage=Usage(1.0, gpus))}
     [shown] = Panel("r", 1, 0, outcomes).rows(folded=False)
-    assert shown == ("0 a", "starting", "2 GPUs 25 %, 4.0 of 160 GiB")
+    assert shown == ("0 a", "starting", "2 GPUs 25%, 4.0 of 160 GiB")
 
 
 def test_a_scripts_newest_line_is_shown_without_its_cursor_movements() -> None:
@@ -147,9 +147,9 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     outcomes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)
     shown = plain_panel(outcomes, *size)[3:]
     assert [" ".join(row.split()) for row in shown] == [
-        "7 gpu08 contact lost 8 GPUs 97 %, 477 of 640 GiB",
-        "20 gpu21 running 8 GPUs 1 %, 477 of 640 GiB",
-        f"62 nodes running 496 GPUs 97 %, 29547 of 39680 GiB {FOLDED[size[0]]}",
+        "7 gpu08 contact lost 8 GPUs 97%, 477 of 640 GiB",
+        "20 gpu21 running 8 GPUs 1%, 477 of 640 GiB",
+        f"62 nodes running 496 GPUs 97%, 29547 of 39680 GiB {FOLDED[size[0]]}",
     ]
     assert max(map(len, shown)) < size[0]
 

@@ -26,7 +26,7 @@ def usages(*odd: GpuLoad, ranks: int = 2) -> dict[int, Usage]:
 
 def test_healthy_gpus_name_no_node() -> None:
     assert slow_nodes({}, usages()) == {}
-    almost = GpuLoad(86, 60000, 81920, 1730)  # 14 % less than the median
+    almost = GpuLoad(86, 60000, 81920, 1730)  # 14% less than the median
     assert slow_nodes({}, usages(almost)) == {}
     assert slow_nodes({}, {}) == {} and slow_nodes({}, {0: Usage(1.0, ranks=(0,))}) == {}
 
@@ -39,7 +39,7 @@ def test_the_trainers_slow_rank_names_its_node() -> None:
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
-        (GpuLoad(60, 60000, 81920, 1980), "slow: rank 3's GPU at 60 % use, median 98 %"),
+        (GpuLoad(60, 60000, 81920, 1980), "slow: rank 3's GPU at 60% use, median 98%"),
         (GpuLoad(98, 60000, 81920, 900), "slow: rank 3's GPU at 900 MHz, median 1980 MHz"),
     ],
 )

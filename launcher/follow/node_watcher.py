@@ -114,7 +114,7 @@ class NodeWatcher:
             tries += 1
 
     def _read_journal(self) -> Iterator[Item]:
-        """Continue reading, even after a lost connection: the reader kept the unfinished line."""
+        """Resume where the reader stopped, even in a line that a lost connection cut off."""
         connection, journal = self._member.connection, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)

@@ -127,7 +127,7 @@ class NodePeer(Peers):
             self.journal.write_event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        """Connect in a thread, because that may block (DNS, firewalls). Try once at a time."""
+        """Connect in a thread, as that may block (DNS, firewalls). Make one attempt at a time."""
         if self._connected is not None:
             sock, self._connected = self._connected, None
             with contextlib.suppress(OSError):

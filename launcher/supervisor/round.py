@@ -263,7 +263,7 @@ class Round:
             return
         if self.unsent and self.flight_recorder.is_ready:
             if pid := self.torchrun.pid:
-                # after a failure, torchrun itself ends the others; a signal would cut its report
+                # after a failure, torchrun itself ends the rest; a signal would cut off its report
                 if not self.ranks.failed():
                     send(pid, self.unsent)
                 send(pid, signal.SIGCONT)

@@ -43,11 +43,8 @@ from faults import (
 CAP = 40.0  # seconds
 LONGEST = 240.0  # seconds for a restart by the launcher, which waits for hosts
 WAIT = Fault(0, "", (), 0, rank=None)
-PATIENT = (
-    "--no-check",
-    "--hang-timeout",
-    "30s",
-)  # after a restart, torch loads after the first line
+# After a restart, the script prints its first line before it loads torch.
+PATIENT = ("--no-check", "--hang-timeout", "30s")
 DISK_FULL = Fault(0, "", ("disk-full",), 0, rank=None)
 CLOCK = """
 #define _GNU_SOURCE

@@ -45,14 +45,13 @@ def application() -> typer.Typer:
         epilog=EPILOG,
         subcommand_metavar="COMMAND ...",
         invoke_without_command=True,
-        add_completion=False,  # typer's own options guess the shell, wrongly in scripts
+        add_completion=False,  # typer's own options guess the wrong shell in scripts
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={
             "help_option_names": ["-h", "--help"],
-            "token_normalize_func": lambda name: name.replace(
-                "_", "-"
-            ),  # torchrun spells flags with _
+            # torchrun spells flags with underscores
+            "token_normalize_func": lambda name: name.replace("_", "-"),
         },
     )
     app.callback()(root)

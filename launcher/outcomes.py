@@ -80,7 +80,7 @@ def run_state(nodes: Collection[NodeState], nnodes: int) -> RunState:
 class Outcome:
     """The state in which a command leaves the run that it started or followed."""
 
-    state: RunState  # a live state: the run goes on without this command
+    state: RunState  # if live, the run continues without this command
     interrupted: bool = False  # a signal ended the command
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 LONGEST_LINE = 5000  # maximum characters in one line
-LONGEST_VALUE = 60  # maximum characters of a wrong value in a message
+LONGEST_VALUE = 60  # maximum characters of a value quoted in a message
 LONGEST_PATH = 4096
 DAY = 86400  # seconds
 LATEST = 253402300799.0  # the end of the year 9999, in unix seconds

@@ -21,7 +21,7 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
     except UsageError:  # this account has no home folder
         return []
     offered = []
-    for folder in folders:  # some may be damaged, or being removed right now
+    for folder in folders:  # some may be damaged or in the middle of being removed
         with contextlib.suppress(OSError, ValueError, AttributeError):
             record = json.loads(read_record(folder.record_file))
             offered.append((folder.run_id, str(record.get("state", ""))))

@@ -17,7 +17,7 @@ def text_of(path: Path) -> str:
     line, remedy = 0, "pass a hosts file (`ddpctl init` writes one)"
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            os.set_blocking(file.fileno(), True)  # a pipe without a writer is empty
+            os.set_blocking(file.fileno(), True)  # so that a pipe without a writer reads as empty
             data = file.read(MAX_BYTES + 1)
         if len(data) <= MAX_BYTES:
             return data.decode("utf-8-sig")

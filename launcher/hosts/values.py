@@ -45,7 +45,7 @@ _STARTER = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|srun|
 _SHELL = re.compile("(ba|z|da|k|fi)?sh")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")  # torchrun's own
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
-# Characters that ssh itself refuses in names, or that have a special meaning in patterns and lists.
+# Characters that ssh itself rejects in names, or that have a special meaning in patterns and lists.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
 _NOT_IN_USER = set("'`\";&<>|(){}@:,/")
 

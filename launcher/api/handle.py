@@ -79,7 +79,7 @@ class Run:
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """The rank of the newest attempt that failed first, and why; None if none has failed."""
+        """The first failure of the newest attempt: which rank, and why. None if none has failed."""
         return self._folder.load().attempt.first_failure
 
     def wait(self, timeout: float | None = None) -> RunState:

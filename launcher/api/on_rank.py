@@ -58,7 +58,7 @@ def close_process_group() -> None:
 
 
 def returned(call: Call) -> str:
-    """Call the function. Return its result as JSON text. Raises an error if that is impossible."""
+    """Call the function. Return its result as JSON. Raises an error if it cannot be sent."""
     function: Any = operator.attrgetter(call["function"])(importlib.import_module(call["module"]))
     if call["trust"]:
         args, kwargs = pickle.loads(base64.b64decode(call["pickle"]))

@@ -86,7 +86,7 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Return the evidence with better clock skews: those that supervisors measured to node 0."""
+    """Return the evidence with clock skews from supervisors, which measure better than SSH can."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:

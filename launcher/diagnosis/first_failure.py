@@ -96,7 +96,7 @@ def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | N
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
-    """Return the candidate, with the rank's GPU blamed if the driver has logged a fault of it."""
+    """Blame the rank's GPU if the driver has logged a fault of it, else return the candidate."""
     node, failure = candidate.node, candidate.failure
     gpus: dict[int | None, str] = dict(enumerate(node.gpus))
     pci = gpus.get(failure.local_rank)

@@ -72,9 +72,9 @@ class Facts:
     def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
         """Return NCCL's variables for RoCE (ports and GID index) for a run whose address is `ip`.
 
-        Return none if the user sets one of them (user_sets: names of variables) or `ip` has no RoCE
-        v2 GID. Nor if they would exclude a port that may be better: InfiniBand, a faster one, or
-        one whose RoCE v2 GID has another index.
+        The result is empty if the user sets one of them (user_sets: names of variables), if `ip`
+        has no RoCE v2 GID, or if they would exclude a port that may be better: InfiniBand, a faster
+        one, or one whose RoCE v2 GID has another index.
         """
         up = [port for port in self.rdma_ports if port.is_up]
         v2 = {port: [gid.index for gid in port.gids if gid.is_roce_v2] for port in up}

@@ -34,7 +34,7 @@ class Details:
     memory_available_kib: int = 0
     memlock: str = "unlimited"  # or a number, in KiB
     open_files: str = "unlimited"  # or a number
-    resolved: str | None = None  # the IP address that the host's own name has on the host
+    resolved: str | None = None  # the IP address that the host resolves its own name to
     missing: tuple[str, ...] = ()  # requested folders that do not exist
     home_error: str = ""  # why ~/.ddpctl is not writable; "" if it is
     firewalls: tuple[str, ...] = ()

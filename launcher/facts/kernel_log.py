@@ -22,9 +22,9 @@ _UPTIME = re.compile(r"uptime ([0-9]{1,12}(\.[0-9]{1,9})?)")
 
 @dataclass(frozen=True)
 class KernelLog:
-    """lines: the recent ones. pci: addresses by UUID. loads: utilization and errors.
+    """A host's recent kernel messages (lines), and the GPUs that still respond.
 
-    pci and loads cover only the GPUs that still respond.
+    pci: PCI addresses by UUID. loads: utilization and error counts.
     """
 
     lines: tuple[str, ...] = ()

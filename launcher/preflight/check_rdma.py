@@ -17,7 +17,7 @@ CHOSEN_BY_USER = {"NCCL_IB_HCA", "NCCL_IB_DISABLE"}  # if set, NCCL may use othe
 
 
 def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that RDMA ports work, and that hosts agree in their number, rates and GID type."""
+    """Check that RDMA ports work, and that hosts have the same number, rates and GID type."""
 
     def up(m: Machine) -> int:
         return sum(port.is_up for port in m.facts.rdma_ports)
@@ -52,7 +52,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that each RoCE port reaches its counterparts: NCCL connects the nth ports of hosts."""
+    """Check that each RoCE port reaches its counterparts on other hosts, as NCCL connects them."""
     env, facts = fleet.cluster.job.env, machine.facts
     if not CHOSEN_BY_USER.isdisjoint(env):
         return

@@ -88,7 +88,7 @@ def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fle
                 connection.run(["rm", "-rf", folder])
         return replace(machine, report=report)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # on Ctrl-C it waits for the tests, unlike try_each
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for tests on Ctrl-C
         tested = {machine.rank: machine for machine in pool.map(test, able)}
     return replace(fleet, machines=[tested.get(m.rank, m) for m in fleet.machines])
 
@@ -113,7 +113,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Return the ranks of machines to import torch on (slow): one per image, all with GPUs."""
+    """Return the ranks of machines that test torch (slow): one per image, and all with GPUs."""
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }

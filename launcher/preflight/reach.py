@@ -108,7 +108,7 @@ def dials_to(addresses: Mapping[int, Sequence[str]], machines: Sequence[Machine]
 
 
 def dials_to_rails(machines: Sequence[Machine]) -> list[Dial]:
-    """Return a dial to each address of a RoCE port, from the previous machine in a ring of all."""
+    """Return a dial to each RoCE address, from the previous machine in a ring of all machines."""
     return [
         Dial(source.rank, target.rank, address.ip)
         for target, source in zip(machines, [*machines[-1:], *machines[:-1]], strict=True)

@@ -36,10 +36,11 @@ TWO_CONTAINERS = (
 
 @dataclass(frozen=True)
 class SanityOptions:
-    """timeout: seconds per step. max_bytes: largest all-reduce. pairwise: measure all node pairs.
+    """Options of the check. timeout: seconds per step. max_bytes: size of the largest all-reduce.
 
-    min_busbw: GB/s; a lower bus bandwidth is a problem. plot: the file to write. step_seconds: how
-    long one node computes a training step. largest_only: measure only the largest all-reduce.
+    pairwise: measure all pairs of nodes. min_busbw: GB/s; a lower bus bandwidth is a problem. plot:
+    the file to write. step_seconds: how long one node computes a training step. largest_only:
+    measure only the largest all-reduce.
     """
 
     timeout: float

@@ -55,5 +55,5 @@ def test_a_push_whose_connection_is_lost_goes_on_some_times(
     monkeypatch.setattr(host, "ask", drop)
     done, _, err = cluster.ddpctl("push", cluster.hosts_file, "--workdir")
     assert done == code, err
-    assert "gpu1: the connection was lost; the push goes on" in err
+    assert "gpu1: the connection was lost; the push resumes" in err
     assert bool(list(host.home.glob(".ddpctl/workdirs/*/train.py"))) is (code == 0)

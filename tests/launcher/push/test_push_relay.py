@@ -102,7 +102,7 @@ def test_a_flipped_byte_on_the_way_is_detected_and_sent_again(
     assert all(has(machine, data) for machine in hosts)
     (notice,) = report.notices
     assert notice.startswith(
-        f"{hosts[2].connection.name}: dataset: damaged in transit; the push goes on"
+        f"{hosts[2].connection.name}: dataset: damaged in transit; the push resumes"
     )
 
 
@@ -116,7 +116,7 @@ def test_hosts_without_space_to_relay_are_sent_the_bytes_directly(
     hosts = machines(3)
     report = pushes(hosts, dataset=str(data)).report
     assert all(has(machine, data) for machine in hosts)
-    assert any("No space left on device; the push goes on" in each for each in report.notices)
+    assert any("No space left on device; the push resumes" in each for each in report.notices)
 
 
 def test_hosts_relay_a_layer_before_the_next_is_ready_and_keep_it_if_that_fails(

@@ -52,7 +52,7 @@ def test_connection_refused(connect_to: Connect) -> None:
     port = free_port()
     message = why_not(connect_to(Host("127.0.0.1", port=port)))
     assert f"connection refused at port {port};" in message
-    assert "check that sshd runs" in message
+    assert "check that sshd is running" in message
 
 
 def test_no_answer_is_an_error_within_the_timeout(connect_to: Connect) -> None:

@@ -37,7 +37,7 @@ TIMEOUT = 10  # seconds for a supervisor to answer
 ASK = load_script(__file__, "ask_stacks.sh")
 NO_ANSWER, ENDED = 4, 5  # exit codes of ASK
 RULE = "-" * 15
-SNAPSHOT = "this is a snapshot: suspect a hang only if a rank is still there the next time"
+SNAPSHOT = "this is a snapshot: suspect a hang only if a rank is at the same place in the next one"
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def without_secrets(path: Path) -> str:
     try:
         document = yaml.safe_load(read_record(path))
     except (OSError, ValueError, yaml.YAMLError):
-        return "(no longer on this machine)"
+        return "(the hosts file is no longer on this machine)"
     job = document.get("job") if isinstance(document, dict) else None
     if isinstance(job, dict) and isinstance(job.get("env"), dict):
         job["env"] = dict.fromkeys(job["env"], "(not shown)")

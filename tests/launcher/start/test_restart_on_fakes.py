@@ -455,7 +455,7 @@ def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
     assert cluster.record["attempts"][0]["first_failure"]["kind"] == "gpu-failed"
     [kept] = cluster.state.glob("ddpctl/runs/*/logs/failure-attempt-1.txt")
     text = kept.read_text()
-    assert "GPUs at the start:\n  0: 98 % use, 5 of 9 MiB, 0 MHz, 61 C" in text
+    assert "GPUs at the start:\n  0: 98% use, 5 of 9 MiB, 0 MHz, 61 C" in text
     assert "NVRM: Xid" in text and "  RuntimeError: CUDA error: unspecified launch failure" in text
     _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
     assert "gpu1: runs: run " in out and "Xid 48" in out

@@ -45,7 +45,7 @@ def init(
     user: str | None = option("--user", "NAME", "SSH user for all hosts."),
     key: str | None = option("--identity-file", "FILE", "SSH key for all hosts."),
     gpus: str | None = option(
-        "--gpus", "GPUS", "GPUs per host: all, a count, ids (0,1), or 0 (CPU)."
+        "--gpus", "GPUS", "GPUs per host: all, a count, ids such as 0,1, or 0 for CPU."
     ),
     image: str | None = option("--image", "IMAGE", "Set job.image."),
     workdir: str | None = option("--workdir", "DIR", "Set job.workdir."),

@@ -41,9 +41,9 @@ HEAD = """\
 Three simulated hosts x 1 rank and a spare, `max_restarts: 40`, `min_nodes: 2`. Blows at random: {blows}.
 The run must exit with 0, with each step once in the sum that it carries from checkpoint to checkpoint and
 in the lines of each rank from one start to the next. No host may ever run two containers. Another machine
-tries to launch on one of the run's hosts, again and again, and must never get a GPU that the run has or
-goes on with. No container, process or ticket may be left on a host. The last column names each of these
-rules that was broken.
+tries again and again to launch on one of the run's hosts, and must never get a GPU that the run has or
+needs later. No container, process or ticket may be left on a host. The last column names each rule
+that was broken.
 
 | seed | blows | restarts in place | by the launcher | steps | launches refused | took | wrong |
 |---|---|---|---|---|---|---|---|

@@ -63,9 +63,9 @@ too. torchrun by hand: until no rank runs on the hosts that are left, waited for
 cap a stopped rank left the others hanging for more than 560 s, and a host cut off silently for 962 s.
 It names no cause across hosts.
 
-**{right} of {all} named right.**
+**{right} of {all} named correctly.**
 
-| fault | bar | ddpctl: all stopped | named right? | torchrun by hand: all stopped |
+| fault | bar | ddpctl: all stopped | named correctly? | torchrun by hand: all stopped |
 |---|---|---|---|---|
 """
 RESTARTS = "Faults of runs that restart"
@@ -73,7 +73,7 @@ RESTARTS_HEAD = """\
 The runs have three simulated hosts with 2 ranks each. In rows 7 to 9, and where a row mentions a spare, the
 third host is the spare. The columns show the seconds from the fault to the first line that the script
 prints after its next start, before it imports torch. All hosts share two cores with other work. The last
-column is torchrun alone, with `--max-restarts` and two ranks on one node, given up after {cap:.0f} s. "-":
+column is torchrun alone, with `--max-restarts` and two ranks on one node, for {cap:.0f} s at most. "-":
 the fault needs several nodes.
 
 **{right} of {all} as documented.**

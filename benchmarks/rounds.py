@@ -35,8 +35,8 @@ ROW = re.compile(
 )
 HEAD = """\
 Three simulated hosts, a run of one rank each, hit at a random moment of its first {longest:.0f} s; a
-container and a process of somebody else on every host. What is left was looked for by the hosts' own
-engines and in /proc, not by ddpctl.
+container and a process of somebody else run on every host. Leftovers were searched for with the hosts'
+own engines and in /proc, not with ddpctl.
 
 **{rounds} rounds: {strays} strays, {touched} foreign containers or processes touched.**
 

@@ -31,7 +31,7 @@ from cluster import DOCKER, Cluster, until
 
 TITLE = "Slow nodes"
 HEAD = """\
-Three simulated hosts x 1 rank train ResNet-8 on two cores that serve everything else, too; the second
+Three simulated hosts x 1 rank train ResNet-8 on two cores that also serve everything else; the second
 column is the machine's load average at the end of the run, to which the ranks add three. In the last run,
 a CPU quota of {quota:.0%} of a core throttles the second host. Seconds from then until it is named.
 

@@ -52,8 +52,8 @@ def heard(text: bytes, ranks: int, count: int) -> Heard:
     last = [-1] * ranks
     doubled = torn = disordered = 0
     for line in text.split(b"\n"):
-        if b"@" not in line and b"xx" not in line:
-            continue  # torchrun's own
+        if b"@" not in line and b"xxxx" not in line:
+            continue  # torchrun's own; in a traceback of C++, it has `__cxx11`
         match = LINE.fullmatch(line)
         if not match or (match[1] and match[1] != match[2]):
             torn += 1

@@ -13,7 +13,7 @@ from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
 from ..failure import FirstFailure
 from ..follow.detach import has_recorder, start_recorder
 from ..hosts import Hosts, cluster_of, load
-from ..logs.log_record import render
+from ..logs.log_entry import render
 from ..logs.query import LogFilter, merged
 from ..logs.store import Marks, known_marks
 from ..look.fetch import fetch

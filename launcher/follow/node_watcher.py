@@ -11,7 +11,7 @@ from ..engines.running import RunningNode
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal_reader import JournalReader
-from ..logs.log_record import Record
+from ..logs.log_entry import Record
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream

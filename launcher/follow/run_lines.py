@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from ..logs.fold_lines import Fold
-from ..logs.log_record import Record
+from ..logs.log_entry import Record
 from ..logs.torchrun_report import TorchrunReports
 from ..terminal.console import Console
 from ..text import counted

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import names, ranges
-from .log_record import Record
+from .log_entry import Record
 
 LIMIT = 4096  # maximum number of open groups; bounds memory
 WAIT = 0.5  # seconds for which a group of a live run waits for more ranks

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from .event_reader import parsed_event
-from .log_record import Record, grouped
+from .log_entry import Record, grouped
 
 LONGEST_LINE = 32 << 20  # bytes kept of one line; supervisors split lines long before this
 HEAD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t")  # TIME and WHO of a record

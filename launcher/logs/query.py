@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .log_record import Record, parse
+from .log_entry import Record, parse
 from .store import Marks, read_index
 
 

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from ..own_folders import make_folder
 from ..plan.plan import Place
-from .log_record import Record, render
+from .log_entry import Record, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")

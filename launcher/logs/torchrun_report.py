@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .log_record import Record
+from .log_entry import Record
 
 MOST_LINES = 200  # the limit of one traceback; bounds memory
 START = b"Traceback (most recent call last):"

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
 from ..hosts import Cluster, override_job, user_env
-from ..logs.log_record import Record
+from ..logs.log_entry import Record
 from ..outcomes import Exit
 from ..own_folders import read_cache, state_home, write_cache
 from ..plan.plan import LaunchOptions

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..logs.log_record import Record, render
+from ..logs.log_entry import Record, render
 from ..text import printable
 from .streams import ResultStream, reserve, write_message
 from .table import table

@@ -19,7 +19,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_record import Record
+from launcher.logs.log_entry import Record
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.start.node_folders import supervisor_file
 from launcher.supervisor.channel import Status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.follow.run_lines import RunLines
-from launcher.logs.log_record import parse
+from launcher.logs.log_entry import parse
 from launcher.terminal.console import Console
 
 RANK = b"[gpu1:1] ValueError: boom\n"

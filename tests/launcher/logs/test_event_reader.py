@@ -17,7 +17,7 @@ from launcher.diagnosis.stack_groups import grouped, located, verdict
 from launcher.logs import journal_reader as journal
 from launcher.logs.event_reader import KINDS, Unreadable, parsed_event
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_record import Record
+from launcher.logs.log_entry import Record
 from launcher.supervisor.events import (
     Clock,
     Collective,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from local_machine import Machine
 
 from launcher.logs.fold_lines import Fold
-from launcher.logs.log_record import Record, parse
+from launcher.logs.log_entry import Record, parse
 
 LINES = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from([b"a", b"b", b"c: [0-3] d", b""])), max_size=60

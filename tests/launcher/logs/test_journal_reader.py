@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_record import render
+from launcher.logs.log_entry import render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, known_marks
 from launcher.supervisor.events import RankPids

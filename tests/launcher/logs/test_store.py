@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.log_record import Record, parse, render
+from launcher.logs.log_entry import Record, parse, render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, Mark, Marks, NodeLog, known_marks, offset_in
 from launcher.plan.plan import place_in

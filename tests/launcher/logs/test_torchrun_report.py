@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.logs.log_record import parse, render
+from launcher.logs.log_entry import parse, render
 from launcher.logs.torchrun_report import TorchrunReports
 
 TRACEBACK = b"""[gpu0] Traceback (most recent call last):

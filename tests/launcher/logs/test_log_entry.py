@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.logs.log_record import Record, parse, render
+from launcher.logs.log_entry import Record, parse, render
 
 LABELS = st.sampled_from(
     [

@@ -113,8 +113,9 @@ def launch(
     if not dry_run:
         outcome = launch_run(request, console)
         if as_json:
-            # the first console prints no results, so that this is all that stdout gets
-            options.console(quiet, verbose).json(document(request.folder.load()))
+            # the other console prints no results, so that this is all that stdout gets
+            document_console = options.console(quiet, verbose)
+            document_console.json(document(request.folder.load()))
         return outcome
     plan = plan_of(request, console)
     if as_json:

@@ -2,6 +2,7 @@
 
 The path of a line on the node: a rank's stdout -> a file, because torchrun.py redirects it ->
 RankLogs (whole lines, whenever Round.copy_output asks) -> Journal; all in launcher.supervisor.
-On this machine: the journal -> `tail_journal.sh` -> NodeWatcher (its JournalReader makes Records) ->
-Monitor (all nodes) -> Session -> LogStore (a copy), and RunLines (fold, hide) -> Console (without escapes).
+On this machine: the journal -> `tail_journal.sh` -> NodeWatcher (its JournalReader makes LogEntries) ->
+Monitor (all nodes) -> Session -> LogStore (a copy), and RunLines (fold, hide) -> Console ->
+ResultStream, which on a terminal removes escapes.
 """

@@ -20,7 +20,7 @@ from ..logs.store import Marks, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, EndState, Event, RestartInPlace, Usage
 from ..text import names
-from .node_watcher import PROBE_TIMEOUT, Batch, ContactReport, Exited, Item, NodeWatcher
+from .node_watcher import PROBE_TIMEOUT, ContactReport, Exited, Item, NewEntries, NodeWatcher
 
 QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
 POLL = 0.2  # seconds
@@ -117,7 +117,7 @@ class Tick:
     """
 
 
-Observation = Batch | NodeEnded | Restarted | ContactChange | Notice | Tick
+Observation = NewEntries | NodeEnded | Restarted | ContactChange | Notice | Tick
 
 
 class Monitor:
@@ -141,7 +141,7 @@ class Monitor:
     def observations(self) -> Iterator[Observation]:
         """Yield observations until all nodes have ended.
 
-        A Batch comes before the observations that its events cause, so that its lines are shown and
+        NewEntries come before the observations that their events cause, so that their lines are shown and
         recorded before ddpctl reports or does anything about them.
         """
         for watcher in self._watchers:
@@ -191,8 +191,8 @@ class Monitor:
         outcome = self.outcomes[item.node_rank]
         outcome.reported_at = time.monotonic()
         match item:
-            case Batch():
-                return [item, *self._take_batch(outcome, item)]
+            case NewEntries():
+                return [item, *self._take_entries(outcome, item)]
             case ContactReport():
                 self._take_contact(outcome, item)
             case Exited():
@@ -202,15 +202,15 @@ class Monitor:
                     outcome.exit_code = item.status.exit_code
         return []
 
-    def _take_batch(self, outcome: NodeOutcome, batch: Batch) -> list[Observation]:
+    def _take_entries(self, outcome: NodeOutcome, new: NewEntries) -> list[Observation]:
         observations = []
-        for record in batch.records:
-            if record.event is None:
-                newest = (line[:LONGEST_TEXT] for line in record.lines[-TAIL_LINES:])
-                outcome.tail.extend((record.time, record.rank, text) for text in newest)
-            elif observation := self._take_event(outcome, record.time, record.event):
+        for entry in new.entries:
+            if entry.event is None:
+                newest = (line[:LONGEST_TEXT] for line in entry.lines[-TAIL_LINES:])
+                outcome.tail.extend((entry.time, entry.rank, text) for text in newest)
+            elif observation := self._take_event(outcome, entry.time, entry.event):
                 observations.append(observation)
-        outcome.consumed = batch.consumed
+        outcome.consumed = new.consumed
         return observations
 
     def _take_event(self, outcome: NodeOutcome, at: float, event: Event) -> Observation | None:

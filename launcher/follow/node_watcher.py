@@ -11,7 +11,7 @@ from ..engines.running import RunningNode
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable
 from ..logs.journal_reader import JournalReader
-from ..logs.log_entry import Record
+from ..logs.log_entry import LogEntry
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
@@ -25,11 +25,11 @@ EVENTS = load_script(__file__, "past_events.sh")
 
 
 @dataclass(frozen=True)
-class Batch:
+class NewEntries:
     """Records of the journal. consumed: bytes read so far, including an unfinished line."""
 
     node_rank: int
-    records: list[Record]
+    entries: list[LogEntry]
     consumed: int
 
 
@@ -51,7 +51,7 @@ class ContactReport:
     gone: bool = False
 
 
-Item = Batch | Exited | ContactReport
+Item = NewEntries | Exited | ContactReport
 
 
 class NodeWatcher:
@@ -119,16 +119,18 @@ class NodeWatcher:
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
             events = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-            yield Batch(self.node_rank, [e._replace(end=self._past) for e in events], self._past)
+            yield NewEntries(
+                self.node_rank, [e._replace(end=self._past) for e in events], self._past
+            )
             self._past = 0
         start = self._reader.consumed + 1  # for tail, bytes count from 1
         stream = connection.open_script(TAIL, str(start), journal, stdin=False)
         self._stream = stream
         yield ContactReport(self.node_rank, None)
         while data := stream.read(CHUNK):
-            records = self._reader.feed(data)
-            yield Batch(self.node_rank, records, self._reader.consumed)
-            if records and isinstance(records[-1].event, End):
+            entries = self._reader.feed(data)
+            yield NewEntries(self.node_rank, entries, self._reader.consumed)
+            if entries and isinstance(entries[-1].event, End):
                 self._read_whole = True
                 return
         stream.close()

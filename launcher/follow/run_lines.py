@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from ..logs.fold_lines import Fold
-from ..logs.log_entry import Record
+from ..logs.log_entry import LogEntry
 from ..logs.torchrun_report import TorchrunReports
 from ..terminal.console import Console
 from ..text import counted
@@ -22,8 +22,8 @@ class RunLines:
         self._reports = TorchrunReports()
         self._fold = Fold() if console.fold else None
 
-    def show(self, records: Sequence[Record]) -> None:
-        self._print(self._reports.feed(records) if self._brief else records)
+    def show(self, entries: Sequence[LogEntry]) -> None:
+        self._print(self._reports.feed(entries) if self._brief else entries)
 
     def flush(self) -> None:
         """Print the lines that have waited long enough for folding, and flush the console."""
@@ -42,8 +42,8 @@ class RunLines:
             self._console.say(f"{hidden}; `ddpctl logs` shows it")
         self._reports.hidden_on.clear()
 
-    def _print(self, records: Sequence[Record]) -> None:
+    def _print(self, entries: Sequence[LogEntry]) -> None:
         if self._fold:
-            self._console.write(self._fold.feed(records, time.monotonic()))
+            self._console.write(self._fold.feed(entries, time.monotonic()))
         else:
-            self._console.show(records)
+            self._console.show(entries)

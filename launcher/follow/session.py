@@ -25,7 +25,7 @@ from .attempt_end import explain, report_end
 from .hooks import EventHook
 from .interrupts import LEAVING, Interrupts
 from .monitor import ContactChange, Monitor, NodeEnded, NodeOutcome, Notice, Restarted, Tick
-from .node_watcher import Batch
+from .node_watcher import NewEntries
 from .panel import live_panel
 from .run_lines import RunLines
 
@@ -88,10 +88,10 @@ class Session:
     def to_the_end(self) -> Outcome:
         for observation in self.monitor.observations():
             match observation:
-                case Batch():
+                case NewEntries():
                     if self.store:
-                        self.store.append(observation.node_rank, observation.records, self._attempt)
-                    self._lines.show(observation.records)
+                        self.store.append(observation.node_rank, observation.entries, self._attempt)
+                    self._lines.show(observation.entries)
                 case NodeEnded(outcome):
                     self._node_ended(outcome)
                 case Restarted():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import names, ranges
-from .log_entry import Record
+from .log_entry import LogEntry
 
 LIMIT = 4096  # maximum number of open groups; bounds memory
 WAIT = 0.5  # seconds for which a group of a live run waits for more ranks
@@ -43,12 +43,12 @@ class Fold:
         self._alike: dict[tuple[type, bytes], list[int]] = {}  # numbers of open groups, by text
         self._last: dict[int | str, int] = {}  # number of the newest group of each rank
 
-    def feed(self, records: Iterable[Record], now: float = 0.0) -> bytes:
+    def feed(self, entries: Iterable[LogEntry], now: float = 0.0) -> bytes:
         """Add lines. If too many groups are open, close and return the oldest ones."""
-        for record in records:
-            who = record.host if record.rank is None else record.rank
-            for line in record.lines:
-                self._add(who, line, record.label, now)
+        for entry in entries:
+            who = entry.host if entry.rank is None else entry.rank
+            for line in entry.lines:
+                self._add(who, line, entry.label, now)
         return self._take(len(self._open) - self._limit)
 
     def take_older(self, now: float, wait: float = WAIT) -> bytes:

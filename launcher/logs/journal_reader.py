@@ -4,24 +4,24 @@ import re
 from collections.abc import Iterator
 
 from .event_reader import parsed_event
-from .log_entry import Record, grouped
+from .log_entry import LogEntry, grouped
 
 LONGEST_LINE = 32 << 20  # bytes kept of one line; supervisors split lines long before this
-HEAD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t")  # TIME and WHO of a record
+HEAD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t")  # TIME and WHO of an entry
 
 
 class JournalReader:
-    """Parses one journal, fed in pieces of any size. Only whole lines become records."""
+    """Parses one journal, fed in pieces of any size. Only whole lines become entries."""
 
     def __init__(self, host: str = "", node_rank: int = 0, offset: int = 0) -> None:
         """host, node_rank: labels for the lines. offset: where the first piece begins, in bytes."""
         self.consumed = offset  # bytes of the journal so far, including the unfinished line
         self._host, self._node_rank = host, node_rank
         self._partial = bytearray()  # the unfinished line, up to LONGEST_LINE
-        self._time = 0.0  # the time of the last record
+        self._time = 0.0  # the time of the last entry
 
-    def feed(self, data: bytes) -> list[Record]:
-        """Parse the next piece. Return the records whose lines end in it."""
+    def feed(self, data: bytes) -> list[LogEntry]:
+        """Parse the next piece. Return the entries whose lines end in it."""
         first, *lines = data.split(b"\n")
         self._partial += first[: LONGEST_LINE - len(self._partial)]
         begin = self.consumed + len(first) - len(self._partial)  # wrong only if the line was cut
@@ -29,15 +29,15 @@ class JournalReader:
         if not lines:
             return []
         rest = lines.pop()
-        records = [*self._records([bytes(self._partial), *lines], begin)]
+        entries = [*self._entries([bytes(self._partial), *lines], begin)]
         self._partial = bytearray(rest[:LONGEST_LINE])
-        return records
+        return entries
 
-    def _records(self, lines: list[bytes], offset: int) -> Iterator[Record]:
-        """Yield the records in whole lines. offset: where these begin in the journal.
+    def _entries(self, lines: list[bytes], offset: int) -> Iterator[LogEntry]:
+        """Yield the entries in whole lines. offset: where these begin in the journal.
 
         A malformed line, which a full disk may cause, becomes output without a rank. It gets the
-        time of the record before it.
+        time of the entry before it.
         """
         for head, texts in grouped(lines, HEAD):
             prefix, time, who = head.group(0, 1, 2) if head else (b"", self._time, b"-")
@@ -47,8 +47,8 @@ class JournalReader:
                 for text in texts:
                     offset += size + len(text)
                     event = parsed_event(text)
-                    yield Record(self._host, self._node_rank, self._time, None, event, [], offset)
+                    yield LogEntry(self._host, self._node_rank, self._time, None, event, [], offset)
             else:
                 offset += size * len(texts) + sum(map(len, texts))
                 rank = None if who == b"-" else int(who)
-                yield Record(self._host, self._node_rank, self._time, rank, None, texts, offset)
+                yield LogEntry(self._host, self._node_rank, self._time, rank, None, texts, offset)

@@ -1,4 +1,4 @@
-"""Log lines as records. Pure.
+"""Log lines as entries. Pure.
 
 On disk and on screen, a line is `[host:rank] text`, or `[host] text` if it belongs to no rank.
 """
@@ -13,7 +13,7 @@ from ..supervisor.events import Event
 LABEL = re.compile(rb"\[([^\]]+?)(?::(0|[1-9]\d{0,6}))?\] ")  # host and rank
 
 
-class Record(NamedTuple):
+class LogEntry(NamedTuple):
     """One event of a node, or lines that one of its ranks wrote at the same time."""
 
     host: str  # "" only for a line without a label, in a damaged log file
@@ -22,7 +22,7 @@ class Record(NamedTuple):
     rank: int | None  # global rank; None for torchrun, the supervisor and events
     event: Event | None  # None for output
     lines: Sequence[bytes]  # as written, without their newlines; [] for an event
-    end: int = 0  # where the record ends in the journal, in bytes; 0 if not from one
+    end: int = 0  # where the entry ends in the journal, in bytes; 0 if not from one
 
     @property
     def label(self) -> bytes:
@@ -30,27 +30,27 @@ class Record(NamedTuple):
         return f"[{who}] ".encode(errors="surrogateescape") if self.host else b""
 
 
-def render(records: Iterable[Record]) -> bytes:
-    """Return the records' lines with their labels and newlines, without events."""
+def render(entries: Iterable[LogEntry]) -> bytes:
+    """Return the entries' lines with their labels and newlines, without events."""
     texts = []
-    for record in records:
-        if record.lines:
-            head = record.label
-            texts.append(head + (b"\n" + head).join(record.lines) + b"\n")
+    for entry in entries:
+        if entry.lines:
+            head = entry.label
+            texts.append(head + (b"\n" + head).join(entry.lines) + b"\n")
     return b"".join(texts)
 
 
-def parse(text: bytes, node_rank: int, time: float) -> list[Record]:
-    """Return the records of one node from lines that `render` wrote. All get the same time."""
+def parse(text: bytes, node_rank: int, time: float) -> list[LogEntry]:
+    """Return the entries of one node from lines that `render` wrote. All get the same time."""
     lines = text.split(b"\n")
     if not lines[-1]:
         del lines[-1]
-    records = []
+    entries = []
     for head, texts in grouped(lines, LABEL):
         host = head[1].decode(errors="surrogateescape") if head else ""
         rank = int(head[2]) if head and head[2] else None
-        records.append(Record(host, node_rank, time, rank, None, texts))
-    return records
+        entries.append(LogEntry(host, node_rank, time, rank, None, texts))
+    return entries
 
 
 def grouped(

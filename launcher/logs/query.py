@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .log_entry import Record, parse
+from .log_entry import LogEntry, parse
 from .store import Marks, read_index
 
 
@@ -28,29 +28,29 @@ class LogFilter:
     since: float | None = None
     tail: int | None = None
 
-    def choose(self, records: Iterable[Record]) -> list[Record]:
+    def choose(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
         """Return the lines that match `nodes`, `ranks`, `hosts` and `grep`."""
         chosen = []
-        for record in filter(self._takes, records):
+        for entry in filter(self._takes, entries):
             if self.grep:
-                label = record.label
-                lines = [line for line in record.lines if self.grep.search(label + line)]
-                record = record._replace(lines=lines)
-            if record.lines:
-                chosen.append(record)
+                label = entry.label
+                lines = [line for line in entry.lines if self.grep.search(label + line)]
+                entry = entry._replace(lines=lines)
+            if entry.lines:
+                chosen.append(entry)
         return chosen
 
-    def _takes(self, record: Record) -> bool:
+    def _takes(self, entry: LogEntry) -> bool:
         return (
-            (self.nodes is None or record.node_rank in self.nodes)
-            and (self.ranks is None or record.rank in self.ranks)
-            and (self.hosts is None or record.host in self.hosts)
+            (self.nodes is None or entry.node_rank in self.nodes)
+            and (self.ranks is None or entry.rank in self.ranks)
+            and (self.hosts is None or entry.host in self.hosts)
         )
 
 
 def merged(
     folder: Path, log_filter: LogFilter, known: Marks, shown: Marks | None = None
-) -> Iterator[list[Record]]:
+) -> Iterator[list[LogEntry]]:
     """Yield the recorded lines that the filter selects, in batches ordered by time.
 
     known: the marks at which to end. shown: the marks after which to begin (default: at the start).
@@ -61,13 +61,13 @@ def merged(
     return iter([last_lines(itertools.chain.from_iterable(batches), log_filter.tail)])
 
 
-def last_lines(records: Iterable[Record], count: int) -> list[Record]:
+def last_lines(entries: Iterable[LogEntry], count: int) -> list[LogEntry]:
     """Return the last `count` lines."""
-    last: deque[Record] = deque()
+    last: deque[LogEntry] = deque()
     extra = -count  # lines in `last` beyond `count`
-    for record in records:
-        last.append(record)
-        extra += len(record.lines)
+    for entry in entries:
+        last.append(entry)
+        extra += len(entry.lines)
         while last and len(last[0].lines) <= extra:
             extra -= len(last.popleft().lines)
     if extra > 0:
@@ -81,7 +81,7 @@ def attempts_in(folder: Path, known: Marks) -> list[int]:
 
 def _batches(
     folder: Path, log_filter: LogFilter, known: Marks, shown: Marks
-) -> Iterator[list[Record]]:
+) -> Iterator[list[LogEntry]]:
     """Yield the recorded lines that the filter selects by time and attempt."""
     spans = []
     for node_rank, last in known.items():

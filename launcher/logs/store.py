@@ -1,6 +1,6 @@
 """The launching machine's copy of a run's logs: one file per node, each line once.
 
-`node-<K>.log` holds the lines as shown. For each second with records, `.node-<K>.index` has one
+`node-<K>.log` holds the lines as shown. For each second with entries, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. The last line marks where to
 continue. Anything in the log after that point is from a killed process and is cut off. An index is
 ignored from its first impossible line on, and repaired the next time its log is written.
@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from ..own_folders import make_folder
 from ..plan.plan import Place
-from .log_entry import Record, render
+from .log_entry import LogEntry, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
@@ -30,7 +30,7 @@ MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
 class Mark:
     """One line of an index."""
 
-    time: float  # unix seconds on the host's clock: the time of the batch's last record
+    time: float  # unix seconds on the host's clock: the time of the batch's last entry
     attempt: int
     offset: int  # how many bytes of that attempt's journal the log contains
     size: int  # bytes of the log
@@ -59,13 +59,13 @@ class NodeLog:
         self._index = (folder / f".node-{node_rank}.index").open("a")
         self._index.truncate(index.size)
 
-    def append(self, records: Sequence[Record], attempt: int) -> None:
-        """Append the lines of these records from the attempt's journal.
+    def append(self, entries: Sequence[LogEntry], attempt: int) -> None:
+        """Append the lines of these entries from the attempt's journal.
 
         One read may cover hours of a quiet run. Each second gets its own mark, because the nodes'
         logs are merged by time and searched by time.
         """
-        for _, second in itertools.groupby(records, lambda record: int(record.time)):
+        for _, second in itertools.groupby(entries, lambda entry: int(entry.time)):
             group = list(second)
             text, last = render(group), group[-1]
             self._log.write(text)
@@ -105,12 +105,12 @@ class LogStore:
             self._nodes[node_rank] = NodeLog(self.folder, node_rank, self._warn)
         return self._nodes[node_rank]
 
-    def append(self, node_rank: int, records: Sequence[Record], attempt: int) -> None:
-        """Append the records of a live attempt. After an error, warn once and record no more."""
-        if self._failed or not records:
+    def append(self, node_rank: int, entries: Sequence[LogEntry], attempt: int) -> None:
+        """Append the entries of a live attempt. After an error, warn once and record no more."""
+        if self._failed or not entries:
             return
         try:
-            self.node(node_rank).append(records, attempt)
+            self.node(node_rank).append(entries, attempt)
         except OSError as error:
             self._failed = True
             self._warn(f"not recorded: {error.filename or 'the logs'}: {error.strerror}")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .log_entry import Record
+from .log_entry import LogEntry
 
 MOST_LINES = 200  # the limit of one traceback; bounds memory
 START = b"Traceback (most recent call last):"
@@ -28,47 +28,47 @@ NOTICE = re.compile(
 class AgentOutput:
     """The state of one node's torchrun."""
 
-    newest: Record
+    newest: LogEntry
     held: list[bytes] = field(default_factory=list)  # an unfinished traceback
     borders: int = 0  # how many are still expected once a report has begun
 
 
 class TorchrunReports:
-    """Removes reports from records. hidden_on: ranks of the nodes whose reports were hidden."""
+    """Removes reports from entries. hidden_on: ranks of the nodes whose reports were hidden."""
 
     def __init__(self) -> None:
         self.hidden_on: set[int] = set()
         self._agents: dict[int, AgentOutput] = {}  # by node rank
 
-    def feed(self, records: Iterable[Record]) -> list[Record]:
-        """Return the records without the reports."""
+    def feed(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
+        """Return the entries without the reports."""
         shown = []
-        for record in records:
-            if record.rank is not None:
-                shown.append(record)
-            elif lines := self._shown(record):
-                shown.append(record._replace(lines=lines))
+        for entry in entries:
+            if entry.rank is not None:
+                shown.append(entry)
+            elif lines := self._shown(entry):
+                shown.append(entry._replace(lines=lines))
         return shown
 
-    def take_held(self) -> list[Record]:
+    def take_held(self) -> list[LogEntry]:
         """Return the lines that were held back for a traceback that never ended."""
         agents = [agent for agent in self._agents.values() if agent.held]
         self._agents.clear()
         return [agent.newest._replace(lines=agent.held) for agent in agents]
 
-    def _shown(self, record: Record) -> list[bytes]:
-        agent = self._agents.setdefault(record.node_rank, AgentOutput(record))
-        agent.newest = record
+    def _shown(self, entry: LogEntry) -> list[bytes]:
+        agent = self._agents.setdefault(entry.node_rank, AgentOutput(entry))
+        agent.newest = entry
         shown: list[bytes] = []
-        for line in record.lines:
+        for line in entry.lines:
             if agent.borders:
                 agent.borders -= line.startswith(BORDER)
             elif line.startswith((CHILD_FAILED, STOPPED)):
                 agent.held.clear()
                 agent.borders = 2 if line.startswith(CHILD_FAILED) else 0
-                self.hidden_on.add(record.node_rank)
+                self.hidden_on.add(entry.node_rank)
             elif NOTICE.search(line):
-                self.hidden_on.add(record.node_rank)
+                self.hidden_on.add(entry.node_rank)
             elif agent.held and line.startswith((b" ", b"\t")) and len(agent.held) < MOST_LINES:
                 agent.held.append(line)
             else:

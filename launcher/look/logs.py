@@ -5,7 +5,7 @@ import dataclasses
 from ..errors import UsageError
 from ..follow.interrupts import Interrupts
 from ..follow.monitor import Monitor, Notice, Tick
-from ..follow.node_watcher import Batch
+from ..follow.node_watcher import NewEntries
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged
 from ..logs.store import Marks, known_marks
@@ -72,10 +72,10 @@ def show_logs(
             with Interrupts() as interrupts, interrupts.held():
                 for event in Monitor(attempt, shown).observations():
                     match event:
-                        case Batch():
+                        case NewEntries():
                             if store:
-                                store.append(event.node_rank, event.records, number)
-                            lines.show(log_filter.choose(event.records))
+                                store.append(event.node_rank, event.entries, number)
+                            lines.show(log_filter.choose(event.entries))
                         case Notice(text):
                             console.say(text)
                         case Tick():
@@ -101,8 +101,8 @@ def print_recorded(
     for number in [attempt] if all_at_once else numbers:
         if not all_at_once:
             console.say(f"attempt {number}:")
-        for records in merged(folder.logs, dataclasses.replace(log_filter, attempt=number), known):
-            lines.show(records)
+        for entries in merged(folder.logs, dataclasses.replace(log_filter, attempt=number), known):
+            lines.show(entries)
         lines.settle()
     return known
 

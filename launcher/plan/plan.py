@@ -94,7 +94,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Container:
-    """The container to create on one host. Omits the values of the user's variables."""
+    """The container or process to create on one host. Omits the values of the user's variables."""
 
     name: str
     image: str

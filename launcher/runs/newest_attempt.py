@@ -116,8 +116,8 @@ def sync_logs(
             budget = Budget("`tail` of its journal", connection.name, LONGEST_SYNC, SYNC_TIMEOUT)
             with connection.open(argv, stdin=False) as stream:
                 for data in budget.chunks(stream):
-                    if records := reader.feed(data):
-                        log.append(records, place.attempt)
+                    if entries := reader.feed(data):
+                        log.append(entries, place.attempt)
         except TooMuch:
             raise CommandFailed(
                 f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",

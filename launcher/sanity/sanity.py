@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
 from ..hosts import Cluster, override_job, user_env
-from ..logs.log_entry import Record
+from ..logs.log_entry import LogEntry
 from ..outcomes import Exit
 from ..own_folders import read_cache, state_home, write_cache
 from ..plan.plan import LaunchOptions
@@ -53,17 +53,17 @@ class SanityOptions:
 
 
 class RecordingConsole(Console):
-    """A console that collects rank 0's records. It shows other output of the ranks only with -v."""
+    """A console that collects rank 0's entries. It shows other output of the ranks only with -v."""
 
     def __init__(self, report: Report, console: Console) -> None:
         super().__init__(quiet=console.quiet, verbose=console.verbose, plain=True)
         self.report = report
 
-    def show(self, records: Iterable[Record]) -> None:
-        for record in records:
-            for line in record.lines:
-                if record.rank != 0 or not self.report.take(line):
-                    self.detail((record.label + line).decode(errors="replace"))
+    def show(self, entries: Iterable[LogEntry]) -> None:
+        for entry in entries:
+            for line in entry.lines:
+                if entry.rank != 0 or not self.report.take(line):
+                    self.detail((entry.label + line).decode(errors="replace"))
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> Exit:

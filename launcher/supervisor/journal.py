@@ -1,8 +1,9 @@
 """Write the journal of this node's attempt.
 
 It is append-only and has one record per line: TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds on the
-node's own clock. WHO is a global rank, `-` for torchrun and the supervisor itself, or `!` for an
-event, whose TEXT is a JSON object with a "kind" (see events.py). The event `end` is the last record.
+node's own clock when the line was copied here, up to 0.1 s after it was written. WHO is a global rank,
+`-` for torchrun and the supervisor itself, or `!` for an event, whose TEXT is a JSON object with a
+"kind" (see events.py). The event `end` is the last record.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Supervisor:
             self.restart(decision.restart)
         if decision.verdict:
             self.round.stop(decision.verdict)
-        self.round.escalate()
+        self.round.send_due_signals()
 
     def prepare_environment(self, torch: str) -> None:
         """Change this process's environment, which torchrun inherits. torch: its version."""

@@ -84,12 +84,12 @@ class RankLogs:
         self.folder = folder
         self._spec, self._journal = spec, journal
         os.makedirs(folder, exist_ok=True)
-        self.torchrun = Tail(os.path.join(folder, TORCHRUN_LOG), b"-", journal)
+        self.torchrun_tail = Tail(os.path.join(folder, TORCHRUN_LOG), b"-", journal)
         self._tails: dict[tuple[int, str], Tail] = {}  # by local rank and stream
 
-    def poll(self) -> int:
+    def copy_new(self) -> int:
         """Copy new output. Return how many bytes of it came from ranks."""
-        self.torchrun.read()
+        self.torchrun_tail.read()
         if len(self._tails) < 2 * self._spec.nproc_per_node:
             self._find()
         return sum(tail.read() for tail in self._tails.values())
@@ -102,12 +102,12 @@ class RankLogs:
 
     def finish(self) -> None:
         self._find()
-        for tail in (self.torchrun, *self._tails.values()):
+        for tail in (self.torchrun_tail, *self._tails.values()):
             tail.finish()
 
     def close(self) -> None:
         """Remove the files. The journal has a copy of them."""
-        for tail in (self.torchrun, *self._tails.values()):
+        for tail in (self.torchrun_tail, *self._tails.values()):
             tail.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -1,4 +1,7 @@
-"""One start of torchrun on this node, from the first process to the end of the last."""
+"""One start of torchrun on this node, from the first process to the end of the last.
+
+Also how it is stopped: a signal, the time to save, SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ SETTLED = 10.0  # seconds after a start before a restart is prepared, which take
 
 
 class Round:
-    """torchrun and its ranks. The supervisor's loop calls `copy_output`, `look` and `escalate`.
+    """torchrun and its ranks. The supervisor's loop calls `copy_output`, `look` and `send_due_signals`.
 
     number: how many restarts in place came before. torchrun: the process that the last round
     prepared.
@@ -102,7 +105,7 @@ class Round:
 
     def copy_output(self) -> None:
         """Copy new output of torchrun and its ranks to the journal."""
-        self.logs_grow = self.logs.poll() > 0
+        self.logs_grow = self.logs.copy_new() > 0
         if self.logs_grow:
             self.liveness.reset(output=True)
 
@@ -188,7 +191,7 @@ class Round:
         self.stop_if_a_rank_failed()
         if code and self.reason is None:
             reason = self.why("torchrun", "torchrun %s" % ended(code))
-            lines = tuple(self.logs.torchrun.last_lines()[-60:])
+            lines = tuple(self.logs.torchrun_tail.last_lines()[-60:])
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
         if self.reason and oom_kills() > self.kills_before:
             self.record_resources()
@@ -200,7 +203,7 @@ class Round:
         """Record exits that only torchrun saw: failed ranks from its summary, or code 0 for all."""
         self.exited_ranks()
         ranks, codes = self.ranks.by_local_rank, {}
-        for number, local_rank, exit_code, pid in failures(self.logs.torchrun.last_lines()):
+        for number, local_rank, exit_code, pid in failures(self.logs.torchrun_tail.last_lines()):
             codes[local_rank] = exit_code
             if local_rank not in ranks:
                 rank = ranks[local_rank] = Rank(pid, number, local_rank)
@@ -235,7 +238,7 @@ class Round:
         return replace(reason, exit_code=code, signal=signal_name(code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
-        """Begin to stop for this reason, unless already stopping; see `escalate`."""
+        """Begin to stop for this reason, unless already stopping; see `send_due_signals`."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -249,11 +252,11 @@ class Round:
         self.unsent = number
         if failed and self.flight_recorder.ask():
             send(self.torchrun.pid, signal.SIGSTOP)  # else it ends the other ranks at once
-        self.escalate()
+        self.send_due_signals()
         if failed:
             self.prepare_restart()
 
-    def escalate(self) -> None:
+    def send_due_signals(self) -> None:
         """Send the signal once the ranks have written their dumps, and SIGKILL after the timeout.
 
         If torchrun does not end soon after its ranks, it gets SIGKILL too. Until then, it can

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..logs.log_entry import Record, render
+from ..logs.log_entry import LogEntry, render
 from ..text import printable
 from .streams import ResultStream, reserve, write_message
 from .table import table
@@ -38,7 +38,8 @@ class Console:
     """Prints results, messages and the live display. Thread-safe.
 
     quiet: print only errors as messages. verbose: also print details of each step. plain: no live
-    display. fold: merge identical lines of several ranks. results: whether to print to stdout.
+    display. fold: for RunLines, which merges identical lines of several ranks. results: whether to
+    print to stdout.
 
     If writing to stdout fails, the console reports that once, and the command continues and returns
     its usual exit code.
@@ -129,9 +130,9 @@ class Console:
         shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colors if shown else None))
 
-    def show(self, records: Iterable[Record]) -> None:
+    def show(self, entries: Iterable[LogEntry]) -> None:
         """Print log lines. They are sure to be visible only after `flush`."""
-        self.write(render(records))
+        self.write(render(entries))
 
     def write(self, data: bytes) -> None:
         """Print bytes to stdout. They are sure to be visible only after `flush`."""

@@ -19,7 +19,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_entry import Record
+from launcher.logs.log_entry import LogEntry
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.start.node_folders import supervisor_file
 from launcher.supervisor.channel import Status
@@ -83,7 +83,7 @@ class Node:
         assert self.process is not None
         return self.process.pid
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[LogEntry]:
         """Return each line as a record of its own."""
         with contextlib.suppress(FileNotFoundError):
             found = JournalReader().feed((self.folder / "journal").read_bytes())
@@ -92,7 +92,7 @@ class Node:
         return []
 
     def events(self, kind: type[E]) -> list[tuple[float, E]]:
-        found = ((record.time, record.event) for record in self.records())
+        found = ((record.time, record.event) for record in self.entries())
         return [(time, event) for time, event in found if isinstance(event, kind)]
 
     def event(self, kind: type[E]) -> E:
@@ -110,7 +110,7 @@ class Node:
         return self.end.reason
 
     def lines(self, rank: int | None) -> list[bytes]:
-        return [r.lines[0] for r in self.records() if r.event is None and r.rank == rank]
+        return [r.lines[0] for r in self.entries() if r.event is None and r.rank == rank]
 
     def wait(self, timeout: float = 60.0) -> int:
         assert self.process is not None
@@ -212,7 +212,7 @@ class Attempt:
 
 
 def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
-    records = node.records()
+    records = node.entries()
     return NodeEvidence(
         node.node_rank,
         node.spec["host"],

@@ -15,7 +15,7 @@ from local_attempt import local_attempt
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.follow import monitor as module
 from launcher.follow.monitor import Monitor, NodeEnded, NodeOutcome, Notice, Restarted, Tick
-from launcher.follow.node_watcher import EVENTS, Batch, ContactReport, Exited
+from launcher.follow.node_watcher import EVENTS, ContactReport, Exited, NewEntries
 from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
 from launcher.logs.store import Mark
@@ -52,7 +52,7 @@ def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
     """
     attempt = local_attempt(folder, journal, Busy())
     monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {})
-    events = [event for event in monitor.observations() if not isinstance(event, Batch | Tick)]
+    events = [event for event in monitor.observations() if not isinstance(event, NewEntries | Tick)]
     return [event.outcome if isinstance(event, NodeEnded) else event for event in events]
 
 
@@ -88,7 +88,7 @@ def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) 
     monitor = Monitor(local_attempt(tmp_path, b""), {})
     monitor._watchers.clear()
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
-    monitor._put(Batch(1, JournalReader().feed(b"1.5\t!\t" + restart.encode() + b"\n"), 0))
+    monitor._put(NewEntries(1, JournalReader().feed(b"1.5\t!\t" + restart.encode() + b"\n"), 0))
     [report] = itertools.islice((e for e in monitor.observations() if isinstance(e, Restarted)), 1)
     monitor.close()
     assert (report.outcome.node_rank, report.time) == (1, 1.5)
@@ -104,7 +104,7 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monitor._put(Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL)))
     for _ in range(40):
         monitor._put(ContactReport(1, None))
-    monitor._put(Batch(0, JournalReader().feed(JOURNAL), len(JOURNAL)))
+    monitor._put(NewEntries(0, JournalReader().feed(JOURNAL), len(JOURNAL)))
     clock = itertools.count(0.0, module.POLL / 1.5)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     outcome = next(e.outcome for e in monitor.observations() if isinstance(e, NodeEnded))

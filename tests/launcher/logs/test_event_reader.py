@@ -17,7 +17,7 @@ from launcher.diagnosis.stack_groups import grouped, located, verdict
 from launcher.logs import journal_reader as journal
 from launcher.logs.event_reader import KINDS, Unreadable, parsed_event
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_entry import Record
+from launcher.logs.log_entry import LogEntry
 from launcher.supervisor.events import (
     Clock,
     Collective,
@@ -154,7 +154,7 @@ def change(draw: st.DrawFn, value: Any) -> Any:
     return draw(JSON)
 
 
-def evidence_in(records: list[Record], node_rank: int) -> NodeEvidence:
+def evidence_in(records: list[LogEntry], node_rank: int) -> NodeEvidence:
     events = [(record.time, record.event) for record in records if record.event]
     tail = [(r.time, r.rank, line) for r in records for line in r.lines]
     return NodeEvidence(node_rank, "gpu2", 0.5, events, tail)

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from local_machine import Machine
 
 from launcher.logs.fold_lines import Fold
-from launcher.logs.log_entry import Record, parse
+from launcher.logs.log_entry import LogEntry, parse
 
 LINES = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from([b"a", b"b", b"c: [0-3] d", b""])), max_size=60
 )
 
 
-def records(*lines: bytes) -> list[Record]:
+def records(*lines: bytes) -> list[LogEntry]:
     return parse(b"".join(lines), node_rank=0, time=0.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.logs.log_entry import Record, parse, render
+from launcher.logs.log_entry import LogEntry, parse, render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, Mark, Marks, NodeLog, known_marks, offset_in
 from launcher.plan.plan import place_in
@@ -52,7 +52,7 @@ def test_a_store_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
     assert store
     (tmp_path / "node-0.log").mkdir()  # in the way
     for end in (20, 40):
-        store.append(0, [Record("a", 0, 10.0, 0, None, [b"one"], end)], attempt=1)
+        store.append(0, [LogEntry("a", 0, 10.0, 0, None, [b"one"], end)], attempt=1)
     assert warnings == [f"not recorded: {tmp_path}/node-0.log: Is a directory"]
 
 

@@ -57,11 +57,11 @@ def test_the_journal_has_what_the_node_runs_on(wrote: Node) -> None:
 
 
 def test_the_last_record_is_the_end(wrote: Node) -> None:
-    assert wrote.records()[-1].event == End(EndState.SUCCEEDED, 0)
+    assert wrote.entries()[-1].event == End(EndState.SUCCEEDED, 0)
 
 
 def test_times_never_go_back(wrote: Node) -> None:
-    times = [record.time for record in wrote.records()]
+    times = [record.time for record in wrote.entries()]
     assert times == sorted(times)
 
 

@@ -72,8 +72,8 @@ class Net:
             yield self.model
 
     def exchanging(self, when: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager for a forward and backward pass. when: let DDP add up the ranks'
-        gradients."""
+        """Return a context manager for a forward and backward pass. DDP adds up the ranks'
+        gradients only if `when` is true."""
         if isinstance(self.trained, DistributedDataParallel) and not when:
             return self.trained.no_sync()
         return contextlib.nullcontext()

@@ -36,7 +36,8 @@ def push(
 
     console = options.console(quiet, verbose)
     if prune and not yes and (as_json or not options.can_ask()):
-        what = "push --prune deletes data on the hosts, and there is no terminal to ask on"
+        why = "with --json" if as_json else "without a terminal"
+        what = f"push --prune deletes data on the hosts, and cannot ask for confirmation {why}"
         raise UsageError(what, "pass -y")
 
     def confirm(listed: str, total: str) -> bool:

@@ -56,7 +56,7 @@ SPELLINGS = {
 }
 HINTS = {  # for flags that ddpctl does not have
     "--gpus": "set `gpus:` in the hosts file, or pass --nproc-per-node",
-    "--nnodes": "every host of the file is a node; pass --nodes N for any N that are free",
+    "--nnodes": "every host in the hosts file is a node; pass --nodes N for any N free hosts",
     "-n": "pass --nodes N for any N free hosts, or --nproc-per-node N for N processes on each",
     "--node-rank": "remove it: the order of the hosts is the order of the nodes",
     "--master-addr": "remove it: the first host is node 0, the master",

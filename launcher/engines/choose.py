@@ -61,7 +61,10 @@ def image_here(name: str) -> ImageInfo | None:
 
 
 def engines_on(connection: HostConnection, name: str) -> list[Engine]:
-    """Return the engines that may have nodes of runs on this host: `name`, and local processes."""
+    """Return the engines that may have nodes of runs on this host.
+
+    These are `name` and, on `local`, the process engine beside one that uses containers.
+    """
     own = engine_of(connection, name)
     if connection.host.is_local and own.traits.keeps_containers:
         return [own, engine_of(connection, "process")]

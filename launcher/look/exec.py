@@ -76,7 +76,7 @@ def _exit_code(running: Stream, host: str) -> int:
     except TimeoutError:
         raise CommandTimeout(
             f"the command was still running {duration(END_TIMEOUT)} after its output ended",
-            "look for it with `ps` in the node: it may run on without output",
+            "it may still be running without output: look for it with `ps` inside the node",
             host=host,
         ) from None
 

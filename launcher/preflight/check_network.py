@@ -84,8 +84,8 @@ def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     elif _failed(tried):
         yield _unreached(machine, fleet)
     elif slow := {s: result.seconds for s, result in tried.items() if result.seconds >= SLOW}:
-        took = f"took {max(slow.values()):.1f} s {_sources(slow, tried, fleet)}"
-        yield warning(f"a connection to {ip} {took}", "check the load on the host and its network")
+        took = f"took up to {max(slow.values()):.1f} s {_sources(slow, tried, fleet)}"
+        yield warning(f"connecting to {ip} {took}", "check the load on the host and its network")
 
 
 def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     what = "its RDMA ports run at {} Gb/s, while those of other hosts run at {}"
     remedy = "check the cables and the switch ports; the slowest port sets the pace"
     yield from different(machine, fleet, rates, what, remedy)
-    what = "the GID of the address in use is {}, while other hosts use {}"
+    what = "the GID of its address is of type {}, while other hosts have {}"
     remedy = "set the same RoCE version on all hosts (`cma_roce_mode`)"
     yield from different(machine, fleet, gid_type, what, remedy)
 

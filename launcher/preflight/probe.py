@@ -77,7 +77,7 @@ class Probe:
             agent.close()
 
     def _dial(self, dials: Sequence[Dial], port: int = 0) -> dict[Dial, DialResult]:
-        """Let the agents dial. Return the results they report. port: 0 for the agents' own ports."""
+        """Have the agents dial, and return their results. port: the port to dial; 0: the agent's own."""
         by_source: dict[int, list[Dial]] = {}
         for dial in dials:
             if dial.source not in self._unfinished:

@@ -125,7 +125,7 @@ class HostConnection:
         except TimeoutError:
             raise CommandTimeout(
                 f"the login shell did not start `{argv[0]}` within {duration(START_TIMEOUT)}",
-                "check the shell's startup files (.bashrc) and the load of that machine",
+                "check the shell's startup files (.bashrc) and the load on that machine",
                 host=self.name,
             ) from None
 

@@ -1,8 +1,9 @@
 """torch's flight recorder: each rank's last calls, to find the rank that missed a collective.
 
-Each rank writes a dump when its node stops after a failure (`sitecustomize`), and NCCL itself
-writes one when a collective times out. A dump is a pickle. It is read here, on the node that wrote
-it, and without loading any class; the launching machine receives only the names and numbers in it.
+Each rank writes a dump when its node stops after a failure (`sitecustomize`), and torch's NCCL process
+group writes one when a collective times out. A dump is a pickle. It is read here, on the node that
+wrote it, and without loading any class; the launching machine receives only the names and numbers
+in it.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class DumpOnRequest:
         for name, kind in (("_dump_fr_trace", "gloo"), ("_dump_nccl_trace", "nccl")):
             dump = getattr(torch, name, None)
             path = os.path.join(self._folder, "%s-rank-%s" % (kind, self._rank))
-            if dump is not None and not os.path.exists(path):  # else NCCL has already written it
+            if dump is not None and not os.path.exists(path):  # else torch has already written it
                 with open(path + ".part", "wb") as file:
                     file.write(dump(True, False, False))  # a dump with stacks takes seconds
                 os.rename(path + ".part", path)

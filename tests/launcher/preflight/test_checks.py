@@ -510,7 +510,7 @@ def test_another_mtu() -> None:
         ),
         (
             {"version": "IB/RoCE v1"},
-            "the GID of the address in use is IB/RoCE v1, while other hosts use RoCE v2",
+            "the GID of its address is of type IB/RoCE v1, while other hosts have RoCE v2",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_slow_answer_is_a_warning_with_its_time() -> None:
     results = dialed(machines) | {Dial(2, 1, "10.0.0.2"): DialResult("ok", 1.42)}
     finding = one_finding(machines, results)
     assert (finding.severity, finding.host) == ("warning", "gpu2")
-    assert finding.what == "a connection to 10.0.0.2 took 1.4 s from 1 of 2 hosts (gpu3)"
+    assert finding.what == "connecting to 10.0.0.2 took up to 1.4 s from 1 of 2 hosts (gpu3)"
 
 
 def test_a_host_that_a_firewall_hides() -> None:

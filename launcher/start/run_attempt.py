@@ -18,10 +18,10 @@ from ..ssh.host_connection import HostConnection, connected
 from ..stop.pending import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
+from .check_push_plan import HostSurvey, check, make_plan, push
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
 from .claim_gpus import Refused, create_unless_taken
-from .prepare import HostSurvey, check, make_plan, push
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes

@@ -68,7 +68,7 @@ class Docker(Engine):
                 self._api.wait(place.container, timeout=LONGEST_WAIT)
                 return inspected(self._api.inspect_container(place.container))
             except docker.errors.NotFound:
-                return NodeStatus(state=ContainerState.DEAD)  # it was removed
+                return NodeStatus(state=ContainerState.DEAD, error="the container was removed")
 
     def list(self, run_id: str | None = None) -> list[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")

@@ -62,6 +62,8 @@ class NodeStatus:
     created: float | None = None  # unix seconds, the host's clock
     started: float | None = None
     ended: float | None = None
+    error: str = ""  # this and `image` are only printed by `ps --json`
+    image: str = ""
     master_port: str = ""
     gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it uses or will use
     container: str = ""  # container id; "" without a container
@@ -171,6 +173,8 @@ def inspected(answer: Mapping[str, Any]) -> NodeStatus:
         created=unix(answer.get("Created")),
         started=unix(state.get("StartedAt")),
         ended=unix(state.get("FinishedAt")) if ended else None,
+        error=host_text(state.get("Error")),
+        image=host_text(mapping(answer.get("Config")).get("Image")),
         container=host_text(answer.get("Id")),
     )
 

@@ -87,9 +87,10 @@ def test_odd_labels_are_skipped_with_one_warning(
 
 def test_texts_of_a_host_have_no_control_characters() -> None:
     labels = {**LABELS, "io.ddpctl.owner": "a\x1b[2Jb\n", "io.ddpctl.name": "n" * 9999}
-    status = read_status("gpu1", "c", labels, inspected({**ANSWER, "Id": "x\x9b31m\r"}))
+    answer = {**ANSWER, "State": {**ANSWER["State"], "Error": "x\x9b31m\r"}}  # type: ignore[dict-item]
+    status = read_status("gpu1", "c", labels, inspected(answer))
     assert status is not None
-    assert (status.owner, status.container, len(status.name)) == ("ab", "x", 300)
+    assert (status.owner, status.error, len(status.name)) == ("ab", "x", 300)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_texts_of_a_host_have_no_control_characters() -> None:
         {
             "State": {
                 "Status": 7,
+                "Error": [],
                 "ExitCode": "0",
                 "StartedAt": "soon",
                 "FinishedAt": 4,

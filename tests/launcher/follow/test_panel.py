@@ -154,7 +154,7 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     assert max(map(len, shown)) < size[0]
 
 
-FOLDED = {80: "0-6,8-19,21-63 gpu[…", 120: "0-6,8-19,21-63 gpu[01-07,09-20,22-64]"}
+FOLDED = {80: "0-6,8-19,21-63 gpu[0…", 120: "0-6,8-19,21-63 gpu[01-07,09-20,22-64]"}
 
 
 @pytest.mark.parametrize(

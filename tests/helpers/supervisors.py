@@ -83,8 +83,8 @@ class Node:
         assert self.process is not None
         return self.process.pid
 
-    def records(self) -> list[LogEntry]:
-        """Return each line as a record of its own."""
+    def entries(self) -> list[LogEntry]:
+        """Return each line as an entry of its own."""
         with contextlib.suppress(FileNotFoundError):
             found = JournalReader().feed((self.folder / "journal").read_bytes())
             alone = ([r._replace(lines=[line]) for line in r.lines] or [r] for r in found)

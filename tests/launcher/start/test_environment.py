@@ -89,4 +89,4 @@ def test_without_the_values_a_resume_is_refused(machine: Machine) -> None:
     [path] = (machine.folder / "state").rglob("env.json")
     path.unlink()  # as on a machine that only knows the run from its hosts
     refused = machine.ddpctl("resume", code=2)
-    assert "does not know the values of TOKEN;" in refused.stderr
+    assert "does not have the values of TOKEN;" in refused.stderr

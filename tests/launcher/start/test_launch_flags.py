@@ -18,7 +18,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.mark.parametrize("flag", ["--hang-timeout", "--wait-limit", "--time-limit"])
 @pytest.mark.parametrize(
-    ("text", "remedy"), [("24", "write 24h or 24m"), ("-1", "write 90s"), ("soon", "write 90s")]
+    ("text", "remedy"), [("24", "write 24h or 24m"), ("-1", "such as 90s"), ("soon", "such as 90s")]
 )
 def test_a_malformed_duration_is_one_line_with_the_remedy(
     machine: Machine, flag: str, text: str, remedy: str

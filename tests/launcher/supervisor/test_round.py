@@ -26,7 +26,7 @@ def test_the_supervisor_polls_often_only_while_ranks_start_or_print(
     vars(made).update(
         phase=phase,
         ranks=SimpleNamespace(complete=complete),
-        logs=SimpleNamespace(poll=lambda: int(grows)),
+        logs=SimpleNamespace(copy_new=lambda: int(grows)),
         liveness=SimpleNamespace(reset=lambda **_: None),
     )
     made.copy_output()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from push_machines import Machines
+from push_machines import Machine, Machines
 
 from launcher.errors import DdpctlError, PushFailed
 from launcher.push.files import manifest, tar
@@ -216,13 +216,19 @@ def test_an_interrupted_push_is_continued(
     assert done.report.sent_bytes < 0.7 * len(whole)
 
 
+def others_draft(machine: Machine, data: Path) -> tuple[str, Path]:
+    """Begin another push's draft of the dataset. Return the dataset's digest and the draft's folder."""
+    digest = scan(str(data), code_only=False).manifest.digest
+    draft = machine.home / ".ddpctl" / "datasets" / f".{digest}.other"
+    (draft / "tree").mkdir(parents=True)
+    return digest, draft
+
+
 def test_a_draft_that_a_process_writes_to_is_left_alone(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
-    digest = scan(str(data), code_only=False).manifest.digest
-    draft = machine.home / ".ddpctl" / "datasets" / f".{digest}.other"
-    (draft / "tree").mkdir(parents=True)
+    digest, draft = others_draft(machine, data)
     stream = machine.connection.open(
         ["sh", "-c", RECEIVE, "sh", "datasets", digest, "other", "none"]
     )
@@ -383,9 +389,7 @@ def test_a_draft_that_copied_an_unknown_tree_is_made_anew(
     machines: Machines, pushes: Pushes, data: Path
 ) -> None:
     (machine,) = machines(1)
-    digest = scan(str(data), code_only=False).manifest.digest
-    draft = machine.home / ".ddpctl" / "datasets" / f".{digest}.other"
-    (draft / "tree").mkdir(parents=True)
+    _, draft = others_draft(machine, data)
     (draft / "tree" / "of another dataset").touch()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     (draft / "holder").write_text(f"{2**22 + 1} {boot} {'d' * 64}\n")  # no pid is that large

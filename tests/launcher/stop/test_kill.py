@@ -73,23 +73,25 @@ def test_a_pending_stop_does_not_cancel_a_run_that_was_resumed_on_other_hosts(
     assert cluster.record["pending_stop"] == []
 
 
-def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make) -> None:
-    cluster = fake_cluster()
+def kill_that_gpu1_ignores(cluster: FakeCluster, flag: str) -> tuple[str, str]:
+    """Return what `kill` prints to stdout and stderr if the node on gpu1 does not stop."""
     run_id = running(cluster)
     cluster.hosts["gpu1"].ignores_stop = True
-    code, out, _ = cluster.ddpctl("kill", run_id, "--json")
+    code, out, err = cluster.ddpctl("kill", run_id, flag)
     assert code == 6
+    return out, err
+
+
+def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    out, _ = kill_that_gpu1_ignores(cluster, "--json")
     [report] = json.loads(out)["runs"]
     assert report["confirmed"] is False
     assert cluster.record["pending_stop"] == ["gpu1"]
 
 
 def test_a_quiet_kill_still_says_what_is_left(fake_cluster: Make) -> None:
-    cluster = fake_cluster()
-    run_id = running(cluster)
-    cluster.hosts["gpu1"].ignores_stop = True
-    code, _, err = cluster.ddpctl("kill", run_id, "-q")
-    assert code == 6
+    _, err = kill_that_gpu1_ignores(fake_cluster(), "-q")
     assert "gpu1" in err and "STILL THERE" in err
 
 

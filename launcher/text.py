@@ -117,6 +117,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """Format the numbers of things: `GPU 3`, `GPUs 1-2,5`."""
+    listed = sorted(set(numbers))
+    return f"{noun}{'s' * (len(listed) > 1)} {ranges(listed)}"
+
+
 def rfc3339(seconds: float) -> str:
     """Format unix seconds as RFC 3339, in UTC with milliseconds. Times out of range are clamped."""
     within = min(max(seconds, 0.0), LATEST)

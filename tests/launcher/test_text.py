@@ -13,6 +13,7 @@ from launcher.text import (
     duration,
     duration_remedy,
     names,
+    numbered,
     one_line,
     printable,
     quoted,
@@ -51,6 +52,12 @@ def hosts_in(text: str) -> set[str]:
 @given(st.sets(st.integers(0, 300)))
 def test_ranges_read_back(numbers: set[int]) -> None:
     assert {int(number) for number in numbers_in(ranges(numbers))} == numbers
+
+
+def test_numbers_follow_a_noun_in_the_right_form() -> None:
+    assert numbered("GPU", [3]) == "GPU 3"
+    assert numbered("GPU", iter([3, 3])) == "GPU 3"
+    assert numbered("rank", {5, 0, 1}) == "ranks 0-1,5"
 
 
 @given(st.lists(st.one_of(HOSTS, st.sampled_from(["login", "head"]))))

@@ -1,1 +1,1 @@
-"""One module per command: parse the arguments, call one function, print, return the exit code."""
+"""One module per command. Each parses the arguments, does the work and returns the exit code."""

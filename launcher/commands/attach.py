@@ -14,7 +14,7 @@ def attach(
 ) -> Outcome:
     """Follow a detached run as `launch` does. Ctrl-C stops following, not the run.
 
-    The exit code is the run's. --on-exit and --on-event do not replace the commands given to `launch`.
+    The exit code is the run's. Commands given to `launch` with --on-exit and --on-event still run.
 
     \b
     ddpctl attach

@@ -17,7 +17,7 @@ def clean(
 
     This also deletes checkpoints, logs and pushed data on the hosts: use `ddpctl fetch` for what you
     want to keep. Hosts of a live run are left alone. Images and this machine's own records of its runs
-    are kept. If there is neither a terminal nor -y, it only lists.
+    are kept. Without a terminal or with --json, nothing is removed unless you pass -y.
 
     \b
     ddpctl clean hosts.yaml
@@ -32,7 +32,7 @@ def clean(
         if yes:
             return True
         if as_json or not options.can_ask():
-            console.say(f"nothing removed; pass -y to remove it ({total})")
+            console.say(f"nothing removed; pass -y to remove {total}")
             return False
         if not typer.confirm(f"Remove all of this ({total})?", err=True):
             console.say("nothing removed")

@@ -21,7 +21,7 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
     except UsageError:  # this account has no home folder
         return []
     offered = []
-    for folder in folders:  # some may be damaged or in the middle of being removed
+    for folder in folders:  # some may be damaged, or just being removed
         with contextlib.suppress(OSError, ValueError, AttributeError):
             record = json.loads(read_record(folder.record_file))
             offered.append((folder.run_id, str(record.get("state", ""))))
@@ -29,7 +29,7 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
 
 
 def hosts_files(incomplete: str) -> list[str]:
-    """Return the hosts files and the folders that may contain one."""
+    """Return the paths that complete `incomplete`: hosts files, and folders that may contain one."""
     folder, _, name = incomplete.rpartition("/")
     shown = f"{folder}/" if "/" in incomplete else ""
     root = expanded(shown)
@@ -52,11 +52,11 @@ def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
 
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the hosts in the hosts file on the command line; without one, those of ~/.ssh/config."""
+    """Return the hosts of the hosts file on the command line, or those of ~/.ssh/config and `local`."""
     from ..hosts import load
     from ..hosts.init import ssh_aliases
 
-    # an argument that comes before an option with no value yet may still be unparsed
+    # while an option still lacks its value, the arguments before it may be unparsed
     named = [Path(word) for word in (ctx.params.get("hosts"), *ctx.args) if word]
     files = [path for path in named if path.is_file()]
     if not files:

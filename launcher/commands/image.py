@@ -10,7 +10,7 @@ from .options import flag, option
 
 
 def image(
-    action: str = typer.Argument(help="The action; there is only this one.", metavar="build"),
+    action: str = typer.Argument(help="The only action.", metavar="build"),
     source: Path = typer.Argument(
         Path(),
         help="A requirements.txt, pyproject.toml or conda environment.yml, or a folder that has one.",

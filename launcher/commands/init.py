@@ -57,8 +57,8 @@ def init(
 ) -> None:
     """Write a commented hosts file.
 
-    On a terminal, without --hosts, --from or --ssh-config, it asks for the hosts and then looks up
-    their GPUs. A host that does not answer is still written to the file, with a comment.
+    On a terminal, without --hosts, --from or --ssh-config, it asks for the hosts and the job, and
+    looks up the hosts' GPUs. A host that does not answer is still written to the file, with a comment.
 
     \b
     ddpctl init
@@ -136,11 +136,11 @@ def _hosts(named: list[str], source: str | None, pattern: str | None) -> list[Ho
         names = fnmatch.filter(ssh_aliases(config), pattern)
         if not names:
             what = f"--ssh-config {quoted(pattern)}: no Host in {config} matches"
-            raise UsageError(what, "name them with -H")
+            raise UsageError(what, "name the hosts with -H")
         hosts += [Host(name) for name in names]
     if not hosts:
         raise UsageError(
-            "no hosts given", "pass -H, --from or --ssh-config, or run it in a terminal"
+            "no hosts given", "pass -H, --from or --ssh-config, or run `ddpctl init` in a terminal"
         )
     return hosts
 
@@ -157,7 +157,7 @@ def _asked_hosts() -> list[Host]:
 def _ask_about_hosts(
     hosts: list[Host], given: dict[str, Any], name: str, console: Console
 ) -> tuple[list[Host], dict[str, str]]:
-    """Ask for the login and the GPUs, and add them to `given`. Return the hosts, and a note on each.
+    """Ask for the login and the GPUs, and add them to `given`. Return the hosts, and notes by host.
 
     The default answers come from `ssh` and from the hosts.
     """
@@ -197,7 +197,7 @@ def _ask_about_hosts(
 
 
 def _ask_about_job(given: dict[str, Any], console: Console) -> None:
-    """Ask for those of image, workdir, dataset and command that `given` lacks, and add them to it."""
+    """Ask for the image, workdir, dataset or command that `given` lacks. Add the answers to it."""
     from ..hosts import Job
 
     if "image" not in given:

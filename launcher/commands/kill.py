@@ -17,7 +17,7 @@ def kill(
 ) -> int:
     """Stop a run on all its hosts and verify that nothing is left. Safe to repeat.
 
-    Without RUN, it stops the newest run of this machine; on a terminal, it asks first.
+    Without RUN, it stops the newest run recorded on this machine; on a terminal, it asks first.
 
     \b
     ddpctl kill

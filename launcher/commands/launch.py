@@ -57,7 +57,7 @@ def launch(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> Outcome | Exit:
-    """Check, push, start torchrun on every node and follow the logs.
+    """Check and push, then start torchrun on every node and follow the logs.
 
     Your script should save checkpoints to $DDPCTL_CHECKPOINT_DIR, where a resumed run finds them, and
     other files to $DDPCTL_OUTPUT_DIR; `ddpctl fetch` copies both here.
@@ -90,7 +90,7 @@ def launch(
     if not dry_run:
         connect_early(cluster.hosts)
 
-    # these imports overlap with the logins
+    # imported while the logins are in progress
     from ..plan import render
     from ..plan.plan import LaunchOptions
     from ..runs.record import document
@@ -113,7 +113,7 @@ def launch(
     if not dry_run:
         outcome = launch_run(request, console)
         if as_json:
-            # the other console prints no results, so that this is all that stdout gets
+            # the other console prints no results, so stdout gets only this document
             document_console = options.console(quiet, verbose)
             document_console.json(document(request.folder.load()))
         return outcome

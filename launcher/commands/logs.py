@@ -9,7 +9,7 @@ from .options import flag, number, option
 
 
 def since_time(flag: str, text: str) -> float:
-    """Return the unix time that `text` stands for: a duration ago, or an RFC 3339 time."""
+    """Return the unix time that `text` stands for: a duration before now, or an RFC 3339 time."""
     try:
         ago = seconds_in(text)
         if ago is None:

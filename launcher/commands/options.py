@@ -29,7 +29,7 @@ def option(
     reader: Callable[[str, str], object] | None = None,
     completed_by: Callable[..., object] | None = None,
 ) -> Any:
-    """Return a typer option that takes a value. more: its short form. reader: called with (flag, value)."""
+    """Return a typer option that takes a value. more: its short form. reader(flag, value): parses it."""
 
     def parse(text: str) -> object:  # older versions of typer need a named function
         return reader(name, text) if reader else text
@@ -65,7 +65,7 @@ def decimal(flag: str, text: str) -> float:
 
 
 def seconds(flag: str, text: str) -> int:
-    """Read a duration. Raises UsageError for other text, even a bare number, whose unit is unclear."""
+    """Read a duration. Raises UsageError for other text. Only 0 needs no unit."""
     if (read := seconds_in(text)) is None:
         raise UsageError(f"{flag} {quoted(text)}: not a duration", duration_remedy(text))
     return read
@@ -79,7 +79,7 @@ def some_seconds(flag: str, text: str) -> int:
 
 
 def hosts_file_or_list(_: str, text: str) -> str:
-    """Read --hosts. A single name that is not a file becomes a list of one: `gpu1,`."""
+    """Read --hosts. A single host name becomes a list of one: `gpu1,`."""
     from ..hosts.hostfile import SCHEDULERS
 
     is_file = text.endswith((".yaml", ".yml")) or "/" in text or os.path.exists(text)  # noqa: PTH110
@@ -104,8 +104,8 @@ EXCLUDE = option("--exclude", "HOST[:GPUS]@...", "Skip these hosts or GPUs, such
 JOB = option("--job", "FILE", "Read the job from FILE, not from the hosts file.")
 RUN = argument(
     "[RUN]",
-    "A run id, a unique prefix of one, or HOSTS for their newest run (default: the newest run of "
-    "this machine).",
+    "A run id, a unique prefix of one, or HOSTS for their newest run (default: the newest run "
+    "recorded on this machine).",
     complete.runs_or_hosts_files,
 )
 LOOK_ON = hosts_option("Look for the run on these hosts: a file, or a list such as gpu1,gpu2.")

@@ -14,8 +14,10 @@ def push(
     image: bool = flag("--image", "Push only the image (and other parts you name)."),
     dataset: bool = flag("--dataset", "Push only the dataset (and other parts you name)."),
     workdir: bool = flag("--workdir", "Push only the code (and other parts you name)."),
-    prune: bool = flag("--prune", "Push nothing; delete unused data and code."),
-    yes: bool = flag("--yes", "With --prune, do not ask; required without a terminal.", "-y"),
+    prune: bool = flag("--prune", "Push nothing; delete pushed data and code that no run uses."),
+    yes: bool = flag(
+        "--yes", "Do not ask; --prune needs it with --json or without a terminal.", "-y"
+    ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
@@ -43,7 +45,7 @@ def push(
     def confirm(listed: str, total: str) -> bool:
         if not as_json:
             console.print(listed)
-        return yes or typer.confirm(f"Delete these {total}?", err=True)
+        return yes or typer.confirm(f"Delete all of this ({total})?", err=True)
 
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}

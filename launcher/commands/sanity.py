@@ -35,10 +35,10 @@ def sanity(
     step_seconds: float | None = option(
         "--step-seconds",
         "S",
-        "Seconds of computing in a training step on one node, to show the speedup of several.",
+        "Seconds per training step on one node; used to estimate the speedup of more nodes.",
         reader=decimal,
     ),
-    plot: str | None = option("--plot", "FILE", "Plot bandwidth against size to FILE."),
+    plot: str | None = option("--plot", "FILE", "Write a plot of bandwidth against size to FILE."),
     image: str | None = options.IMAGE,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

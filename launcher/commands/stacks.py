@@ -12,7 +12,7 @@ def stacks(
 ) -> int:
     """Print every rank's Python stack without disturbing the run.
 
-    Ranks at the same place are grouped, the largest group first; the last lines name the stragglers.
+    Ranks at the same place are grouped, the largest group first. The last lines name the stragglers.
 
     \b
     ddpctl stacks

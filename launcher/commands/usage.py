@@ -65,7 +65,7 @@ HINTS = {  # for flags that ddpctl does not have
 
 
 class Command(TyperCommand):
-    """A command with readable help that also understands flags as some other tools spell them."""
+    """A command with readable help. Also accepts flags as some other tools spell them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -122,7 +122,7 @@ class Command(TyperCommand):
             return  # the parser reports unknown flags
         ours = args[::-1]
         for word in script[::-1]:
-            if word in ours:  # false if it was part of `-xd`
+            if word in ours:  # it is not if it was part of `-xd`
                 ours.remove(word)
         ours.reverse()
         if "--env" in ours and "=" in script[0]:
@@ -135,7 +135,7 @@ class Command(TyperCommand):
 
     # --- help ----------------------------------------------------------------------------------
 
-    def get_short_help_str(self, limit: int = 200) -> str:  # typer's 45 would cut most sentences
+    def get_short_help_str(self, limit: int = 200) -> str:  # typer's default of 45 is too short
         return str(super().get_short_help_str(limit))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

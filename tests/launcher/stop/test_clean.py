@@ -20,7 +20,7 @@ def test_everything_goes_once_it_was_listed_and_allowed(machine: Machine) -> Non
     listed = machine.ddpctl("clean", "hosts.yaml")
     run_id = machine.record()["run_id"]
     assert f"local  {folder}/runs/{run_id}  " in listed.stdout
-    assert "nothing removed; pass -y to remove it (" in listed.stderr
+    assert "nothing removed; pass -y to remove " in listed.stderr
     assert (folder / "runs" / run_id / "output").is_dir()
     document = json.loads(machine.ddpctl("clean", "hosts.yaml", "-y", "--json").stdout)
     assert (document["removed"], [host["clean"] for host in document["hosts"]]) == (True, [True])

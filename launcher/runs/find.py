@@ -49,10 +49,11 @@ def hosts_to_ask(source: Source, console: Console) -> Cluster:
 
 
 def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the run named by `target`: an id, a unique prefix, or hosts, for their newest run.
+    """Return the run that `target` names: its id, a unique prefix of the id, or hosts.
 
-    target=None: the newest run. With `hosts`, look for the run on those hosts, and write a record
-    of it if this machine has none. Raises UsageError or NodesFailed if the run cannot be found.
+    Hosts stand for their newest run, and None for the newest run. With `hosts`, looks for the run
+    on those hosts, and writes a record of it if this machine has none. Raises UsageError or
+    NodesFailed if the run cannot be found.
     """
     if names_hosts(target):
         hosts, target = target, None
@@ -75,9 +76,9 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
 
 
 def find_run(text: str | None) -> RunFolder:
-    """Return the recorded run with this id or unique prefix. None: the newest non-sanity run.
+    """Return the recorded run with this id or unique prefix; for None, the newest non-sanity run.
 
-    Raises UsageError if there is none.
+    Raises UsageError if there is no such run.
     """
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
@@ -96,7 +97,7 @@ def find_run(text: str | None) -> RunFolder:
 def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     """Return the id that equals `text` or, failing that, the only one that starts with it, or None.
 
-    Raises UsageError if several start with it.
+    Raises UsageError if several ids start with it.
     """
     if text in run_ids:
         return text
@@ -111,8 +112,9 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
     """Return the id of the run on the hosts whose id starts with `prefix`.
 
     Without a prefix, return the id of the newest live run or, if none is alive, of the newest run.
-    Killed runs are found by their folders. Raises UsageError if there is no such run, combined with
-    the errors of the hosts that did not answer, or if only one host lists the newest run.
+    Killed runs are found by their folders. Raises UsageError if there is no such run, or if only
+    one host lists the newest run and the others list an older one. If no run was found and some
+    hosts did not answer, the error includes theirs.
     """
     statuses, failures = list_nodes(connections, cluster)
     arguments = [prefix] if prefix else []
@@ -150,7 +152,7 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
 
 
 def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
-    """Return the id of the newest live run or, if none is alive, the newest run; None without runs.
+    """Return the id of the newest live run or, if none is alive, of the newest run; None without runs.
 
     Sanity runs do not count. runs: for each host, its run ids and whether each is alive there.
     """
@@ -166,7 +168,7 @@ def list_nodes(
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
     """Return the nodes that the hosts' engines list, and the errors of hosts that did not answer.
 
-    Tickets are included only where the run has no live node. run_id: None for all runs.
+    Leaves out the tickets of live nodes. run_id: None for all runs.
     """
     machines, engine = one_per_account(connections), cluster.job.engine
     listed, failures = ask_each(machines, lambda connection: nodes_on(connection, engine, run_id))

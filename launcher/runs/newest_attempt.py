@@ -20,7 +20,7 @@ from ..text import counted
 from .record import RunFolder, RunRecord
 from .reported import ask_for_record, caught_up
 
-LONGEST_SYNC = 10**9  # bytes of a journal that one command copies; the next one continues
+LONGEST_SYNC = 10**9  # bytes of a journal that one command copies; the next command continues
 SYNC_TIMEOUT = 300.0  # seconds
 
 
@@ -30,9 +30,9 @@ def newest_attempt(
 ) -> Iterator[RunningAttempt]:
     """Yield the newest attempt, as this machine's record describes it.
 
-    First adds attempts that another machine has started to the record. If the record is missing or
-    (after a warning) unreadable, builds one from the hosts' reports, without saving it. record: use
-    this one and do not ask the hosts.
+    First adds to the record the attempts that another machine has started. If the record is missing
+    or (after a warning) unreadable, builds one from the hosts' reports, without saving it. record:
+    use this record, without asking the hosts.
     """
     cluster = load(folder.hosts_file, job_files=False)
     with connected(cluster.hosts) as connections:
@@ -58,8 +58,8 @@ def in_rank_order(
 ) -> list[HostConnection]:
     """Return the connections to the newest attempt's nodes, in rank order.
 
-    Raises UsageError if hosts.yaml lacks one. It may have more hosts than the attempt if the run
-    waits in line.
+    Raises UsageError if hosts.yaml lacks the host of a node. While the run waits in line,
+    hosts.yaml may list more hosts than the attempt has nodes.
     """
     rest, ranks = [*connections], []
     for entry in record.attempt.nodes:
@@ -83,7 +83,7 @@ def in_rank_order(
 def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
     """Yield the run's log store; None if another process is writing to it or if it is unwritable.
 
-    An error is printed if it is unwritable.
+    Prints an error if it is unwritable.
     """
     try:
         store = LogStore.acquire(folder.logs, console.say)

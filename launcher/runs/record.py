@@ -32,7 +32,7 @@ VERSION = 1
 IN_PLACE, BY_LAUNCHER = "in-place", "launcher"  # kinds of restarts
 FINAL = "|".join(state for state in RunState if state.is_final)
 SETTLED = re.compile(rf'\{{\s*"version": {VERSION},\s*"state": "({FINAL})",\s*"pending_stop": \[\]')
-MOST_RESTARTS = 1000  # in place, per attempt, so that a host's reports cannot fill this machine
+MOST_RESTARTS = 1000  # in place, recorded per attempt; a host's reports must not fill the disk
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 _warned: set[Path] = set()  # the folders whose run.json could not be read or written
 
@@ -104,7 +104,7 @@ class AttemptRecord:
     waiting_since: float | None = None  # when it asked for its GPUs: unix seconds, node 0's clock
     waiting_until: float | None = None  # unix seconds, this machine's clock; None: no limit
     by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
-    digests: dict[str, str] = field(default_factory=dict)  # digests of its image, dataset, code
+    digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
 
     @property
     def number(self) -> int:
@@ -112,7 +112,7 @@ class AttemptRecord:
         return self.attempt
 
     def add_restart(self, event: RestartInPlace, time: str) -> bool:
-        """Record a restart in place. Return False if another node's report has already done so."""
+        """Record a restart in place. Return False if it is recorded already or out of order."""
         recorded = sum(restart.kind == IN_PLACE for restart in self.restarts)
         if event.number != recorded + 1 or recorded == MOST_RESTARTS:
             return False
@@ -177,7 +177,7 @@ class RunRecord:
     def why_not_restarted(self, max_restarts: int, *, saved: bool) -> str:
         """Return why the launcher does not restart the failed run, or "" if it does.
 
-        saved: whether it saved a checkpoint after its last start. See supervisor/restart_rule.py.
+        saved: whether the run saved a checkpoint after its last start. See supervisor/restart_rule.py.
         """
         failure = self.attempt.first_failure
         cause = failure.kind if failure else "unknown"
@@ -197,7 +197,7 @@ def document(record: RunRecord) -> dict[str, Any]:
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
-    """Return the copy of run.json for the hosts. It omits the nodes, whose folders are there."""
+    """Return the copy of run.json for the hosts. It omits the nodes: hosts know their own."""
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
@@ -223,7 +223,7 @@ class RunFolder:
         return os.path.lexists(self.record_file)
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
-        """Return the path for the evidence of an attempt's failure, or of that before a restart."""
+        """Return the path for the evidence of an attempt's failure, or of the one before `restart`."""
         name = f"attempt-{attempt}" if restart is None else f"attempt-{attempt}-restart-{restart}"
         return make_folder(self.logs) / f"failure-{name}.txt"
 
@@ -246,7 +246,9 @@ class RunFolder:
             return cluster
         except (OSError, ValueError, AttributeError) as error:
             what = f"{self.env_file}: cannot read the values of job.env: {error}"
-            remedy = "make the file readable, or pass a hosts file with these values as --hosts"
+            remedy = (
+                "make the file readable, or pass --hosts with a hosts file that has these values"
+            )
             raise UsageError(what, remedy) from None
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 

@@ -66,7 +66,7 @@ Report = tuple[NodeStatus, ReportedRun]  # one node's newest attempt, and its ru
 def reported_nodes(
     connections: Sequence[HostConnection], run_id: str = ""
 ) -> tuple[dict[HostConnection, list[Report]], dict[HostConnection, DdpctlError]]:
-    """Return the reports on one run, or all runs, by host, and the errors of the other hosts."""
+    """Return each host's reports on one run or on all runs, and the errors of the other hosts."""
 
     def ask(connection: HostConnection) -> list[Report]:
         listed = connection.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
@@ -110,7 +110,7 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
 
 
 def agreed_attempt(newest: Iterable[int]) -> int:
-    """Return the newest attempt of a run that two hosts have reached, or the only host.
+    """Return a run's newest attempt that two hosts report or, with one host, that it reports.
 
     newest: the newest attempt on each host. A host that the run has left still reports an older
     one. A single host cannot hide the others by reporting a later attempt that no other host
@@ -121,7 +121,7 @@ def agreed_attempt(newest: Iterable[int]) -> int:
 
 
 def ended_nodes(connections: Sequence[HostConnection]) -> list[NodeStatus]:
-    """Return all runs' nodes that have ended, without those of attempts before the agreed one."""
+    """Return the ended nodes of all runs, except those of attempts before the agreed one."""
     by_host, _ = reported_nodes(connections)
     newest: dict[str, dict[HostConnection, int]] = {}  # by run
     for connection, reports in by_host.items():
@@ -145,7 +145,7 @@ def adopt(
 ) -> RunRecord:
     """Write run.json and hosts.yaml from the hosts' reports, and return the record.
 
-    own: this machine's record, if any; only newer attempts are added to it. Raises UsageError if
+    own: this machine's record or None; only newer attempts are added to it. Raises UsageError if
     the user's hosts do not match the run.
     """
     record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
@@ -183,7 +183,7 @@ def caught_up(
         try:
             return adopt(folder, connections, cluster, console, own)
         except DdpctlError as error:
-            console.say(f"warning: attempt {agreed} was started on another machine, but {error}")
+            console.say(f"warning: cannot record attempt {agreed} from another machine: {error}")
             return own
     say_unconfirmed(newest, known, console)
     return own
@@ -250,7 +250,7 @@ def by_rank(
     others: Collection[HostConnection],
     file: str,
 ) -> list[HostConnection]:
-    """Return the run's hosts in rank order. `others` fill the gaps, in the order of the hosts file.
+    """Return the run's hosts in rank order. `others` fill the gaps, in the given order.
 
     there: for each host that answered, its node ranks in the agreed attempt. others: hosts that may
     also run nodes of that attempt, because they do not answer or report a later attempt. file: name

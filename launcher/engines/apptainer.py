@@ -37,7 +37,7 @@ class Apptainer(Processes):
     exec_script: ClassVar[str] = load_script(__file__, "exec_apptainer.sh")
 
     def engine_info(self, image: str) -> EngineInfo | None:
-        """Return None, as there is no image store. Raises CommandFailed if Apptainer cannot run."""
+        """Return None: there is no image store. Raises CommandFailed if Apptainer cannot run."""
         done = self.connection.script(CHECK)
         if done.code:
             what, remedy = PROBLEMS.get(done.code, (f"Apptainer failed: {done.reason}", ""))

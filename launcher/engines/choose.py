@@ -63,7 +63,7 @@ def image_here(name: str) -> ImageInfo | None:
 def engines_on(connection: HostConnection, name: str) -> list[Engine]:
     """Return the engines that may have nodes of runs on this host.
 
-    These are `name` and, on `local`, the process engine beside one that uses containers.
+    These are `name` and, on `local`, also the process engine if `name` keeps containers.
     """
     own = engine_of(connection, name)
     if connection.host.is_local and own.traits.keeps_containers:

@@ -18,7 +18,7 @@ that may restart also holds tickets, which count once a node has ended.
 import datetime
 from collections.abc import Collection, Iterable, Mapping
 
-from ..text import ranges
+from ..text import numbered
 from .status import UNSTARTED, ContainerState, NodeStatus
 
 
@@ -34,7 +34,7 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
 
 
 def without_idle_tickets(listed: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """Return `listed` without tickets of live nodes, which already have what those reserve."""
+    """Return `listed` without the tickets of live nodes, which already have what these reserve."""
     listed = list(listed)
     alive = {(each.host, each.run_id, each.node_rank) for each in listed if each.alive}
     return [
@@ -61,7 +61,7 @@ def undecided(rival: NodeStatus) -> bool:
 def those_ahead(
     found: Iterable[NodeStatus], key: tuple[float, str], *, or_undecided: bool
 ) -> list[NodeStatus]:
-    """Return the rivals that go before our run. or_undecided: also those that may yet do so."""
+    """Return the rivals that go before our run. or_undecided: also the undecided ones."""
     return [each for each in found if goes_first(each, key) or (or_undecided and undecided(each))]
 
 
@@ -69,7 +69,7 @@ def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus
     """Describe a rival's run, which of `wanted` the rival has or waits for, and since when."""
     shared = rival.resources & set(wanted)
     gpus = [gpu_ids[uuid] for uuid in shared if uuid in gpu_ids]
-    what = [f"GPU {ranges(gpus)}"] if gpus else []
+    what = [numbered("GPU", gpus)] if gpus else []
     what += sorted(resource for resource in shared if resource not in gpu_ids)
     has = "has" if rival.alive else "waits for" if rival.is_ticket else "is about to use"
     when = ""

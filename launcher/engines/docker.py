@@ -103,7 +103,7 @@ class Docker(Engine):
                 yield status
 
     def withdraw(self, status: NodeStatus) -> bool:
-        try:  # without `force`, so that if a start and a removal coincide, the engine fails one
+        try:  # without `force`: if a start and a removal coincide, the engine must refuse one
             if status.is_ticket:
                 self._api.remove_volume(status.handle)
             else:

@@ -52,7 +52,10 @@ LOOK_AT_DOCKER = "look at the engine's log on that host (`journalctl -u docker`)
 
 
 def docker_of(connection: HostConnection) -> Api:
-    """Return the host's Docker SDK client, created on first use. Raises DockerUnavailable."""
+    """Return the host's Docker SDK client, created on first use.
+
+    Raises DockerUnavailable if the engine does not answer.
+    """
     return connection.resource(lambda: _connect(connection))
 
 
@@ -118,7 +121,7 @@ class Api(docker.APIClient):
         return self._adapter
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request and read its answer within a budget, unless the answer is a stream.
+        """Send a request. Unless the answer is a stream, read the answer within a budget.
 
         Raises one-line errors for connection errors and for answers that no engine would give.
         """

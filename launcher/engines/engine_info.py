@@ -119,7 +119,7 @@ def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
     config, rootfs = (mapping(inspected.get(key)) for key in ("Config", "RootFS"))
     layers = _texts(rootfs.get("Layers"))
     architecture = str(inspected.get("Architecture") or "")
-    # Engines of different ages omit empty values or write null.
+    # Some versions of the engines omit empty values, and others write null.
     runs = {key: config.get(key) or None for key in ("Cmd", "Entrypoint", "Env", "User", "Labels")}
     identity = [layers, runs, config.get("WorkingDir") or "", architecture]
     return ImageInfo(

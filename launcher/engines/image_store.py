@@ -73,8 +73,9 @@ class ImageStore:
     def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
         """Check that an image is complete and return facts about it. Delete the `scratch` images.
 
-        Creates a container and removes it: an engine may load an image that lacks layers and fail
-        only then. refs: names or ids of the image; the first one that works is used.
+        Creates a container and removes it, because an engine may load an image that lacks layers
+        and only fail to create a container. refs: names or ids of the image; the first one that
+        works is used.
         """
         api = self._api
         with api.explained():

@@ -113,7 +113,7 @@ def test_a_claim_that_its_launch_left_behind_is_removed_by_the_hosts_own_clock(m
     node.state = "created"  # as if the launch had died before the start
     host.ahead = 30.0  # the clock of a host may be anything: the claim is 30 s old
     code, _, err = cluster.launch("--detach")
-    assert code == 3 and f"run {left} of" in err and "is about to use GPU 0-1" in err
+    assert code == 3 and f"run {left} of" in err and "is about to use GPUs 0-1" in err
     host.ahead = 90.0
     code, second, err = cluster.launch("--detach")
     assert code == 0, err
@@ -304,7 +304,7 @@ def test_nobody_is_overtaken_but_by_a_run_that_wants_none_of_the_same_gpus(make:
     cluster.launch("--detach", "--include", "gpu0")
     waiting = cluster.launch("--detach", "--wait", "--include", "gpu0@gpu1")[1].strip()
     code, _, err = cluster.launch("--detach", "--include", "gpu1")
-    assert code == 3 and f"gpu1: run {waiting} of" in err and "waits for GPU 0-1" in err
+    assert code == 3 and f"gpu1: run {waiting} of" in err and "waits for GPUs 0-1" in err
     assert cluster.launch("--detach", "--include", "gpu2")[0] == 0
 
 
@@ -315,7 +315,7 @@ def test_a_ticket_of_a_dead_launch_does_not_block_others(make: Make) -> None:
     [node] = cluster.nodes
     node.end(0)
     code, _, err = cluster.launch("--detach")
-    assert code == 3 and "waits for GPU 0-1" in err
+    assert code == 3 and "waits for GPUs 0-1" in err
     cluster.hosts["gpu0"].ahead = 90.0
     code, _, err = cluster.launch("--detach")
     assert code == 0, err
@@ -343,7 +343,7 @@ def test_any_hosts_whose_gpus_are_free_are_taken(make: Make) -> None:
     found = {n.node_rank: n.host for n in cluster.nodes if n.run_id == run_id.strip()}
     assert found == {0: "gpu1", 1: "gpu2"}
     code, _, err = cluster.launch("--nodes", "1")
-    assert code == 3 and "has GPU 0-1" in err
+    assert code == 3 and "has GPUs 0-1" in err
 
 
 def test_a_run_waits_for_any_host_that_becomes_free(make: Make) -> None:

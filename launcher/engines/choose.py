@@ -76,6 +76,11 @@ def nodes_on(connection: HostConnection, name: str, run_id: str | None = None) -
     return [status for engine in engines_on(connection, name) for status in engine.list(run_id)]
 
 
+def claims_on(connection: HostConnection, name: str) -> list[NodeStatus]:
+    """Return the claims of all runs on this host; see `Engine.claims`."""
+    return [status for engine in engines_on(connection, name) for status in engine.claims()]
+
+
 def installed_engines(connection: HostConnection, name: str) -> list[Engine]:
     """Return the engine `name` and, if it is installed, the engine of the other kind on this host.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engines.choose import engine_of
+from ..engines.choose import claims_on
 from ..errors import Several
 from ..facts.facts import Facts
 from ..facts.gather import gather
@@ -77,9 +77,7 @@ def make_plan(survey: HostSurvey, pushed: PushResult, console: Console) -> Plan:
     request, first = survey.request, survey.connections[0]
     with console.step(f"asking {first.name} which ports are taken"):
         engine = request.cluster.job.engine
-        claims = each_node([first], lambda connection: engine_of(connection, engine).claims())[
-            first
-        ]
+        [claims] = each_node([first], lambda connection: claims_on(connection, engine)).values()
     inputs = PlanInputs(
         facts=survey.facts,
         images=pushed.images,

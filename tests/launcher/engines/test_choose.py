@@ -9,8 +9,10 @@ import pytest
 
 from launcher.engines import choose
 from launcher.engines.base import Engine
-from launcher.engines.choose import engine_of, engines_on, installed_engines
+from launcher.engines.choose import claims_on, engine_of, engines_on, installed_engines
 from launcher.engines.docker import Docker
+from launcher.engines.process import Processes
+from launcher.engines.status import NodeStatus
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.hosts.schema import SCHEMA
@@ -53,6 +55,15 @@ def test_cleaning_asks_the_engine_of_the_job_and_those_that_the_host_has(
 def test_a_run_may_be_in_the_engine_of_the_job_or_in_one_without_containers() -> None:
     assert names(engines_on(LOCAL, "docker")) == ["docker", "process"]
     assert names(engines_on(LOCAL, "process")) == ["process"]
+
+
+def test_claims_on_this_machine_include_those_of_runs_without_containers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Docker, "claims", lambda _: [NodeStatus(run_id="in-docker")])
+    monkeypatch.setattr(Processes, "claims", lambda _: [NodeStatus(run_id="processes")])
+    assert [claim.run_id for claim in claims_on(LOCAL, "docker")] == ["in-docker", "processes"]
+    assert [claim.run_id for claim in claims_on(REMOTE, "docker")] == ["in-docker"]
 
 
 def test_an_engine_without_containers_inherits_plain_answers_about_images(

@@ -119,7 +119,7 @@ def run(row: Row, config: Config) -> Result:
 
 
 def note_cpu_time(line: dict[str, Any]) -> None:
-    """Record this process's CPU time with each line of progress, for --report-to."""
+    """Record this process's CPU time with each progress line, for --report-to."""
     if line["kind"] == "train":
         with Path(os.environ["CPU_TIMES"]).open("a") as file:
             file.write(json.dumps([line["samples"], time.process_time()]) + "\n")

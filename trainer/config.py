@@ -76,7 +76,7 @@ class Config:
     image_size: int = flag(224, "width in pixels of images from an ImageFolder tree")
     train_size: str = flag("", "width of training images from a tree: fixed (176), or growing from "
                            "epoch to epoch (128:192); default: --image-size", "--train-crop-size")
-    workers: int = flag(4, "processes per rank that load images of a tree or of your own data set",
+    workers: int = flag(4, "processes per rank that load images of a tree or of your own dataset",
                         "-j", "--num-workers", noted=False)
 
     augment: str = flag("crop,flip", "none, or a comma-separated list of crop, flip, "
@@ -172,12 +172,12 @@ class Config:
                     noted=False)
     eval_every: int = flag(1, "epochs between evaluations", "--val-interval", noted=False)
     eval_batch_size: int = flag(500, "images per rank and evaluation step", noted=False)
-    test_only: bool = flag(False, "evaluate the checkpoint, write eval.json and stop", noted=False)
+    test_only: bool = flag(False, "evaluate the checkpoint, write eval.json and exit", noted=False)
     tta: str = flag("none", "also evaluate each image together with its mirror image, as tta_top1",
                     choices=("none", "mirror"), noted=False)
     metric: str = flag("", "also evaluate package.module:function(logits, labels) over a whole split",
                        noted=False)
-    print_every: int = flag(50, "steps between lines of progress", "--print-freq",
+    print_every: int = flag(50, "steps between progress lines", "--print-freq",
                             "--print-interval", noted=False)
     report_to: str = flag("", "call package.module:function with each line of metrics.jsonl",
                           noted=False)

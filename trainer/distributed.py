@@ -224,7 +224,12 @@ def exchange(
             signs, since = seen, time.monotonic()
         if time.monotonic() - since > timeout:
             absent = ", ".join(map(str, sorted(missing)))
-            raise TrainerError(f"no sign of rank {absent} for {timeout:g} s; see its host's logs")
+            named, whose = (
+                ("rank", "its host's") if len(missing) == 1 else ("ranks", "their hosts'")
+            )
+            raise TrainerError(
+                f"no sign of life from {named} {absent} for {timeout:g} s; see {whose} logs"
+            )
         time.sleep(0.05)
     facts = [json.loads(store.get(f"{name}/{rank}")) for rank in range(ranks.world_size)]
     store.add(f"{name}/read", 1)
@@ -264,7 +269,7 @@ def describe(ranks: Ranks, seed: int) -> str:
 def check_replicas(ranks: Ranks, parameters: list[nn.Parameter], step: int) -> None:
     """Compare the weights of all ranks. A collective.
 
-    Raises ReplicaMismatch on all ranks, naming those that differ from the majority.
+    Raises ReplicaMismatch on all ranks, with the ranks that differ from the majority.
     """
     if ranks.world_size == 1:
         return
@@ -272,8 +277,9 @@ def check_replicas(ranks: Ranks, parameters: list[nn.Parameter], step: int) -> N
     common = max(set(hashes), key=hashes.count)
     different = [str(rank) for rank, value in enumerate(hashes) if value != common]
     if different:
+        named = "rank" if len(different) == 1 else "ranks"
         raise ReplicaMismatch(
-            f"step {step}: the weights of rank {', '.join(different)} differ from those of the "
+            f"step {step}: the weights of {named} {', '.join(different)} differ from those of the "
             "others (faulty memory, or code that runs only on some ranks); resume from the last "
             "checkpoint"
         )

@@ -61,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config", metavar="FILE", help="read settings from a JSON file")
-    parser.add_argument("--print-config", action="store_true", help="print the settings and stop")
+    parser.add_argument("--print-config", action="store_true", help="print the settings and exit")
     for field in dataclasses.fields(Config):
         if field.name in GROUPS:
             group = parser.add_argument_group(GROUPS[field.name])

@@ -160,7 +160,7 @@ def _finite(value: Any) -> Any:
 
 
 class Progress:
-    """Loss and speed since the last line of progress."""
+    """Loss and speed since the last progress line."""
 
     def __init__(self, config: Config, plan: Plan, ranks: Ranks, flops: int | None = None) -> None:
         """flops: floating-point operations in one image's forward and backward passes, if known."""

@@ -1,4 +1,4 @@
-"""Data sets as `--data bad_data:NAME` names them. Most of them do not fit."""
+"""Datasets as `--data bad_data:NAME` names them. Most of them do not fit."""
 
 from __future__ import annotations
 

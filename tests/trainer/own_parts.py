@@ -1,4 +1,4 @@
-"""A network, a data set and a loss of the user's own, as the flags name them: own_parts:network."""
+"""A network, a dataset and a loss of the user's own, as the flags name them: own_parts:network."""
 
 from __future__ import annotations
 

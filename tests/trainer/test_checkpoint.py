@@ -199,7 +199,7 @@ def test_listing_hashes_every_checkpoint(
     newest = save(tmp_path, 2)
     assert main(["ckpt", "ls", str(tmp_path / "ckpt")]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert "step-00000001  epoch 1  0.0 MB  best top-1 -  resnet8, 1 rank(s)  intact" in first
+    assert "step-00000001  epoch 1  0.0 MB  best top-1 -  resnet8, ranks: 1  intact" in first
     assert f"intact {newest.identity[:16]}" in second
     (newest.path / "state.pt").write_bytes(b"")
     assert main(["ckpt", "ls", str(tmp_path)]) == 4

@@ -154,7 +154,9 @@ def test_a_rank_is_waited_for_while_it_gives_signs_of_life(monkeypatch: pytest.M
                 store.add("alive/1", 1)
 
     monkeypatch.setattr(distributed, "time", Clock)
-    with pytest.raises(TrainerError, match=r"^no sign of rank 1, 2 for 20 s; see its host's logs$"):
+    with pytest.raises(
+        TrainerError, match=r"^no sign of life from ranks 1, 2 for 20 s; see their hosts' logs$"
+    ):
         exchange(rank(0, 3), store, "x", None, 20.0)
     assert now[0] == 71.0  # the last sign was at 50
 
@@ -243,6 +245,6 @@ def test_ranks_that_differ_from_the_majority_are_named(monkeypatch: pytest.Monke
     check(7, 7, 7)
     with pytest.raises(ReplicaMismatch, match=r"^step 30: the weights of rank 1 differ"):
         check(7, 8, 7)
-    with pytest.raises(ReplicaMismatch, match="the weights of rank 0, 3 differ"):
+    with pytest.raises(ReplicaMismatch, match="the weights of ranks 0, 3 differ"):
         check(1, 8, 8, 9)
     check_replicas(identify({}, CPU), [], 30)  # a lone rank has nothing to compare

@@ -192,7 +192,7 @@ def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(distributed, "JOIN_TIMEOUT", 1)
     env = {"RANK": "0", "WORLD_SIZE": "3", "TRAINER_STORE": str(tmp_path / "store")}
     me = distributed.identify(env, torch.device("cpu"))
-    with pytest.raises(TrainerError, match="no sign of rank 1, 2 for 1 s"):
+    with pytest.raises(TrainerError, match="no sign of life from ranks 1, 2 for 1 s"):
         distributed.join(me, env, 30, None)
 
 

@@ -412,7 +412,7 @@ def test_without_a_network_the_remedy_is_named(
     source = fetch.Source((tmp_path / "none").as_uri(), "0" * 32, cifar.TEN)
     monkeypatch.setitem(fetch.SOURCES, "cifar10", source)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(DataError, match=r"cannot be fetched .*pass its folder as --data"):
+    with pytest.raises(DataError, match=r"cannot be fetched .*pass its folder with --data"):
         load_dataset(Config(data="download"), CPU)
 
 

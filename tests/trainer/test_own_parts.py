@@ -1,4 +1,4 @@
-"""The user's own networks, data sets and losses, without a change to the trainer."""
+"""The user's own networks, datasets and losses, without a change to the trainer."""
 
 from __future__ import annotations
 
@@ -129,15 +129,15 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 BAD_DATA = {
-    "one_set": "the function must return two data sets of (image, label)",
-    "empty": "the function must return two data sets of (image, label)",
+    "one_set": "the function must return two non-empty datasets of (image, label) pairs",
+    "empty": "the function must return two non-empty datasets of (image, label) pairs",
     "no_classes": "unknown number of classes",
-    "bytes_": "sample 0 of the train set: an image of torch.uint8, shape (3, 8, 8); it must be",
-    "flat": "sample 0 of the train set: an image of torch.float32, shape (8, 8); it must be",
-    "pictures": "sample 0 of the train set: .*; a sample must be a pair (image, label)",
-    "lonely": "sample 0 of the train set: .*; a sample must be a pair (image, label)",
-    "out_of_range": "sample 0 of the train set: label 2, but there are 2 classes",
-    "negative": "sample 0 of the train set: label -1, but there are 2 classes",
+    "bytes_": "sample 0 of the train split: an image of torch.uint8, shape (3, 8, 8); it must be",
+    "flat": "sample 0 of the train split: an image of torch.float32, shape (8, 8); it must be",
+    "pictures": "sample 0 of the train split: .*; a sample must be an (image, label) pair",
+    "lonely": "sample 0 of the train split: .*; a sample must be an (image, label) pair",
+    "out_of_range": "sample 0 of the train split: label 2, but there are 2 classes",
+    "negative": "sample 0 of the train split: label -1, but there are 2 classes",
 }
 
 
@@ -152,7 +152,7 @@ def test_data_that_does_not_fit_is_one_line_that_names_the_sample(name: str) -> 
 def test_a_sample_of_another_shape_or_label_is_found_when_it_is_loaded() -> None:
     for name, words in (
         ("ragged", "different shapes"),
-        ("late", "sample 7 of the train set: label 9"),
+        ("late", "sample 7 of the train split: label 9"),
     ):
         data = load_dataset(Config(data=f"bad_data:{name}", workers=0), torch.device("cpu"))
         with pytest.raises(DataError, match=words):

@@ -51,7 +51,7 @@ def load_dataset(config: Config, device: torch.device) -> Images:
 
 
 def downloaded() -> Path:
-    """Return the cache folder with CIFAR-10, fetched by the first process on this machine."""
+    """Return the cache folder with CIFAR-10. The first process on this machine downloads it."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "ddpctl-trainer"
     fetch.fetch("cifar10", folder)

@@ -1,6 +1,6 @@
-"""Augmentation of whole batches, on the images' device. Crop, flip, erasing and the user's own are
-pure functions of (seed, epoch, sample); mixup and CutMix are pure functions of (seed, step,
-micro-batch).
+"""Augmentation of whole batches, on the images' device. Crop, flip and erasing are pure functions
+of (seed, epoch, sample), as the user's own function should be; mixup and CutMix are pure functions
+of (seed, step, micro-batch).
 
 The random numbers are a hash, not a stream: there is no state to save, and a resumed or re-sharded
 run sees the same pixels.
@@ -123,7 +123,7 @@ def _erased(
 def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[torch.Tensor, float]:
     """Mix each image of (B, C, H, W) with the one before it in the micro-batch, by mixup or CutMix
     with these alphas (0: off). Return the images and the share of each image's own label; the rest
-    belongs to the label before it."""
+    belongs to the label of the image before it."""
     random = np.random.default_rng(seed)
     cuts = bool(cutmix) and (not mixup or random.random() < 0.5)
     alpha = cutmix if cuts else mixup
@@ -143,7 +143,7 @@ def mix(x: torch.Tensor, mixup: float, cutmix: float, *, seed: int) -> tuple[tor
 
 
 def draw(indices: torch.Tensor, key: str) -> torch.Tensor:
-    """Return a float64 for each index, from 0 up to but not including 1. A pure function."""
+    """Return a random float64 for each index, at least 0 and below 1. A pure function."""
     return hashed(indices, mixed_seed(key) & MASK).double() / (MASK + 1)
 
 

@@ -23,7 +23,7 @@ TEN, HUNDRED = "cifar-10-batches-py", "cifar-100-python"
 BATCH = 10_000  # images in a file of CIFAR-10, unless its batches.meta says otherwise
 LARGEST = 1 << 30  # bytes; CIFAR-100's training file takes 155 MB
 INTEGERS = (b"u1", b"i1", b"u2", b"i2", b"u4", b"i4", b"u8", b"i8")
-NAMES = (  # the ones that numpy's arrays of numbers and Python 3's bytes need
+NAMES = (  # names that numpy's arrays of numbers and Python 3's bytes need
     *("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct"),
     *("numpy.core.numeric._frombuffer", "_codecs.encode"),
 )
@@ -139,7 +139,7 @@ def read(path: Path) -> dict[bytes, Any]:
         return {text(key): value for key, value in dict.items(table)}
     except FileNotFoundError:
         raise DataError(
-            f"{path} is missing; fetch the set with `python -m trainer data fetch --to DIR`"
+            f"{path} is missing; fetch the dataset with `python -m trainer data fetch --to DIR`"
         ) from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
@@ -182,8 +182,8 @@ class Reader(pickle._Unpickler):
         self.stack[-1].state = state
 
     def load_bytes(self) -> None:
-        """Read what numpy writes as a bytearray, without allocating what the file claims to
-        hold."""
+        """Read bytes that numpy writes as a bytearray. Allocates no more than the file has, whatever
+        size it claims."""
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     dispatch[pickle.REDUCE[0]] = load_reduce

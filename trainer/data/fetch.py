@@ -1,4 +1,4 @@
-"""Download CIFAR once per machine and verify it. Nothing else in the trainer uses the network."""
+"""Download CIFAR once per machine and verify it. The trainer downloads nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .cifar import HUNDRED, TEN
 @dataclass(frozen=True)
 class Source:
     url: str
-    md5: str  # the checksum that the set's authors publish
+    md5: str  # the checksum that the dataset's authors publish
     folder: str
 
 
@@ -37,9 +37,10 @@ TIMEOUT = 30  # seconds without receiving a byte
 
 
 def fetch(name: str, to: Path) -> Path:
-    """Return the set's folder under `to`; download it if missing. A machine's ranks take turns.
+    """Return the dataset's folder under `to`. Downloads the dataset if the folder is missing; the
+    ranks of a machine take turns.
 
-    Raises DataError if there is no network or the file is not the published one.
+    Raises DataError if the download fails or the file is not the published one.
     """
     source = SOURCES[name]
     to.mkdir(parents=True, exist_ok=True)
@@ -67,12 +68,13 @@ def _download(source: Source, archive: Path) -> Path:
         reason = getattr(error, "reason", error)
         raise DataError(
             f"{source.url}: cannot be fetched ({reason}); download it elsewhere, unpack it, "
-            "and pass its folder as --data"
+            "and pass its folder with --data"
         ) from None
     with archive.open("rb") as file:
         md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if md5 != source.md5:
         raise DataError(
-            f"{source.url}: has the md5 {md5}, but {source.md5} is published; fetch it again"
+            f"{source.url}: the file has MD5 {md5} instead of the published {source.md5}; "
+            "fetch it again"
         )
     return archive

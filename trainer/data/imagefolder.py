@@ -37,7 +37,7 @@ class Pictures:
         self.fingerprint = hashlib.sha256(both.encode()).hexdigest()
 
     def load(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (B, H, W, 3) bytes and the labels."""
+        """Return the pictures, (B, H, W, 3) uint8, and their labels."""
         images = self._splits[request.split]
         pixels = np.empty((len(request.numbers), request.width, request.width, 3), np.uint8)
         for row, number in enumerate(request.numbers.tolist()):

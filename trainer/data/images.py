@@ -1,4 +1,4 @@
-"""The protocol of data sets, however they are stored."""
+"""The protocol of datasets, however they are stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
 
 
 class Images(Protocol):
-    """What training and evaluation need from a data set."""
+    """What training and evaluation need from a dataset."""
 
     name: str
     num_classes: int
@@ -36,4 +36,4 @@ class Images(Protocol):
         """Yield the images of each block of a split, in order and without augmentation."""
 
     def close(self) -> None:
-        """Release what the data set holds, such as worker processes."""
+        """Release what the dataset holds, such as worker processes."""

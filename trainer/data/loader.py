@@ -1,4 +1,4 @@
-"""Image sets whose samples are loaded one by one: worker processes load them ahead of training.
+"""Datasets whose samples worker processes load one by one, ahead of training.
 
 A request names its samples and everything that their random numbers depend on. So the result
 depends neither on the process that loads it nor on what that process loaded before. Images travel
@@ -32,7 +32,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Request(NamedTuple):
     """Which samples to load, and how."""
 
-    split: str  # "train" or "test", the one that has the samples
+    split: str  # "train" or "test"; those of "val" are in "train"
     numbers: np.ndarray[Any, Any]  # (B,) int64
     width: int  # of the images, in pixels
     seed: int = 0
@@ -49,7 +49,7 @@ class Source(Protocol):
     sizes: dict[str, int]  # number of samples in "train" and "test"
 
     def load(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images and labels. Images are (B, H, W, 3) bytes or (B, C, H, W) normalized
+        """Return images and labels. Images are (B, H, W, 3) uint8 or (B, C, H, W) normalized
         floats. Raises DataError that names the sample."""
 
 
@@ -143,14 +143,15 @@ def make_loader(source: Source, queue: Queue, workers: int, pinned: bool) -> Dat
     if workers:
         several = {"worker_init_fn": start, "multiprocessing_context": "fork"}
         several |= {"persistent_workers": True, "prefetch_factor": AHEAD}
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # more processes than cores
+    # the warning of torch that there are more processes than cores
+    warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
         Samples(source),
         batch_sampler=queue,  # type: ignore[arg-type]
         collate_fn=lambda loaded: loaded,
         num_workers=workers,
         pin_memory=pinned,
-        generator=torch.Generator(),  # otherwise, each epoch would draw from the global one
+        generator=torch.Generator(),  # otherwise, each epoch would draw from the global generator
         **several,
     )
 

@@ -1,6 +1,6 @@
-"""`--data package.module:function`: the user's own data sets.
+"""`--data package.module:function`: the user's own datasets.
 
-The function takes no arguments and returns (train, test): map-style data sets like torch's, where
+The function takes no arguments and returns (train, test): map-style datasets like torch's, where
 `len(d)` is the number of samples and `d[i]` is an (image, label) pair. An image is a float tensor or
 array of shape (C, H, W), normalized. The function may also return an object with the methods of
 `trainer.data.Images`.
@@ -33,13 +33,14 @@ def load_own(config: Config, device: torch.device) -> Images:
         return images
     if len(given) != 2 or not all(hasattr(d, "__len__") and len(d) for d in given):
         raise DataError(
-            f"--data {config.data}: the function must return two data sets of (image, label)"
+            f"--data {config.data}: the function must return two non-empty datasets of "
+            "(image, label) pairs"
         )
     return Loaded(MapStyle(config, *given), config, device)
 
 
 class MapStyle:
-    """A source made of two map-style data sets."""
+    """A source made of two map-style datasets."""
 
     def __init__(self, config: Config, train: Any, test: Any) -> None:
         self.name = config.data
@@ -48,7 +49,7 @@ class MapStyle:
         if config.num_classes is None and not hasattr(train, "classes"):
             raise DataError(
                 f"--data {config.data}: unknown number of classes; pass --num-classes, or give the "
-                "data set a list `classes`"
+                "dataset a list `classes`"
             )
         self.num_classes = config.num_classes or len(train.classes)
         digest = hashlib.sha256(f"{config.data} {self.sizes}".encode())
@@ -74,13 +75,13 @@ class MapStyle:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
-        where = f"--data {self.name}: sample {number} of the {split} set"
+        where = f"--data {self.name}: sample {number} of the {split} split"
         sample = self._splits[split][number]
         try:
             image, label = sample
             image, label = torch.as_tensor(image), int(label)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{where}: {error}; a sample must be a pair (image, label)") from error
+            raise DataError(f"{where}: {error}; a sample must be an (image, label) pair") from error
         if not image.is_floating_point() or image.ndim != 3:
             raise DataError(
                 f"{where}: an image of {image.dtype}, shape {tuple(image.shape)}; "

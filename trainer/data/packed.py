@@ -31,7 +31,7 @@ ENTRY = np.dtype(
     + [("label", "<u4")]
 )  # width and height are 0 for a picture that is not decoded
 SHARD = 1 << 30  # bytes after which a new file starts
-AT_ONCE = 256  # pictures to read before writing them
+AT_ONCE = 256  # pictures read before they are written
 
 Item = tuple[bytes, int, int]  # a picture's bytes, width and height
 
@@ -81,7 +81,7 @@ def open_pack(folder: Path) -> tuple[list[str], Packed, Packed]:
 def pack(
     classes: Sequence[str], splits: dict[str, Tree], to: Path, decoded: int, threads: int
 ) -> None:
-    """Write a pack.
+    """Pack the pictures of `splits` into the new folder `to`.
 
     decoded: the greatest length of a picture's short side in pixels, or 0 to keep the files.
     Raises DataError if a picture cannot be read, or if `to` exists.

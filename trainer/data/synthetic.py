@@ -1,4 +1,4 @@
-"""Learnable images that are generated from a seed: equal on every rank, with nothing to download.
+"""Learnable images, generated from a fixed seed: equal on every rank, with nothing to download.
 
 Each class has a smooth prototype; a sample is its class's prototype plus noise. A network that
 learns exceeds 95%; one without gradients stays at chance.

@@ -27,7 +27,9 @@ class Tree:
         for label, name in enumerate(classes):
             images = sorted(listed(folder, name)) if (folder / name).is_dir() else []
             if (folder / name).is_dir() and not images:
-                raise DataError(f"{folder / name}: no images ({', '.join(SUFFIXES)}); remove it")
+                raise DataError(
+                    f"{folder / name}: no images ({', '.join(SUFFIXES)}); remove the folder"
+                )
             names += [file for file, _ in images]
             counts.append(len(images))
             digest.update(b"".join(b"%s\0%d\0%d\n" % (*image, label) for image in images))
@@ -43,7 +45,7 @@ class Tree:
 
 
 def listed(root: Path, below: str) -> Iterator[tuple[bytes, int]]:
-    """Yield the path below `root` and the size of every image in a folder."""
+    """Yield the path, relative to `root`, and the size of every image in or below a folder."""
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:

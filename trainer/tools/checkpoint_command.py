@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the checkpoint folders at `path`, oldest first. Without any, raises
-    CheckpointError."""
+    """Return the checkpoint folders at `path`, oldest first. Raises CheckpointError if there are
+    none."""
     if checkpoint.NAME.fullmatch(path.name):
         return [path]
     folders = checkpoint.folders(path.parent if path.name == "ckpt" else path)[::-1]
@@ -56,7 +56,7 @@ def ls(folders: list[Path]) -> int:
             size = (path / "state.pt").stat().st_size / 1e6
             print(
                 f"{path}  epoch {meta['epoch']}  {size:.1f} MB  best top-1 {best}  "
-                f"{meta['config']['model']}, {meta['plan']['world_size']} rank(s)  "
+                f"{meta['config']['model']}, ranks: {meta['plan']['world_size']}  "
                 f"intact {saved.identity[:16]}"
             )
         except CheckpointError as error:
@@ -79,4 +79,4 @@ def export(folders: list[Path], target: Path) -> None:
         checkpoint.write_weights(target, state["ema"] or state["model"])
         print(f"{target}: {meta['config']['model']} of step {meta['step']} from {path}")
         return
-    raise CheckpointError("all of these checkpoints are damaged")
+    raise CheckpointError("no checkpoint is intact, so none was exported")

@@ -36,7 +36,8 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fas
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command, and print the folder to pass as --data, if any. Raises TrainerError."""
+    """Run the command. Unless it is `verify`, print the folder to pass with --data. Raises
+    TrainerError."""
     given = make_parser().parse_args(list(argv))
     if given.act == "fetch":
         print(fetch(given.name, given.to))
@@ -61,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     fetch = acts.add_parser("fetch", help="download CIFAR and check it")
     fetch.add_argument("--to", type=Path, required=True, metavar="DIR")
     fetch.add_argument("--name", choices=("cifar10", "cifar100"), default="cifar10")
-    make = acts.add_parser("make", help="write a set in CIFAR-10's layout")
+    make = acts.add_parser("make", help="write a dataset in CIFAR-10's layout")
     make.add_argument("--from", dest="kind", choices=("fashion-mnist", "synthetic"), required=True)
     make.add_argument("--folder", type=Path, help="folder with the fashion-mnist files")
     make.add_argument("--to", type=Path, required=True, metavar="DIR")
@@ -75,13 +76,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PIXELS",
         help="instead of the files, store decoded pixels, with the short side at most PIXELS long",
     )
-    verify = acts.add_parser("verify", help="read a whole set and print its counts and digest")
+    verify = acts.add_parser("verify", help="read a whole dataset and print its counts and digest")
     verify.add_argument("folder", type=Path, metavar="DIR")
     return parser
 
 
 def verify(folder: Path) -> None:
-    """Read every image of a set, with one process per core. Raises DataError."""
+    """Read every image of a dataset, with one process per core. Raises DataError."""
     config = Config(data=str(folder), augment="none", workers=os.cpu_count() or 1)
     data = load_dataset(config, torch.device("cpu"))
     train, test = data.size("train"), data.size("test")
@@ -108,7 +109,7 @@ def make(kind: str, to: Path, source: Path | None) -> Path:
 
 
 def fashion_mnist(folder: Path = FASHION_MNIST) -> Arrays:
-    """Return 60,000 + 10,000 gray 28x28 images, padded to 32x32, with the gray as R, G and B."""
+    """Return 60,000 + 10,000 gray 28x28 images, padded to 32x32, with equal R, G and B."""
     if not folder.is_dir():
         raise DataError(
             f"{folder} is missing; run `apt-get install dataset-fashion-mnist`, "
@@ -141,7 +142,7 @@ def _unzipped(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; install the set again") from None
+        raise DataError(f"{path}: {error.strerror or error}; install the dataset again") from None
 
 
 def write_cifar10(arrays: Arrays, to: Path) -> Path:

@@ -23,11 +23,12 @@ from ..errors import UsageError
 
 TRAINER = __package__.rpartition(".")[0]  # "trainer", or its name in an installed ddpctl
 OWN_END = 5.0  # seconds that the other ranks get to exit on their own after one has failed
-KILL_AFTER = 30.0  # seconds
+KILL_AFTER = 30.0  # seconds after the first failure, when the remaining ranks are killed
 
 
 def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
-    """Run `python -m trainer argv` as this node's ranks. Return the first exit code that is not 0.
+    """Run `python -m trainer argv` as this node's ranks. Return the first exit code that is not 0,
+    or 0.
 
     nodes: NODE_RANK and NNODES, if there are several nodes.
     """

@@ -1,4 +1,4 @@
-"""A push from start to end: scan local folders, ask hosts what they have, send the rest, report."""
+"""A push from start to end: scan local folders, ask hosts what they have, send what is missing."""
 
 import contextlib
 import ipaddress
@@ -47,9 +47,9 @@ class PushResult:
 
 @dataclass(frozen=True)
 class HostContents:
-    """What a host already has. trees: names of its trees. address: "" if it cannot relay."""
+    """What a host already has. address: "" if it cannot relay."""
 
-    trees: frozenset[str]
+    trees: frozenset[str]  # the parts whose current tree it has
     image: ImageInfo | None  # the one with the name in job.image
     address: str  # where other hosts reach it
 
@@ -62,9 +62,9 @@ def push(
     console: Console,
     spares: Sequence[HostConnection] = (),
 ) -> PushResult:
-    """Send `parts` of the job. If there are none, only verify that the hosts have every part.
+    """Send `parts` of the job. If `parts` is empty, only verify that the hosts have every part.
 
-    spares: these get everything too, but a failure on one is only a warning.
+    spares: they get the same parts, but the failure of a spare is only a warning.
     Raises HostsNotReady with the error of each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
@@ -105,7 +105,7 @@ def push(
             # run.json records the id on this machine, or else the id on the first host.
             ids = [image.id for image in (here, *images.values()) if image]
             progress.report.image_digest = next(iter(ids), None)
-    except OSError as error:  # from a file or pipe, but not from stdout
+    except OSError as error:  # from a local file or a pipe; nothing here writes to stdout
         raise PushFailed(f"the push failed: {error}", "push again", host="this machine") from error
     finally:
         report = progress.close()
@@ -133,7 +133,7 @@ def trees_of(
         if tree.skipped:
             more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
             name = path_text(tree.skipped[0])
-            progress.say(f"{name}{more}: not a file, folder or link; skipped")
+            progress.say(f"skipped {name}{more}: only files, folders and links are pushed")
     report.left_out = [each for tree in trees.values() for each in tree.left_out]
     unfit: Failures = {}
     if cluster.job.requirements and "image" in needed:
@@ -152,9 +152,9 @@ class Sender:
     """Sends hosts the parts that they lack, or only verifies that they have every part.
 
     trees: the trees by part. With `engine: process`, wheels take the place of the image; with
-    `engine: apptainer`, its file does. here: the image on this machine. in_engine: whether hosts'
-    engines need the image. answered: hosts that have answered at least once. relay_failed: hosts
-    whose relay has failed, so that they get everything from this machine.
+    `engine: apptainer`, the image's file does. here: the image on this machine. in_engine: whether
+    hosts' engines need the image. answered: hosts that have answered at least once. relay_failed:
+    hosts whose relay has failed; they now get everything from this machine.
     """
 
     job: Job
@@ -226,7 +226,7 @@ class Sender:
     ) -> Failures:
         """Send a tree to the hosts that lack it. Return the errors of failed hosts.
 
-        With `only_verify`, send nothing: every host that lacks the tree has failed.
+        With `only_verify`, sends nothing and counts every host that lacks the tree as failed.
         """
         tree = self.trees[part]
         packages = part == "image" and self.job.requirements

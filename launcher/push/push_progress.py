@@ -28,8 +28,8 @@ class HostReport:
 
     host: str
     received_bytes: int = 0
-    image: str | None = None  # present, sent, updated or pulled; None if not pushed
-    dataset: str | None = None  # present or sent; None if not needed or if the push failed
+    image: str | None = None  # present, sent, updated or pulled; None if not needed or failed
+    dataset: str | None = None  # present or sent; None if not needed or failed
     workdir: str | None = None
     layers_sent: int = 0
     layers_skipped: int = 0
@@ -129,7 +129,7 @@ class PushProgress:
         return self.report
 
     def say(self, text: str) -> None:
-        """Print a notice and add it to the report, unless it is already there."""
+        """Print a notice and add it to the report, unless the report already has it."""
         if text in self.report.notices:
             return
         self.report.notices.append(text)
@@ -150,7 +150,7 @@ class PushProgress:
                 self._rows[connection, part] = self._bars.tasks[-1]
 
     def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
-        """Update the rows of a part. total: its bytes, once known. doing: what they wait for."""
+        """Update a part's rows. total: bytes per host, once known. doing: what they wait for."""
         with self._lock:
             rows = [r for (_, name), r in self._rows.items() if name == part and not r.finished]
             for row in rows:

@@ -2,7 +2,7 @@
 # The first step of pushing a tree. Prints `present` if the host has the tree. Otherwise prints
 # `resume BASE FILES` if an interrupted push has left a draft, which this push takes over; `free KB`
 # for the free disk space; and `earlier DIGEST` for each earlier tree, newest first.
-# $1: datasets or workdirs, $2: digest, $3: token of this push
+# $1: the kind of tree (such as datasets), $2: digest, $3: token of this push
 mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
 mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
 # Changing the folder makes an NFS client see the trees that other hosts have published in it.

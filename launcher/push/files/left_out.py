@@ -1,6 +1,6 @@
-"""What a pushed workdir leaves out: everything that is not code.
+"""What a push leaves out of a workdir.
 
-That is: paths that the hosts file names as private or as data, paths that .gitignore and
+It leaves out paths that the hosts file names as private or as data, paths that .gitignore and
 .ddpctlignore exclude, secrets, version control, environments, caches, checkpoints, and ddpctl's own
 files (hosts files, reports and fetched runs). To keep a file, add a line such as `!server.pem` to
 .ddpctlignore.
@@ -34,14 +34,14 @@ NAMES = (  # patterns for the names of files and folders
     *(".ssh", ".gnupg", ".aws", ".kube", ".venv", ".conda", ".pixi", ".tox", ".nox", ".eggs"),
     *(".cache", ".*_cache", "__pycache__", "*.pyc", ".ipynb_checkpoints", "node_modules"),
 )
-FILES = (  # keys, certificates, checkpoints and TensorBoard logs
+FILES = (  # secrets, checkpoints, Apptainer images and TensorBoard logs
     *("*.env", "id_*", "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx"),
     *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.distcp", "*.sif", "events.out.tfevents.*"),
 )
 NO_KEYS = ("id_*.py", "id_*.json", "id_*.yaml", "id_*.yml", "id_*.csv", "id_*.txt", "id_*.sh")
-# Folders with these names may also be Python packages.
+# Folders with these names are left out unless they are Python packages.
 OUTPUT = ("venv", "checkpoints", "checkpoint-*", "lightning_logs", "wandb", "mlruns")
-# A folder with all files of one of these sets is an environment, a cache or a fetched run.
+# A folder that contains all names of one of these sets is an environment, a cache or a fetched run.
 MARKS = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"run.json", "hosts.yaml", "logs"})
 
 REPORT = '<meta name="generator" content="ddpctl">'
@@ -62,7 +62,7 @@ _NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A path that is not pushed. size: bytes of all its contents. at_least: there may be more."""
+    """A path that is not pushed. size: bytes in total. at_least: whether it may be larger."""
 
     path: str
     size: int
@@ -71,7 +71,7 @@ class LeftOut:
 
 
 def listed(left_out: Collection[LeftOut]) -> str:
-    """Return one line of paths with their sizes: first those in the hosts file, then by size."""
+    """Return a line of paths and sizes: those that the hosts file names, then the largest."""
     order = sorted(left_out, key=lambda each: (not each.named, -each.size, each.path))
     shown = [f"{quoted(each.path, LONGEST_PATH)} ({_size(each)})" for each in order[:_SHOWN]]
     if rest := order[_SHOWN:]:
@@ -112,8 +112,8 @@ def is_left_out(
 ) -> bool:
     """Return whether a pushed workdir leaves out `path`.
 
-    children: the names in that folder; None if it is a file. files: the ignore files that apply to
-    it, from the root down.
+    children: the names in `path` if it is a folder; None if it is a file. files: the ignore files
+    that apply to `path`, from the root down.
     """
     name = path.rpartition("/")[2]
     if name == ".git":

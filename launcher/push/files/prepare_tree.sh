@@ -1,6 +1,7 @@
 #!/bin/sh
 # Creates the draft of a tree from scratch, with links to the files of an earlier tree.
-# $1: datasets or workdirs, $2: digest, $3: token of this push, $4: digest of the earlier tree or none
+# $1: the kind of tree (such as datasets), $2: digest, $3: token of this push,
+# $4: digest of the earlier tree or none
 # stdin: paths to remove from the draft, each followed by NUL
 umask 022
 cd "$HOME/.ddpctl/$1" && rm -rf ".$2.$3" && mkdir ".$2.$3" || exit 1

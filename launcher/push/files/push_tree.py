@@ -1,4 +1,6 @@
-"""Send a folder to `~/.ddpctl/{datasets,workdirs}/<digest>` on hosts; only missing files are sent.
+"""Send a tree to `~/.ddpctl/{datasets,workdirs,images,wheels}/<digest>` on hosts.
+
+Only missing files are sent.
 
 A host builds the new tree as a draft, `.<digest>.<token>`, beside the old ones. Files that an
 earlier tree already has are hard-linked, which is safe because pushed trees are never modified. All
@@ -33,7 +35,7 @@ from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
-STEP_TIMEOUT = 600.0  # seconds to link or publish a tree of very many files
+STEP_TIMEOUT = 600.0  # seconds to link or remove a tree of very many files
 
 BEGIN = load_script(__file__, "begin_tree.sh")
 PREPARE = load_script(__file__, "prepare_tree.sh")
@@ -46,8 +48,8 @@ READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 class HostTrees:
     """The trees on one host that matter for a push.
 
-    draft: what an interrupted push left, given as the digest of the tree that it copied (or `none`)
-    and its number of files.
+    draft: what an interrupted push left: the digest of the tree that it copied (or `none`) and the
+    number of files in the draft.
     """
 
     present: bool  # whether the tree itself exists
@@ -73,9 +75,12 @@ class TreePush:
         self.lock = threading.Lock()
 
     def run(self, connections: Sequence[HostConnection]) -> Failures:
-        """Push to hosts that lack the tree. Return the errors of failed hosts (no partial trees)."""
+        """Push to the hosts that lack the tree. Return the errors of failed hosts.
+
+        A failed host may keep a draft, but never a partial tree.
+        """
         cached = _cache_file(self.tree.manifest.digest)
-        if not cached.exists():  # the next push reads from it what the hosts' tree contains
+        if not cached.exists():  # tells the next push what this tree contains
             write_cache(cached, self.tree.manifest.text)
         self.tokens = {connection: secrets.token_hex(6) for connection in connections}
         homes = find_shared_homes(connections)
@@ -131,7 +136,7 @@ class TreePush:
         return Start(base, deltas[base].write)
 
     def _delta(self, connection: HostConnection, earlier: str) -> Delta | None:
-        """Return the changes from an earlier tree to this one; None if it has no known manifest."""
+        """Return the changes since an earlier tree; None if that tree's manifest is unavailable."""
         with self.lock:  # computed once for all hosts
             if earlier not in self.deltas and (old := cached_manifest(earlier)):
                 self.deltas[earlier] = self.tree.manifest.after(old)

@@ -1,4 +1,4 @@
-"""Patterns of ignore files that match quickly, no matter how many stars they contain.
+"""Ignore-file patterns that match quickly, no matter how many stars they contain.
 
 A workdir may come from a stranger. The library's own regular expressions take minutes to match
 `**/a/**/a/**/b` against a long path, and Ctrl-C cannot interrupt them.
@@ -27,7 +27,7 @@ class QuickPattern(Pattern):  # type: ignore[misc, valid-type]
 
 
 def quick(regex: str) -> str:
-    """Return a regular expression that matches the same paths as `regex`, but in little time."""
+    """Return a regular expression that matches the same paths as `regex`, but quickly."""
     regex = NOT.sub(r"[^\1/", regex)
     regex = BEFORE_A_STAR.sub(r"(?>[^/]*?\1)", STARS.sub(STAR, regex))
     first, *inner = regex.split(GAP)

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Unpacks the tar stream on stdin into the draft, which it marks as in use, and publishes the draft as
 # the tree.
-# $1: datasets or workdirs, $2: digest, $3: token of this push, $4: digest of the earlier tree or none
+# $1: the kind of tree (such as datasets), $2: digest, $3: token of this push,
+# $4: digest of the earlier tree or none
 umask 022
 draft=.$2.$3
 cd "$HOME/.ddpctl/$1/$draft" || exit 1

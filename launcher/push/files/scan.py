@@ -31,7 +31,7 @@ SHOWN = 5  # problems listed before "and N more"
 
 
 class Stamp(NamedTuple):
-    """The properties that show whether a file has changed. A new mode also changes the ctime."""
+    """The properties that show whether a file has changed."""
 
     size: int
     inode: int
@@ -52,22 +52,22 @@ class Tree:
     stamps: dict[bytes, Stamp]
     skipped: list[bytes] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    file: bytes = b""  # the only file's name on disk, if it differs from the manifest
+    file: bytes = b""  # the only file's name on disk, if the manifest has another
 
     def path(self, entry: Entry) -> bytes:
         return b"%b/%b" % (self.root, self.file or entry.path)  # ten times as fast as os.path.join
 
 
 def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
-    """Scan a folder. code_only: leave out all but code. named: paths to leave out in any case.
+    """Scan a folder. code_only: apply left_out.py's rules. named: paths to leave out in any case.
 
-    Raises PushFailed if it is not a folder. Raises Several with an error for each unreadable path
-    and each link that leads out of the tree.
+    Raises PushFailed if `folder` is not a folder. Raises Several with an error for each unreadable
+    path and each link that leads out of the tree.
     """
     named_paths = NamedPaths([*named, *left_out.own_folders()])
     walk = _Walk(os.fsencode(os.path.realpath(folder)), named_paths, code_only=code_only)
     if not os.path.isdir(walk.root):
-        raise PushFailed(f"{folder}: not a folder", "correct the path in the hosts file")
+        raise PushFailed(f"{folder}: not a folder", "correct the path")
     walk.run()
     return walk.tree()
 
@@ -75,12 +75,12 @@ def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
 def scan_file(path: str, name: str) -> Tree:
     """Return a tree that contains only the file at `path`, under the name `name`."""
     folder, own_name = os.path.split(os.fsencode(os.path.realpath(path)))
-    # The cache is chosen by root. With `/.`, it is not the one of a scan of the whole folder.
+    # The root chooses the cache. `/.` keeps it apart from that of a scan of the whole folder.
     walk = _Walk(folder + b"/.", NamedPaths([]), code_only=False)
     walk.leaf(own_name)
     tree = walk.tree()
     if not tree.stamps:
-        raise PushFailed(f"{path}: not a file", "correct the path in the hosts file")
+        raise PushFailed(f"{path}: not a file", "correct the path")
     [entry], [stamp] = tree.manifest.entries, tree.stamps.values()
     contents = manifest.make([Entry(name.encode(), "f", entry.size, entry.content)])
     return Tree(walk.root, contents, {name.encode(): stamp}, file=own_name)
@@ -177,7 +177,10 @@ class _Walk:
                 if self._leads_out(os.path.dirname(path), target):
                     to = f"a link that leaves the folder (to {path_text(target)})"
                     what = f"is {to}, so it would be broken on the hosts"
-                    remedy = "replace it with what it links to, or list it in .ddpctlignore"
+                    remedy = (
+                        "replace it with its target, or exclude it from the workdir with "
+                        ".ddpctlignore"
+                    )
                     self.problem(path, what, remedy)
                 else:
                     self.entries.append(Entry(path, "l", 0, target))
@@ -221,7 +224,7 @@ class _Walk:
         return Tree(self.root, contents, self.stamps, self.skipped, self.left_out)
 
     def _hash_files(self) -> Mapping[bytes, str]:
-        """Return the sha256 of every readable file, from the cache if it is unchanged."""
+        """Return the sha256 of every readable file, from the cache if the file is unchanged."""
         cache = cache_home() / "trees" / f"{hashlib.sha256(self.root).hexdigest()[:32]}.json"
         known = read_cache(cache)
         hashes: dict[bytes, str] = {}

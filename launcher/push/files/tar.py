@@ -54,7 +54,7 @@ def file_info(name: str, size: int, mode: int = 0o644) -> TarInfo:
 
 
 def size_of(sizes: Sequence[int]) -> int:
-    """Return the bytes of an archive, given the sizes of its files. Long names add a few more."""
+    """Return an archive's size in bytes, given its files' sizes. Long names add a few bytes."""
     blocks = sum(1 + -(-size // tarfile.BLOCKSIZE) for size in sizes)
     return blocks * tarfile.BLOCKSIZE + len(END)
 

@@ -1,9 +1,9 @@
 """Archives of a local image, each with one layer, for an engine that has the layers below it.
 
-With them, a push sends only the missing layers, even after an interrupted push.
+With them, a push sends only the missing layers, even if an earlier push was interrupted.
 
-Each archive is both an OCI layout and a `docker save` archive. Engines need one or the other,
-depending on their version (20.10 or later) and image store.
+Each archive is both an OCI layout and a `docker save` archive. An engine (Docker 20.10 or later)
+needs one or the other, depending on its version and image store.
 """
 
 from __future__ import annotations
@@ -134,7 +134,10 @@ def remove_stale_tags(local: ImageStore) -> None:
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
-    """Return an unnamed image of the first `count` layers. Only the last one is in the archive."""
+    """Return an archive of an unnamed image that has the first `count` layers.
+
+    The archive contains only the last of these layers.
+    """
     config = _partial_config(image, count)
     rows = [*_lower(image.layers[: count - 1]), _descriptor(LAYER, layer.digest, layer.size)]
     described = _descriptor(CONFIG, digest_of(config), len(config))
@@ -145,8 +148,9 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
 def whole_archive(
     name: str, manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
 ) -> Archive:
-    """Return the image itself. Only `layer`, if given, is in the archive: the image's last one.
+    """Return an archive of the image itself.
 
+    layer: the image's last layer, the only one in the archive; None if the engine has all layers.
     by_diff_id: refer to the other layers by diff id, for an engine that does not know their
     compressed digests.
     """

@@ -32,7 +32,7 @@ def push_image(
 ) -> tuple[Images, Failures]:
     """Push the image. Return the image of each host that has it now, and the errors of the others.
 
-    here: the image on this machine; if None, the hosts pull it. there: the image on each host.
+    here: the image on this machine; if None, the hosts pull it. there: each host's image, or None.
     only_verify: send nothing, but verify that all hosts have the same image.
     """
     progress, wanted = fanout.progress, None if only_verify else here
@@ -67,7 +67,7 @@ def differing(name: str, images: Images) -> Failures:
     return {
         connection: PushFailed(
             f"{name} is not the same image as on {first.name} "
-            f"({image.id[:19]}, {images[first].id[:19]})",
+            f"({image.id[:19]} instead of {images[first].id[:19]})",
             f"remove it from {connection.name} and run `ddpctl push HOSTS --image`, or name the "
             "image by its digest",
             host=connection.name,
@@ -134,8 +134,8 @@ class _Sending:
         """Return how many of the lowest layers a host has, and whether its archives need diff ids.
 
         Only the lowest layers can be left out of an archive. different: the host's image of that
-        name. containerd's store does not list it if the compressed form of a layer is missing, as
-        it is for layers from `docker load`.
+        name. containerd's store does not list an image if the compressed form of one of its layers
+        is missing, as it is after `docker load`.
         """
         store = images_of(connection)
         rows = [*store.layers(), different.layers if different else ()]
@@ -168,14 +168,14 @@ class _Sending:
         return Payload("image", self.load, size, archive.chunks)
 
     def _send_whole(self, connections: Sequence[HostConnection]) -> Failures:
-        """Send all layers in one stream, as the engine saves them. Return failed hosts' errors."""
+        """Send the whole image, as the engine saves it. Return the errors of failed hosts."""
         whole = Payload("image", self.load, None, partial(self.local.save, self.name))
         return self._fan_out([whole], connections, 0) if connections else {}
 
     def _fan_out(
         self, payloads: Iterable[Payload], connections: Sequence[HostConnection], first: int
     ) -> Failures:
-        """Send payloads with the layers from number `first` on. Return failed hosts' errors."""
+        """Send the layers from number `first` on. Return the errors of failed hosts."""
         failures = self.fanout.send("image", payloads, connections, None)
         for connection in connections:
             if connection not in failures:
@@ -204,9 +204,9 @@ def as_here(image: ImageInfo, connection: HostConnection) -> ImageInfo:
 def remember(there: ImageInfo, connection: HostConnection, here: ImageInfo) -> None:
     """Cache the host engine's id of an image that was pushed and verified there.
 
-    containerd's store may list an image without its layers if it already had some of them with
-    another compression. Only the id then identifies the image. Losing this cache costs one more
-    push. The host itself reports that id, so it is trusted for that host only.
+    containerd's store may list an image without its layers if the store already had some of them
+    with another compression. Only the id then identifies the image. Losing this cache costs one
+    more push. The host itself reports that id, so it is trusted for that host only.
     """
     known = read_cache(cache_home() / ALIASES)
     if there.id != here.id and known.get(_key(there, connection)) != here.id:

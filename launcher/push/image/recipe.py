@@ -20,7 +20,7 @@ DEEPEST = 20  # levels of requirements files that include each other
 
 _FILE_FLAG = re.compile(r"(?:-r|-c|-f|--requirement|--constraint|--find-links)[ =]*(\S+)")
 _LOCAL = re.compile(r"(?:-e\b|--editable\b|\.{0,2}/|\.$|file:|.*@ *file:)")
-# Lines with which `pip --only-binary` uses only wheels: no other archives, addresses or options.
+# Lines for which `pip --only-binary` needs only wheels: no other archives, URLs or options.
 _OF_WHEELS = re.compile(
     r"(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)[ =]+\S+"
     r"|(-r|-c|--requirement|--constraint)[ =]+(?!\S*://)\S+"
@@ -40,7 +40,7 @@ class Recipe:
     files: tuple[tuple[str, bytes], ...]
 
     def tag(self, base_id: str) -> str:
-        """Return the name with its own tag, or else one that depends on everything in the image."""
+        """Return the name with its tag, or with one computed from the contents if it has none."""
         if ":" in self.name:
             return self.name
         digest = hashlib.sha256(base_id.encode() + self.context()).hexdigest()
@@ -53,7 +53,7 @@ class Recipe:
 
 
 def find_source(path: Path) -> Path:
-    """Return the file that lists the packages: `path`, or the first of SOURCES in that folder."""
+    """Return the file that lists the packages: `path`, or the first of SOURCES in it."""
     for each in (path, *(path / name for name in SOURCES)):
         if each.is_file():
             return each
@@ -74,7 +74,8 @@ def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
             files = {local: path.read_bytes() for local, path in with_named(source, text)}
             files["requirements.txt"] = text.encode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{source}: cannot be read: {error}", "correct the file") from None
+        remedy = "make it a readable text file in UTF-8"
+        raise UsageError(f"{source}: cannot be read: {error}", remedy) from None
     path = Path(__file__).with_name("conda.dockerfile" if is_conda else "pip.dockerfile")
     return Recipe(name, base, _dockerfile(path, base), tuple(sorted(files.items())))
 
@@ -118,9 +119,10 @@ def with_named(
 ) -> Iterator[tuple[str, Path]]:
     """Yield the local files that a requirements file includes, and those that they include in turn.
 
-    text: the requirements. Each file comes with its path relative to the folder of `source`. A link
-    out of that folder is refused: the project may come from a stranger, and the image leaves this
-    machine. wheels: also refuse lines that would make pip run a package's code on this machine.
+    text: the requirements. Each file comes with its path relative to the folder of `source`. A path
+    that leads out of that folder is refused: the project may come from a stranger, and the image
+    leaves this machine. wheels: also refuse lines that would make pip run a package's code on this
+    machine.
     """
     if depth > DEEPEST:
         what = f"{source}: requirements files include each other"
@@ -136,7 +138,7 @@ def with_named(
         if _LOCAL.match(line):
             raise UsageError(
                 f"{source}:{number}: {quoted(line)} is not a package but code on this machine",
-                "remove it: your code is job.workdir, which is the working directory of every rank",
+                "remove it: code belongs in job.workdir, the working directory of every rank",
             )
         flag = _FILE_FLAG.match(line)
         if flag is None or "://" in flag[1]:

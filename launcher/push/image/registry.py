@@ -66,7 +66,10 @@ class Registry(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def _listen(self, port_file: Path) -> None:
-        """Listen on the last push's port if it is free. Engines reuse layers within a registry."""
+        """Listen on the last push's port if it is free.
+
+        Engines reuse layers only within one registry.
+        """
         try:
             super().__init__(("127.0.0.1", int(port_file.read_text())), _Handler)
         except (OSError, ValueError, OverflowError):
@@ -106,7 +109,7 @@ class Registry(ThreadingHTTPServer):
         """
         for text in self.manifests:
             manifest = json.loads(text)
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # not this image's
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # another image's manifest
                 config = self.blobs[manifest["config"]["digest"]].file.read_bytes()
                 if tuple(json.loads(config)["rootfs"]["diff_ids"]) != self.image.layers:
                     continue

@@ -1,4 +1,4 @@
-"""The image as a file for Apptainer: the user's own, or one converted from a Docker image once."""
+"""The image as a file for Apptainer: the user's own, or one converted once from a Docker image."""
 
 import contextlib
 import hashlib
@@ -21,9 +21,10 @@ from ..transfer.payload import failed
 
 
 def image_file(image: str, progress: PushProgress) -> Tree:
-    """Return a tree with the image's file, converted if need be. image: job.image.
+    """Return a tree with the image's file. image: job.image.
 
-    Raises PushFailed if this machine does not have the image or cannot convert it.
+    Converts the image first if necessary. Raises PushFailed if this machine does not have the image
+    or cannot convert it.
     """
     file = _file_of(image)
     if file is None:
@@ -48,7 +49,7 @@ def converted_file(image: str) -> set[str]:
 
 
 def _file_of(image: str) -> Path | None:
-    """Return the path of the image's file, which may not exist yet; None if there is no image."""
+    """Return the path of the image's file, which may not exist yet; None without the image."""
     if image.endswith(".sif"):
         return Path(image)
     info = image_here(image)

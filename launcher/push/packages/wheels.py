@@ -1,4 +1,4 @@
-"""The packages of `job.requirements`: wheels for the hosts' Python, and environments with them.
+"""The packages of `job.requirements`: wheels for the hosts' Pythons, and environments made of them.
 
 This machine downloads the wheels once, into one tree with a folder for each Python version and
 architecture that the hosts have. The tree also contains this machine's pip, so that a host needs
@@ -38,7 +38,10 @@ OLDEST_GLIBC = 5  # manylinux1 wheels need glibc 2.5
 
 @dataclass(frozen=True, order=True)
 class WheelTarget:
-    """A Python that hosts have. folder: version and architecture. glibc: N of their oldest, 2.N."""
+    """A Python that hosts have. folder: its version and architecture.
+
+    glibc: N, where 2.N is the oldest glibc of these hosts.
+    """
 
     folder: str
     glibc: int
@@ -57,8 +60,8 @@ def wheels_of(
 ) -> tuple[Tree | None, Failures]:
     """Return the tree of wheels for these hosts, and the errors of hosts that cannot use wheels.
 
-    The tree is None if no host can. Raises UsageError or PushFailed, for example if a package has
-    no wheel.
+    The tree is None if no host can use wheels. Raises UsageError or PushFailed, for example if a
+    package has no wheel.
     """
     answers, failures = try_each(connections, lambda connection: _target(job, connection))
     newest_first = sorted(answers.values(), reverse=True)
@@ -73,7 +76,7 @@ def make_venv(job: Job, digest: str, connection: HostConnection) -> None:
 
 
 def collected(job: Job) -> set[str]:
-    """Return the digests of the trees of wheels that this machine has collected for the job."""
+    """Return the digests of the wheel trees that this machine has collected for the job."""
     if job.requirements is None:
         return set()
     folders = (cache_home() / "wheels").glob(f"{_key(*_requirements(job))}-*")
@@ -88,7 +91,7 @@ def _target(job: Job, connection: HostConnection) -> WheelTarget:
         return WheelTarget(match[1], int(match[2]))
     raise PushFailed(
         "its Python was not built for Linux with glibc, which the wheels need",
-        "set job.python or job.conda to a Python that was",
+        "set job.python or job.conda to a Python for Linux with glibc",
         host=connection.name,
     )
 
@@ -100,7 +103,8 @@ def _requirements(job: Job) -> tuple[Path, str]:
         if source.suffix in (".txt", ".toml"):
             return source, requirements_of(source)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{source}: cannot be read: {error}", "correct the file") from None
+        remedy = "make it a readable text file in UTF-8"
+        raise UsageError(f"{source}: cannot be read: {error}", remedy) from None
     raise UsageError(
         f"{source}: is neither a requirements.txt nor a pyproject.toml",
         "list the packages in one of them, or set job.conda to an environment that has them",
@@ -124,7 +128,7 @@ def _collect(job: Job, targets: Sequence[WheelTarget], progress: PushProgress) -
             what = f"the packages of {source.name} for Python {target.folder}"
             progress.say(f"downloading {what}")
             _download(source, text, target, draft)
-        # so that another Python gets another digest and with it another environment
+        # so that a different Python gives a different digest and thus a different environment
         (draft / "python").write_text(job.conda or job.python or "")
         _copy_own_pip(draft / "pip")
 

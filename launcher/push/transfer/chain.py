@@ -1,8 +1,8 @@
 """A chain of hosts: this machine feeds the first, and each other host reads from an earlier one.
 
 If a host fails, its readers continue from another host within seconds, at the byte they had
-reached. A slow host becomes a leaf: no other host reads from it. A host without any source is fed
-by this machine, with a notice, because that uses this machine's uplink once more.
+reached. A slow host becomes a leaf: no other host reads from it. If a host has no source, this
+machine feeds it and prints a notice, because this uses the uplink once more.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Transfer:
                 elif time.monotonic() > deadline:
                     stuck = PushFailed(
                         f"{self.payload.part}: no progress for {duration(END_TIMEOUT)}",
-                        "check whether a disk or the engine is hanging there, then push again",
+                        "check whether a disk or the engine hangs on that host, then push again",
                     )
                     for host in unfinished:
                         self.end(host, stuck.on(host.relay.connection.name))

@@ -13,7 +13,7 @@ from .chain import Transfer
 from .payload import END_TIMEOUT, Failures, Payload, failed
 from .relay_client import Relay, TransferDamaged, one_time_pair
 
-MIN_SAVING = 16 << 20  # bytes; a smaller saving does not justify the second to start agents
+MIN_SAVING = 16 << 20  # bytes; starting agents takes a second, so a smaller saving is not worth it
 
 
 class Fanout:
@@ -61,7 +61,7 @@ class Fanout:
                     failures |= self._send_directly(payload, connections, failures)
                 if len(failures) == len(connections):
                     break
-        except DdpctlError:  # from making the next payload; hosts may still be reading these
+        except DdpctlError:  # from making a payload; hosts may still be receiving earlier ones
             for transfer in transfers:
                 transfer.finish()
             raise

@@ -11,9 +11,9 @@ END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it receiv
 
 REMEDIES = {
     "no space left": "free up space on that host's disk, then push again",
-    "quota exceeded": "free up space in the user's quota there, then push again",
-    "permission denied": "give the SSH user write permission there, then push again",
-    "read-only file system": "make the SSH user's home writable there",
+    "quota exceeded": "free up space in the user's quota on that host, then push again",
+    "permission denied": "let the SSH user write to that path on the host, then push again",
+    "read-only file system": "make the SSH user's home on that host writable",
     "failed to establish a new connection": (
         "check the connection to the package index, then try again"
     ),
@@ -44,7 +44,7 @@ def script_output(
     stdin: bytes = b"",
     timeout: float,
 ) -> str:
-    """Run a script on a host and return its output. Raises PushFailed with what it printed."""
+    """Run a script on a host. Return its output. Raises PushFailed with its stderr if it fails."""
     done = connection.script(script, *arguments, stdin=stdin, timeout=timeout)
     if done.code != 0:
         raise failed(
@@ -54,7 +54,7 @@ def script_output(
 
 
 def failed(host: str, part: str, stderr: str) -> PushFailed:
-    """Return an error with the most informative line of stderr, and its remedy if it is known."""
+    """Return an error with the most informative line of stderr, and a remedy."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     lines = lines or ["failed without a message"]
     for symptom, remedy in REMEDIES.items():

@@ -56,7 +56,7 @@ Upstreams = List[Tuple[str, int]]  # addresses and ports
 
 
 class Spool:
-    """A stream on disk that is read while it grows. Its files have no names, so none can remain."""
+    """A stream on disk that is read while it grows. Its files have no names, so none remains."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.size = folder, 0
@@ -330,7 +330,7 @@ class Agent:
                     del self.strangers[oldest]
                     socket.socket.shutdown(oldest, socket.SHUT_RDWR)  # its thread then closes it
                 start(self.answer, link)
-            except (OSError, KeyError, RuntimeError):  # the host is gone, or there are too many
+            except (OSError, KeyError, RuntimeError):  # the host is gone, or a limit was reached
                 time.sleep(RETRY)
 
     def answer(self, link: ssl.SSLSocket) -> None:

@@ -44,7 +44,7 @@ class Relay:
     def __init__(
         self, connection: HostConnection, address: str, certificate: str, key: str
     ) -> None:
-        """Start the agent. address: where other hosts reach this one.
+        """Start the agent. address: where other hosts reach this host.
 
         Raises PushFailed if the host has no suitable python3 or does not answer.
         """

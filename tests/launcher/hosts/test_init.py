@@ -262,4 +262,4 @@ def test_it_offers_an_image_of_the_packages_that_the_folder_lists(
     (tmp_path / "requirements.txt").write_text("-e .\n")
     assert command._asked_image("x:1", Console()) == "mine:2"
     assert ["requirements.txt" in text for text in asked] == [False, True, True, False]
-    assert "your code is job.workdir" in capsys.readouterr().err
+    assert "code belongs in job.workdir" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_files_that_the_requirements_name_are_part_of_the_build(tmp_path: Path) 
 @pytest.mark.parametrize("line", ["-e .", ".", "./lib", "x @ file:///home/x", "../lib"])
 def test_code_is_no_package(tmp_path: Path, line: str) -> None:
     (tmp_path / "requirements.txt").write_text(f"torch\n{line}\n")
-    with pytest.raises(UsageError, match=r"requirements.txt:2: .* your code is job.workdir"):
+    with pytest.raises(UsageError, match=r"requirements.txt:2: .* code belongs in job.workdir"):
         recipe_of(tmp_path / "requirements.txt", None, None)
 
 

@@ -13,7 +13,7 @@ MAX_BYTES = 1_000_000
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a hosts file. Raises Wrong if it cannot be read, is too large or not UTF-8."""
+    """Return the text of a hosts file. Raises Wrong if it is unreadable, too large or not UTF-8."""
     line, remedy = 0, "pass a hosts file (`ddpctl init` writes one)"
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -31,16 +31,16 @@ def text_of(path: Path) -> str:
 
 
 def check_path(path: str, kind: str, line: int = 0) -> None:
-    """Raise Wrong for an unusable file or folder, and for each wrong line of an env_file.
+    """Raise Wrong if the file or folder is unusable, or if lines of an env_file are wrong.
 
     kind: one of PATHS in values.py.
     """
     if why := _why_unusable(Path(path), kind):
-        # a "file" is a private key, which the user should not create here
+        # a "file" may be a private key, which the user should not create here
         remedy = "correct the path" + (" or create it" if kind != "file" else "")
         if kind == "dataset":
             remedy = (
-                "correct the path; if the hosts have this folder, remove dataset and write "
+                "correct the path; if the hosts have this folder, remove `dataset:` and write "
                 f'mounts: ["{path}:/data:ro"]'
             )
         raise Wrong(Mistake(line, "", f"found {quoted(path, LONGEST_PATH)}, which {why}", remedy))

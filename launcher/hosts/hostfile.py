@@ -16,7 +16,7 @@ from .yaml_tree import RawValue, raw
 
 # Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
 SCHEDULERS = {"slurm": "SLURM_JOB_NODELIST", "pbs": "PBS_NODEFILE"}
-LONGEST_LINE = 1000  # characters; a longer line is not a hostfile's
+LONGEST_LINE = 1000  # characters; a text with a longer line is not a hostfile
 _KNOWN = ("slots", "max_slots", "max-slots")
 _HOST = r"[^\s:,#=\[\]{}()'\"-][^\s:,#=()'\"]*(\[[\d,-]+\][^\s:,#=]*)?"
 _NAME_LINE = re.compile(rf"{_HOST}(\s+[\w-]+\s*=\s*\S*)*")
@@ -24,7 +24,7 @@ _FIRST_LINE = re.compile(rf"{_HOST}((:\d+)?(\s+[\w-]+\s*=\s*\S*)+|:\d+)")
 
 
 def is_hostfile(text: str) -> bool:
-    """Return whether the first line has a number of slots, or each of several lines begins with a name."""
+    """Return whether the first line gives slots, or there are several lines and all look like hosts."""
     lines = [line for line in map(_significant, text.splitlines()) if line]
     if max(map(len, lines), default=0) > LONGEST_LINE:
         return False  # matching the patterns would take too long

@@ -39,7 +39,7 @@ COMMAND_LINE = "command line"
 DEFAULT_HOSTS = "hosts.yaml"
 Sections: TypeAlias = Mapping[str, RawValue]
 _FOR_SSH = DEFAULTS.keys() - {"gpus", "interface"}  # keys that `local` cannot have
-_RANGED = ("host", "internal_ip")  # may be written as gpu[1-8].lab
+_RANGED = ("host", "internal_ip")  # may be ranges such as gpu[1-8].lab
 _AMBIGUOUS_PORT = 22  # a lower number, as in gpu1:8, may just as well be a GPU count
 
 
@@ -56,7 +56,7 @@ def cluster_of(
 
     hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a Cluster, or None for
     ./hosts.yaml. job: values by key; None keeps the file's. source: the origin of `job`, for
-    messages. job_file: the file to read the job from, if not the hosts file. Raises UsageError.
+    messages. job_file: the file to read the job from, if it is not the hosts file. Raises UsageError.
     """
     overridden = [key for key, value in job.items() if value is not None]
     if not isinstance(hosts, Cluster):
@@ -78,8 +78,9 @@ def load(
     hosts: None for ./hosts.yaml; "slurm" or "pbs" for the hosts of the current allocation, with the
     process engine. job_files=False: the job's files may be missing, for commands that do not need
     them (`ps` and `kill` from any machine). overridden: keys of the job that the command line sets;
-    the files they name may be missing. convert: also read files of other tools, such as Ansible's.
-    Raises UsageError; for a file, HostsFileError with a line per mistake, including missing files.
+    the files that the hosts file names for them may be missing. convert: also read files of other
+    tools, such as Ansible's. Raises UsageError; for a file, HostsFileError with a line per mistake,
+    including missing files.
     """
     if hosts is None:
         if not Path(DEFAULT_HOSTS).is_file():
@@ -193,7 +194,7 @@ class _Reading:
     def sections(self, tree: RawValue) -> Sections:
         if tree.kind != MAPPING:
             found = "an empty file" if tree.kind == NOTHING else ""
-            raise wrong(tree, "write hosts: and one `- NAME` per line", found)
+            raise wrong(tree, "write `hosts:` and, below it, one `- NAME` line per host", found)
         others = ((name, value) for name, value in tree.entries.items() if name not in SECTIONS)
         self.mistakes += [unknown(name, value.line, SECTIONS) for name, value in others]
         return {name: tree.entries.get(name, RawValue(tree.line, NOTHING)) for name in SECTIONS}
@@ -215,7 +216,7 @@ class _Reading:
         )
 
     def job(self, sections: Sections, hosts: Sequence[HostEntry]) -> Job:
-        """Read the section `job:`. Records a mistake where values conflict with others or the hosts."""
+        """Read the section `job:`. Records a mistake for each conflict with other values."""
         job = Job(**self._section(sections, "job", JOB))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
         self.mistakes += broken_rules(hosts, job, lines)
@@ -226,7 +227,7 @@ class _Reading:
     ) -> tuple[list[HostEntry], list[HostEntry]]:
         """Read the hosts and spares of the file that `hosts:` names, and its defaults.
 
-        This file's own defaults and spares take precedence.
+        The defaults and spares of the file being read take precedence.
         """
         value, hosts, spares = sections["hosts"], list[HostEntry](), list[HostEntry]()
         with self._at("hosts"):
@@ -270,7 +271,7 @@ class _Reading:
         """Read one host. Raises Wrong if it has no valid name; records other mistakes."""
         own = self._keys(table, HOST, key)
         if not table.entries.keys() & {"host", "ip", *HOST["host"]["x-synonyms"]}:
-            raise Wrong(Mistake(table.line, ".host", "found no host", "write host: NAME"))
+            raise Wrong(Mistake(table.line, ".host", "found no host", "write `host: NAME`"))
         if "host" not in own:
             raise Wrong  # the mistake is recorded
         if own["host"] == "local":
@@ -305,7 +306,7 @@ class _Reading:
         return values
 
     def _absolute(self, written: str, tree: RawValue) -> str:
-        """Return `written`, a path relative to the source's folder, as absolute. Raises Wrong for /."""
+        """Make a path absolute. It may be relative to the source's folder. Raises Wrong for /."""
         path = Path(self.source).parent / expanded(written)
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes

@@ -31,7 +31,7 @@ _INI_SECTION = re.compile(r"\[([^\[\]:]+)(?::(vars|children))?\]")
 
 
 def is_ini(text: str) -> bool:
-    """Return whether the first significant line is a section of an Ansible inventory."""
+    """Return whether the first significant line is a section header of an Ansible inventory."""
     first = next((line for line in map(_significant, text.splitlines()) if line), "")
     return bool(_INI_SECTION.fullmatch(first))
 

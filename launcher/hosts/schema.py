@@ -23,9 +23,12 @@ DEFAULTS = {name: HOST[name] for name in SECTIONS["defaults"]["properties"]}
 JOB: Mapping[str, Shape] = SECTIONS["job"]["properties"]
 
 PACKAGES_REMEDY = "install packages in an image with `ddpctl image build`"
-_PACKAGES = f"{PACKAGES_REMEDY}; engine: process has job.requirements"
+_PACKAGES = f"{PACKAGES_REMEDY}; with engine: process, set job.requirements"
 _REMEDIES = {
-    "ip": "write host: for the address that ssh uses, internal_ip: for the one that other nodes use",
+    "ip": (
+        "write `host:` for the address that ssh uses, and `internal_ip:` for the one that other "
+        "nodes use"
+    ),
     **dict.fromkeys(("setup", "pip"), _PACKAGES),
     "password": "remove it and install your key with `ssh-copy-id HOST`: ddpctl uses no passwords",
     **dict.fromkeys(("nnodes", "num_nodes"), "remove it: every host is a node"),
@@ -35,11 +38,13 @@ _REMEDIES = {
 
 
 def unknown(name: str, line: int, known: Mapping[str, Shape]) -> Mistake:
-    """Return the mistake for an unknown key. Its remedy is a section, a similar key or all known keys."""
+    """Return the mistake for an unknown key. Its remedy may name a section or similar key."""
     written, what = quoted(name), "found an unknown key"
     word = name.lower().replace("-", "_")
     synonyms = {word: key for key, shape in known.items() for word in shape.get("x-synonyms", ())}
-    homes = [f"{home}:" for home, keys in (("hosts", HOST), ("job", JOB)) if name in {*keys, home}]
+    homes = [
+        f"`{home}:`" for home, keys in (("hosts", HOST), ("job", JOB)) if name in {*keys, home}
+    ]
     if homes:
         return Mistake(line, written, what, f"move it under {' or '.join(homes)}")
     if remedy := _REMEDIES.get(word):

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from ..errors import UsageError
-from ..text import names, quoted, ranges
+from ..text import names, numbered, quoted
 from .model import Cluster, Gpus, Host
 
 
@@ -62,7 +62,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
         missing = ids.difference(*(host.gpu_ids for host in by_name[name]))
         if missing and not has_all:
             raise UsageError(
-                f"{flag}: {name} has no GPU {ranges(missing)} in {cluster.source}",
+                f"{flag}: {name} has no {numbered('GPU', missing)} in {cluster.source}",
                 "name GPUs that the file lists for it",
             )
     return chosen

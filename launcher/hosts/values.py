@@ -26,7 +26,7 @@ SET_BY_DDPCTL = frozenset(
     "DDPCTL_OUTPUT_DIR DDPCTL_RESUME RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE "
     "LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
 )
-_TORCHRUN_FLAGS = {  # those that ddpctl sets itself, with what to do instead
+_TORCHRUN_FLAGS = {  # the flags that ddpctl sets itself, and what to do instead
     "--nnodes": "list the nodes under hosts:",
     "--nproc-per-node": "set job.nproc_per_node",
     "--max-restarts": "set job.max_restarts",
@@ -273,7 +273,7 @@ def arguments(value: RawValue) -> tuple[str, ...]:
 
 
 def torchrun_flags(value: RawValue) -> tuple[str, ...]:
-    """Read flags for torchrun. Raises Wrong for one that ddpctl sets, or an argparse prefix of one."""
+    """Read flags for torchrun. Raises Wrong for those that ddpctl sets, even if abbreviated."""
     words, mistakes = arguments(value), list[Mistake]()
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")

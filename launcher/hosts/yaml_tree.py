@@ -39,9 +39,9 @@ class RawValue:
 
     line: int
     kind: str = TEXT
-    text: str = ""  # that of a single value
-    items: tuple[RawValue, ...] = ()  # those of a list
-    entries: Mapping[str, RawValue] = field(default_factory=dict)  # those of a mapping
+    text: str = ""  # the text of a single value
+    items: tuple[RawValue, ...] = ()  # the items of a list
+    entries: Mapping[str, RawValue] = field(default_factory=dict)  # the entries of a mapping
 
     @property
     def shown(self) -> str:
@@ -96,7 +96,7 @@ def _refuse_deep_nesting(events: Iterable[Any]) -> None:
 
 
 class _Conversion:
-    """The conversion of PyYAML's nodes, each only once even if it has aliases. Collects mistakes."""
+    """Converts PyYAML's nodes, each only once even if it has aliases. Collects mistakes."""
 
     def __init__(self, mistakes: list[Mistake]) -> None:
         self.mistakes = mistakes

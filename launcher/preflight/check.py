@@ -33,7 +33,9 @@ from .fleet import Fleet
 from .machine import Machine
 from .probe import Probe
 
-USUAL_ROOT = "/var/lib/docker"  # the engine's folder, assumed so as not to wait for its answer
+USUAL_ROOT = (
+    "/var/lib/docker"  # the engine's folder; assumed, to avoid waiting for the engine's answer
+)
 CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = {  # by column
     "docker": [check_docker.check_engine],
     "gpus": [

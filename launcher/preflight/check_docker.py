@@ -10,7 +10,7 @@ from .fleet import Fleet
 from .machine import Machine
 
 SLOW_STORAGE = ("vfs", "devicemapper")
-GPUS_BY_CDI = (29, 0)  # earlier versions of Docker add GPUs behind systemd's back
+GPUS_BY_CDI = (29, 0)  # earlier versions of Docker add GPUs without telling systemd
 # `uname -m` and images use different names for the same processors.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
@@ -48,7 +48,7 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
 def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the image exists, is the same on all hosts, and is built for the host's CPU.
 
-    It is enough if only the launching machine has the image, because it can be pushed.
+    The image may exist only on the launching machine, because it can be pushed from there.
     """
     name, image = fleet.cluster.job.image, machine.engine.image if machine.engine else None
     engines = [m.engine for m in fleet.machines if m.engine]

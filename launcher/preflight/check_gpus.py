@@ -9,7 +9,7 @@ from ..engines.engine_info import WRITE_CDI_SPEC
 from ..facts.nvidia import BUSY_MIB
 from ..facts.xids import RESET, XIDS
 from ..plan.topology import gpu_ids
-from ..text import ranges
+from ..text import counted, numbered, ranges
 from .findings import Finding, failure, warning
 from .fleet import Fleet, different
 from .machine import Machine
@@ -18,21 +18,21 @@ LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs
 
 # What is wrong, and the remedy, by field of GpuState.
 HEALTH = {
-    "uncorrectable": ("has had uncorrectable ECC errors since the driver was loaded", RESET),
+    "uncorrectable": ("uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (
-        "must be reset before it can replace faulty memory",
+        "reset needed before faulty memory can be replaced",
         "run `nvidia-smi --gpu-reset` there, or reboot the host",
     ),
     "repair_failed": (
-        "could not replace faulty memory",
+        "faulty memory could not be replaced",
         "have the GPU replaced (NVIDIA recommends an RMA)",
     ),
     "slowed": (
-        "is throttled because of its temperature or power supply",
+        "throttled because of temperature or power supply",
         "check cooling and power there (`nvidia-smi -q -d PERFORMANCE`)",
     ),
     "narrow": (
-        "uses fewer PCIe lanes than it could",
+        "fewer PCIe lanes in use than possible",
         "reseat the card, and check the slot and the riser (`nvidia-smi -q`)",
     ),
 }
@@ -83,7 +83,7 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Finding]:
 
 
 def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that the requested GPUs exist and suffice, and `gpus: all` is one number everywhere."""
+    """Check that the requested GPUs suffice, and that `gpus: all` is the same number on all hosts."""
     if machine.facts.gpu_error:
         return
     existing = {gpu.index for gpu in machine.facts.gpus}
@@ -96,11 +96,12 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             what = f"the hosts file asks for gpus: {host.written_gpus}, but the host has none"
             yield failure(what, "install the NVIDIA driver there, or set gpus: 0")
         elif missing:
-            what = f"GPU {ranges(missing)} does not exist; the host has GPU {ranges(existing)}"
+            what = f"the host has no {numbered('GPU', missing)}, only {ranges(existing)}"
             yield failure(what, "fix `gpus` in the hosts file")
         elif existing and count < nproc and host.gpus:
             remedy = f"set nproc_per_node: {count}, or give the host more GPUs"
-            yield failure(f"nproc_per_node is {nproc}, but the node has only {count} GPUs", remedy)
+            what = f"nproc_per_node is {nproc}, but the node has only {counted(count, 'GPU')}"
+            yield failure(what, remedy)
         if host.gpus != "all" or count == most > 0:
             continue
         if most == 0 and existing:
@@ -115,7 +116,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             yield failure(what, "install the NVIDIA driver there, or leave the host out")
         elif not nproc:  # fewer may mean a lost GPU
             remedy = f"set gpus: {count} if that is right, or look for a lost GPU in `dmesg` there"
-            yield warning(f"{count} GPUs, while other hosts have {most}", remedy)
+            yield warning(f"{counted(count, 'GPU')}, while other hosts have {most}", remedy)
 
 
 def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
@@ -162,11 +163,12 @@ def check_health(machine: Machine, _: Fleet) -> Iterator[Finding]:
     Errors that a program can cause are ignored.
     """
     if sliced := [gpu.index for gpu in machine.gpu_states if gpu.mig == "Enabled"]:
-        what = f"MIG is enabled on GPU {ranges(sliced)}, and NCCL does not work across MIG slices"
+        what = f"MIG is enabled on {numbered('GPU', sliced)}"
+        what += ", and NCCL does not work across MIG slices"
         yield failure(what, "run `nvidia-smi -mig 0` there, or choose other GPUs")
     for field, (what, remedy) in HEALTH.items():
         if gpus := [gpu.index for gpu in machine.gpu_states if getattr(gpu, field)]:
-            yield warning(f"GPU {ranges(gpus)} {what}", remedy)
+            yield warning(f"{numbered('GPU', gpus)}: {what}", remedy)
     nvidia = machine.details.nvidia
     index = {gpu.pci: gpu.index for gpu in nvidia.gpus}
     for pci, number in dict.fromkeys(nvidia.xids):
@@ -196,7 +198,7 @@ def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if p2p and (by_pcie or rdma):
         remedy = "boot with iommu=pt, or disable the IOMMU"
         if translated := [gpu.index for gpu in used if gpu.iommu.startswith("DMA")]:
-            what = f"the IOMMU translates addresses for GPU {ranges(translated)}"
+            what = f"the IOMMU translates addresses for {numbered('GPU', translated)}"
             yield warning(
                 f"{what}: transfers between PCIe devices are slow or hang", f"{remedy} there"
             )
@@ -229,7 +231,11 @@ def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
     others = "{}, while other hosts have {}: "
     for value, why, remedy in (
-        (models, "the slowest GPU sets the pace", "use hosts with the same GPUs, or accept it"),
+        (
+            models,
+            "the slowest GPU sets the pace",
+            "use hosts with the same GPUs, or accept the lower speed",
+        ),
         (
             ecc,
             "ECC costs memory and speed",

@@ -48,7 +48,7 @@ def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         for network in sorted({address.network for address in used if address.network}):
             routes = [r for r in facts.routes if not r.gateway and str(r.network) == network]
             if len(inside := sorted({route.interface for route in routes} & ups)) > 1:
-                what = f"{' and '.join(inside)} are in the same network, {network}"
+                what = f"{' and '.join(inside)} are on the same network, {network}"
                 remedy = "give each its own network, or remove the addresses of all but one"
                 yield warning(f"{what}: traffic may leave through any of them", remedy)
 
@@ -121,7 +121,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
 
 
 def _router(machine: Machine, ip: str, failed: Collection[int], fleet: Fleet) -> Machine | None:
-    """Return the machine, if any, that should forward these connections but probably drops them.
+    """Return the machine that should forward these connections but probably drops them, or None.
 
     With Docker installed, a host may drop packets that it should forward. Packets to the host
     itself, such as ddpctl's own, still arrive.
@@ -173,4 +173,4 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     tried = {d.source: result for d, result in dials if d.ip == ip and d.source not in cut_off}
     if _failed(tried) and not _failed(fleet.dialed(machine, ip)):
         remedy = f"open TCP port {port} in its firewall, or set another job.master_port"
-        yield failure(f"port {port} on {ip} {_how(tried, fleet)}", remedy)
+        yield failure(f"a connection to port {port} on {ip} {_how(tried, fleet)}", remedy)

@@ -37,7 +37,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         what = "it has InfiniBand or RoCE but no /dev/infiniband/uverbs0: NCCL falls back to TCP"
         yield warning(what, "load ib_uverbs there (package rdma-core)")
     if ports and not up(machine):
-        what = f"no InfiniBand port is active ({down}): NCCL falls back to TCP"
+        what = f"no InfiniBand or RoCE port is active ({down}): NCCL falls back to TCP"
         yield warning(what, "check the cable, the switch and the subnet manager")
     if ports and up(machine) < most:
         what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
@@ -77,7 +77,7 @@ def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         if crossed and set(mine.values()) == set(usual.values()):
             network = mine[crossed[0]]
             what = (
-                f"{crossed[0]} is in {network}, while on other hosts it is in {usual[crossed[0]]}"
+                f"{crossed[0]} is on {network}, while on other hosts it is on {usual[crossed[0]]}"
             )
             yield warning(f"the rails are crossed: {what}", "swap the cables or the addresses")
 
@@ -133,7 +133,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
 
 
 def _addresses_for(ports: Sequence[Interface], machine: Machine, fleet: Fleet) -> dict[str, str]:
-    """Return an address by port: in the port's network on other hosts, or else in a new network."""
+    """Return an address for each port, on the port's network on other hosts or else on a new one."""
     taken = [r.network for m in fleet.machines for r in m.facts.routes if r.network.prefixlen]
     new = (ipaddress.IPv4Network(f"192.168.{third}.0/24") for third in range(177, 256))
     free = (network for network in new if not any(network.overlaps(each) for each in taken))

@@ -1,7 +1,7 @@
 """The container test: run one short container on each machine, configured as for a launch.
 
-It finds problems that facts cannot show: an image without torch, a container that does not see the
-GPUs, or one that cannot write to a run's folders.
+It finds problems that facts cannot show: an image without torch, or a container that sees no GPU or
+cannot write to a run's folders.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Return the ranks of machines that test torch (slow): one per image, and all with GPUs."""
+    """Return the ranks of machines that test torch, which is slow: one per image, and all with GPUs."""
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }

@@ -15,7 +15,7 @@ LONGEST = 400  # characters; a longer clause is cut
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem. what, remedy: one clause each. A failure stops a launch, a warning does not.
+    """A problem. what, remedy: one clause each. A failure stops a launch; a warning does not.
 
     Checks create findings without `host` and `check`; `at` adds them.
     """

@@ -58,8 +58,9 @@ class Fleet:
             return address, "not tried"
         better = itertools.takewhile(lambda ip: ip != address.ip, to_dial)
         passed = [machine.facts.interface_of(ip) or ip for ip in better]
-        why = f"reached from {len(tried)} of {len(tried)}"
-        return address, why + (f", not over {', '.join(passed)}" if passed else "")
+        others = f"all {len(tried)} other hosts" if len(tried) > 1 else "1 other host"
+        why = f"reached from {others}"
+        return address, why + (f", but not over {', '.join(passed)}" if passed else "")
 
     def dialed(self, machine: Machine, ip: str) -> Mapping[int, DialResult]:
         """Return the results of the dials to this address of the machine, by source."""

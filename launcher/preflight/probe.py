@@ -24,7 +24,7 @@ from .reach import Dial, DialResult, Reach, addresses_to_dial, dials_to, dials_t
 START_AGENT = load_script(__file__, "start_agent.sh")
 AGENT = Path(__file__).with_name("probe_agent.py").read_text()
 AGENT_TIMEOUT = 20.0  # seconds until an agent listens; starting a container takes longest
-ROUND_TIMEOUT = 20.0  # seconds; a dial takes at most twelve, so a slower agent is overloaded
+ROUND_TIMEOUT = 20.0  # seconds; a dial takes at most 12, so a slower agent is overloaded
 LONGEST_LINE = 4096  # bytes
 
 
@@ -35,7 +35,7 @@ class Probe:
         self._job = job
         self._token = secrets.token_hex(8)
         self._agents: dict[int, Stream] = {}  # by the machine's first node rank
-        self._ports: dict[int, int] = {}  # that the agents listen on, by the same rank
+        self._ports: dict[int, int] = {}  # the ports that the agents listen on, by the same rank
         self._unfinished: set[int] = set()  # machines whose agent did not report in time
 
     def start(self, rank: int, connection: HostConnection) -> None:

@@ -53,7 +53,7 @@ class Reach:
 
     @functools.cached_property
     def cut_off(self) -> frozenset[int]:
-        """The machines that reached no other machine, although all they dialed can be reached."""
+        """The machines that reached no other machine, although others reached all their targets."""
         targets: dict[int, set[int]] = {}
         for dial in self.results:
             targets.setdefault(dial.source, set()).add(dial.target)

@@ -9,7 +9,7 @@ from typing import Any
 from ..hosts import user_env
 from ..plan.topology import nproc_on, rank_cores
 from ..terminal.console import Console
-from ..text import counted, ranges
+from ..text import counted, numbered, ranges
 from .check import CHECKS, Survey
 from .findings import Finding, lines
 from .fleet import Fleet
@@ -68,7 +68,7 @@ def gpus_text(fleet: Fleet, machine: Machine) -> str:
         for cores in rank_cores(machine.hosts, nproc, machine.facts):
             groups = itertools.groupby(enumerate(cores), key=lambda pair: pair[1])
             parts += [
-                f"ranks {ranges(rank for rank, _ in group)} on cores {ranges(own)}"
+                f"{numbered('rank', (rank for rank, _ in group))} on cores {ranges(own)}"
                 for own, group in groups
             ]
     return ", ".join(parts)

@@ -135,7 +135,7 @@ def test_a_firewall_before_one_port(cluster: Cluster, check: Check) -> None:
     finally:
         cluster.exec("node0", "iptables", "-F", "INPUT")
     assert (severity, host, name) == ("failure", "node0", "ports")
-    where = f"port 29500 on {cluster.addresses['node0']}"
+    where = f"a connection to port 29500 on {cluster.addresses['node0']}"
     assert what == f"{where} timed out from 1 of 2 hosts (node2)"
 
 
@@ -201,7 +201,7 @@ def test_gpu_ids_that_do_not_exist(cluster: Cluster, check: Check) -> None:
         "failure",
         "node1",
         "gpus",
-        "GPU 5 does not exist; the host has GPU 0-1",
+        "the host has no GPU 5, only 0-1",
     )
     assert toolkit[:3] == ("failure", "node1", "gpus")
     assert "toolkit is not installed" in toolkit[3]

@@ -121,7 +121,7 @@ def test_a_firewall_that_rejects_the_master_port_of_one_peer(
         assert seen(survey(master_port=29501)) == []
     assert (finding.host, finding.check) == (net.address(1), "ports")
     assert finding.what == (
-        f"port 29500 on {net.address(1)} was refused from 1 of 2 hosts ({net.address(3)})"
+        f"a connection to port 29500 on {net.address(1)} was refused from 1 of 2 hosts ({net.address(3)})"
     )
 
 

@@ -159,7 +159,7 @@ FAULTS = {
     ),
     "GPU id that is not there": (
         lambda m: replace(m, hosts=(Host("gpu1", gpus=(0, 1, 2, 7)),)),
-        ("failure", "gpus", "GPU 7 does not exist; the host has GPU 0-3", "fix `gpus`"),
+        ("failure", "gpus", "the host has no GPU 7, only 0-3", "fix `gpus`"),
     ),
     "no toolkit": (
         lambda m: with_engine(with_details(m, toolkit=False), runtimes=frozenset({"runc"})),
@@ -192,15 +192,15 @@ FAULTS = {
     ),
     "uncorrectable errors": (
         lambda m: sick(m, uncorrectable=3),
-        ("warning", "gpus", "GPU 1-2 has had uncorrectable ECC errors", "--gpu-reset"),
+        ("warning", "gpus", "GPUs 1-2: uncorrectable ECC errors", "--gpu-reset"),
     ),
     "memory repair": (
         lambda m: sick(m, repair_pending=True),
-        ("warning", "gpus", "GPU 1-2 must be reset before it can replace faulty memory", "reboot"),
+        ("warning", "gpus", "GPUs 1-2: reset needed before faulty memory can be", "reboot"),
     ),
     "memory repair that failed": (
         lambda m: sick(m, repair_failed=True),
-        ("warning", "gpus", "GPU 1-2 could not replace faulty memory", "RMA"),
+        ("warning", "gpus", "GPUs 1-2: faulty memory could not be replaced", "RMA"),
     ),
     "an error in the kernel's log": (
         lambda m: with_nvidia(m, gpus=(GpuState(2, "Enabled", "N/A", pci="0000:3b:00"),),
@@ -214,11 +214,11 @@ FAULTS = {
     ),
     "a hot GPU": (
         lambda m: sick(m, slowed=True),
-        ("warning", "gpus", "GPU 1-2 is throttled because of its temperature", "cooling"),
+        ("warning", "gpus", "GPUs 1-2: throttled because of temperature", "cooling"),
     ),
     "a narrow PCIe link": (
         lambda m: sick(m, narrow=True),
-        ("warning", "gpus", "GPU 1-2 uses fewer PCIe lanes", "reseat"),
+        ("warning", "gpus", "GPUs 1-2: fewer PCIe lanes in use", "reseat"),
     ),
     "other ECC": (
         lambda m: with_nvidia(m, gpus=tuple(GpuState(i, "Disabled", "") for i in range(4))),
@@ -271,7 +271,7 @@ FAULTS = {
     ),
     "InfiniBand down": (
         lambda m: with_facts(m, infiniband=("uverbs0",), rdma_ports=(rail(0, state="DOWN"),)),
-        ("warning", "network", "no InfiniBand port is active (mlx5_0:1 DOWN)", "cable"),
+        ("warning", "network", "no InfiniBand or RoCE port is active (mlx5_0:1 DOWN)", "cable"),
     ),
     "memlock": (
         lambda m: with_engine(

@@ -340,12 +340,12 @@ def one(made: Fleet, report: ContainerReport | None = None) -> Finding:
 @pytest.mark.parametrize(
     ("boxes", "what", "remedy"),
     [
-        (pair(lambda n: workstation(n, iommu="DMA-FQ")), "addresses for GPU 0-3", "iommu=pt"),
+        (pair(lambda n: workstation(n, iommu="DMA-FQ")), "addresses for GPUs 0-3", "iommu=pt"),
         ([workstation(1, sections={"acs": "ACSCtl: ReqRedir+"})], "PCIe ACS", "P2P_DISABLE=1"),
         (pair(lambda n: replace(dgx_h100(n), iommu="DMA")), "the IOMMU translates", "iommu=pt"),
         (pair(hdr_cluster), "GPUDirect RDMA is off", "modprobe nvidia-peermem"),
-        (pair(wifi), "enp5s0 and wlp6s0 are in the same network, 10.0.0.0/24", "own network"),
-        ([two_rails(1), two_rails(2, swapped=True)], "crossed: mlx5_0:1 is in 10.1.2.0/24", "swap"),
+        (pair(wifi), "enp5s0 and wlp6s0 are on the same network, 10.0.0.0/24", "own network"),
+        ([two_rails(1), two_rails(2, swapped=True)], "crossed: mlx5_0:1 is on 10.1.2.0/24", "swap"),
         ([two_rails(1), OTHER_MTU], "MTU 1500/9000 on eth1, eth2, while other hosts have 9000", "same MTU"),
     ],
 )  # fmt: skip

@@ -100,9 +100,15 @@ def test_a_machine_without_an_agent_neither_dials_nor_is_dialed() -> None:
 
 def test_an_address_that_others_do_not_reach_is_passed_over() -> None:
     machines = [with_second_network(made) for made in some()]
-    assert chosen(machines, dialed(machines))[0] == ("192.168.0.1", "reached from 2 of 2")
+    assert chosen(machines, dialed(machines))[0] == (
+        "192.168.0.1",
+        "reached from all 2 other hosts",
+    )
     results = dialed(machines, {"192.168.0.2": "timeout"})
-    assert chosen(machines, results)[1] == ("10.0.0.2", "reached from 2 of 2, not over ib0")
+    assert chosen(machines, results)[1] == (
+        "10.0.0.2",
+        "reached from all 2 other hosts, but not over ib0",
+    )
     assert findings(machines, Reach(results)) == []
 
 
@@ -134,7 +140,7 @@ def test_a_wrong_internal_ip_does_not_spoil_the_address_for_its_owner() -> None:
     assert [(f.host, f.what) for f in found] == [
         ("gpu2", "internal_ip 10.0.0.3 is an address of gpu3")
     ]
-    assert chosen(machines, results)[2] == ("10.0.0.3", "reached from 2 of 2")
+    assert chosen(machines, results)[2] == ("10.0.0.3", "reached from all 2 other hosts")
 
 
 # What is reported
@@ -275,8 +281,10 @@ def test_a_master_port_that_a_firewall_hides() -> None:
     master[Dial(2, 0, "10.0.0.1")] = DialResult("timeout")
     (finding,) = findings(machines, Reach(results, master=master))
     assert (finding.host, finding.check) == ("gpu1", "ports")
-    assert finding.what == "port 29500 on 10.0.0.1 timed out from 1 of 2 hosts (gpu3)"
-    assert chosen(machines, results)[0] == ("10.0.0.1", "reached from 2 of 2")
+    assert (
+        finding.what == "a connection to port 29500 on 10.0.0.1 timed out from 1 of 2 hosts (gpu3)"
+    )
+    assert chosen(machines, results)[0] == ("10.0.0.1", "reached from all 2 other hosts")
 
 
 def test_a_firewall_that_lets_only_the_master_port_through() -> None:

@@ -112,8 +112,8 @@ def own_runs(
     """Return this user's runs, each with the hosts that list it and those that did not answer.
 
     Unless `everything` is set, return at most one run: the live one or, if none is live, the
-    newest. Raises UsageError if several are live, and NodesFailed if no run was found but some
-    hosts could not be read.
+    newest. Raises UsageError if several are live, and NodesFailed if no run was found but a host
+    did not answer or has nodes with unreadable labels.
     """
     machines = one_per_account(connections)
 

@@ -1,9 +1,9 @@
 """Remove all traces of ddpctl from the hosts: list, remove, list again.
 
 The traces are `~/.ddpctl` of the account in the hosts file, and containers with our label that
-mount a part of it. Hosts with a live run are left alone. Images stay, because other programs may
-use them. If several hosts share one ~/.ddpctl, only one of them cleans it, and only if no other
-host may have a live run in it.
+mount a part of it. Hosts with a live run are left alone. Images in an engine stay, because other
+programs may use them. If several hosts share one ~/.ddpctl, only one of them cleans it, and only if
+no other host may have a live run in it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ REMOVE = load_script(__file__, "remove_store.sh")
 
 @dataclass(frozen=True)
 class Traces:
-    """ddpctl's traces on one host. parts: the bytes of each run and other entry of ~/.ddpctl."""
+    """ddpctl's traces on one host. parts: sizes in bytes, by run or other entry of ~/.ddpctl."""
 
     inventory: Inventory
     parts: Mapping[str, int]
@@ -178,7 +178,7 @@ def without_new_runs(
     cluster: Cluster,
     console: Console,
 ) -> dict[HostConnection, Traces]:
-    """Look again, and return `listed` without the hosts of runs that have started since then."""
+    """Look again. Return `listed` without hosts that now have a new run or do not answer."""
     now, _ = try_each([*listed], lambda connection: look(connection, leaders, cluster, sizes=False))
     new = {
         run_id

@@ -56,7 +56,7 @@ class Inventory:
 
 
 def take_inventory(connection: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
-    """Return what is on a host. folder: also list ~/.ddpctl. run_id: list only its processes."""
+    """Return what a host has. folder: also list ~/.ddpctl. run_id: list only this run's processes."""
     what, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
     done = connection.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
     return parse_inventory(done.stdout.decode(errors="replace"), connection.name)

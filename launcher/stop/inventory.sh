@@ -13,7 +13,7 @@ now=$(date +%s)
 echo "host $now $(uname -n) $(readlink -f "$HOME/.ddpctl")"
 
 # Only environments that this user may read count. Root may read all; so without $2, root gets only
-# runs with a folder in its own home. Processes of --on-exit do not count.
+# runs with a folder in its own home. Processes of hooks (--on-exit, --on-event) do not count.
 for e in $(grep -lz "^DDPCTL_RUN_ID=$2" /proc/[0-9]*/environ 2>/dev/null |
     xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
   p=${e#/proc/}; p=${p%/environ}

@@ -90,7 +90,10 @@ def kill_runs(
     *,
     asked: Collection[HostConnection] = (),
 ) -> list[Killed]:
-    """Stop runs, print what was stopped, and record it. asked: other hosts asked about the runs."""
+    """Stop runs, print what was stopped, and record it.
+
+    asked: other hosts that were asked about the runs.
+    """
     killed = stop_at_once(runs, engine, console)
     for each in killed:
         each.report(console)
@@ -120,7 +123,7 @@ def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> li
 
 @dataclass(frozen=True)
 class Killed:
-    """The result of stopping one run on its machines, or why it is unknown."""
+    """The result of stopping one run on each of its machines, or that machine's error."""
 
     run_id: str
     machines: Sequence[HostConnection]
@@ -145,7 +148,7 @@ class Killed:
         return sorted({connection.name for connection in (*self.errors, *unclean)})
 
     def report(self, console: Console) -> None:
-        """Print what was stopped and, with --verbose, on which host. Leftovers are an error."""
+        """Print what was stopped and, with --verbose, where. Leftovers are printed as an error."""
         for host, result in self.stopped.items():
             if result.ended or not result.clean:
                 console.detail(f"{host}: {result.describe()}")
@@ -170,7 +173,7 @@ class Killed:
         if any(status.alive or status.waits for status in statuses):
             return "stopped, nothing left"
         started = any(status.state is not ContainerState.CREATED for status in statuses)
-        return f"had {'ended' if started else 'not started'}; removed, nothing left"
+        return f"had {'already ended' if started else 'not started'}; removed, nothing left"
 
     def save(self, asked_names: Collection[str], console: Console) -> None:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.

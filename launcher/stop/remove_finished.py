@@ -16,7 +16,7 @@ from ..text import counted
 def remove_finished(
     connections: Sequence[HostConnection], cluster: Cluster, console: Console
 ) -> None:
-    """Remove the containers of this user's finished runs, not their folders. Print the count."""
+    """Remove the containers of this user's finished runs, but no folders. Print the count."""
 
     def remove(connection: HostConnection) -> set[str]:
         run_ids = set()

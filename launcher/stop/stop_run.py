@@ -17,7 +17,7 @@ from .inventory import processes_on
 
 MARK_CANCELLED = load_script(__file__, "mark_cancelled.sh")
 ORPHAN_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end
-POLL = 0.3  # seconds between looks at them
+POLL = 0.3  # seconds between checks for these processes
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Stop:
         statuses: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(connection, self.engine):
-            # list again: until it saw the mark, the launch may have created nodes
+            # list again: the launch may have created nodes before it saw the mark
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
             statuses += without_idle_tickets(own)

@@ -108,7 +108,7 @@ def run_traces(connection: HostConnection, cluster: Cluster) -> RunTraces:
 
 
 def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> list[Stray]:
-    """Return the user's strays. hosts: traces by host name. complete: whether all answered."""
+    """Return the user's strays. hosts: traces by host name. complete: whether all hosts answered."""
     runs: dict[str, dict[int, list[NodeStatus]]] = {}  # by run and node rank
     for status in (status for host in hosts.values() for status in host.statuses):
         runs.setdefault(status.run_id, {}).setdefault(status.node_rank, []).append(status)
@@ -133,7 +133,7 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
         for process in host.processes:
             if process.run_id not in alive_here | others:
                 mib = host.gpu_mib.get(process.pid)
-                what = process.name + (f", holds {mib} MiB of a GPU" if mib else "")
+                what = process.name + (f", uses {mib} MiB of GPU memory" if mib else "")
                 strays.append(Stray(name, process.run_id, "process", str(process.pid), what))
     return strays
 

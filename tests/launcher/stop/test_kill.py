@@ -187,7 +187,7 @@ def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -
     code, _, err = cluster.ddpctl("kill")
     run_id = cluster.record["run_id"]
     assert code == 0 and cluster.nodes == []
-    assert err == f"ddpctl: run {run_id}: had ended; removed, nothing left on gpu[0-1]\n"
+    assert err == f"ddpctl: run {run_id}: had already ended; removed, nothing left on gpu[0-1]\n"
     assert cluster.record["state"] == "SUCCEEDED"
 
 

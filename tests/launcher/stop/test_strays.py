@@ -106,7 +106,7 @@ def test_the_gpu_memory_of_each_process_is_found(
 def test_the_gpu_memory_that_a_stray_holds_is_reported() -> None:
     hosts = {"h0": RunTraces((), (RunProcess(41, "dead", "python3"),), {41: 70000})}
     [stray] = strays_of(hosts, "ann", complete=True)
-    assert stray.what == "python3, holds 70000 MiB of a GPU"
+    assert stray.what == "python3, uses 70000 MiB of GPU memory"
 
 
 def test_a_process_is_ended_by_the_account_that_found_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from ..terminal.console import Console
 from ..text import duration
 from .monitor import NodeOutcome
 
-MOST_RESTARTS = 50  # the newest restarts of an attempt, whose evidence is kept
+MOST_RESTARTS = 50  # how many of an attempt's newest restarts have their evidence kept
 
 
 def explain(

@@ -36,7 +36,10 @@ def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
 
 
 def start_recorder(folder: RunFolder) -> None:
-    """Start a recorder outside this terminal's session and wait for it. Raises CommandFailed."""
+    """Start a recorder outside this terminal's session, and wait until it is ready.
+
+    Raises CommandFailed if it does not start.
+    """
     log = folder.path / "recorder.log"
     try:
         with log.open("ab") as out:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # the terminal was closed, Ctrl-\; the run goes on
+LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # a closed terminal and Ctrl-\: the run goes on
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *LEAVING)
 
 

@@ -44,7 +44,7 @@ class NodeOutcome(NodeEvidence):
     usage: Usage | None = None  # the newest
     unreadable: bool = False  # whether malformed events were skipped
     event_bytes: int = 0  # the size of `events` as text
-    consumed: int = 0  # bytes of the journal read so far; 0 until the known events have arrived
+    consumed: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     lost: HostUnreachable | None = None  # why contact was lost; None: in contact
     announced: HostUnreachable | None = None  # the `lost` that the user was told about
@@ -135,14 +135,14 @@ class Monitor:
             NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._put, self._closed)
             for rank, member in enumerate(attempt.members)
         ]
-        self._caught_up = False  # whether the queue was empty: what is missing has not arrived yet
+        self._caught_up = False  # whether the queue was empty: nothing else has arrived yet
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
     def observations(self) -> Iterator[Observation]:
         """Yield observations until all nodes have ended.
 
-        NewEntries come before the observations that their events cause, so that their lines are shown and
-        recorded before ddpctl reports or does anything about them.
+        NewEntries come before the observations that their events cause, so that their lines are
+        shown and recorded before ddpctl reacts to the events.
         """
         for watcher in self._watchers:
             watcher.start()
@@ -214,7 +214,7 @@ class Monitor:
         return observations
 
     def _take_event(self, outcome: NodeOutcome, at: float, event: Event) -> Observation | None:
-        """Keep an event. Return what to report, if anything. at: unix seconds, the node's clock."""
+        """Keep an event. Return its observation or None. at: unix seconds, the node's clock."""
         if isinstance(event, Unreadable):
             if outcome.unreadable or not event.known:
                 return None

@@ -1,6 +1,6 @@
 """Watch one node: read its journal, wait for its end, and notice when its host does not answer.
 
-Two threads per node put their observations into the queue of launcher.follow.monitor.
+Two threads per node put items into the queue of launcher.follow.monitor.
 """
 
 import threading
@@ -26,7 +26,7 @@ EVENTS = load_script(__file__, "past_events.sh")
 
 @dataclass(frozen=True)
 class NewEntries:
-    """Records of the journal. consumed: bytes read so far, including an unfinished line."""
+    """New entries of the journal. consumed: bytes read so far, including an unfinished line."""
 
     node_rank: int
     entries: list[LogEntry]
@@ -96,7 +96,8 @@ class NodeWatcher:
     def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
         """Call `watch` until it ends without an error, and pass what it yields to `put`.
 
-        Two failures in a row, with nothing but contact in between, count as lost contact.
+        Two failures in a row count as lost contact, unless `watch` yielded something other than a
+        ContactReport between them.
         """
         connection, tries = self._member.connection, 0
         while not self._closed.is_set():

@@ -13,7 +13,7 @@ from ..text import counted
 class RunLines:
     """Filters, folds and prints a run's lines, as the user has chosen.
 
-    brief: hide what torchrun reports about failed ranks, if on a terminal and without --verbose.
+    brief: on a terminal without --verbose, hide torchrun's own report about failed ranks.
     """
 
     def __init__(self, console: Console, *, brief: bool = True) -> None:
@@ -32,7 +32,7 @@ class RunLines:
         self._console.flush()
 
     def settle(self) -> None:
-        """Print all lines that were held back, and a note about hidden lines, if any."""
+        """Print all lines that were held back, and a note if lines were hidden."""
         self._print(self._reports.take_held())
         if self._fold:
             self._console.write(self._fold.take_all())

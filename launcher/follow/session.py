@@ -75,7 +75,7 @@ class Session:
     hook: EventHook
     interrupts: Interrupts
     console: Console
-    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # the unconfirmed hosts
+    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # unconfirmed hosts
     _choices_shown: bool = False  # after the first Ctrl-C
     _interrupted: bool = False
     _failed_at: float | None = None  # time.monotonic()

@@ -24,7 +24,7 @@ def slow_nodes(ratios: Mapping[int, float], usages: Mapping[int, Usage]) -> dict
     """Return why nodes are slow, by node rank: `slow: rank 3 at 1.6 times the median step`.
 
     ratios: the slow ranks' step times over the median, from the trainer. usages: each node's
-    newest.
+    newest Usage.
     """
     places = {rank: node for node, usage in usages.items() for rank in usage.ranks}
     slow: dict[int, str] = {}

@@ -25,6 +25,10 @@ class RunningAttempt:
     members: tuple[RunningNode, ...]
 
     @property
+    def number(self) -> int:
+        return self.members[0].place.attempt
+
+    @property
     def connections(self) -> Sequence[HostConnection]:
         return [member.connection for member in self.members]
 

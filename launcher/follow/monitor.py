@@ -123,17 +123,17 @@ Observation = NewEntries | NodeEnded | Restarted | ContactChange | Notice | Tick
 class Monitor:
     """Follows one attempt to its end, beginning with the first line that is not yet on screen."""
 
-    def __init__(self, attempt: RunningAttempt, shown: Marks) -> None:
+    def __init__(self, running: RunningAttempt, shown: Marks) -> None:
         """shown: where the lines on screen end, by node rank."""
         self.outcomes = {
             rank: NodeOutcome(rank, member.connection.name, unit=member.engine.traits.unit)
-            for rank, member in enumerate(attempt.members)
+            for rank, member in enumerate(running.members)
         }
         self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
         self._closed = threading.Event()
         self._watchers = [
             NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._put, self._closed)
-            for rank, member in enumerate(attempt.members)
+            for rank, member in enumerate(running.members)
         ]
         self._caught_up = False  # whether the queue was empty: nothing else has arrived yet
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce

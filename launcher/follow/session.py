@@ -37,7 +37,7 @@ PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before
 class StartedRun:
     """A run whose newest attempt has started."""
 
-    attempt: RunningAttempt
+    running: RunningAttempt
     folder: RunFolder
     record: RunRecord
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
@@ -48,11 +48,11 @@ class StartedRun:
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user stops following it."""
     with interrupts.held(), log_store(run.folder, console) as store:
-        monitor = Monitor(run.attempt, run.shown)
+        monitor = Monitor(run.running, run.shown)
         for node, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
             node.clock_skew = skew
         session = Session(run, monitor, store, hook, interrupts, console)
-        with live_panel(run.record, run.attempt.members[0], monitor.outcomes, console):
+        with live_panel(run.record, run.running.members[0], monitor.outcomes, console):
             try:
                 outcome = session.to_the_end()
             except DdpctlError:
@@ -83,15 +83,14 @@ class Session:
 
     def __post_init__(self) -> None:
         self.record, self._lines = self.run.record, RunLines(self.console)
-        self._attempt = self.run.attempt.members[0].place.attempt
 
     def to_the_end(self) -> Outcome:
         for observation in self.monitor.observations():
             match observation:
-                case NewEntries():
+                case NewEntries(node_rank, entries):
                     if self.store:
-                        self.store.append(observation.node_rank, observation.entries, self._attempt)
-                    self._lines.show(observation.entries)
+                        self.store.append(node_rank, entries, self.run.running.number)
+                    self._lines.show(entries)
                 case NodeEnded(outcome):
                     self._node_ended(outcome)
                 case Restarted():
@@ -168,7 +167,7 @@ class Session:
         """Begin to stop all nodes, unless that has already begun."""
         if self._stopping is not None:
             return
-        connections, record = self.run.attempt.connections, self.record
+        connections, record = self.run.running.connections, self.record
         hosts = {connection.name for connection in connections}
         self.console.say(f"stopping the run on {counted(len(hosts), 'host')}")
         timeout: float = record.stop_timeout
@@ -213,13 +212,13 @@ class Session:
         else:
             attempt.state = run_state([o.state for o in outcomes.values()], len(outcomes))
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
-        explain(self.run.attempt, self.run.folder, self.record, outcomes, self.console)
+        explain(self.run.running, self.run.folder, self.record, outcomes, self.console)
         attempt.settle_nodes()
         not_seen = {o.host for o in outcomes.values() if o.end is None and not o.exited}
         silent = {connection.name for connection in unconfirmed}
         self.record.pending_stop = sorted(silent | not_seen)
         self.run.folder.try_save(self.record, self.console)
-        report_unconfirmed(by_name(self.run.attempt.connections, unconfirmed), self.console)
+        report_unconfirmed(by_name(self.run.running.connections, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.hook("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)

@@ -67,7 +67,7 @@ def show_logs(
         shown = print_recorded(folder, log_filter, lines, console)
         report_errors(failures, console)
         result = Exit.UNREACHABLE if failures else Exit.DONE
-        number = attempt.members[0].place.attempt
+        number = attempt.number
         if follow and log_filter.attempt in (None, number):
             with Interrupts() as interrupts, interrupts.held():
                 for event in Monitor(attempt, shown).observations():

@@ -42,11 +42,11 @@ def choose_hosts(
             "run `ddpctl check` to see what is wrong",
         )
     plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
-    attempt = PlannedAttempt(plan, able)
-    ahead, reasons = in_the_way(attempt, *list_claims(attempt))
+    planned = PlannedAttempt(plan, able)
+    ahead, reasons = in_the_way(planned, *list_claims(planned))
     free = [rank for rank, connection in enumerate(able) if ahead.get(connection) == []]
     if len(free) < count:
-        return Refused(attempt, reasons)
+        return Refused(planned, reasons)
     subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
     chosen = [able[free[index]] for index in same_subnet_first(subnets, count)]
     console.say(f"the run uses {names(connection.name for connection in chosen)}")

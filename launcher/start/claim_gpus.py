@@ -26,38 +26,38 @@ LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided
 class Refused:
     """An attempt whose GPUs other runs are using or asked for earlier."""
 
-    attempt: PlannedAttempt
+    planned: PlannedAttempt
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
     choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free
 
 
 def create_unless_taken(
-    attempt: PlannedAttempt,
+    planned: PlannedAttempt,
     user_env: Mapping[str, str],
-    record: Mapping[str, Any],
+    run_json: Mapping[str, Any],
     console: Console,
 ) -> Refused | None:
     """Create the nodes on all hosts, then look for rivals. Return None if no rival comes first.
 
-    Otherwise, remove all nodes and return Refused. user_env, record: see `create_nodes`.
+    Otherwise, remove all nodes and return Refused. user_env, run_json: see `create_nodes`.
     """
     try:
-        with console.step(f"creating {counted(attempt.plan.nnodes, 'node')}"):
-            create_nodes(attempt, user_env, record)
-            reasons = _rivals_ahead(attempt)
+        with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
+            create_nodes(planned, user_env, run_json)
+            reasons = _rivals_ahead(planned)
     except BaseException:
-        remove_nodes(attempt, console)
+        remove_nodes(planned, console)
         raise
     if not reasons:
         return None
-    remove_nodes(attempt, console, folders=True)
-    return Refused(attempt, reasons)
+    remove_nodes(planned, console, folders=True)
+    return Refused(planned, reasons)
 
 
-def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
+def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
     """Return an error for each rival ahead of this run. Waits while rivals are undecided."""
-    plan = attempt.plan
-    wanted = {connection: plan.resources(own) for connection, own in attempt.plans.items()}
+    plan = planned.plan
+    wanted = {connection: plan.resources(own) for connection, own in planned.node_plans.items()}
     sharing = [connection for connection in wanted if wanted[connection]]
     deadline = time.monotonic() + LEASE
 
@@ -81,21 +81,21 @@ def _rivals_ahead(attempt: PlannedAttempt) -> list[DdpctlError]:
             for connection, here in listed.items()
         }
         if any(ahead.values()):
-            return taken_by_rivals(attempt, ahead, wanted)
+            return taken_by_rivals(planned, ahead, wanted)
         if not any(undecided(rival) for here in listed.values() for rival in here):
             return []
         time.sleep(LOOK_AGAIN)
 
 
 def taken_by_rivals(
-    attempt: PlannedAttempt,
+    planned: PlannedAttempt,
     ahead: Mapping[HostConnection, Sequence[NodeStatus]],
     wanted: Mapping[HostConnection, Collection[str]],
 ) -> list[DdpctlError]:
     """Return an error per host and rival that says which of `wanted` the rival has or awaits."""
     return [
         PreflightError(
-            taken(wanted[connection], attempt.plans[connection].gpu_ids, rival),
+            taken(wanted[connection], planned.node_plans[connection].gpu_ids, rival),
             host=connection.name,
         )
         for connection, listed in ahead.items()

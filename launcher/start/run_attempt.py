@@ -56,7 +56,7 @@ def run_attempt(
             if isinstance(result, Outcome):
                 return result
             # keep the time of the first request, and so the run's turn
-            request = dataclasses.replace(request, since=result.attempt.plan.since)
+            request = dataclasses.replace(request, since=result.planned.plan.since)
             if outcome := line.wait(result):
                 return outcome
 
@@ -72,7 +72,8 @@ def try_to_run(
 
     Return Refused if other runs come first.
     """
-    console, reservation, folder = line.console, line.reservation, request.folder
+    console, reservation = line.console, line.reservation
+    folder, job = request.folder, request.cluster.job
     chosen = choose_hosts(request, connections, console)
     if isinstance(chosen, Refused):
         reservation.take(connections, console)
@@ -86,19 +87,19 @@ def try_to_run(
     if request.earlier:
         compare(request.earlier, plan, console)
         distribute_checkpoint(chosen, line.former, request.earlier, plan, console)
-    attempt, variables = PlannedAttempt(plan, chosen), user_env(request.cluster.job)
+    planned = PlannedAttempt(plan, chosen)
     line.raise_if_killed()
     # hold signals until `follow` handles them, so that nothing is left half done
     with line.interrupts.held():
-        if refused := create_unless_taken(attempt, variables, for_hosts(record), console):
+        if refused := create_unless_taken(planned, user_env(job), for_hosts(record), console):
             return dataclasses.replace(refused, choose_again=len(chosen) < len(connections))
-        start(attempt, reservation, console)
-        started = record_start(attempt, survey, record, hook, console)
-        line.leave(attempt)  # if the run may restart, it takes new tickets below
+        start(planned, reservation, console)
+        started = record_start(planned, survey, record, hook, console)
+        line.leave(planned)  # if the run may restart, it takes new tickets below
         if request.options.detach:
             hook.close()
             return detach.detach(folder, RunState.RUNNING, console)
-        with tickets_kept_for_restart(Tickets(attempt, reservation), folder, console):
+        with tickets_kept_for_restart(Tickets(planned, reservation), folder, console):
             return follow(started, hook, line.interrupts, console)
 
 
@@ -119,31 +120,31 @@ def failed_start_recorded(request: Request, hook: EventHook, console: Console) -
         raise
 
 
-def start(attempt: PlannedAttempt, reservation: Reservation, console: Console) -> None:
+def start(planned: PlannedAttempt, reservation: Reservation, console: Console) -> None:
     """Start all nodes or none. Raises RunKilled if `kill` has cancelled the attempt."""
     try:
         with console.step("asking whether the run was killed"):
-            reservation.raise_if_killed(attempt.connections)
-        start_nodes(attempt, console)
+            reservation.raise_if_killed(planned.connections)
+        start_nodes(planned, console)
     except RunKilled:
-        remove_nodes(attempt, console, folders=True)
+        remove_nodes(planned, console, folders=True)
         raise
     except BaseException:
-        remove_nodes(attempt, console)
+        remove_nodes(planned, console)
         # the cause may be that `kill` removed a node just before its start
-        reservation.raise_if_killed(attempt.connections)
+        reservation.raise_if_killed(planned.connections)
         raise
 
 
 def record_start(
-    attempt: PlannedAttempt,
+    planned: PlannedAttempt,
     survey: HostSurvey,
     record: RunRecord,
     hook: EventHook,
     console: Console,
 ) -> StartedRun:
     """Record and print that the attempt has started, call the hook, and return the started run."""
-    plan, entry, folder = attempt.plan, record.attempt, survey.request.folder
+    plan, entry, folder = planned.plan, record.attempt, survey.request.folder
     entry.state, entry.started = RunState.RUNNING, timestamp()
     for node in entry.nodes:
         node.state = NodeState.RUNNING
@@ -157,7 +158,7 @@ def record_start(
     console.steps.clear()
     hook("attempt-started", record, message=entry.by)
     skews = [facts.clock_skew for facts in survey.facts]
-    return StartedRun(attempt.running, folder, record, skews)
+    return StartedRun(planned.running, folder, record, skews)
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:

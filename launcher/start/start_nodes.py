@@ -29,14 +29,16 @@ class PlannedAttempt:
     connections: Sequence[HostConnection]
 
     @cached_property
-    def plans(self) -> Mapping[HostConnection, NodePlan]:
+    def node_plans(self) -> Mapping[HostConnection, NodePlan]:
         return dict(zip(self.connections, self.plan.nodes, strict=True))
 
     @cached_property
     def running(self) -> RunningAttempt:
         """The attempt in the form that followers use: each node with its engine and place."""
         name = self.plan.engine.name
-        members = (RunningNode(n, engine_of(n, name), own.place) for n, own in self.plans.items())
+        members = (
+            RunningNode(n, engine_of(n, name), own.place) for n, own in self.node_plans.items()
+        )
         return RunningAttempt(tuple(members))
 
     def engine(self, connection: HostConnection) -> Engine:
@@ -45,55 +47,56 @@ class PlannedAttempt:
     def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
         """Return this node's status in each attempt, without tickets, which a waiting run keeps."""
         listed = self.engine(connection).list(self.plan.run_id)
-        rank = self.plans[connection].node_rank
+        rank = self.node_plans[connection].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
 
 
 def create_nodes(
-    attempt: PlannedAttempt, user_env: Mapping[str, str], record: Mapping[str, Any]
+    planned: PlannedAttempt, user_env: Mapping[str, str], run_json: Mapping[str, Any]
 ) -> None:
     """Create the nodes and fill their folders on all hosts, without starting the nodes.
 
-    user_env: the variables that the user sets, which may be secret. record: run.json for the hosts.
+    user_env: the variables that the user sets, which may be secret. run_json: the content of the
+    hosts' run.json.
     """
-    plan, token = attempt.plan, secrets.token_hex(32)
+    plan, token = planned.plan, secrets.token_hex(32)
 
     def create(connection: HostConnection) -> None:
-        engine, node_plan = attempt.engine(connection), attempt.plans[connection]
+        engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
-            for status in attempt.nodes_on(connection):
+            for status in planned.nodes_on(connection):
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token)
-        fill_folders(connection, plan, node_plan, {"spec.json": spec, "run.json": record})
+        fill_folders(connection, plan, node_plan, {"spec.json": spec, "run.json": run_json})
         engine.create(node_plan, user_env)
 
-    each_node(attempt.connections, create)
+    each_node(planned.connections, create)
 
 
-def start_nodes(attempt: PlannedAttempt, console: Console) -> None:
+def start_nodes(planned: PlannedAttempt, console: Console) -> None:
     """Start the nodes that `create_nodes` created. Raises NodesFailed if one does not start."""
-    with console.step(f"starting {counted(attempt.plan.nnodes, 'node')}"):
+    with console.step(f"starting {counted(planned.plan.nnodes, 'node')}"):
         each_node(
-            attempt.connections,
-            lambda connection: attempt.engine(connection).start(attempt.plans[connection]),
+            planned.connections,
+            lambda connection: planned.engine(connection).start(planned.node_plans[connection]),
         )
 
 
-def remove_nodes(attempt: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
+def remove_nodes(planned: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
     """Stop and remove the nodes of this attempt. If that fails, `kill` finds them by their labels.
 
     folders: also delete the attempt's control folders, as if the attempt had never existed.
     """
 
     def remove(connection: HostConnection) -> None:
-        engine = attempt.engine(connection)
-        for status in attempt.nodes_on(connection):
-            if status.attempt == attempt.plan.attempt:
+        engine = planned.engine(connection)
+        for status in planned.nodes_on(connection):
+            if status.attempt == planned.plan.attempt:
                 engine.stop(status, UNDO_TIMEOUT)
                 engine.remove(status)
         if folders:
-            connection.run(["rm", "-rf", "--", attempt.plans[connection].place.control_dir])
+            connection.run(["rm", "-rf", "--", planned.node_plans[connection].place.control_dir])
 
-    with console.step(f"removing {counted(attempt.plan.nnodes, 'node')}"):
-        try_each(attempt.connections, remove)
+    with console.step(f"removing {counted(planned.plan.nnodes, 'node')}"):
+        try_each(planned.connections, remove)

@@ -43,9 +43,9 @@ WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 class Tickets:
     """One run's tickets on the hosts that it may use."""
 
-    def __init__(self, attempt: PlannedAttempt, reservation: Reservation) -> None:
-        """attempt: the tickets' hosts and labels. reservation: what `kill` cancels with them."""
-        self.attempt, self._reservation = attempt, reservation
+    def __init__(self, planned: PlannedAttempt, reservation: Reservation) -> None:
+        """planned: the tickets' hosts and labels. reservation: what `kill` cancels with them."""
+        self.planned, self._reservation = planned, reservation
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -57,7 +57,7 @@ class Tickets:
         """
         if self._keeper:
             return
-        put, failures = ask_each(self.attempt.connections, self._put)
+        put, failures = ask_each(self.planned.connections, self._put)
         if not put:
             raise NodesFailed(failures)
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
@@ -74,7 +74,7 @@ class Tickets:
             self._closed.set()
             with self._lock:
                 # including those of an earlier process or attempt, with other node ranks
-                remove_tickets(self.attempt.connections, self.attempt.plan)
+                remove_tickets(self.planned.connections, self.planned.plan)
 
     def abandon(self) -> None:
         """Leave the tickets to another process, which must renew them before they expire."""
@@ -82,7 +82,7 @@ class Tickets:
 
     def raise_if_killed(self) -> None:
         """Raise RunKilled if the run was killed."""
-        self._reservation.raise_if_killed(self.attempt.connections)
+        self._reservation.raise_if_killed(self.planned.connections)
 
     def _keep(self) -> None:
         """Renew the tickets while the launch is busy with other work."""
@@ -90,7 +90,7 @@ class Tickets:
             try:
                 self.renew()
             except RunKilled:
-                remove_tickets(self.attempt.connections, self.attempt.plan)
+                remove_tickets(self.planned.connections, self.planned.plan)
                 return
 
     def renew(self) -> Claims:
@@ -99,7 +99,7 @@ class Tickets:
         Raises RunKilled if a ticket was replaced although the run was killed.
         """
         with self._lock:
-            listed, failures = list_claims(self.attempt)
+            listed, failures = list_claims(self.planned)
             own = {connection: self._own(connection, listed[connection]) for connection in listed}
             due = [
                 connection
@@ -112,18 +112,18 @@ class Tickets:
             return listed, failures
 
     def _own(self, connection: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
-        mine = (self.attempt.plan.run_id, self.attempt.plans[connection].node_rank)
+        mine = (self.planned.plan.run_id, self.planned.node_plans[connection].node_rank)
         return [s for s in listed if s.is_ticket and (s.run_id, s.node_rank) == mine]
 
     def _put(self, connection: HostConnection) -> None:
-        own = self.attempt.plans[connection]
+        own = self.planned.node_plans[connection]
         name = f"{own.place.container}-{secrets.token_hex(3)}"
-        self.attempt.engine(connection).wait_in_line(name, own.container.labels)
+        self.planned.engine(connection).wait_in_line(name, own.container.labels)
 
     def _replace(self, connection: HostConnection, own: Sequence[NodeStatus]) -> None:
         self._put(connection)
         for ticket in own:
-            self.attempt.engine(connection).withdraw(ticket)
+            self.planned.engine(connection).withdraw(ticket)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
             return None
         if self._tickets is None:
             self._lock.enter_context(locked(make_folder(request.folder.path) / WAITING))
-            self._tickets = Tickets(refused.attempt, self.reservation)
+            self._tickets = Tickets(refused.planned, self.reservation)
         self._record(refused)
         self._tickets.join()
         if request.options.detach:
@@ -188,14 +188,14 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
             with self.console.step("asking whether the run was killed"):
                 self.restart_tickets.raise_if_killed()
 
-    def leave(self, attempt: PlannedAttempt) -> None:
+    def leave(self, planned: PlannedAttempt) -> None:
         """Remove all tickets of the run, because it has started."""
         for tickets in (self.restart_tickets, self._tickets):
             if tickets:
                 tickets.close()
         # a process that waited for or followed the run earlier may have left tickets
         if self.request.since is not None:
-            remove_tickets([*attempt.connections, *self.former], attempt.plan)
+            remove_tickets([*planned.connections, *self.former], planned.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead. Return None, or the number of a signal.
@@ -205,7 +205,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         needed = self.request.options.nodes or self.request.cluster.nnodes
         with self.interrupts.held():
             while True:
-                ahead, reasons = in_the_way(tickets.attempt, *tickets.renew())
+                ahead, reasons = in_the_way(tickets.planned, *tickets.renew())
                 if sum(not listed for listed in ahead.values()) >= needed:
                     return None
                 if self._until is not None and time.time() >= self._until:
@@ -221,7 +221,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
                         return number
 
     def _record(self, refused: Refused) -> None:
-        folder, record = self.request.folder, self.request.remember(refused.attempt.plan)
+        folder, record = self.request.folder, self.request.remember(refused.planned.plan)
         record.attempt.state = RunState.WAITING
         record.attempt.waiting_until = self._until
         folder.try_save(record, self.console)
@@ -233,16 +233,16 @@ def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
     return Several(PreflightError(each.what, remedy, host=each.host) for each in reasons)
 
 
-def list_claims(attempt: PlannedAttempt) -> Claims:
+def list_claims(planned: PlannedAttempt) -> Claims:
     """Return all runs' nodes and tickets by host, and the errors of hosts that did not answer."""
-    name = attempt.plan.engine.name
+    name = planned.plan.engine.name
     return try_each(
-        attempt.connections, lambda n: [s for e in engines_on(n, name) for s in e.claims()]
+        planned.connections, lambda n: [s for e in engines_on(n, name) for s in e.claims()]
     )
 
 
 def in_the_way(
-    attempt: PlannedAttempt,
+    planned: PlannedAttempt,
     listed: Mapping[HostConnection, Sequence[NodeStatus]],
     failures: Mapping[HostConnection, DdpctlError],
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
@@ -250,16 +250,18 @@ def in_the_way(
 
     A master port that the plan chose itself does not count, because the next plan chooses another.
     """
-    plan = attempt.plan
+    plan = planned.plan
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
-    wanted = {connection: plan.resources(own) - port for connection, own in attempt.plans.items()}
+    wanted = {
+        connection: plan.resources(own) - port for connection, own in planned.node_plans.items()
+    }
     ahead = {
         connection: those_ahead(
             rivals(plan.run_id, wanted[connection], here), plan.key, or_undecided=True
         )
         for connection, here in listed.items()
     }
-    return ahead, [*taken_by_rivals(attempt, ahead, wanted), *failures.values()]
+    return ahead, [*taken_by_rivals(planned, ahead, wanted), *failures.values()]
 
 
 def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:
@@ -282,7 +284,7 @@ def tickets_kept_for_restart(
 
     They stay if the run goes on or restarts, because another process then renews them.
     """
-    most = tickets.attempt.plan.job.max_restarts
+    most = tickets.planned.plan.job.max_restarts
     if most == 0:
         yield
         return

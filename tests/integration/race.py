@@ -98,10 +98,10 @@ def race(
     """Return the run id if it started."""
     barrier.wait()
     console = Console(quiet=True)
-    attempt = PlannedAttempt(plan, connections)
-    if create_unless_taken(attempt, {}, {}, console):
+    planned = PlannedAttempt(plan, connections)
+    if create_unless_taken(planned, {}, {}, console):
         return None
-    start_nodes(attempt, console)
+    start_nodes(planned, console)
     return plan.run_id
 
 

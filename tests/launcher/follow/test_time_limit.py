@@ -31,9 +31,9 @@ def test_the_time_limit_is_a_cancellation_with_its_reason(
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     record = run_record(run_id="run", engine="process", hosts=["local"])
-    attempt = local_attempt(tmp_path, JOURNAL)
+    running = local_attempt(tmp_path, JOURNAL)
     with Interrupts() as interrupts:
-        run = StartedRun(attempt, folder, record, clock_skews=[0.0])
+        run = StartedRun(running, folder, record, clock_skews=[0.0])
         outcome = follow(run, EventHook(folder, None, Console()), interrupts, Console())
     assert outcome.exit is Exit.CANCELLED
     [saved] = folder.load().attempts

@@ -133,10 +133,10 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
         with connected(hosts) as connections:
             plan = wanted.plan(PlanInputs(gather(connections), ("i",) * len(hosts)))
             barrier.wait()
-            attempt = PlannedAttempt(plan, connections)
-            if create_unless_taken(attempt, {}, {}, Console(quiet=True)):
+            planned = PlannedAttempt(plan, connections)
+            if create_unless_taken(planned, {}, {}, Console(quiet=True)):
                 return None
-            start_nodes(attempt, Console(quiet=True))
+            start_nodes(planned, Console(quiet=True))
             return plan.run_id
 
     for pair in range(12):
@@ -365,11 +365,11 @@ def test_ctrl_c_while_hosts_are_claimed_ends_a_wait_for_any_host(
 
     asked: list[PlannedAttempt] = []
 
-    def refuse(attempt: PlannedAttempt, *_: object) -> Refused:
-        asked.append(attempt)
+    def refuse(planned: PlannedAttempt, *_: object) -> Refused:
+        asked.append(planned)
         assert len(asked) == 1, "it waits and asks again"
         signal.raise_signal(signal.SIGINT)
-        return Refused(attempt, [PreflightError("taken", "wait", host="gpu0")])
+        return Refused(planned, [PreflightError("taken", "wait", host="gpu0")])
 
     monkeypatch.setattr(run_attempt_module, "create_unless_taken", refuse)
     code, _, err = cluster.launch("--wait", "--nodes", "1")
@@ -422,10 +422,10 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
     with connected(given.hosts) as connections:
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
-        attempt = PlannedAttempt(plan, connections)
-        [member] = attempt.running.members
+        planned = PlannedAttempt(plan, connections)
+        [member] = planned.running.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
-        assert create_unless_taken(attempt, {}, {}, Console(quiet=True))
+        assert create_unless_taken(planned, {}, {}, Console(quiet=True))
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
@@ -440,10 +440,10 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
     with connected(given.hosts) as connections:
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
-        attempt = PlannedAttempt(plan, connections)
-        ahead, _ = waiting_line.in_the_way(attempt, *waiting_line.list_claims(attempt))
+        planned = PlannedAttempt(plan, connections)
+        ahead, _ = waiting_line.in_the_way(planned, *waiting_line.list_claims(planned))
         assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
-        refused = create_unless_taken(attempt, {}, {}, Console(quiet=True))
+        refused = create_unless_taken(planned, {}, {}, Console(quiet=True))
     assert refused and undecided in str(refused.reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
 
@@ -456,12 +456,12 @@ def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
     listed: list[list[str]] = []
     asked_at: set[float | None] = set()
 
-    def beaten_twice(attempt: PlannedAttempt, *more: Any) -> Refused | None:
+    def beaten_twice(planned: PlannedAttempt, *more: Any) -> Refused | None:
         listed.append(list(cluster.tickets))
-        asked_at.add(attempt.plan.since)
+        asked_at.add(planned.plan.since)
         if len(listed) < 3:
-            return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])
-        return create_unless_taken(attempt, *more)
+            return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
+        return create_unless_taken(planned, *more)
 
     monkeypatch.setattr(run_attempt_module, "create_unless_taken", beaten_twice)
     code, _, err = cluster.launch("--wait")
@@ -485,10 +485,10 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         chosen.append([connection.name for connection in connections])
         return connections
 
-    def lose_first(attempt: PlannedAttempt) -> list[PreflightError]:
+    def lose_first(planned: PlannedAttempt) -> list[PreflightError]:
         return (
             [PreflightError("another run was faster", host="gpu0")]
-            if attempt.connections[0].name == "gpu0"
+            if planned.connections[0].name == "gpu0"
             else []
         )
 
@@ -508,11 +508,11 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
 
     cluster.nodes_end(0)
 
-    def beaten(attempt: PlannedAttempt, *more: Any) -> Refused | None:
-        if attempt.connections[0].name == "gpu1":
-            return create_unless_taken(attempt, *more)
+    def beaten(planned: PlannedAttempt, *more: Any) -> Refused | None:
+        if planned.connections[0].name == "gpu1":
+            return create_unless_taken(planned, *more)
         cluster.hosts["gpu0"].reachable = False
-        return Refused(attempt, [PreflightError("another run was faster", host="gpu0")])
+        return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
 
     monkeypatch.setattr(run_attempt_module, "create_unless_taken", beaten)
     code, _, err = cluster.launch("--nodes", "1", "--wait")

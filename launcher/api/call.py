@@ -1,6 +1,6 @@
 """`ddpctl.run`: call a function on every rank and return the results.
 
-Hosts are not trusted: their results are JSON of limited size.
+Hosts are not trusted: results are JSON of limited size, and pickles only with trust=True.
 """
 
 import base64
@@ -31,8 +31,8 @@ READ = load_script(__file__, "read_results.sh")
 READ_TIMEOUT = 600.0  # seconds
 ROW = re.compile(rb"(\d{1,7}) (.*)", re.DOTALL)
 MOST_VALUES = 2_000_000  # in one rank's result; so many take about 200 MB of memory
-SAVE_LARGE = "save large results to /output, and return their path"
-RUN_AGAIN = "call run() again; a script on that host may have changed the files with the results"
+SAVE_LARGE = "save large results to $DDPCTL_OUTPUT_DIR, and return their paths"
+RUN_AGAIN = "call run() again; a script on a host may have changed the files with the results"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def unpickled(outcome: RankResult) -> Any:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
         what = f"cannot unpickle a result: {error}"
-        remedy = "return numbers, strings, lists and dicts, or install the same packages here"
+        remedy = "return numbers, strings, lists and dicts, or install the hosts' packages here"
         raise CommandFailed(what, remedy, host=outcome.host) from None
 
 

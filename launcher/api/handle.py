@@ -79,7 +79,7 @@ class Run:
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """The first failure of the newest attempt: which rank, and why. None if none has failed."""
+        """The first failure of the newest attempt; None if nothing has failed."""
         return self._folder.load().attempt.first_failure
 
     def wait(self, timeout: float | None = None) -> RunState:
@@ -111,10 +111,10 @@ class Run:
     ) -> Iterator[str]:
         """Yield the log lines of all nodes, merged by time, in the form `[host:rank] text`.
 
-        node, rank: only these: a number, or several such as "0-3,5". tail: only this many of the
-        newest lines. grep: only lines that match this regular expression. follow: continue until
-        the run has ended. Colors are kept; other escape sequences are removed. Raises NodesFailed
-        at the end if a host did not answer.
+        node, rank: which to include, as a number or as several, such as "0-3,5". tail: how many of
+        the newest lines to yield. grep: a regular expression that lines must match. follow: whether
+        to continue until the run has ended. Keeps colors, removes other escape sequences. Raises
+        NodesFailed at the end if a host did not answer.
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
         unchecked = LogFilter(tail=tail, grep=re.compile(grep.encode()) if grep else None)
@@ -225,8 +225,8 @@ def launch(
     hosts: a hosts file, "gpu1:8,gpu2:8", ["gpu1:8", "gpu2:8"], the result of `ddpctl.hosts.load`,
     or None for ./hosts.yaml. command: what torchrun runs, such as ["train.py", "--epochs", "3"].
     wait: how many seconds to wait in line for GPUs that other runs use; 0: without limit; None: do
-    not wait. nodes: how many hosts to use; any with free GPUs. hang_timeout: in seconds. For all
-    other parameters, see `ddpctl launch`.
+    not wait. nodes: run on any N hosts whose GPUs are free. hang_timeout: in seconds. For all other
+    parameters, see `ddpctl launch`.
 
     Raises DdpctlError if the run cannot start. Until this function returns, Ctrl-C stops the run.
     """
@@ -254,9 +254,9 @@ def launch(
 
 
 def find_run(run: str | None = None, hosts: str | Path | None = None) -> Run:
-    """Return the run with this id or unique prefix of one; by default, this machine's newest run.
+    """Return the run with this id or id prefix; by default, the newest run recorded on this machine.
 
     hosts: a hosts file; needed only to find a run that another machine started. Raises UsageError
-    if there is no such run.
+    if there is no such run, or if several ids have the prefix.
     """
     return Run(find(run, None if hosts is None else str(hosts), LoggingConsole()))

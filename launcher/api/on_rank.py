@@ -43,14 +43,14 @@ def main() -> None:
 
 
 def exit_without_finalization() -> None:
-    """Exit without Python's finalization, in which a Gloo thread may abort (pytorch#179291)."""
+    """Exit without Python's finalization, in which a Gloo thread may abort the process (pytorch#179291)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def close_process_group() -> None:
-    """Close torch's process group once all ranks are done: one that left early would break it."""
+    """Close torch's process group once all ranks are done: if one left early, others would fail."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist and dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -58,7 +58,7 @@ def close_process_group() -> None:
 
 
 def returned(call: Call) -> str:
-    """Call the function. Return its result as JSON. Raises an error if it cannot be sent."""
+    """Call the function. Return its result as JSON. Raises an error if the result cannot be sent."""
     function: Any = operator.attrgetter(call["function"])(importlib.import_module(call["module"]))
     if call["trust"]:
         args, kwargs = pickle.loads(base64.b64decode(call["pickle"]))
@@ -75,7 +75,7 @@ def returned(call: Call) -> str:
     limit = call["limit"] // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(text) > limit:
         raise ValueError(
-            "ddpctl.run: the result has %d bytes, but the limit is %d; write it to "
+            "ddpctl.run: the result has %d bytes, but the limit is %d; write large results to "
             "$DDPCTL_OUTPUT_DIR and fetch the run" % (len(text), limit)
         )
     return text
@@ -94,7 +94,7 @@ def raised(error: Exception, trust: bool) -> str:
         try:
             outcome["pickle"] = pickled(error)
         except Exception:
-            pass  # report only the exception's text
+            pass  # the exception's text is enough
     return json.dumps(outcome)
 
 

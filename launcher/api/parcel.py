@@ -29,10 +29,10 @@ def pack(
     cluster: Cluster,
     trust: bool,
 ) -> None:
-    """Fill the folder `to`; include the job's workdir if it has one.
+    """Fill the folder `to`. Include the job's workdir if the job has one.
 
-    Raises UsageError if the function or an argument cannot be sent, PushFailed if the workdir
-    cannot.
+    Raises UsageError if the function or an argument cannot be sent, and PushFailed if the workdir
+    cannot be sent.
     """
     if cluster.job.workdir:
         _copy_workdir(cluster, cluster.job.workdir, to)

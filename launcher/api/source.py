@@ -17,7 +17,7 @@ FUTURE = "from __future__ import annotations"
 
 
 class Source:
-    """The source of all that a function needs, dependencies first. modules: those it imports.
+    """The source of a function and of all that it needs. modules: those that the source imports.
 
     Raises UsageError if the function uses something that cannot be sent.
     """
@@ -70,7 +70,7 @@ class Source:
 
 
 def source_text(value: type | FunctionType) -> str:
-    """Return the source of a class or function. Raises UsageError if typed at Python's prompt."""
+    """Return the source of a class or function. Raises UsageError if it cannot be found."""
     try:
         return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError):

@@ -8,14 +8,14 @@ from .evidence import Evidence, NodeEvidence, of_last_round
 from .missed_collective import missed_collective
 from .stack_groups import newest_groups
 
-LINES = 20  # shown of each rank
-LONGEST = 500  # characters shown of a line
-FRAMES = 50  # shown of each stack
-MOST_RANKS = 256  # shown of each node, because a host may report any number
+LINES = 20  # shown per rank
+LONGEST = 500  # characters shown per line
+FRAMES = 50  # shown per stack
+MOST_RANKS = 256  # shown per node, because a host may report any number of them
 
 
 def blame_text(failure: FirstFailure, evidence: Evidence) -> str:
-    """Return the failure, collectives, stacks; then each node's GPUs, kernel log and last lines."""
+    """Describe the failure, collectives and stacks, then each node's GPUs, kernel log and output."""
     evidence = of_last_round(evidence)
     parts = [f"{failure.headline}\nkind: {failure.kind}, time: {failure.time}\n{failure.remedy}"]
     if missed := missed_collective(evidence):

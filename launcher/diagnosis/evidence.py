@@ -49,7 +49,7 @@ class NodeEvidence:
         return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
 
     def between(self, start: float, end: float) -> "NodeEvidence":
-        """Return the node with only what it recorded from `start` on but before `end`."""
+        """Return a copy with only the events and lines recorded since `start` and before `end`."""
         events = [each for each in self.events if start <= each[0] < end]
         tail = [each for each in self.tail if start <= each[0] < end]
         return replace(self, events=events, tail=tail)
@@ -60,7 +60,7 @@ class NodeEvidence:
 
     @property
     def reasons(self) -> list[Reason]:
-        """The reason why the supervisor stopped the node, in a list; [] if it did not stop it."""
+        """Why the supervisor stopped the node; [] if it did not."""
         return [event.reason for _, event in self.of(Stopping)]
 
     @property
@@ -86,7 +86,7 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Return the evidence with clock skews from supervisors, which measure better than SSH can."""
+    """Return the evidence with the supervisors' clock skews, which are more accurate than SSH's."""
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:

@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
     failure: FirstFailure
 
     def but(self, node: NodeEvidence | None = None, **changes: Any) -> "Candidate":
-        """Return the candidate with these fields of its failure changed, and on `node` if given."""
+        """Return a copy with these fields of its failure changed. node: if given, the node to blame."""
         node = node or self.node
         failure = replace(self.failure, host=node.host, node_rank=node.node_rank, **changes)
         return self._replace(node=node, failure=failure)
@@ -65,7 +65,7 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
 def _candidate(
     ending: Ending, time: float, node: NodeEvidence, who: RankExit | Reason, lines: Sequence[str]
 ) -> Candidate:
-    """Return a candidate. who: the rank that ended, or the reason for a stop. lines: to quote."""
+    """Return a candidate. who: the rank that ended, or the reason for a stop. lines: what to quote."""
     failure = FirstFailure(
         host=node.host,
         node_rank=node.node_rank,
@@ -89,14 +89,14 @@ def _excerpt(lines: Sequence[str]) -> str:
 def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
     """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
     lines = [] if exit.exit_code == 0 else classify.exit_lines(exit) or node.lines(exit.rank)
-    # after a restart in place, the engine's mark may be from an earlier round
+    # after a restart in place, the out-of-memory kill may be from an earlier round
     oom_killed = node.oom_killed and not node.of(RestartInPlace)
     ending = classify.rank_ending(exit, lines, node.resources, oom_killed=oom_killed)
     return _candidate(ending, time - node.clock_skew, node, exit, lines) if ending else None
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
-    """Blame the rank's GPU if the driver has logged a fault of it, else return the candidate."""
+    """Blame the rank's GPU if the driver has logged a fault on it. Return the candidate."""
     node, failure = candidate.node, candidate.failure
     gpus: dict[int | None, str] = dict(enumerate(node.gpus))
     pci = gpus.get(failure.local_rank)
@@ -112,7 +112,7 @@ def _blame_gpu(candidate: Candidate) -> Candidate:
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     """Return the failure of a node that ended or was lost before its supervisor reported an end.
 
-    Return None if the supervisor did report, or if only the launching machine lost contact.
+    Return None if the supervisor reported one, or if only the launching machine lost contact.
     """
     if node.end is not None or node.reasons:
         return None

@@ -1,4 +1,7 @@
-"""Name the ranks that missed a collective or called another, by torch's flight recorder. Pure."""
+"""Name the ranks that missed a collective or called a different one. Pure.
+
+Torch's flight recorder shows which collectives each rank has called.
+"""
 
 import statistics
 from collections.abc import Iterable, Mapping

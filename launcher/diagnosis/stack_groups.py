@@ -17,12 +17,12 @@ STDLIB = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
 SHORTER = re.compile(r"^.*/(?:site-packages|dist-packages|workspace|python\d[\d.]*)/")
 COLLECTIVE = re.compile(r"/torch/(distributed|autograd|nn/parallel)/")  # where ranks wait
 NOTES = {  # why a rank has no stack, by the supervisor's keyword
-    "stopped": "is stopped (SIGSTOP); SIGCONT resumes it",
-    "traced": "is held by a debugger",
-    "exited": "has exited",
-    "unprepared": "has no stack: it is starting, is not Python, or replaced its signal handlers",
-    "blocked": "has no stack: it blocks signals",
-    "silent": "did not answer: it is blocked in the kernel, or its machine is overloaded",
+    "stopped": "stopped (SIGSTOP) until SIGCONT is sent",
+    "traced": "held by a debugger",
+    "exited": "exited",
+    "unprepared": "no stack (still starting, not Python, or with signal handlers replaced)",
+    "blocked": "no stack (signals are blocked)",
+    "silent": "did not answer (blocked in the kernel, or the machine is overloaded)",
 }
 PLACES = ("stopped", "traced", "silent")  # notes that describe a rank's position
 
@@ -35,7 +35,7 @@ def owner(frame: Frame) -> str | None:
 
 
 def label(frame: Frame) -> str:
-    """Format a frame, such as `train.py:31 in main: dist.all_reduce(x)`."""
+    """Format a frame: `train.py:31 in main: dist.all_reduce(x)`."""
     where = f"{SHORTER.sub('', frame.file)}:{frame.line} in {frame.function}"
     return f"{where}: {frame.text}" if frame.text else where
 
@@ -68,9 +68,9 @@ class RankStack(Stack):
         return any(COLLECTIVE.search(frame.file) for frame in self.frames[-3:])
 
     def describe(self) -> str:
-        """Describe the rank's position with a phrase that can follow "rank 3"."""
+        """Describe the rank's position with a phrase that can follow "rank 3:" or "ranks 3-5:"."""
         if self.note or not self.frames:
-            return NOTES.get(self.note or "", "has no Python frame")
+            return NOTES.get(self.note or "", "outside Python code")
         own = self.own_frames
         return f"at {label(own[-1] if own else self.frames[-1])}"
 
@@ -112,7 +112,7 @@ def located(stack: Stack, host: str, node_rank: int) -> RankStack:
 
 
 def grouped(ranks: Iterable[RankStack]) -> list[StackGroup]:
-    """Group the ranks by position. Return the largest group first; equal ones by lowest rank."""
+    """Group the ranks by position, the largest group first. Equally large ones are in rank order."""
     places: dict[tuple[object, ...], list[RankStack]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         places.setdefault(rank.place, []).append(rank)
@@ -134,7 +134,7 @@ def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
     """Return the groups that the other ranks are waiting for; [] if that cannot be decided.
 
     If most ranks are at one position, they wait for all the others. Otherwise, the ranks in a
-    collective wait for those outside, unless these are more than half.
+    collective wait for those outside, unless those outside are more than half.
     """
     placed = [group for group in groups if group.has_place]
     total = sum(len(group.members) for group in placed)
@@ -154,12 +154,12 @@ def verdict(groups: Sequence[StackGroup]) -> list[str]:
     lines = []
     for group in stragglers(groups):
         verb = "are" if len(group.members) > 1 else "is"
-        where = "" if group.first.note else f"{verb} not where the other ranks are: "
-        lines.append(f"{group.name} {where}{group.first.describe()}")
+        where = "" if group.first.note else f" {verb} not where the other ranks are"
+        lines.append(f"{group.name}{where}: {group.first.describe()}")
     shown = [group for group in groups if group.first.note is None]
     if not lines and len(shown) == 1 and len(shown[0].members) > 1:
         lines = [f"all {len(shown[0].members)} ranks are {shown[0].first.describe()}"]
     elif not lines and len(shown) > 1:
         lines = [f"the ranks are at {len(shown)} positions, none of which has a majority"]
-    lines += [f"{group.name} {group.first.describe()}" for group in groups if not group.has_place]
+    lines += [f"{group.name}: {group.first.describe()}" for group in groups if not group.has_place]
     return lines

@@ -41,7 +41,7 @@ class Fold:
         self._next = 0  # number of the next group
         self._open: dict[int, Group] = {}  # by number, the oldest first
         self._alike: dict[tuple[type, bytes], list[int]] = {}  # numbers of open groups, by text
-        self._last: dict[int | str, int] = {}  # number of the newest group of each rank
+        self._last: dict[int | str, int] = {}  # number of the newest group of each rank or host
 
     def feed(self, entries: Iterable[LogEntry], now: float = 0.0) -> bytes:
         """Add lines. If too many groups are open, close and return the oldest ones."""

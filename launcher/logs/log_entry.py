@@ -22,7 +22,7 @@ class LogEntry(NamedTuple):
     rank: int | None  # global rank; None for torchrun, the supervisor and events
     event: Event | None  # None for output
     lines: Sequence[bytes]  # as written, without their newlines; [] for an event
-    end: int = 0  # where the entry ends in the journal, in bytes; 0 if not from one
+    end: int = 0  # where the entry ends in the journal, in bytes; 0 if it is not from a journal
 
     @property
     def label(self) -> bytes:

@@ -3,7 +3,7 @@
 `node-<K>.log` holds the lines as shown. For each second with entries, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. The last line marks where to
 continue. Anything in the log after that point is from a killed process and is cut off. An index is
-ignored from its first impossible line on, and repaired the next time its log is written.
+ignored from its first impossible line on, and repaired the next time its log is opened for writing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NodeLog:
         index, log = read_index(folder, node_rank), folder / f"node-{node_rank}.log"
         if index.damaged:
             shutil.copyfile(log, f"{log}.damaged")
-            again = "reading everything after the damage from the host again"
+            again = "rereading everything after the damaged entry from the host"
             warn(f"{log}: its index was damaged; {again}")
         self.mark = index.last
         self._log = log.open("ab")

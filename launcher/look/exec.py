@@ -1,4 +1,4 @@
-"""The `exec` command: run a command in one node of a run or in all of them."""
+"""The `exec` command: run a command on one node of a run or on all of them."""
 
 import contextlib
 import os
@@ -22,8 +22,8 @@ from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import Sanitizer
 from ..text import duration
 
-LONGEST_LINE = 1 << 20  # bytes of a line after which it is printed in parts
-END_TIMEOUT = 60.0  # seconds for a command to end after its output
+LONGEST_LINE = 1 << 20  # bytes; longer lines are printed in parts
+END_TIMEOUT = 60.0  # seconds for a command to end after its output has ended
 # what Docker prints as output, including the reason, if it cannot start the command
 NOT_STARTED = re.compile(
     rb"(?:OCI runtime exec failed: .*?exec|Error response from daemon): (.*?)(?:: unknown)?\r?\n?$",
@@ -46,7 +46,7 @@ class ExecOptions:
 
 
 def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int:
-    """Run the command. Return its exit code; with `on_all`, that of the first node to fail."""
+    """Run the command. Return its exit code; with `on_all`, the first non-zero one in node order."""
     with newest_attempt(folder, console) as attempt:
         if wanted.on_all:
             return _on_all(attempt, folder.run_id, wanted, console)
@@ -82,7 +82,7 @@ def _exit_code(running: Stream, host: str) -> int:
 
 
 def _print_output(running: Stream, host: str, console: Console, *, unchanged: bool) -> None:
-    """Print the output. On a terminal, remove escapes other than colors, unless `unchanged`."""
+    """Print the output. On a terminal, remove escape sequences except colors, unless `unchanged`."""
     errors = Sanitizer()
     for number, data in _output(running, host, tty=unchanged):
         if number == 1 and not unchanged:
@@ -101,8 +101,8 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
     if wanted.rank is None:
         number, last = wanted.node or 0, len(attempt.connections) - 1
         if number > last:
-            what = f"--node {number}: {run_id} has nodes 0 to {last}"
-            raise UsageError(what, "choose one of them")
+            what = f"--node {number}: the last node of {run_id} is {last}"
+            raise UsageError(what, "choose a node that exists")
         return attempt.members[number]
 
     def ranks_of(connection: HostConnection) -> range:
@@ -119,7 +119,8 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
     if failures:
         raise NodesFailed(by_name(attempt.connections, failures))
     last = max((ranks.stop for ranks in all_ranks.values()), default=0) - 1
-    raise UsageError(f"--rank {wanted.rank}: {run_id} has ranks 0 to {last}", "choose one of them")
+    what = f"--rank {wanted.rank}: the last rank of {run_id} is {last}"
+    raise UsageError(what, "choose a rank that exists")
 
 
 def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Stream:

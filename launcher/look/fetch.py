@@ -23,6 +23,7 @@ from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
+from ..text import counted
 
 LIST = load_script(__file__, "list_files.sh")
 SILENCE = 60.0  # seconds without data after which a host is given up
@@ -41,7 +42,7 @@ class RemoteFile:
 
 @dataclass
 class FetchResult:
-    """What was fetched. failures: errors of hosts that did not answer. errors: those of files."""
+    """What was fetched. failures: the errors of hosts that did not answer. errors: those of files."""
 
     to: Path
     files: int = 0
@@ -63,7 +64,7 @@ class FetchResult:
 
     def summary(self) -> str:
         size = self.bytes / 1e6
-        return f"{self.to}: fetched {self.files} files, {size:.1f} MB; {self.skipped} unchanged"
+        return f"{self.to}: fetched {counted(self.files, 'file')}, {size:.1f} MB; {self.skipped} unchanged"
 
 
 def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
@@ -92,7 +93,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                         stuck.add(connection)
         except OSError as error:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"
-            remedy = "fix its permissions, free some space, or pass another folder as --to"
+            remedy = "fix its permissions, free some space, or pass another folder with --to"
             raise UsageError(what, remedy) from None
     return done
 
@@ -100,7 +101,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
 def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
     """Return the run's files, and the errors of hosts that do not answer or send no list of files.
 
-    A home directory that hosts share is listed only once.
+    If hosts share a home directory, only one of them is asked.
     """
 
     def ask(connection: HostConnection) -> list[RemoteFile]:
@@ -159,9 +160,9 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
         part.replace(target)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise  # no other file will fit either
+            raise  # no other file can be written either
         what = f"{file.path} cannot be written to {done.to}: {error.strerror}"
-        remedy = "rename what is in its place, or pass another folder as --to"
+        remedy = "rename what is in its place, or pass another folder with --to"
         raise CommandFailed(what, remedy, host=file.member.connection.name) from None
     done.files += 1
 

@@ -15,7 +15,7 @@ GPU_HEAD = ["GPUS", "ON", "USE", "MEMORY", "USED BY", "OWNER", "SINCE"]
 
 @dataclass(frozen=True)
 class GpuRow:
-    """A GPU. node: the run's node that claimed or uses it. others: processes outside that run."""
+    """A GPU. node: the node of a run that claimed or uses it. others: processes outside that run."""
 
     host: str
     gpu: GpuUse
@@ -31,7 +31,7 @@ def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus])
     """Return a row per GPU, in the order of the hosts. gpus: the GPUs by host.
 
     Two entries for one machine report the same GPUs, which are shown once. A host cannot hide
-    another machine's GPUs by claiming them, because it does not have that machine's boot id.
+    another machine's GPUs by claiming them, because it does not know that machine's boot id.
     """
     live = [status for status in statuses if status.alive or status.state is ContainerState.CREATED]
     rows: dict[tuple[str, str], GpuRow] = {}  # by machine and UUID

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints rows, ended by NUL, about each complete file of a run and each flight-recorder dump: first
-# `SIZE PATH` of all, then, after an empty row, sha256, two spaces, PATH of all. Paths are relative
-# to the run's folder, $1. The names of incomplete files start with a dot.
+# Prints rows that end in NUL about a run's files and flight-recorder dumps: `SIZE PATH` for each
+# file, an empty row, then `SHA256  PATH` for each file. $1: the run's folder; paths are relative to
+# it. Skips incomplete files: their names start with a dot.
 cd "$1" 2>/dev/null || exit 0
 set -- checkpoints output nodes/*/attempt-*/flight-recorder
 find "$@" -type f ! -name '.*' -printf '%s %p\0' 2>/dev/null

@@ -1,4 +1,4 @@
-"""List the runs on the hosts for `ps`: nodes grouped by run, GPUs, progress."""
+"""List the runs on the hosts for `ps`, with their nodes, GPUs and progress."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +30,7 @@ Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]
 class ListedRun:
     """The nodes of one run. waits_for: ids of the runs ahead of it in line.
 
-    slow: why nodes hold up the run, by node rank. progress: None unless live and writing metrics.
+    slow: why nodes hold up the run, by node rank. progress: None unless the run is live and writes metrics.
     """
 
     nodes: Sequence[NodeStatus]

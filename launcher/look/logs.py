@@ -1,4 +1,4 @@
-"""Show a run's logs: fetch the lines missing on this machine, print all, and follow if asked."""
+"""Show a run's logs: fetch the lines missing on this machine, print all lines, and follow if asked."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from ..text import names, numbers_in, quoted
 
-UNKNOWN_COUNT = 100_000  # the nodes or ranks assumed for a run whose record cannot be read
+UNKNOWN_COUNT = 100_000  # how many nodes or ranks to assume for a run whose record cannot be read
 
 
 def with_nodes_and_ranks(
@@ -36,8 +36,8 @@ def with_nodes_and_ranks(
         numbers = [attempt.number for attempt in attempts]
         attempt = log_filter.attempt
         if attempt is not None and attempt not in numbers:
-            what = f"--attempt {attempt}: the run has attempts 1 to {numbers[-1]}"
-            raise UsageError(what, "choose one of them")
+            what = f"--attempt {attempt}: the run's last attempt is {numbers[-1]}"
+            raise UsageError(what, "choose an attempt that exists")
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
     node_ranks = _numbers("--node", nodes, node_count)
@@ -56,8 +56,8 @@ def show_logs(
 ) -> Exit:
     """Print the logs. Return UNREACHABLE if lines are missing because a host did not answer.
 
-    unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to go on until the run ends
-    or a signal arrives.
+    unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to keep printing until the
+    run ends or a signal arrives.
     """
     lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
@@ -92,7 +92,8 @@ def print_recorded(
 ) -> Marks:
     """Print this machine's copy of the logs. Return where it ends, by node rank.
 
-    Print several attempts in order, each after its number (on stderr), unless there is a tail.
+    Each attempt follows a line on stderr with its number, unless only one exists or is asked for, or
+    the filter has a tail.
     """
     known = known_marks(folder.logs)
     numbers = attempts_in(folder.logs, known)
@@ -112,4 +113,4 @@ def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
         return None if text is None else numbers_in(text, count or UNKNOWN_COUNT)
     except ValueError as error:
         what = f"{flag} {quoted(text or '')}: {error}"
-        raise UsageError(what, "write 0-3,5, for example") from None
+        raise UsageError(what, "write numbers and ranges, as in 0-3,5") from None

@@ -66,10 +66,10 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
 
 
 def clusters_of(selection: Selection, console: Console) -> list[Cluster]:
-    """Return the clusters to ask: the one that the user named, if any, or several.
+    """Return the clusters to ask: the one that the user named or, by default, several.
 
-    Those are the clusters of ./hosts.yaml and of this machine's live runs (with `finished`, of all
-    its runs). Warn about each file or record that cannot be read.
+    The default is the clusters of ./hosts.yaml and of the live runs that are recorded on this
+    machine; with `finished`, of all its runs. Warns about each unreadable file or record.
     """
     if selection.hosts is not None:
         return [hosts_to_ask(selection.hosts, console)]
@@ -111,7 +111,7 @@ def ask(clusters: Connected, selection: Selection, console: Console, *, slow: bo
 
 
 def tables(listing: Listing, selection: Selection, columns: float = math.inf) -> list[str]:
-    """Return the tables of runs, if any, and of GPUs. columns: width of the terminal."""
+    """Return the tables of runs and of GPUs, except empty ones. columns: see `fitting`."""
     texts = []
     if listing.runs and selection.per_node:
         rows = [row for run in listing.runs for row in run.node_rows()]
@@ -125,7 +125,7 @@ def tables(listing: Listing, selection: Selection, columns: float = math.inf) ->
 
 
 def nothing(listing: Listing, selection: Selection) -> str:
-    """Return the message for an empty list, which names hosts that answered; "" if none did."""
+    """Return the message that no run was found; "" if no host answered."""
     if not listing.hosts:
         return (
             "this machine has no record of a live run, and there is no ./hosts.yaml; "

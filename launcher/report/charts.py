@@ -9,7 +9,7 @@ from ..logs.metrics import entries, number
 
 Point = tuple[float, float]
 NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
-MOST_CURVES = 16  # the limit of ranks or nodes in a chart; with more, none is drawn
+MOST_CURVES = 16  # of single ranks or nodes in a chart; if there would be more, none is drawn
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _values(
 
 
 def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:
-    """Merge charts of the same title. With several parts, add the part to the curves' names."""
+    """Merge charts of the same title. With several parts, add the part's name to the curves' names."""
     parts = {name: charts for name, charts in parts.items() if charts}
     if len(parts) < 2:
         return tuple(next(iter(parts.values()), ()))

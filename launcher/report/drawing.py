@@ -21,7 +21,7 @@ def text(value: object) -> str:
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Return HTML for charts with one legend, which can hide curves. A name keeps its color."""
+    """Return HTML for charts with one legend, which can hide curves. Each name has its own color."""
     names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
     if not names:
         return ""
@@ -117,7 +117,8 @@ def linear_axis(low: float, high: float) -> Axis:
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= (high - low) / 5)
     first, last = math.ceil(low / step), math.floor(high / step)
-    ticks = [min(max(low, n * step), high) for n in range(first, last + 1)]  # rounding may leave it
+    # rounding may move the first and last tick outside the range
+    ticks = [min(max(low, n * step), high) for n in range(first, last + 1)]
     return Axis(low, high, ticks)
 
 

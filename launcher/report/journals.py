@@ -103,7 +103,7 @@ def _extremes(lines: Iterable[Curve]) -> list[Curve]:
 
 
 def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
-    """Parse the output of EVENTS, given by host. Ignore nodes that did not run on that host."""
+    """Parse the output of EVENTS from each host. Skip nodes that did not run on the host."""
     nodes = ((each.number, node) for each in record.attempts for node in each.nodes)
     hosts = {(attempt, node.node_rank): node.host for attempt, node in nodes}
     journals: dict[tuple[int, int], NodeJournal] = {}

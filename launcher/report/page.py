@@ -1,4 +1,4 @@
-"""Render the HTML page about one run or two. All data in it is escaped. Pure."""
+"""Render an HTML page about one run, or one that compares two. All data in it is escaped. Pure."""
 
 import re
 import shlex

@@ -24,14 +24,17 @@ LONGEST = 12_000_000  # the limit of metrics and of events, in bytes; only the n
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
-    """Write the page about one run or two. Return UNREACHABLE if a host did not answer."""
+    """Write a page about one run, or one that compares two.
+
+    Return UNREACHABLE if a host did not answer.
+    """
     views = [_collect(folder, console) for folder in folders]
     html = page(views[0]) if len(views) == 1 else comparison(*views)
     try:
         # ASCII with character references is safe in any locale
         write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
     except StateError as error:
-        remedy = "fix its permissions, or pass another file as -o"
+        remedy = "fix its permissions, or pass another file with -o"
         raise UsageError(error.what, remedy) from None
     console.print(str(out))
     return Exit.UNREACHABLE if any(run.notes for run in views) else Exit.DONE
@@ -84,7 +87,7 @@ def without_secrets(path: Path) -> str:
     try:
         document = yaml.safe_load(read_record(path))
     except (OSError, ValueError, yaml.YAMLError):
-        return "(the hosts file is no longer on this machine)"
+        return "(the run's hosts file on this machine is gone or damaged)"
     job = document.get("job") if isinstance(document, dict) else None
     if isinstance(job, dict) and isinstance(job.get("env"), dict):
         job["env"] = dict.fromkeys(job["env"], "(not shown)")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the events of each journal of a run, after a line `== RANK/attempt-N`. $1: the run's
-# folder. If there are more than $2 bytes, prints only the last ones.
+# Prints the events in each journal of a run, after a line `== NODE_RANK/attempt-N`. $1: the run's
+# folder. Prints only the last $2 bytes.
 . ../plan/attempts.sh
 cd "$1" 2>/dev/null || exit 0
 event=$(printf '^[0-9.]*\t!')

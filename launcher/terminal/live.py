@@ -24,7 +24,7 @@ class Live:
     """Draws the lines that `render` returns on stderr. `Console` calls it, one thread at a time."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """render: called with (columns, rows), returns lines. share: its fraction of the rows."""
+        """render: called with (columns, rows), returns lines. share: how much of the rows to use."""
         self._share = share
         self._render = render
         self._shown: list[str] = []  # lines now on the terminal
@@ -58,7 +58,7 @@ class Live:
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:
-    """Return the lines of `text`, cut to `columns` and `rows`. The last line counts those missing."""
+    """Return the lines of `text`, cut to `columns` and `rows`. The last line says how many are missing."""
     lines = [line[: columns - 1] for line in text.splitlines()]
     if len(lines) <= rows:
         return lines

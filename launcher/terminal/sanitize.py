@@ -9,7 +9,7 @@ import re
 
 from ..text import ESCAPE_BODY, ESCAPES
 
-LONGEST = 4096  # maximum number of characters of an unfinished escape sequence
+LONGEST = 4096  # maximum characters in an unfinished escape sequence
 
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 _UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")

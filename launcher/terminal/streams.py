@@ -12,7 +12,7 @@ from .sanitize import Sanitizer
 
 
 class ResultStream:
-    """stdout. Files and pipes get all bytes unchanged, terminals no escape sequences but colors."""
+    """stdout. Files and pipes get all bytes unchanged; for terminals, see Sanitizer."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
         """on_failure: called once, with the reason, when stdout can no longer be written to."""

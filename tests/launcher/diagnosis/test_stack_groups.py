@@ -82,12 +82,12 @@ def test_a_stopped_rank_is_a_straggler_and_one_without_a_stack_is_not() -> None:
     ranks = [rank(0, REDUCE), rank(1, REDUCE), rank(2, note="stopped"), rank(3, note="unprepared")]
     assert groups_of(*ranks)[1] == [[2]]
     stopped, unprepared = verdict(grouped(ranks))
-    assert stopped == "rank 2 of node1 is stopped (SIGSTOP); SIGCONT resumes it"
-    assert unprepared.startswith("rank 3 of node1 has no stack: ")
+    assert stopped == "rank 2 of node1: stopped (SIGSTOP) until SIGCONT is sent"
+    assert unprepared.startswith("rank 3 of node1: no stack (")
 
 
 def test_a_rank_without_a_python_frame_is_named() -> None:
-    assert rank(0).describe() == "has no Python frame"
+    assert rank(0).describe() == "outside Python code"
 
 
 def test_the_frames_of_an_installed_program_are_its_user_s_own() -> None:

@@ -178,7 +178,7 @@ def test_torchruns_own_reports_are_hidden_on_a_terminal_only(
         (["--rank", "7"], 0, "--rank 7: 7 is not a number or range within 0-1"),
         (["--node", "2"], 0, "--node 2: 2 is not a number or range within 0-1"),
         (["--host", "gpu7"], 0, "--host gpu7: the run is on gpu[0-1]"),
-        (["--attempt", "3"], 0, "--attempt 3: the run has attempts 1 to 1"),
+        (["--attempt", "3"], 0, "--attempt 3: the run's last attempt is 1"),
     ],
 )
 def test_logs_takes_lists_and_ranges_and_refuses_what_does_not_exist(

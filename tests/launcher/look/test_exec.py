@@ -78,7 +78,7 @@ def test_two_nodes_on_one_host_have_their_own_containers(fake_cluster: Make) -> 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(["--node", "3"], "has nodes 0 to 2"), (["--rank", "6"], "has ranks 0 to 5")],
+    [(["--node", "3"], "is 2; choose a node"), (["--rank", "6"], "is 5; choose a rank")],
 )
 def test_a_node_or_rank_that_the_run_does_not_have(
     running: FakeCluster, flags: list[str], said: str

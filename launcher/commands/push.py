@@ -11,9 +11,11 @@ def push(
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
     job: str | None = options.JOB,
-    image: bool = flag("--image", "Push only the image (and other parts you name)."),
-    dataset: bool = flag("--dataset", "Push only the dataset (and other parts you name)."),
-    workdir: bool = flag("--workdir", "Push only the code (and other parts you name)."),
+    image: bool = flag("--image", "Push only the image; combines with --dataset and --workdir."),
+    dataset: bool = flag(
+        "--dataset", "Push only the dataset; combines with --image and --workdir."
+    ),
+    workdir: bool = flag("--workdir", "Push only the code; combines with --image and --dataset."),
     prune: bool = flag("--prune", "Push nothing; delete pushed data and code that no run uses."),
     yes: bool = flag(
         "--yes", "Do not ask; --prune needs it with --json or without a terminal.", "-y"

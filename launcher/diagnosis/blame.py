@@ -33,7 +33,7 @@ def _about(node: NodeEvidence) -> Iterator[str]:
     if node.gpus_before or node.gpus_after:
         yield from _gpus("GPUs at the start", node.gpus_before)
         yield from _gpus("GPUs after the failure", node.gpus_after)
-    yield "its kernel's messages about GPUs and memory since the run's start:"
+    yield "kernel messages about GPUs and memory since the start of the run:"
     kernel = node.kernel or ["(none, or ddpctl is not allowed to read them)"]
     yield from (f"  {line[:LONGEST]}" for line in kernel)
     exits = {exit.rank: exit for _, exit in node.of(RankExit)}

@@ -45,7 +45,7 @@ hints_of: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hint
 
 
 def parsed(kind: type[T], document: Any) -> T:
-    """Return a `kind` made from its JSON object. Raises ValueError on a missing or wrong field."""
+    """Return a `kind` made from its JSON object. Raises ValueError if a field is missing or wrong."""
     if not isinstance(document, dict):
         raise ValueError(f"not an object: {document!r:.100}")
     fields = {

@@ -42,7 +42,7 @@ class RemoteFile:
 
 @dataclass
 class FetchResult:
-    """What was fetched. failures: the errors of hosts that did not answer. errors: those of files."""
+    """What was fetched. failures: errors of hosts that did not answer. errors: errors of files."""
 
     to: Path
     files: int = 0

@@ -7,7 +7,7 @@ from .console import Console
 
 
 def report_errors(failures: Mapping[str, DdpctlError], console: Console) -> None:
-    """Print the errors. failures: by host name. Hosts with the same error share a line."""
+    """Print the errors, given by host name. Hosts with the same error share a line."""
     if failures:
         console.error(str(NodesFailed(failures)))
 

@@ -9,16 +9,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engines.choose import engines_on
+from ..engines.choose import claims_on, engines_on
 from ..engines.claims import rivals, taken, those_ahead, undecided
 from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError, PreflightError
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import each_node
+from ..ssh.many import each_node, try_each
 from ..terminal.console import Console
 from ..text import counted
 from .start_nodes import PlannedAttempt, create_nodes, remove_nodes
 
+Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]
 LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided
 
 
@@ -76,28 +77,63 @@ def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
     while True:
         listed = each_node(sharing, rivals_after_cleanup)
         late = time.monotonic() > deadline
-        ahead = {
-            connection: those_ahead(here, plan.key, or_undecided=late)
-            for connection, here in listed.items()
-        }
-        if any(ahead.values()):
-            return taken_by_rivals(planned, ahead, wanted)
+        _, reasons = _ahead_with_reasons(planned, listed, wanted, or_undecided=late)
+        if reasons:
+            return reasons
         if not any(undecided(rival) for here in listed.values() for rival in here):
             return []
         time.sleep(LOOK_AGAIN)
 
 
-def taken_by_rivals(
+def list_claims(planned: PlannedAttempt) -> Claims:
+    """Return all runs' nodes and tickets by host, and the errors of hosts that did not answer."""
+    name = planned.plan.engine.name
+    return try_each(planned.connections, lambda connection: claims_on(connection, name))
+
+
+def in_the_way(
     planned: PlannedAttempt,
-    ahead: Mapping[HostConnection, Sequence[NodeStatus]],
+    listed: Mapping[HostConnection, Sequence[NodeStatus]],
+    failures: Mapping[HostConnection, DdpctlError],
+) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
+    """Return the rivals ahead or undecided, by host, and an error for each of them plus `failures`.
+
+    A master port that the plan chose itself does not count, because the next plan chooses another.
+    """
+    plan = planned.plan
+    port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
+    wanted = {
+        connection: plan.resources(own) - port for connection, own in planned.node_plans.items()
+    }
+    found = {
+        connection: rivals(plan.run_id, wanted[connection], here)
+        for connection, here in listed.items()
+    }
+    ahead, reasons = _ahead_with_reasons(planned, found, wanted, or_undecided=True)
+    return ahead, [*reasons, *failures.values()]
+
+
+def _ahead_with_reasons(
+    planned: PlannedAttempt,
+    found: Mapping[HostConnection, Sequence[NodeStatus]],
     wanted: Mapping[HostConnection, Collection[str]],
-) -> list[DdpctlError]:
-    """Return an error per host and rival that says which of `wanted` the rival has or awaits."""
-    return [
+    *,
+    or_undecided: bool,
+) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
+    """Return which of the rivals `found` come first, by host, and an error for each of them.
+
+    wanted: the GPUs and ports that the run wants. or_undecided: also rivals that may come first.
+    """
+    ahead = {
+        connection: those_ahead(here, planned.plan.key, or_undecided=or_undecided)
+        for connection, here in found.items()
+    }
+    reasons: list[DdpctlError] = [
         PreflightError(
             taken(wanted[connection], planned.node_plans[connection].gpu_ids, rival),
             host=connection.name,
         )
-        for connection, listed in ahead.items()
-        for rival in listed
+        for connection, here in ahead.items()
+        for rival in here
     ]
+    return ahead, reasons

@@ -11,11 +11,10 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..engines.choose import engines_on
-from ..engines.claims import rivals, those_ahead
 from ..engines.status import LEASE, NodeStatus
 from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, lines
 from ..follow import detach
@@ -27,7 +26,7 @@ from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..terminal.console import Console
-from .claim_gpus import Refused, taken_by_rivals
+from .claim_gpus import Claims, Refused, in_the_way, list_claims
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt
@@ -36,7 +35,6 @@ RENEW = LEASE / 3  # the age in seconds at which a ticket is renewed
 KEEP = LEASE / 6  # seconds between renewals in the background
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
-Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]
 WAITING = "waiting.lock"  # locked by the process that waits in line for the run
 
 
@@ -231,37 +229,6 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
 
 def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
     return Several(PreflightError(each.what, remedy, host=each.host) for each in reasons)
-
-
-def list_claims(planned: PlannedAttempt) -> Claims:
-    """Return all runs' nodes and tickets by host, and the errors of hosts that did not answer."""
-    name = planned.plan.engine.name
-    return try_each(
-        planned.connections, lambda n: [s for e in engines_on(n, name) for s in e.claims()]
-    )
-
-
-def in_the_way(
-    planned: PlannedAttempt,
-    listed: Mapping[HostConnection, Sequence[NodeStatus]],
-    failures: Mapping[HostConnection, DdpctlError],
-) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals ahead or undecided, by host, and an error for each of them plus `failures`.
-
-    A master port that the plan chose itself does not count, because the next plan chooses another.
-    """
-    plan = planned.plan
-    port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
-    wanted = {
-        connection: plan.resources(own) - port for connection, own in planned.node_plans.items()
-    }
-    ahead = {
-        connection: those_ahead(
-            rivals(plan.run_id, wanted[connection], here), plan.key, or_undecided=True
-        )
-        for connection, here in listed.items()
-    }
-    return ahead, [*taken_by_rivals(planned, ahead, wanted), *failures.values()]
 
 
 def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:

@@ -32,7 +32,7 @@ from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
-from launcher.start.claim_gpus import Refused, create_unless_taken
+from launcher.start.claim_gpus import Refused, create_unless_taken, in_the_way, list_claims
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation
 from launcher.start.run_attempt import run_attempt
@@ -441,7 +441,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
         planned = PlannedAttempt(plan, connections)
-        ahead, _ = waiting_line.in_the_way(planned, *waiting_line.list_claims(planned))
+        ahead, _ = in_the_way(planned, *list_claims(planned))
         assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
         refused = create_unless_taken(planned, {}, {}, Console(quiet=True))
     assert refused and undecided in str(refused.reasons[0])

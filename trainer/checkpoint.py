@@ -3,7 +3,7 @@
     <dir>/ckpt/step-00001234/state.pt    tensors and plain values, torch.load(weights_only=True)
                              meta.json   step, epoch, settings, versions, for people and tools
                              MANIFEST    sha256 of both, written last, for `sha256sum -c`
-    <dir>/ckpt/latest                    name of the newest one, for people; nothing relies on it
+    <dir>/ckpt/latest                    name of the newest step-*, for people; nothing relies on it
 
 A save writes a hidden folder, syncs its files, renames it and syncs the parent, so a folder called
 step-* is complete unless the disk lost data. The hashes catch that case: torch.load would read a
@@ -204,7 +204,7 @@ def prune(root: Path, keep: int) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove what an interrupted save or removal left. Call this only before the first save."""
+    """Remove what an interrupted save or removal left behind. Call this only before the first save."""
     for path in (root / "ckpt").glob(".*-step-*"):
         shutil.rmtree(path, ignore_errors=True)
 

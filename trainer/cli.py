@@ -1,4 +1,4 @@
-"""`python -m trainer [FLAGS]`, and its other commands, ckpt and data.
+"""The command line: `python -m trainer [FLAGS]`, and the commands `ckpt` and `data`.
 
 torch is imported late, so that --help and usage errors are instant.
 """

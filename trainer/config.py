@@ -49,8 +49,8 @@ def flag(
 @dataclass(frozen=True)
 class Config:
     # fmt: off
-    model: str = flag("resnet18", "resnet8, 20, 18, 34, 50, 101, 152, or package.module:function",
-                      "--arch", "--net", noted=False)
+    model: str = flag("resnet18", "resnet8, resnet20, resnet18, resnet34, resnet50, resnet101, "
+                      "resnet152, or package.module:function", "--arch", "--net", noted=False)
     stem: str = flag("auto", "first layers: cifar (3x3), imagenet (7x7), or auto (by image size)",
                      choices=("auto", "cifar", "imagenet"), noted=False)
     width: int | None = flag(None, "channels in the first stage", kind=int, noted=False)
@@ -102,7 +102,8 @@ class Config:
                         "(even: faster, but different batch-norm statistics)",
                         choices=("exact", "even"), noted=False)
     canonical_shards: int = flag(0, "cut each batch into this many shards, for bitwise equal weights "
-                                 "at every world size that divides it (0: off)", noted=False)
+                                 "at every world size that divides this number (0: off)",
+                                 noted=False)
     drop_last: bool = flag(False, "drop the last, smaller batch of an epoch", noted=False)
     amp: str = flag("auto", "mixed precision; auto: bf16 on GPUs that support it, else off",
                     choices=("auto", "off", "bf16", "fp16"), bare="bf16")
@@ -125,8 +126,8 @@ class Config:
         None, "weight decay of batch norms and biases (default: --weight-decay)", kind=float)
     label_smoothing: float = flag(0.0, "label smoothing, 0 up to but not including 1", "--smoothing")
     clip_grad_norm: float = flag(0.0, "maximum gradient norm (0: no limit)", "--clip-grad")
-    ema: float = flag(0.0, "decay of a moving average of the weights, which is evaluated instead "
-                      "of them (0: off)", "--ema-decay")
+    ema: float = flag(0.0, "decay of the moving average of the weights that is evaluated in their "
+                      "place (0: off)", "--ema-decay")
 
     epochs: int = flag(10, "passes over the training images", "--num-epochs")
     max_steps: int = flag(0, "stop after this many steps (0: train for --epochs)")
@@ -155,7 +156,8 @@ class Config:
     profile: str = flag("", "write a Chrome trace of these steps on each rank, counted from the "
                         "start or resume: 10:20", noted=False)
 
-    resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl)",
+    resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl, after "
+                       "a restart and with --test-only; otherwise none)",
                        bare="auto", noted=False)
     resume_override: bool = flag(False, "accept a checkpoint with other data, batch or seed",
                                  noted=False)
@@ -173,7 +175,8 @@ class Config:
     eval_every: int = flag(1, "epochs between evaluations", "--val-interval", noted=False)
     eval_batch_size: int = flag(500, "images per rank and evaluation step", noted=False)
     test_only: bool = flag(False, "evaluate the checkpoint, write eval.json and exit", noted=False)
-    tta: str = flag("none", "also evaluate each image together with its mirror image, as tta_top1",
+    tta: str = flag("none", "also report tta_top1, the accuracy when each image is evaluated "
+                    "together with its mirror image",
                     choices=("none", "mirror"), noted=False)
     metric: str = flag("", "also evaluate package.module:function(logits, labels) over a whole split",
                        noted=False)
@@ -184,7 +187,7 @@ class Config:
     # fmt: on
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems that show without the machine and the data, one line each."""
+        """Yield a line for each problem that can be found without looking at the machine or the data."""
         for limit, holds, names in LIMITS:
             for name in names.split():
                 if not holds(getattr(self, name)):
@@ -194,9 +197,12 @@ class Config:
         if self.canonical_shards and self.grad_exchange != "auto":
             yield "--canonical-shards adds gradients in its own way; leave out --grad-exchange"
         if self.canonical_shards and self.bn == "sync":
-            yield "--canonical-shards gives each shard its own statistics; use --bn local or frozen"
+            yield (
+                "--canonical-shards gives each shard its own batch-norm statistics; use --bn local "
+                "or frozen"
+            )
         if self.canonical_shards and self.amp == "fp16":
-            yield "--canonical-shards with --amp fp16: use bf16, which needs no loss scale"
+            yield "--canonical-shards with --amp fp16: use --amp bf16, which needs no loss scale"
         if self.bn == "sync" and self.device == "cpu":
             yield NEEDS_GPU
         if self.test_only and self.resume == "none":
@@ -213,7 +219,8 @@ class Config:
 
     @property
     def parsed_save_every(self) -> tuple[int, str]:
-        """(5, "ep"), (500, "st") or (60, "s"). (0, "ep") means only at the end."""
+        """The count and its unit, such as (5, "ep"), (500, "st") or (60, "s"). A count of 0 means only
+        at the end."""
         match = re.fullmatch(r"(\d+)(ep|st|s)?", self.save_every.strip())
         if not match:
             raise ValueError(self.save_every)
@@ -221,7 +228,7 @@ class Config:
 
     @property
     def parsed_max_time(self) -> int:
-        """Seconds; 0 means no limit."""
+        """The limit in seconds, or 0 for no limit."""
         match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time.strip())
         if not match:
             raise ValueError(self.max_time)
@@ -230,7 +237,7 @@ class Config:
 
     @property
     def parsed_profile(self) -> tuple[int, int] | None:
-        """The first and the last step to profile, counted from 1."""
+        """The first and the last step to profile, counted from 1, or None without --profile."""
         if not self.profile:
             return None
         first, last = map(int, self.profile.split(":"))
@@ -287,7 +294,9 @@ def named_function(flag_name: str, text: str) -> Callable[..., Any]:
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"{flag_name} {text}: {error}; is its folder on PYTHONPATH?") from error
+        raise UsageError(
+            f"{flag_name} {text}: {error}; is the module's folder on PYTHONPATH?"
+        ) from error
     return function
 
 

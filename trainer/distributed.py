@@ -47,7 +47,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, the only rank that prints and writes."""
+        """Whether this is rank 0, which prints and writes for all ranks."""
         return self.rank == 0
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,9 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
             host=platform.node(),
         )
     except ValueError as error:
-        raise UsageError(f"RANK, WORLD_SIZE or LOCAL_RANK in the environment: {error}") from error
+        raise UsageError(
+            f"RANK, WORLD_SIZE or a similar variable in the environment: {error}"
+        ) from error
     if not 0 <= rank < world_size:
         raise UsageError(
             f"RANK={rank} with WORLD_SIZE={world_size}: the rank must be below the world size"
@@ -115,7 +117,7 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
 
 
 def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
-    """Return the device of this process. Raises UsageError if the requested kind is missing."""
+    """Return the device of this process. Raises UsageError if it needs a GPU and has none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and count == 0):
         return torch.device("cpu")
@@ -127,7 +129,7 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
     local_rank = int(env.get("LOCAL_RANK", "0"))
     if local_rank >= count:
         raise UsageError(
-            f"local rank {local_rank} has no GPU of its own ({count} here); "
+            f"local rank {local_rank} has no GPU of its own, because PyTorch sees only {count}; "
             "lower --nproc-per-node, or use --device cpu"
         )
     device = torch.device("cuda", local_rank)
@@ -138,8 +140,8 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
 def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> Ranks:
     """Wait for all other ranks and create the process group. Return `ranks` with their store.
 
-    `failure` is what went wrong on this rank so far (its images, its device). All ranks learn of it
-    here and raise it. If ranks do not join, raises TrainerError that names them.
+    `failure` is what went wrong on this rank so far, such as loading its images. All ranks learn
+    of it here and raise it. If ranks do not join, raises a TrainerError that names them.
     """
     if ranks.world_size == 1:
         if failure:
@@ -211,7 +213,7 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
 def exchange(
     ranks: Ranks, store: Store, name: str, failure: Exception | None, timeout: float
 ) -> list[dict[str, str]]:
-    """Return every rank's fact on every rank, through the store.
+    """Tell all ranks this rank's fact (see `as_fact`) through the store. Return all ranks' facts.
 
     Raises the error of the lowest rank that has one, with the same message on all ranks. Raises
     TrainerError once the missing ranks have shown no sign of life for `timeout` seconds.

@@ -37,7 +37,8 @@ LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
 
 
 def finish(t: Training, state: str, reason: str) -> None:
-    """Record how the run ended, once everything is saved and all ranks know."""
+    """Record in metrics.jsonl and status.json how the run ended, and print it. Call this after the
+    last save."""
     seconds = round(time.monotonic() - t.log.began, 3)
     results = {
         "epoch": t.epoch,
@@ -220,7 +221,7 @@ def explain(ranks: Ranks, t: Training | None, error: Exception) -> TrainerError 
     if "DataLoader worker" in first:
         return DataError(
             f"a process that loads images was killed: {first}; give the container more shared "
-            "memory (shm_size), or lower --workers"
+            "memory (`shm_size:`), or lower --workers"
         )
     if ranks.world_size == 1 or not any(word in str(error).lower() for word in LOST):
         return None

@@ -5,12 +5,12 @@
     ├── OutOfMemory           exit 1   this rank's GPU is full
     ├── UsageError            exit 2   an impossible flag or combination of flags
     ├── DataError             exit 3   images are missing or incomplete, or do not fit the network
-    ├── CheckpointError       exit 4   a checkpoint cannot be written, or is damaged
+    ├── CheckpointError       exit 4   a checkpoint is missing, damaged, unsuitable or not writable
     ├── Diverged              exit 5   the loss is no longer a finite number
     └── ReplicaMismatch       exit 6   ranks that must hold equal weights do not
 
-75 means stopped by a signal with everything saved (0 under torchrun, which ends the job on any
-other code); 143 means stopped by a second signal with nothing saved. A message is one line,
+75 means stopped by a signal or --max-time with everything saved (0 under torchrun, which ends the
+job on any other code); 143 means stopped by a second signal without saving. A message is one line,
 `where: what; remedy`. One rank prints it; all ranks exit with the same code.
 """
 
@@ -28,7 +28,7 @@ class TrainerError(Exception):
 
     exit_code = 1
     state = "failed"  # as written to status.json
-    located = False  # whether the message already names the rank, or applies to all of them
+    located = False  # whether the message already names the rank, or applies to all ranks
 
 
 class PeerLost(TrainerError):
@@ -67,7 +67,7 @@ KINDS |= {kind.__name__: kind for kind in TrainerError.__subclasses__()}
 
 
 def print_error(error: Exception, every_rank: bool = False) -> None:
-    """Print an error to stderr. Rank 0 prints for all ranks, which exit with the same error."""
+    """Print an error to stderr. Unless `every_rank`, only rank 0 prints, for all ranks."""
     if every_rank or os.environ.get("RANK", "0") == "0":
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()

@@ -41,7 +41,7 @@ def record_evaluation(t: Training, split: str) -> None:
 
 def selecting_split(t: Training) -> str:
     """Return the split that chooses the best epoch. With "test", the best score is biased, because
-    the test set chose it."""
+    the same images chose it."""
     return "val" if t.config.val_split else "test"
 
 
@@ -165,7 +165,8 @@ class Blocks:
 
 
 def own_metrics(t: Training, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Return what the function of --metric computes: one number, or several by name."""
+    """Return the numbers that --metric's function computes, by name. A single number gets the
+    function's name."""
     value = named_function("--metric", t.config.metric)(logits, labels)
     named = value if isinstance(value, dict) else {t.config.metric.partition(":")[2]: value}
     return {str(name): float(number) for name, number in named.items()}
@@ -183,9 +184,9 @@ def test_only(t: Training) -> None:
 
 
 def export(t: Training) -> None:
-    """Write the evaluated network's state_dict, for
-    `build_model(...).load_state_dict(torch.load(path))`: as epoch_N.pth in place of the previous
-    one, and as best.pth after the best evaluation so far."""
+    """Write the state_dict of the evaluated network: every --export-every epochs as epoch_N.pth, in
+    place of the previous one, and after the best evaluation so far as best.pth. To load it, use
+    `build_model(...).load_state_dict(torch.load(path))`."""
     began = time.perf_counter()
     whole = t.step % t.plan.steps_per_epoch == 0
     every = t.config.export_every

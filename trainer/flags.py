@@ -20,16 +20,17 @@ from .config import GROUPS, PRESETS, Config
 from .errors import UsageError
 
 EPILOG = """\
-Under torchrun, its environment sets the ranks. Otherwise, there is one process; --spawn N starts N.
+torchrun's variables define the ranks. Without them, there is one process; --spawn N starts N.
   torchrun --nproc-per-node 2 -m trainer --data synthetic --model resnet8 --epochs 3
   python -m trainer --spawn 2 --data ./data --preset baseline
 Other commands: trainer ckpt ls|export, trainer data fetch|make|pack|verify.
-Exit codes: 0 done, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 replicas differ, 75 stopped and
-saved, 143 stopped without saving; under torchrun, see status.json in the output folder."""
+Exit codes: 0 done, 1 failed, 2 usage, 3 data, 4 checkpoint, 5 diverged, 6 replicas differ,
+75 stopped and saved, 143 stopped without saving; under torchrun, see status.json in the output
+folder."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviations, and raises errors instead of exiting; so do its subparsers."""
+    """Accepts no abbreviations and raises errors instead of exiting. Its subparsers do the same."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -39,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Show a flag's metavar once, and --[no-]x for a switch."""
+    """Shows a flag's metavar once, and a switch as --[no-]x."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         names = action.option_strings
@@ -71,8 +72,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str, Any]]:
-    """Return the Config for these arguments, and what else they ask for: `print_config`, and `env`,
-    the variables that older flags stand for (MASTER_ADDR, NNODES, ...). Raises UsageError.
+    """Return the Config for these arguments, and a dict with `print_config` (whether to print it) and
+    `env` (the variables that older flags stand for, such as MASTER_ADDR). Raises UsageError.
     """
     given = settings_in(argv)
     other: dict[str, Any] = {
@@ -141,7 +142,7 @@ def number(text: str) -> float:
     return value
 
 
-READERS: dict[type, Callable[[str], Any]] = {float: number}  # the other types are their own readers
+READERS: dict[type, Callable[[str], Any]] = {float: number}  # other types read text themselves
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def _with_ddpctl_defaults(config: Config, env: Mapping[str, str]) -> Config:
     )
 
 
-VARIABLES = {  # what each of these older flags stands for
+VARIABLES = {  # the variable that each of these older flags stands for
     "rank": "NODE_RANK",  # it counts nodes, as in the scripts that use it
     "world_size": "NNODES",
     "local_rank": "LOCAL_RANK",
@@ -188,7 +189,7 @@ VARIABLES = {  # what each of these older flags stands for
 
 def add_older_spellings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "older spellings", "variables set by torchrun take precedence over these"
+        "older spellings", "torchrun's variables take precedence over these flags"
     )
     for name, text in (
         *((name, argparse.SUPPRESS) for name in (*VARIABLES, "init_method", "gpu", "gpu_id")),
@@ -233,6 +234,6 @@ def strict_bool(text: str) -> bool:
 
 
 def dashed(argument: str) -> str:
-    """Return a flag with dashes in place of underscores. Leave a value after = alone."""
+    """Return an argument with dashes for the underscores in a flag's name. Leaves values alone."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument

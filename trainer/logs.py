@@ -107,7 +107,7 @@ def write_status(
 ) -> None:
     """Write status.json.
 
-    state: completed, preempted, failed or diverged. checkpoint: the folder of the newest one.
+    state: completed, preempted, failed or diverged. checkpoint: the folder of the newest checkpoint.
     """
     out.mkdir(parents=True, exist_ok=True)
     status = {"v": VERSION, "state": state, "step": step, "checkpoint": checkpoint}
@@ -121,7 +121,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def truncate(path: Path, step: int, last: dict[str, Any]) -> None:
     """Drop what a run resumed at `step` will write again: lines after that step, and evaluations
-    after its `last` one. Also drop any earlier `end` line and an incomplete last line."""
+    after `last`, the newest one in the checkpoint. Also drops earlier `end` lines and an incomplete
+    last line."""
 
     def belongs(line: str) -> bool:
         try:

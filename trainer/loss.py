@@ -40,7 +40,7 @@ def cross_entropy(smoothing: float) -> Loss:
 
 
 def per_sample(name: str) -> Loss:
-    """Return the user's loss. A call raises UsageError if it returns anything but one loss per
+    """Return the user's loss function. Calling it raises UsageError unless it returns one loss per
     sample: a mean would count as a sum and train at a fraction of the learning rate."""
     own = named_function("--loss", name)
 

@@ -1,5 +1,5 @@
 """Networks: ResNets for small images, torchvision's ResNets for large ones, and the user's own.
-Also, the values in a network: batch-norm statistics and vectors of parameters.
+Also, helpers for batch-norm statistics and for vectors of parameters.
 
 `stem="cifar"`: a 3x3 first layer without pooling, so that 32x32 images keep their size.
 `stem="imagenet"`: the network of He et al. as torchvision has it, so that weights can be exchanged.
@@ -110,7 +110,7 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return views of a vector's parts, in the shapes of other tensors."""
+    """Return views of a vector's parts, in the shapes of the tensors `like`."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
@@ -133,8 +133,8 @@ def replaced(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
 
 
 class ResNet(nn.Module):
-    """A ResNet with the CIFAR stem. blocks: their number in each stage. Each stage but the first
-    halves the image."""
+    """A ResNet with the CIFAR stem. blocks: the number of blocks in each stage. Each stage but
+    the first halves the image."""
 
     def __init__(self, blocks: list[int], num_classes: int, width: int, bottleneck: bool) -> None:
         super().__init__()

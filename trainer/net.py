@@ -54,7 +54,7 @@ class Net:
 
     def __call__(self, x: torch.Tensor, fixed: bool) -> torch.Tensor:
         """Return the logits of a micro-batch in training. If `fixed`, batch norms use their running
-        statistics. An odd size is not worth compiling for."""
+        statistics. The network is not compiled for unusual sizes, because that would not pay off."""
         odd = fixed or len(x) not in self._sizes
         stance = torch.compiler.set_stance("force_eager" if odd else "default")
         with stance, fixed_statistics(self.model, when=fixed), self.autocast():
@@ -86,7 +86,7 @@ class Net:
             (loss * self.ranks.world_size if several else loss).backward()  # DDP averages them
             return
         loss.backward()
-        # `_sum` has added them up, or there is only one.
+        # `_sum` has added up the gradients, or there is only one.
         if last and (several or not self._earlier):
             self._earlier.clear()
             return
@@ -103,7 +103,7 @@ class Net:
 
     def _in_ddp(self, model: nn.Module, find_unused: bool) -> DistributedDataParallel:
         """Wrap a network. Compiling happens inside DDP, which keeps DDP's hooks out of the compiled
-        graph. Running statistics are averaged after each step, not sent before each forward."""
+        graph. Running statistics are averaged after each step, not sent before each forward pass."""
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
         sync: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
         on_gpu = self.ranks.device.type == "cuda"
@@ -161,9 +161,10 @@ class PartBuffers:
 
 
 def unused(model: nn.Module, shape: torch.Size) -> list[str]:
-    """Return the names of parameters that need a gradient but get none. shape: that of an image.
+    """Return the names of parameters that need a gradient but get none. shape: the shape of an image.
 
-    This computes nothing, because tensors on the meta device have no values.
+    Computes nothing, because tensors on the meta device have no values. If the network cannot
+    run there, returns ["unknown"].
     """
     trial = copies.deepcopy(model).to("meta").train()
     try:
@@ -176,7 +177,7 @@ def unused(model: nn.Module, shape: torch.Size) -> list[str]:
 def flops(model: nn.Module, shape: torch.Size) -> int | None:
     """Return the number of floating-point operations in one image's forward and backward passes. A
     multiplication with an addition counts as two. Return None if the network cannot run on the meta
-    device. shape: that of one image."""
+    device. shape: the shape of one image."""
     trial = copies.deepcopy(model).to("meta").eval()
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -74,8 +74,8 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def keeps_gradients(config: Config) -> bool:
-    """Return whether gradients keep their memory from step to step. Otherwise, torch.compile's own
-    CUDA graphs would overwrite what they allocate for the first of several micro-batches."""
+    """Return whether gradients must keep their memory from step to step, because torch.compile's own
+    CUDA graphs would overwrite gradients allocated for the first of several micro-batches."""
     return config.compile and config.compile_mode != "default"
 
 

@@ -17,7 +17,8 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run. A global batch is cut into `parts` micro-batches, which the ranks share."""
+    """Sizes of a run. A global batch is cut into `parts` micro-batches, which are divided among
+    the ranks."""
 
     samples: int
     global_batch: int
@@ -39,8 +40,8 @@ class Plan:
         return start, min(start + self.global_batch, self.samples)
 
     def slices_of(self, rank: int, steps: Iterable[int]) -> Iterator[slice]:
-        """Yield where a rank's micro-batches lie in the sample order of the epoch, as the loop
-        needs them. An empty micro-batch gets one sample, which does not count."""
+        """Yield where a rank's micro-batches lie in the sample order of the epoch, in the order in
+        which the loop takes them. An empty micro-batch gets one sample, which does not count."""
         for step in steps:
             start, end = self.batch_of(step)
             for part in self.parts_of(rank):
@@ -55,7 +56,7 @@ class Plan:
         return last[1] - first[0]
 
     def samples_by(self, step: int) -> int:
-        """Return the number of images that `step` steps train on."""
+        """Return the number of images that the first `step` steps train on."""
         epochs, rest = divmod(step, self.steps_per_epoch)
         each = min(self.samples, self.steps_per_epoch * self.global_batch)
         return epochs * each + rest * self.global_batch
@@ -81,7 +82,7 @@ def make_plan(
     """Return the plan of a run. `before`: the plan and config in the checkpoint to resume from.
 
     Per-rank settings apply to the first start: if they are unchanged, a run that resumes on a
-    different number of ranks keeps its global batch and, under --elastic exact, its micro-batches.
+    different number of ranks keeps its global batch and, with --elastic exact, its micro-batches.
     Raises UsageError for impossible sizes.
     """
     batch = config.global_batch or (config.batch_size or 128) * world_size
@@ -100,12 +101,13 @@ def make_plan(
         )
     if batch < parts:
         raise UsageError(
-            f"a global batch of {batch} is too small for {parts} micro-batches on {world_size} ranks"
+            f"a global batch of {batch} is too small for {parts} micro-batches (ranks: {world_size})"
         )
     steps = samples // batch if config.drop_last else -(-samples // batch)
     if steps == 0:
         raise UsageError(
-            f"a global batch of {batch} with --drop-last, but there are only {samples} images"
+            f"--drop-last drops every batch: the global batch is {batch}, but there are only "
+            f"{samples} images"
         )
     total = config.max_steps or steps * config.epochs
     ratio = batch / config.lr_base_size  # linear scaling is for SGD; sqrt suits adaptive optimizers

@@ -18,8 +18,8 @@ from .logs import Progress
 from .slow_ranks import OwnWork
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-ECHO = 2.0  # seconds in which a second signal counts as the same request
-LOSS, IMAGES, WORK, STOP, SAVE, NORM = range(6)  # places in what is exchanged
+ECHO = 2.0  # seconds within which a second signal counts as the same request
+LOSS, IMAGES, WORK, STOP, SAVE, NORM = range(6)  # positions in the exchanged values
 
 
 class Stopped(Exception):
@@ -91,8 +91,9 @@ class Poll:
         totals.zero_()
 
     def read(self, *, everything: bool) -> bool:
-        """Read what has arrived. Return whether the ranks agree to stop; `save_due` says whether they
-        want a checkpoint. Raises Diverged if the loss is not finite."""
+        """Read the values that have arrived; with `everything`, wait for the rest. Return whether the
+        ranks agree to stop; `save_due` says whether they want a checkpoint. Raises Diverged if the
+        loss is not finite."""
         while len(self._unread) > (0 if everything else self.lag):
             step, numbers = self._unread.popleft()
             values = numbers()
@@ -109,7 +110,7 @@ class Poll:
 
 
 def to_host(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Start copying to the CPU. Calling the result waits for the copy and returns the numbers."""
+    """Start copying values to the CPU. Return a function that waits for them and returns them."""
     if not values.is_cuda:
         return values.tolist
     target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -2,7 +2,7 @@
 
 Nodes may share a disk or have their own. Every rank reports the newest intact checkpoint that it
 sees. The highest step wins; if several ranks have it, the lowest of these ranks wins. Unless all
-ranks hold the same bytes, that rank sends its own to the others over the process group.
+ranks hold the same bytes, that rank sends its checkpoint to the others over the process group.
 
 Rank 0 writes the checkpoints. Where nodes have their own disks, losing node 0 would lose them all,
 so the first rank of one other node writes a second copy to its own disk.
@@ -88,7 +88,7 @@ def _touch(token: Path) -> None:
 
 def restore(config: Config, ranks: Ranks, *, later_attempt: bool) -> Restored | None:
     """Return the checkpoint to resume from, the same on all ranks, or None to start at step 0.
-    Change nothing on disk. A collective.
+    Changes nothing on disk. A collective.
 
     `later_attempt`: finding nothing is an error if an earlier attempt of this run saved a
     checkpoint. Raises CheckpointError, the same on all ranks.
@@ -127,8 +127,9 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
 
 
 def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
-    """Make each disk ready for this run's checkpoints. Set aside those of another run, damaged ones
-    and newer ones, and give rank 0's disk the one that the run resumes from. A collective."""
+    """Make each disk ready for this run's checkpoints. Sets aside checkpoints that are damaged, newer
+    or of another run, and writes the one that the run resumes from to rank 0's disk if it lacks it.
+    A collective."""
     with ranks.agreeing():
         if not disks.own:
             return
@@ -141,11 +142,11 @@ def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
 
 
 def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Config) -> list[str]:
-    """Compare the settings of a checkpoint with those of this run. Return the differences that the
-    user may intend or has overridden.
+    """Compare the settings of a checkpoint with those of this run. Return warnings about the
+    differences.
 
-    Raises CheckpointError if the network or the optimizer differs, or, unless overridden, the data,
-    the batch or the seed.
+    Raises CheckpointError if the network or the optimizer differs. Without --resume-override, also
+    raises it if anything else in `identity` differs, such as the data, the batch or the seed.
     """
     before = meta["identity"]
     relevant = ["network"] if config.test_only else identity
@@ -159,8 +160,8 @@ def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Con
         )
     if words and not config.resume_override:
         raise CheckpointError(
-            f"the checkpoint was made with other settings: {', '.join(words)}; use the same, "
-            "--resume-override to resume anyway, or --resume none to start over"
+            f"the checkpoint was made with other settings: {', '.join(words)}; use the same "
+            "settings, --resume-override to resume anyway, or --resume none to start over"
         )
     old = meta["config"]
     for setting in dataclasses.fields(config) if not config.test_only else ():
@@ -194,7 +195,7 @@ def _nothing_found(
     if warnings:
         raise CheckpointError(
             f"every checkpoint is damaged: {warnings[0]}; use --resume none to start over, which "
-            "keeps these"
+            "keeps the damaged ones"
         )
     if later_attempt and ranks.first and mentions_checkpoints(Path(config.out)):
         raise CheckpointError(

@@ -36,26 +36,28 @@ class Writer:
         return any(job.done() and job.exception() for job, _ in self._jobs)
 
     def collect(self, *, wait: bool) -> None:
-        """Collect the results of finished jobs, or of all jobs. Raises the first error of a job."""
+        """Call `then` with the results of finished jobs or, with `wait`, of all jobs. Raises the first
+        error of a job."""
         while self._jobs and (wait or self._jobs[0][0].done()):
             job, then = self._jobs.popleft()
             then(job.result())
 
 
 class Saver:
-    """Knows what this run has saved, and where."""
+    """Saves checkpoints and exports, and knows what this run has saved."""
 
     def __init__(self, disks: Disks, ranks: Ranks, keep: int) -> None:
         self.disks, self.ranks, self.keep = disks, ranks, keep
         self.writer = Writer()
-        self.newest: str | None = None  # on rank 0: the newest on disk, such as ckpt/step-00001234
+        self.newest: str | None = None  # on rank 0: the newest checkpoint, as ckpt/step-00001234
         self.step = -1  # of the newest snapshot
         self.eval_pending = False  # in the newest snapshot
         self.at = time.monotonic()  # when the newest snapshot was taken
         self._copy_problems: list[str] = []
 
     def due(self, step: int, every: tuple[int, str]) -> bool:
-        """Return whether --save-every, if not in epochs, asks for a checkpoint at this step."""
+        """Return whether --save-every asks for a checkpoint at this step. If it counts epochs, returns
+        False."""
         count, unit = every
         since = {"st": step - max(0, self.step), "s": time.monotonic() - self.at, "ep": 0}
         return 0 < count <= since[unit]
@@ -78,7 +80,7 @@ class Saver:
             self.writer.submit(write, then=lambda _: None)
 
     def collect(self) -> None:
-        """Note what has been written. After a failure, all ranks end in the next `finish`."""
+        """Note what has been written. After a failure, the next `finish` raises it on all ranks."""
         if not self.writer.failed:
             self.writer.collect(wait=False)
 
@@ -100,8 +102,8 @@ class Saver:
 
 
 def second_copy(write: Callable[[], Written]) -> str:
-    """Write the second copy. Return what went wrong, or "": the run has the first copy, so a full
-    second disk only causes a warning."""
+    """Write the second copy. Return what went wrong, or "". This is only a warning, because the run
+    has the first copy."""
     try:
         write()
     except CheckpointError as error:

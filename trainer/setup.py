@@ -32,7 +32,8 @@ FEW_STEPS = 25  # per epoch; with fewer, the batch is usually too large to train
 
 
 def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
-    """Load the images on every rank, then check that every rank succeeded."""
+    """Load the images and join the other ranks. If this fails on any rank, raises that rank's error
+    on all ranks."""
     failure: Exception | None = None
     data: Images | None = None
     device = torch.device("cpu")
@@ -57,7 +58,7 @@ def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
 def begin(
     config: Config, ranks: Ranks, data: Images, stop: StopRequest, env: Mapping[str, str]
 ) -> Training:
-    """Return a new or resumed Training, and write the first lines of its log and metrics."""
+    """Return a new or resumed Training. Prints its settings, and begins or continues metrics.jsonl."""
     say(describe(ranks, config.seed))
     fingerprints = ranks.gather(data.fingerprint)
     if len(set(fingerprints)) > 1:
@@ -93,8 +94,8 @@ def build(
     disks: Disks | None = None,
     stop: StopRequest | None = None,
 ) -> Training:
-    """Return a Training at step 0. `config` must be resolved. Raises UsageError."""
-    stop = StopRequest() if stop is None else stop  # a StopRequest is falsy
+    """Return a Training at step 0. `config` must come from `resolve`. Raises UsageError."""
+    stop = StopRequest() if stop is None else stop  # a StopRequest is falsy at first
     torch.manual_seed(config.seed)
     classes = config.num_classes or data.num_classes
     model = build_model(config.model, num_classes=classes, stem=config.stem, width=config.width)
@@ -107,7 +108,7 @@ def build(
     report = named_function("--report-to", config.report_to) if config.report_to else None
     writes = ranks.first and not config.test_only
     net = Net(model, config, plan, ranks, data.shape)
-    optimizer = make_optimizer(model, config)  # raises UsageError without trainable parameters
+    optimizer = make_optimizer(model, config)  # raises UsageError
     return Training(
         config=config,
         plan=plan,
@@ -129,8 +130,8 @@ def build(
 
 
 def start_values(t: Training, restored: Restored | None) -> list[str]:
-    """Load the checkpoint, or the weights to start from. Return what the user should know. Raises
-    CheckpointError, the same on all ranks."""
+    """Load the checkpoint or, without one, the weights that --weights names. Return warnings for the
+    user. Raises CheckpointError or ReplicaMismatch, the same on all ranks."""
     c, notes = t.config, []
     if restored:
         with t.ranks.agreeing():
@@ -138,8 +139,8 @@ def start_values(t: Training, restored: Restored | None) -> list[str]:
             parts = restored.meta["plan"]["parts"]
             if c.bn == "local" and parts != t.plan.parts:
                 notes.append(
-                    "continuing with other settings: micro-batches with their own statistics "
-                    f"{parts} -> {t.plan.parts}"
+                    "continuing with other settings: micro-batches with batch-norm statistics of "
+                    f"their own {parts} -> {t.plan.parts}"
                 )
             from_checkpoint(t, restored.state, restored.meta)
         t.saver.newest, t.saver.step = restored.name, t.step
@@ -151,10 +152,10 @@ def start_values(t: Training, restored: Restored | None) -> list[str]:
                 t.net.ema.load(t.net.model.state_dict())
         if fresh:
             notes = [
-                f"not loaded from {c.weights}, where they are missing or have another shape: "
-                f"{', '.join(fresh)}"
+                f"{c.weights} lacks these weights or has them in another shape, so they were not "
+                f"loaded: {', '.join(fresh)}"
             ]
-    # This fails unless every rank read the same.
+    # fails unless all ranks loaded the same weights
     check_replicas(t.ranks, t.net.parameters, t.step)
     return notes
 
@@ -185,9 +186,9 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
 
 
 def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
-    """Store weights in NHWC on a GPU. On a CPU, the images decide the layout, and the fused
-    optimizer is twice as fast on plain weights; only 1x1 kernels get NHWC strides there, as their
-    gradients will have them."""
+    """Store weights in NHWC on a GPU if --channels-last is set. On a CPU, the images decide the
+    layout, and the fused optimizer is twice as fast on plain weights. There, only 1x1 kernels get
+    NHWC strides, because their gradients have them, too."""
     everywhere = config.channels_last and device.type == "cuda"
     for parameter in model.parameters():
         if parameter.ndim == 4 and (everywhere or parameter.shape[2:] == (1, 1)):
@@ -195,7 +196,7 @@ def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
 
 
 def compiler_problem(device: torch.device) -> str:
-    """Return why torch.compile does not work here (it needs a C++ compiler), or "" if it does."""
+    """Return why torch.compile does not work here, such as a missing C++ compiler, or "" if it works."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:
@@ -251,7 +252,7 @@ def introduce(
             even = dataclasses.replace(plan, parts=plan.world_size)
             say(
                 f"note: keeping {plan.parts} micro-batches gives the same result, but some ranks "
-                f"wait for others; --elastic even is faster: {even}"
+                f"wait for others; --elastic even is faster, with {even}"
             )
         if restored.meta["versions"] != versions():
             say(
@@ -267,10 +268,10 @@ def introduce(
         f"{plan.samples} training images, {t.data.size('test')} test images"
     )
     say(
-        f"{plan.epochs} epochs of {plan.steps_per_epoch} steps; global batch {plan} on "
-        f"{plan.world_size} rank(s), in {plan.parts} micro-batch(es); peak lr {plan.peak_lr:.6g} = "
+        f"epochs: {plan.epochs}, steps per epoch: {plan.steps_per_epoch}; global batch {plan}, "
+        f"ranks: {plan.world_size}, micro-batches: {plan.parts}; peak lr {plan.peak_lr:.6g} = "
         f"{c.lr:g} x {plan.peak_lr / c.lr if c.lr else 1:g} ({c.lr_scaling} scaling); "
         + ("fp32" if c.amp == "off" else f"{c.amp} autocast")
     )
     if plan.steps_per_epoch < FEW_STEPS and plan.epochs > 1:
-        say(f"note: only {plan.steps_per_epoch} steps per epoch; a smaller batch trains better")
+        say("note: there are few steps per epoch; a smaller batch trains better")

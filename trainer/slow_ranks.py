@@ -13,7 +13,7 @@ import torch
 
 SLOWER = 1.15  # times the median
 WINDOW = 45.0  # seconds for which a rank must have been slow
-SLICE = 5.0  # seconds; it must have been slow in each slice of the window
+SLICE = 5.0  # seconds; a slow rank must have been slow in each slice of the window
 Moment = tuple[float, torch.cuda.Event | None]
 
 
@@ -21,7 +21,7 @@ class OwnWork:
     """Times this rank's steps: data, forward and backward, without the wait for others' gradients.
 
     On a GPU, events in the stream of the computation measure what the device did. With --bn sync, the
-    ranks already wait for one another in the forward pass, so all seem to work equally long.
+    ranks already wait for one another in the forward pass, so they all seem to take equally long.
     """
 
     def __init__(self, device: torch.device, first: torch.nn.Parameter) -> None:
@@ -39,7 +39,7 @@ class OwnWork:
         self._began, self._ended = self._now(), None
 
     def take(self) -> float:
-        """Return the seconds of the steps that have ended since the last call."""
+        """Return the seconds of own work in the steps that have ended since the last call."""
         seconds = 0.0
         while self._steps and _has_passed(self._steps[0][1]):
             seconds += _between(*self._steps.popleft())
@@ -69,7 +69,7 @@ class SlowRanks:
     """Finds the ranks whose own work took over SLOWER times the median for the whole window."""
 
     def __init__(self, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.ratios: dict[int, float] = {}  # slow rank -> its time in medians
+        self.ratios: dict[int, float] = {}  # slow rank -> its time divided by the median
         self._clock, self._since = clock, clock()
         self._work, self._images = [0.0] * world_size, [0.0] * world_size
         self._slices: deque[tuple[float, list[float]]] = deque()  # seconds, ratios of all ranks

@@ -47,7 +47,7 @@ class Training:
 
 
 def to_checkpoint(t: Training) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (state, meta) to write."""
+    """Return the (state, meta) of a checkpoint."""
     averaged = None
     if t.net.ema:
         with t.net.evaluated():

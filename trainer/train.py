@@ -114,7 +114,7 @@ def train_epoch(t: Training, profiler: profile | None = None) -> None:
 
 
 def train_step(t: Training, batches: Iterator[Batch]) -> None:
-    """Advance by one optimizer step. `batches`: this rank's micro-batches, in turn."""
+    """Advance by one optimizer step. `batches`: this rank's micro-batches, in order."""
     t.poll.work.begin()
     set_rate(t.optimizer, lr_at(t.step, t.config, t.plan))
     backward(t, batches)
@@ -127,8 +127,8 @@ def train_step(t: Training, batches: Iterator[Batch]) -> None:
 def backward(t: Training, batches: Iterator[Batch]) -> None:
     """Leave the gradient of the global batch's mean loss in every rank's parameters.
 
-    However unevenly the batch is cut, each micro-batch adds its summed loss divided by the global
-    count.
+    Each micro-batch adds its summed loss divided by the size of the global batch, so the batch may
+    be cut unevenly.
     """
     start, end = t.plan.batch_of(t.step)
     size, parts = end - start, t.plan.parts_of(t.ranks.rank)
@@ -152,9 +152,9 @@ def backward(t: Training, batches: Iterator[Batch]) -> None:
 
 
 def lacks_statistics(t: Training, size: int) -> bool:
-    """Return whether a batch is too small for statistics of its own: one image has none, and with
-    --bn sync the image of an empty part would count in everyone's. Such a batch uses the running
-    statistics."""
+    """Return whether a batch is too small for batch-norm statistics of its own and uses the running
+    ones: a part may have only one image, and with --bn sync, the stand-in image of an empty part
+    would count in the statistics of all ranks."""
     return size < t.plan.parts * (1 if t.config.bn == "sync" else 2)
 
 
@@ -168,7 +168,7 @@ def micro_batch_loss(t: Training, size: int, part: int, batches: Iterator[Batch]
     x = changed(batch, c, epoch=epoch)
     x, share = mix(x, c.mixup, c.cutmix, seed=mixed_seed(f"mix/{c.seed}/{t.step}/{part}"))
     t.poll.progress.data_seconds += time.perf_counter() - began
-    # Random numbers (for dropout) depend only on the micro-batch, so none need to be saved.
+    # The network's random numbers depend only on the micro-batch, so no random state is saved.
     torch.manual_seed(mixed_seed(f"network/{c.seed}/{t.step}/{part}"))
     logits = t.net(x, fixed=c.bn == "frozen" or lacks_statistics(t, size))
     loss = t.losses.training(logits, batch.y)
@@ -231,8 +231,8 @@ def end_epoch(t: Training) -> None:
 
 
 def save(t: Training) -> None:
-    """Take a snapshot, once all ranks are known to hold the same weights, and write it while
-    training continues. A collective."""
+    """Check that all ranks hold the same weights, take a snapshot and write it while training
+    continues. A collective."""
     began = time.perf_counter()
     t.saver.finish()
     t.poll.read(everything=True)  # weights after a loss that is not finite are not worth saving
@@ -278,7 +278,7 @@ def make_profiler(
 
     def write(recorded: profile) -> None:
         path = Path(config.out) / f"trace-rank-{ranks.rank}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)  # other nodes do not have it yet
+        path.parent.mkdir(parents=True, exist_ok=True)  # other nodes do not have this folder yet
         recorded.export_chrome_trace(str(path))
 
     return profile(
@@ -302,7 +302,7 @@ def set_determinism(config: Config) -> None:
     if strict:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        # slow, and nothing reads such memory
+        # filling is slow, and nothing reads uninitialized memory
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.deterministic = True
         full_precision()

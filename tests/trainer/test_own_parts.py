@@ -99,7 +99,7 @@ def test_fine_tuning_starts_from_weights_and_a_new_last_layer(tmp_path: Path) ->
         *("--weights", str(weights), "--num-classes", "12", "--lr", "0", "--max-steps", "1"),
         count=2,
     ).done()
-    where = f"not loaded from {weights}, where they are missing or have another shape"
+    where = f"{weights} lacks these weights or has them in another shape, so they were not loaded"
     assert f"WARNING: {where}: fc.weight, fc.bias" in tuned.log()
     before, after = torch.load(weights), newest_state(tuned.out)["model"]
     assert torch.equal(before["conv1.weight"], after["conv1.weight"])

@@ -106,7 +106,7 @@ def test_from_four_ranks_to_three_and_back_the_losses_are_those_of_four(
     assert same(newest_state(part), newest_state(whole.out))
     assert "world size 4 -> 3: same batches, same order" in fewer.log()
     if "--grad-accum-steps" not in flags:
-        assert "global batch 24 = 12+6+6 on 3 rank(s), in 4 micro-batch(es)" in fewer.log()
+        assert "global batch 24 = 12+6+6, ranks: 3, micro-batches: 4" in fewer.log()
         assert "--elastic even is faster: 24 = 3 x 8" in fewer.log()
 
 
@@ -132,8 +132,8 @@ def test_an_even_split_is_a_flag_and_keeps_the_batch(tmp_path: Path) -> None:
     flags = ("--batch-size", "6", "--resume", "auto", *steps(9))
     Job(tmp_path / "run", *flags, count=4, first=stop_at(5)).codes()
     job = Job(tmp_path / "run", *flags, "--elastic", "even", count=5).done()
-    assert "global batch 24 = 5+5+5+5+4 on 5 rank(s), in 5 micro-batch(es)" in job.log()
-    assert "micro-batches with their own statistics 4 -> 5" in job.log()
+    assert "global batch 24 = 5+5+5+5+4, ranks: 5, micro-batches: 5" in job.log()
+    assert "micro-batches with batch-norm statistics of their own 4 -> 5" in job.log()
     other = Job(tmp_path / "run", "--batch-size", "5", "--resume", "auto", *steps(12), count=4)
     assert other.codes() == [4] * 4 and "global batch 24 -> 20" in other.log()
 
@@ -310,7 +310,7 @@ def test_settings_that_change_the_result_are_warned_about(tmp_path: Path) -> Non
     assert "canonical shards 0 -> 2" in shards.log()
     Job(tmp_path / "parts", "--max-steps", "3", count=2).done()
     parts = Job(tmp_path / "parts", "--grad-accum-steps", "2", "--resume", "auto", count=2).done()
-    assert "micro-batches with their own statistics 2 -> 4" in parts.log()
+    assert "micro-batches with batch-norm statistics of their own 2 -> 4" in parts.log()
 
 
 @pytest.mark.parametrize(

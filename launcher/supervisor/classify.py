@@ -18,7 +18,7 @@ FULL = 65536  # free bytes at or below which a disk counts as full
 SIGNALS_OF_OURS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 # Signals caused by a process's own native code; all others come from outside
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-LIMITS = ("shm-full", "thread-limit")  # if native code prints one of these, it explains a crash
+LIMITS = ("shm-full", "thread-limit")  # kinds that explain a crash if the output reveals one
 
 
 class Weight(enum.IntEnum):

@@ -121,7 +121,7 @@ class GpuLoad:
 class Usage(Event):
     """The load of the node. cores: how many this run kept busy since the last sample.
 
-    minute: the last minute's means; () until there are any. ranks: those alive on this node.
+    minute: the means of the last minute; () if unknown. ranks: those alive on this node.
     """
 
     kind = "usage"

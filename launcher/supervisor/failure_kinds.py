@@ -4,7 +4,7 @@ They are in two tables: failure_kinds.txt and error_texts.txt. In run.json, `fir
 the name of a kind. scripts/failure_kinds.py copies both tables to docs/troubleshooting.md.
 
 The first error text that matches wins, so specific phrases come before general ones. A phrase that
-may have several causes does not belong in the table: no name is better than a wrong name.
+may have several causes does not belong in the table: no kind at all is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ErrorText:
 
 
 def meaning_of(texts: Sequence[str]) -> tuple[str, str, str]:
-    """Return (kind, remedy, text) for the first text that reveals a kind; three "" if none does.
+    """Return (kind, remedy, text) for the first text that reveals a kind, or three empty strings.
 
     remedy: "" if the kind's own remedy applies.
     """
@@ -79,7 +79,7 @@ def _kind(head: str, meaning: str, remedy: str) -> FailureKind:
 
 
 def _entries(table: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the head, the body and the remedy ("" if none) of each entry of a table.
+    """Yield each entry of a table: its head, its body, and its remedy or "".
 
     Entries are separated by blank lines. The body is indented, and the remedy begins with `  = `.
     """

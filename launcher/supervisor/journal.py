@@ -65,7 +65,7 @@ class Journal:
         If the disk is full, write nothing and return False.
         """
         if self._lost:
-            text = b"ddpctl: the disk was full: %d lines of output are missing here\n" % self._lost
+            text = b"ddpctl: the disk was full; lines of output missing here: %d\n" % self._lost
             data = _records(b"-", text) + data
         start = os.fstat(self._file).st_size
         view = memoryview(data)

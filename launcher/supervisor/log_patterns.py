@@ -1,4 +1,4 @@
-"""Find the error that ended a process, and an excerpt to quote, in its last lines. Pure."""
+"""In a process's last lines, find the error that ended it and an excerpt to quote. Pure."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ NCCL_RESULT = re.compile(r"^nccl[A-Z]\w+: ")
 def telling_end(lines: Sequence[str]) -> list[str]:
     """Return the end of a process's output that may explain why the process ended.
 
-    It begins with the traceback of the last exception, or of the first exception that led to it;
-    else with an uncaught C++ exception, after which a crash may print a lot; else it is the last
-    lines.
+    It begins with the traceback of the last exception or, if other exceptions directly caused that
+    one, of the first of these. Without a traceback, it begins with the last uncaught C++ exception,
+    after which a crash may print a lot. Without either, it is the last KEPT_LINES lines.
     """
     if chain := _chain(lines):
         return list(lines[-sum(map(len, chain)) :])
@@ -132,7 +132,7 @@ def _message(traceback: Sequence[str]) -> list[str]:
 
 
 def _thrown(lines: Sequence[str]) -> list[str]:
-    """Return the lines of the last C++ exception's message, with its type first; [] if none."""
+    """Return the lines of the last C++ exception's message, with its type first, or []."""
     clean = _unprefixed(lines)
     starts = [index for index, line in enumerate(clean) if WHAT.match(line)]
     if not starts:

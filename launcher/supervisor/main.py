@@ -180,7 +180,7 @@ class Supervisor:
         return self.peers.decision.over or late
 
     def may_restart(self) -> bool:
-        """Return whether node 0, which this node has joined, may still tell it to start again."""
+        """Return whether node 0 may still tell this node to start again."""
         reason = self.round.reason if self.round.phase is Phase.STOPPED else None
         if not self.spec.max_restarts or reason is None or reason.kind in ON_REQUEST:
             return False

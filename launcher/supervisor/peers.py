@@ -59,12 +59,12 @@ class Peers:
 
 
 class NodePeer(Peers):
-    """The peers as another node sees them: sends its status to node 0 and receives decisions."""
+    """Peers on a node other than 0: sends the node's status to node 0, receives its decisions."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self._sent: Any = None  # the last status's fields whose changes are sent at once
+        self._sent: Any = None  # values last sent of the fields whose changes are sent at once
         self._next_heartbeat = 0.0
         self._connecting = False
         self._connected: socket.socket | None = None  # a new connection, not yet in use
@@ -127,7 +127,10 @@ class NodePeer(Peers):
             self.journal.write_event(Clock(self.clock_offset, round_trip / 2))
 
     def _connect(self, now: float) -> None:
-        """Connect in a thread, as that may block (DNS, firewalls). Make one attempt at a time."""
+        """Connect in a thread, because connecting may block (DNS, firewalls).
+
+        Makes one attempt at a time.
+        """
         if self._connected is not None:
             sock, self._connected = self._connected, None
             with contextlib.suppress(OSError):

@@ -80,7 +80,7 @@ def send(pid: int, number: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel send this new process SIGTERM when its parent dies; exit if it is dead."""
+    """Have the kernel SIGTERM this process when its parent dies. Exit if it is already dead."""
     # Until exec, the parent's handler would swallow the signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -89,7 +89,7 @@ def end_with(parent: int) -> None:
 
 
 def kill_descendants(*spared: int, timeout: float = 10.0) -> list[int]:
-    """SIGKILL and reap all our descendants but `spared`. Return those left after `timeout`."""
+    """SIGKILL and reap all our descendants except `spared`. Return those left after `timeout`."""
     deadline = time.monotonic() + timeout
     while True:
         left = [pid for pid in descendants(os.getpid()) if pid not in spared]

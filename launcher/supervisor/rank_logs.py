@@ -118,7 +118,7 @@ class RankLogs:
         return log_patterns.telling_end(next(filter(None, lines), []))
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
-        """Return the message and traceback that torch's @record saved; None for each if missing."""
+        """Return the message and traceback that torch's @record saved; None for what is missing."""
         for path in self._paths(str(local_rank), "error.json"):
             with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
                 error = json.loads(read_text(path))["message"]

@@ -55,7 +55,7 @@ class StackThread(threading.Thread):
             self.stacks = [with_source(stack) for stack in stacks]
 
     def _answers(self, pids: list[int]) -> dict[int, str]:
-        """Wait until every file is complete, at most ANSWER_TIMEOUT. Return the texts by pid."""
+        """Wait at most ANSWER_TIMEOUT until every file is complete. Return the texts by pid."""
         texts: dict[int, str] = {}
         late_at = time.monotonic() + ANSWER_TIMEOUT
         while time.monotonic() < late_at:

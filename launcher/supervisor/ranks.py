@@ -79,7 +79,7 @@ class Ranks:
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 
     def first_failed(self) -> Rank | None:
-        """Return the rank that probably failed first, if any: preferably one not ended by SIGTERM.
+        """Return the rank that probably failed first, preferably one not ended by SIGTERM; or None.
 
         torchrun reaps the first failed rank, which hides its exit code, and SIGTERMs the others.
         """
@@ -128,7 +128,9 @@ class Liveness:
         return time.monotonic() - self._output_at
 
     def progress_age(self) -> float | None:
-        """Return the seconds since the trainer reported progress; None if not yet in this attempt.
+        """Return the seconds since the trainer last reported progress.
+
+        Returns None if it has reported none since this start of torchrun.
 
         In a shared folder, another host may have written the files. NFS then shows their times a
         few seconds late, and by the server's clock. That matters little for a hang timeout.

@@ -40,7 +40,7 @@ def refusal(
     if rule is Restart.ONCE and any(each.cause == cause for each in past):
         return "a failure of kind `%s` restarts a run only once" % cause
     if len(past) >= max_restarts:
-        return "%d of %d restarts are used up" % (len(past), max_restarts)
+        return "all restarts are used up (%d of %d)" % (len(past), max_restarts)
     idle = without_progress(saved, past)
     if idle >= NO_PROGRESS_LIMIT:
         return "%d restarts in a row produced no new checkpoint" % idle

@@ -1,6 +1,6 @@
 """One start of torchrun on this node, from the first process to the end of the last.
 
-Also how it is stopped: a signal, the time to save, SIGKILL.
+`Round` also stops torchrun: it sends a signal, allows time to save, and sends SIGKILL.
 """
 
 from __future__ import annotations
@@ -200,7 +200,11 @@ class Round:
             self.has_stopped()
 
     def complete_exits(self, code: int) -> None:
-        """Record exits that only torchrun saw: failed ranks from its summary, or code 0 for all."""
+        """Record exits that only torchrun saw.
+
+        Failed ranks are in its summary. The others exited with 0 if torchrun did;
+        otherwise their codes are unknown.
+        """
         self.exited_ranks()
         ranks, codes = self.ranks.by_local_rank, {}
         for number, local_rank, exit_code, pid in failures(self.logs.torchrun_tail.last_lines()):
@@ -259,8 +263,8 @@ class Round:
     def send_due_signals(self) -> None:
         """Send the signal once the ranks have written their dumps, and SIGKILL after the timeout.
 
-        If torchrun does not end soon after its ranks, it gets SIGKILL too. Until then, it can
-        report how they ended.
+        torchrun gets SIGKILL too if it does not end soon after its ranks. The delay lets it report
+        how they ended.
         """
         if self.kill_at is None or self.phase is not Phase.RUNNING:
             return
@@ -308,7 +312,10 @@ class Round:
 
 
 def newest_file(folder: str) -> int:
-    """Return when the newest file was written, in ns; 0 if none. Skip hidden, incomplete files."""
+    """Return when the newest file was written, in ns; 0 if there is none.
+
+    Skips hidden files, which are incomplete.
+    """
     newest = 0
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -109,7 +109,10 @@ class DumpOnRequest:
 
 
 def leave(is_rank: bool) -> None:
-    """Remove the folder from sys.path and, in a rank, PYTHONPATH (torchrun must pass it on)."""
+    """Remove the folder from sys.path and, in a rank, from PYTHONPATH.
+
+    In torchrun it must stay, to reach the ranks.
+    """
     sys.path[:] = [path for path in sys.path if path != FOLDER]
     if not is_rank:
         return

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Sequence
 
 @dataclass(frozen=True)
 class Spec:
-    """The contents of spec.json; times in seconds. hosts: all on node 0, elsewhere only one."""
+    """The contents of spec.json. Times are in seconds."""
 
     run_id: str
     attempt: int
@@ -17,7 +17,7 @@ class Spec:
     nproc_per_node: int
     first_rank: int  # global rank of this node's local rank 0
     host: str
-    hosts: list[str]
+    hosts: list[str]  # of all nodes on node 0; only of node 0 on the other nodes
     argv: list[str]
     cwd: str | None
     dir: str  # the control folder, with the journal, requests and answers

@@ -45,7 +45,7 @@ class Torchrun:
     def prepare(self) -> None:
         """Start the process early, because importing torch takes seconds; `start` lets it continue.
 
-        Do nothing if called again, or if torchrun is not the usual script.
+        Does nothing if called again, or if torchrun is not the usual script.
         """
         if self._prepared:
             return
@@ -123,7 +123,7 @@ def with_caches(env: Mapping[str, str]) -> dict[str, str]:
 def executable(argv: list[str]) -> list[str]:
     """Return argv with `torchrun` replaced by its path (beside this Python or on PATH).
 
-    If there is none, replace it with `python -m torch.distributed.run`.
+    If there is no such script, `python -m torch.distributed.run` replaces it.
     """
     if argv[0] != "torchrun":
         return argv
@@ -133,7 +133,10 @@ def executable(argv: list[str]) -> list[str]:
 
 
 def interpreter(torchrun: str) -> str:
-    """Return the Python that runs `torchrun`, itself or from its first line; "" if unusual."""
+    """Return the Python that runs `torchrun`: the file itself or the one in its first line.
+
+    Returns "" if the file is not the usual script.
+    """
     if torchrun == sys.executable:
         return torchrun
     with open(torchrun, errors="replace") as file:

@@ -108,7 +108,7 @@ def means(samples: deque[tuple[GpuLoad, ...]]) -> tuple[GpuLoad, ...]:
 
 
 def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
-    """Parse nvidia-smi's rows, with a number for each field of GpuLoad; () if none is readable."""
+    """Parse nvidia-smi's rows, with a number for each field of GpuLoad. Skips unreadable rows."""
     gpus = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -136,7 +136,7 @@ def oom_kills() -> int:
 
 
 def memory_figure(version2: str, version1: str, label: str = "") -> int:
-    """Return the number after `label` in the file of our memory cgroup (v2 or v1); 0 if none."""
+    """Return the number after `label` in the file of our memory cgroup (v2 or v1), or 0."""
     for line in read_text("/proc/self/cgroup").splitlines():
         _, controller, path = line.split(":", 2)
         if controller in ("", "memory"):

@@ -69,7 +69,7 @@ def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:
         host.on_start = rank_is_killed
     code, _, err = cluster.launch()
     assert code == 1
-    assert "not restarting: 1 of 1 restarts are used up" in err
+    assert "not restarting: all restarts are used up (1 of 1)" in err
     assert cluster.tickets == []
     assert len(cluster.record["attempts"]) == 2
 

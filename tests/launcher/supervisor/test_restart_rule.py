@@ -31,7 +31,7 @@ def test_a_failure_that_would_happen_again_on_its_host_is_restarted_on_another()
 
 def test_restarts_are_counted() -> None:
     assert refused(SAVED, most=2) == ""
-    assert refused(SAVED, SAVED, most=2) == "2 of 2 restarts are used up"
+    assert refused(SAVED, SAVED, most=2) == "all restarts are used up (2 of 2)"
 
 
 def test_some_failures_are_restarted_once() -> None:

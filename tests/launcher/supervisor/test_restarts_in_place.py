@@ -216,7 +216,7 @@ def test_restarts_are_used_up_and_those_of_earlier_attempts_count(start: Start) 
     assert (restart.number, restart.left) == (1, 0)
     assert said(node) == [
         "restarting in place (2 of 2): rank 0 (gpu1, local_rank 0) was killed by SIGKILL",
-        "not restarting in place: 2 of 2 restarts are used up",
+        "not restarting in place: all restarts are used up (2 of 2)",
     ]
 
 

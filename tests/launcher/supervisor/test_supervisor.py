@@ -200,7 +200,7 @@ def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
     journal.write_event(End(EndState.FAILED, 1))
     journal.close()
     *records, end = JournalReader().feed((small_disk / "journal").read_bytes())
-    missing = b"ddpctl: the disk was full: 4 lines of output are missing here"
+    missing = b"ddpctl: the disk was full; lines of output missing here: 4"
     shown = [(record.rank, line) for record in records for line in record.lines]
     assert shown == [(0, b"before"), (None, missing), (0, b"after")][: 3 if freed else 2]
     assert end.event == End(EndState.FAILED, 1)

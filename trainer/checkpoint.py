@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a complete one exists at all times, and damage is always detected.
+"""Checkpoints on disk: after the first save, a complete one always exists, and damage is detected.
 
     <dir>/ckpt/step-00001234/state.pt    tensors and plain values, torch.load(weights_only=True)
                              meta.json   step, epoch, settings, versions, for people and tools
@@ -249,7 +249,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder. Rename it first, so that a half-removed folder is not called step-*."""
+    """Remove a folder. Renames it first, so that a half-removed folder is not called step-*."""
     if path.exists():
         hidden = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
         path.rename(hidden)

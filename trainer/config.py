@@ -124,7 +124,7 @@ class Config:
     weight_decay: float = flag(5e-4, "weight decay", "--wd")
     norm_weight_decay: float | None = flag(
         None, "weight decay of batch norms and biases (default: --weight-decay)", kind=float)
-    label_smoothing: float = flag(0.0, "label smoothing, 0 up to but not including 1", "--smoothing")
+    label_smoothing: float = flag(0.0, "label smoothing, at least 0 and below 1", "--smoothing")
     clip_grad_norm: float = flag(0.0, "maximum gradient norm (0: no limit)", "--clip-grad")
     ema: float = flag(0.0, "decay of the moving average of the weights that is evaluated in their "
                       "place (0: off)", "--ema-decay")

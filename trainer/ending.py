@@ -73,10 +73,10 @@ def preempted(t: Training, env: Mapping[str, str]) -> int:
 
 
 class Watch:
-    """Ends all ranks soon and with the same error when one of them fails or is lost.
+    """When a rank fails or is lost, ends all ranks soon and with the same error.
 
     A rank that fails mid-step cannot tell the others through a collective: they are waiting in
-    another one, and would wait for the whole timeout. Instead, it writes its error to the store,
+    another collective, and would wait for the whole timeout. Instead, it writes its error to the store,
     which a thread of every rank checks twice a second. That thread also counts this rank's signs of
     life and watches the count of the next rank, so that a lost host is noticed after --timeout.
     """
@@ -145,7 +145,7 @@ class Watch:
             alone = False
             try:
                 error = self._look(store)
-            except (RuntimeError, ConnectionError):  # the store is gone, with whoever held it
+            except (RuntimeError, ConnectionError):  # the process that held the store is gone
                 time.sleep(STORE_GRACE)
                 alone, error = (
                     True,
@@ -207,7 +207,7 @@ def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Excep
 
 
 def explain(ranks: Ranks, t: Training | None, error: Exception) -> TrainerError | None:
-    """Return one line for a torch error that the user can act on, or None to show the traceback."""
+    """Return a one-line error for a torch error that the user can act on, or None for any other."""
     first = (str(error).strip().splitlines() or [""])[0][:200]
     where = f"rank {ranks.rank} on {ranks.host}"
     step = f" at step {t.step}" if t else ""

@@ -50,7 +50,7 @@ class Plan:
                 yield slice(start + first, start + max(last, first + 1))
 
     def images_of(self, rank: int) -> int:
-        """Return how many images of a full batch a rank computes."""
+        """Return how many images of a full batch a rank processes."""
         parts = self.parts_of(rank)
         first, last = (part_bounds(self.global_batch, self.parts, p) for p in (parts[0], parts[-1]))
         return last[1] - first[0]

@@ -128,7 +128,7 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
 
 def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
     """Make each disk ready for this run's checkpoints. Sets aside checkpoints that are damaged, newer
-    or of another run, and writes the one that the run resumes from to rank 0's disk if it lacks it.
+    or of another run, and writes the one that the run resumes from to rank 0's disk if missing there.
     A collective."""
     with ranks.agreeing():
         if not disks.own:

@@ -161,7 +161,7 @@ def start_values(t: Training, restored: Restored | None) -> list[str]:
 
 
 def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
-    """Return the settings, with those that depend on the machine and the data filled in. A collective."""
+    """Return the settings after filling in those that depend on the machine and the data. A collective."""
     on_gpu = ranks.device.type == "cuda"
     if config.bn == "sync" and not on_gpu:
         raise UsageError(NEEDS_GPU)

@@ -2,8 +2,8 @@
 of (seed, epoch, sample), as the user's own function should be; mixup and CutMix are pure functions
 of (seed, step, micro-batch).
 
-The random numbers are a hash, not a stream: there is no state to save, and a resumed or re-sharded
-run sees the same pixels.
+The random numbers are a hash, not a stream: there is no state to save, and a resumed run sees
+the same pixels, even on a different number of ranks.
 """
 
 from __future__ import annotations

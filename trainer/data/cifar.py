@@ -117,8 +117,8 @@ def integers(kind: Record) -> np.dtype[Any]:
 
 
 def text(value: object) -> bytes:
-    """Return a pickled value's bytes. Old protocols store Python 3's bytes as text to be
-    encoded."""
+    """Return a pickled value's bytes. Old protocols store Python 3's bytes as text that must
+    be encoded."""
     if isinstance(value, Record) and value.name == "_codecs.encode":
         value, codec = value.arguments
         if codec not in ("latin1", b"latin1"):

@@ -54,7 +54,7 @@ class Source(Protocol):
 
 
 class Loaded(Images):
-    """Adapts a source to the protocol `Images`."""
+    """Adapts a source to the `Images` protocol."""
 
     def __init__(self, source: Source, config: Config, device: torch.device) -> None:
         self.name, self.num_classes = source.name, source.num_classes
@@ -107,8 +107,8 @@ class Loaded(Images):
 
 
 class Queue:
-    """The requests that a DataLoader's processes load next. Every epoch and every evaluation sets
-    them anew."""
+    """The requests that a DataLoader's processes load next. Every epoch and every evaluation
+    replaces them."""
 
     requests: Iterable[Request] = ()
 

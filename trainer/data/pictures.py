@@ -1,7 +1,7 @@
 """Decode, crop and augment single pictures with PIL, in pure functions.
 
-The geometry and the operations are those of torchvision. Its transforms draw from torch's global
-random state; these functions draw from a seed.
+The geometry and the operations are those of torchvision. torchvision's transforms draw from torch's
+global random state; these functions draw from a seed.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def ls(folders: list[Path]) -> int:
 
 
 def export(folders: list[Path], target: Path) -> None:
-    """Write the weights that are evaluated, from the newest intact checkpoint."""
+    """Write the weights of the newest intact checkpoint: the averaged ones, if it has them."""
     if target.suffix not in (".pth", ".pt"):
         raise UsageError(f"{target}: the name must end in .pth or .pt")
     for path in reversed(folders):

@@ -171,7 +171,7 @@ class RankStacks(Event):
 
 @dataclass(frozen=True)
 class Collective:
-    """A rank's last collective in a process group. names: those of the calls up to it, in order."""
+    """A rank's last collective in a process group. names: those of the last calls, in order."""
 
     rank: int
     group: str

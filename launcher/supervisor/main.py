@@ -100,7 +100,7 @@ class Supervisor:
         self.round.close()
         number, standby = restart.number, self.round.standby
         self.round = Round(number, self.spec, self.journal, self.selector, self.peers, standby)
-        if self.stop_request:  # it came after our last status
+        if self.stop_request:  # the request came after our last status
             self.round.refuse(self.stop_request)
         else:
             self.round.start()

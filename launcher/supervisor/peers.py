@@ -40,7 +40,7 @@ class Peers:
         now = time.monotonic()
         if now - self.turned > 2 * HEARTBEAT:  # this process was suspended
             for contact in self.contacts.values():
-                contact.forgive(now)  # so the silence proves nothing
+                contact.forgive(now)  # so a peer's silence proves nothing
         self.turned = now
         self.decide(status, now)
 

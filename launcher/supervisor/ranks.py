@@ -31,7 +31,7 @@ class Rank:
         return self.exited is None
 
     def look(self, now: float) -> None:
-        """Check whether the rank has exited or is stopped. Once reaped, it has no exit code."""
+        """Check whether the rank has exited or is stopped. A reaped rank's exit code is unknown."""
         try:
             stat = proc_stat(self.pid)
         except OSError:

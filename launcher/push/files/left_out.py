@@ -187,7 +187,7 @@ def private_paths(cluster: Cluster) -> list[str]:
 
 
 def data_paths(cluster: Cluster) -> list[str]:
-    """Return the paths that the hosts file names as data: dataset, metrics_dir and mounts."""
+    """Return the hosts file's data paths: dataset, metrics_dir, mounts, and what flags replaced."""
     mounts = (mount.partition(":")[0] for mount in cluster.job.mounts)
     folders = (cluster.job.dataset, cluster.job.metrics_dir, *mounts)
     return [*filter(None, folders), *cluster.replaced]

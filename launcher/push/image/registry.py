@@ -125,7 +125,7 @@ class Registry(ThreadingHTTPServer):
         """Answer in another thread. If there are too many strangers, hang up on the oldest."""
         self._strangers[request] = None
         if len(self._strangers) > MAX_STRANGERS:
-            with contextlib.suppress(OSError):  # its thread then closes it
+            with contextlib.suppress(OSError):  # the request's thread then closes it
                 oldest = next(iter(self._strangers))
                 self.trust(oldest)
                 oldest.shutdown(socket.SHUT_RDWR)

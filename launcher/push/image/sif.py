@@ -49,7 +49,10 @@ def converted_file(image: str) -> set[str]:
 
 
 def _file_of(image: str) -> Path | None:
-    """Return the path of the image's file, which may not exist yet; None without the image."""
+    """Return the path of the image's file, which may not exist yet.
+
+    Returns None if this machine does not have the image.
+    """
     if image.endswith(".sif"):
         return Path(image)
     info = image_here(image)

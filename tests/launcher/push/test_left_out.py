@@ -35,7 +35,7 @@ def code(folder: Path) -> set[str]:
     return names(scan(str(folder), code_only=True))
 
 
-@pytest.mark.parametrize(("pipes", "said"), [("a", "a: not a"), ("abc", " and 2 more: not a")])
+@pytest.mark.parametrize(("pipes", "said"), [("a", "skipped a:"), ("abc", " and 2 more:")])
 def test_what_is_no_file_is_named_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], pipes: str, said: str
 ) -> None:
@@ -45,7 +45,7 @@ def test_what_is_no_file_is_named_in_one_line(
     cluster = Cluster((Host("a"),), Job(workdir=str(tmp_path)))
     trees_of(cluster, [], {"workdir"}, PushProgress([], Console()))
     [line] = capfd.readouterr().err.splitlines()
-    assert f"{said} file, folder or link" in line
+    assert f"{said} only files, folders and links are pushed" in line
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,12 @@ class Run:
     def fetch(self, to: str | Path | None = None) -> Path:
         """Copy checkpoints, output and logs to this machine and verify them. Return their folder.
 
-        to: that folder, by default ./ID. If a host does not answer, raises NodesFailed after
-        fetching from the others.
+        to: that folder, by default ./ID. If a host does not answer or a file cannot be fetched,
+        raises NodesFailed after fetching everything else.
         """
         done = fetch(self._folder, Path(to or self.id), self._console)
-        if done.failures:
-            raise NodesFailed(done.failures)
+        if failures := {**done.errors, **done.failures}:
+            raise NodesFailed(failures)
         return done.to
 
 

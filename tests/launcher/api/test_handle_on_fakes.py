@@ -152,6 +152,24 @@ def test_fetch_copies_from_hosts_that_answer_and_raises_for_the_others(fake_clus
     assert Path("other/output/result.txt").exists()
 
 
+def test_fetch_raises_if_a_file_is_not_the_one_that_its_host_listed(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    run = launched(cluster)
+    run.wait(timeout=60)
+    [output] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/output")
+    for name in ("damaged", "good"):
+        (output / name).write_text("42")
+    tail = cluster.hosts["gpu0"].tools / "tail"
+    tail.write_text(
+        '#!/bin/sh\ncase $* in *damaged*) printf 43 ;; *) exec /usr/bin/tail "$@" ;; esac\n'
+    )
+    tail.chmod(0o755)
+    with pytest.raises(launcher.DdpctlError, match="gpu0: output/damaged changed while"):
+        run.fetch("got")
+    assert [path.name for path in Path("got/output").iterdir()] == ["good"]
+
+
 def test_lines_that_are_here_come_before_the_error_of_a_host_that_is_not(
     fake_cluster: Make,
 ) -> None:

@@ -95,6 +95,20 @@ class Survey:
         return tuple(facts for _, facts in sorted(by_rank.items()))
 
     @property
+    def images(self) -> dict[int, ImageInfo]:
+        """The job's image on the hosts that were seen to have it, by node rank.
+
+        A machine with several accounts is left out: each of them may have images of its own.
+        """
+        return {
+            rank: machine.engine.image
+            for machine in self.fleet.machines
+            if machine.engine and machine.engine.image
+            if len({host.account for host in machine.hosts}) == 1
+            for rank in machine.ranks
+        }
+
+    @property
     def exit_code(self) -> int:
         """The exit code of `check`. An unreachable host takes precedence over other hosts' failures."""
         errors = [finding.error() for finding in self.failures]

@@ -46,6 +46,17 @@ class PushResult:
 
 
 @dataclass(frozen=True)
+class KnownImages:
+    """The job's image where the checks have just seen it: on this machine and on hosts."""
+
+    here: ImageInfo | None = None
+    there: Mapping[HostConnection, ImageInfo] = field(default_factory=dict)
+
+
+NO_IMAGES = KnownImages()
+
+
+@dataclass(frozen=True)
 class HostContents:
     """What a host already has. address: "" if it cannot relay."""
 
@@ -60,10 +71,12 @@ def push(
     *,
     parts: Set[Part],
     console: Console,
+    known: KnownImages = NO_IMAGES,
     spares: Sequence[HostConnection] = (),
 ) -> PushResult:
     """Send `parts` of the job. If `parts` is empty, only verify that the hosts have every part.
 
+    known: these images are not asked for again, unless a host's push is retried.
     spares: they get the same parts, but the failure of a spare is only a warning.
     Raises HostsNotReady with the error of each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
@@ -74,9 +87,15 @@ def push(
     try:
         trees, failures = trees_of(cluster, machines, needed, progress)
         in_engine = "image" in needed and engine_traits(cluster.job.engine).keeps_containers
-        here = image_here(cluster.job.image) if in_engine else None
+        here = (known.here or image_here(cluster.job.image)) if in_engine else None
         sender = Sender(
-            cluster.job, trees, here, progress, in_engine=in_engine, only_verify=not parts
+            cluster.job,
+            trees,
+            here,
+            known.there,
+            progress,
+            in_engine=in_engine,
+            only_verify=not parts,
         )
         todo = [connection for connection in machines if connection not in failures]
         for pause in (*PAUSES, None):
@@ -152,14 +171,16 @@ class Sender:
     """Sends hosts the parts that they lack, or only verifies that they have every part.
 
     trees: the trees by part. With `engine: process`, wheels take the place of the image; with
-    `engine: apptainer`, the image's file does. here: the image on this machine. in_engine: whether
-    hosts' engines need the image. answered: hosts that have answered at least once. relay_failed:
-    hosts whose relay has failed; they now get everything from this machine.
+    `engine: apptainer`, the image's file does. here: the image on this machine. known_there: the
+    image on hosts where the checks have seen it. in_engine: whether hosts' engines need the image.
+    answered: hosts that have answered at least once. relay_failed: hosts whose relay has failed;
+    they now get everything from this machine.
     """
 
     job: Job
     trees: Mapping[str, Tree]
     here: ImageInfo | None
+    known_there: Mapping[HostConnection, ImageInfo]
     progress: PushProgress
     in_engine: bool
     only_verify: bool
@@ -192,8 +213,13 @@ class Sender:
             and not connection.host.is_local
             and connection not in self.relay_failed
         )
-        image = images_of(connection).inspect(self.job.image) if self.in_engine else None
+        image = self._image_on(connection) if self.in_engine else None
         return HostContents(names, image, address if can_relay else "")
+
+    def _image_on(self, connection: HostConnection) -> ImageInfo | None:
+        if connection in self.known_there and connection not in self.answered:
+            return self.known_there[connection]
+        return images_of(connection).inspect(self.job.image)
 
     def send(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
         """Send the hosts what they lack. Return their images, and the errors of failed hosts."""

@@ -11,7 +11,7 @@ from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.check import survey_all
 from ..preflight.findings import lines
-from ..push.push import ALL, PushResult
+from ..push.push import ALL, NO_IMAGES, KnownImages, PushResult
 from ..push.push import push as push_parts
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
@@ -27,6 +27,7 @@ class HostSurvey:
     request: Request
     connections: Sequence[HostConnection]  # in rank order, as `facts` is
     facts: tuple[Facts, ...]
+    images: KnownImages = NO_IMAGES
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
@@ -55,7 +56,9 @@ def check(
         console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if checked.failures:
         raise Several(finding.error() for finding in checked.failures)
-    return HostSurvey(request, connections, checked.facts, checked.fleet.reach.unreached)
+    there = {connections[rank]: image for rank, image in checked.images.items()}
+    images = KnownImages(checked.fleet.image_here, there)
+    return HostSurvey(request, connections, checked.facts, images, checked.fleet.reach.unreached)
 
 
 def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console) -> PushResult:
@@ -68,6 +71,7 @@ def push(survey: HostSurvey, spares: Sequence[HostConnection], console: Console)
             survey.request.cluster,
             parts=ALL if wants_push else frozenset(),
             console=console,
+            known=survey.images,
             spares=spares if wants_push else (),
         )
 

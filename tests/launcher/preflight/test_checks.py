@@ -567,3 +567,13 @@ def test_hosts_with_the_same_finding_share_a_line() -> None:
         "warning: gpu[1-3,7]: clock: w; r",
         "failure: gpu2: disk: f; r",
     ]
+
+
+def test_an_image_counts_for_all_nodes_of_one_account_but_not_for_other_accounts() -> None:
+    """Rootless Podman keeps the images of each user apart."""
+    hosts = [Host("gpu1"), Host("gpu1"), Host("gpu2", user="ann"), Host("gpu2", user="bob")]
+    one_account = replace(machine(0), ranks=(0, 1), hosts=tuple(hosts[:2]))
+    two_accounts = replace(machine(1), ranks=(2, 3), hosts=tuple(hosts[2:]))
+    without_image = replace(with_engine(machine(2), image=None), ranks=(4,))
+    fleet = Fleet(cluster(*hosts), [one_account, two_accounts, without_image])
+    assert run.Survey([], {}, fleet).images == {0: IMAGE, 1: IMAGE}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeCluster, FakeDocker
+from fakes import IMAGE, FakeCluster, FakeDocker, FakeHost
 
 from launcher.errors import CommandTimeout, HostUnreachable
 from launcher.push import push as pushing
@@ -34,26 +34,62 @@ def test_no_host_pulls_an_image_because_the_engine_here_is_slow(
     assert (code, "local: Docker did not answer" in err) == (4, True), err
 
 
+def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """Two hosts that get code."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("pass")
+    return FakeCluster(
+        tmp_path / "cluster", monkeypatch, ["gpu0", "gpu1"], workdir=str(tmp_path / "code")
+    )
+
+
+def lose_connection(host: FakeHost, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Lose the connection to the host whenever files are sent, so many times."""
+    ask, left = host.ask, iter(range(times))
+
+    def drop(*call: str) -> None:
+        if any(RECEIVE in word for word in call) and next(left, None) is not None:
+            raise HostUnreachable("the connection was lost", host=host.name)
+        ask(*call)
+
+    monkeypatch.setattr(host, "ask", drop)
+
+
 @pytest.mark.parametrize("drops, code", [(1, 0), (3, 0), (9, 4)])
 def test_a_push_whose_connection_is_lost_goes_on_some_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drops: int, code: int
 ) -> None:
     monkeypatch.setattr(pushing, "PAUSES", (0.0,) * 3)
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("pass")
-    cluster = FakeCluster(
-        tmp_path / "cluster", monkeypatch, ["gpu0", "gpu1"], workdir=str(tmp_path / "code")
-    )
+    cluster = with_code(tmp_path, monkeypatch)
     host = cluster.hosts["gpu1"]
-    ask, left = host.ask, iter(range(drops))
-
-    def drop(*call: str) -> None:
-        if any(RECEIVE in word for word in call) and next(left, None) is not None:
-            raise HostUnreachable("the connection was lost", host="gpu1")
-        ask(*call)
-
-    monkeypatch.setattr(host, "ask", drop)
+    lose_connection(host, monkeypatch, drops)
     done, _, err = cluster.ddpctl("push", cluster.hosts_file, "--workdir")
     assert done == code, err
     assert "gpu1: the connection was lost; the push resumes" in err
     assert bool(list(host.home.glob(".ddpctl/workdirs/*/train.py"))) is (code == 0)
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-push",), ("--no-check",)])
+def test_a_launch_asks_each_engine_once_for_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0", "gpu1"])
+    cluster.nodes_end(exit_code=0)
+    code, _, err = cluster.ddpctl("launch", cluster.hosts_file, *flags)
+    assert code == 0, err
+    asked = {host.name: host.count("inspect_image") for host in (*cluster, cluster.local)}
+    assert asked == {"gpu0": 1, "gpu1": 1, "local": 1}
+    assert cluster.record["image_digest"] == IMAGE["Id"]
+
+
+def test_a_host_whose_push_is_retried_is_asked_again_for_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine may have restarted meanwhile."""
+    monkeypatch.setattr(pushing, "PAUSES", (0.0,))
+    cluster = with_code(tmp_path, monkeypatch)
+    cluster.nodes_end(exit_code=0)
+    lose_connection(cluster.hosts["gpu1"], monkeypatch, times=1)
+    code, _, err = cluster.ddpctl("launch", cluster.hosts_file)
+    assert code == 0, err
+    assert [each.count("inspect_image") for each in cluster] == [1, 2]

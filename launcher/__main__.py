@@ -16,7 +16,7 @@ def main() -> None:
     except SystemExit as ending:
         if ending.code != 130:
             raise
-    # Not sys.exit: if SIGINT interrupted an exec(), as in an import, Python would then kill itself with it.
+    # Not sys.exit: if SIGINT interrupted an exec(), as in an import, Python would kill itself with SIGINT.
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(130)

@@ -1,4 +1,4 @@
-"""What one answer from a host may cost this machine: bytes, seconds, and the size of its JSON.
+"""What one answer from a host may cost this machine: bytes, seconds and JSON values.
 
 All code that reads hosts' answers uses this. An answer that exceeds its budget is an error of that
 host.
@@ -46,7 +46,10 @@ class Budget(Deadline):
     def __init__(
         self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0
     ) -> None:
-        """size: maximum bytes. seconds: None if unlimited. slowest: bytes that earn a second."""
+        """size: maximum bytes. seconds: None if unlimited.
+
+        slowest: the deadline moves by one second whenever this many bytes have arrived; 0: never.
+        """
         super().__init__(seconds)
         self._what, self._host, self._size, self._seconds = what, host, size, seconds
         self._slowest, self._taken = slowest, 0
@@ -90,7 +93,7 @@ class Budget(Deadline):
 
 
 def parse_json(text: bytes, items: int = MAX_ITEMS) -> Any:
-    """Parse JSON from a host. Raises ValueError if malformed, too deep or with too many values."""
+    """Parse JSON from a host. Raises ValueError if it is malformed, too deep or too large."""
     if sum(map(text.count, (b",", b"[", b"{"))) > items:
         raise TooManyValues(f"more than {items:,} values")
     try:

@@ -27,13 +27,14 @@ EPILOG = (
     "failed, 2 wrong usage or hosts file, 3 check failed, 4 host unreachable, 5 push failed, 6 stop not "
     "confirmed, 7 cancelled, 130 interrupted."
 )
-Shell = enum.StrEnum("Shell", "bash zsh fish")  # those that Tab completion supports
+Shell = enum.StrEnum("Shell", "bash zsh fish")  # the shells that Tab completion supports
 
 
 def main() -> None:
     """Run the command line, and exit with one of the codes in docs/exit-codes.md."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # three per node that is followed
+    # following a node takes three file descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     application()(prog_name="ddpctl")
 
 
@@ -71,7 +72,12 @@ def _version(wanted: bool) -> None:
 def root(
     ctx: typer.Context,
     version: bool = typer.Option(
-        False, "--version", "-V", callback=_version, is_eager=True, help="Print the version."
+        False,
+        "--version",
+        "-V",
+        callback=_version,
+        is_eager=True,
+        help="Print the version and exit.",
     ),
     install_completion: Shell | None = typer.Option(
         None,
@@ -80,7 +86,7 @@ def root(
         help="Install Tab completion for bash, zsh or fish.",
     ),
     show_completion: Shell | None = typer.Option(
-        None, callback=show_callback, metavar="SHELL", help="Print the completion script."
+        None, callback=show_callback, metavar="SHELL", help="Print the completion script and exit."
     ),
 ) -> None:
     if ctx.invoked_subcommand is None:
@@ -124,7 +130,7 @@ def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None
             Console().error("; ".join([f"internal error, {keep_traceback(error)}", *notes]))
             code = Exit.INTERNAL
         finally:
-            logging.getLogger("ddpctl").handlers.clear()  # those of the command's console
+            logging.getLogger("ddpctl").handlers.clear()  # added by the command's console
         raise typer.Exit(code)
 
     return command

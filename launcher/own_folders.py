@@ -60,7 +60,7 @@ def _own_folder(variable: str, default: str) -> Path:
 def make_folder(path: Path) -> Path:
     """Create a folder and return it. Only this user gets access to the state and cache folders.
 
-    If one of these two is a link, its target keeps its mode, because it may have other uses.
+    If one of these two is a link, the mode of its target does not change: others may use the target.
     Raises StateError if the folder cannot be created.
     """
     try:
@@ -110,7 +110,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Context manager: hold the lock at `path`. Waits for other holders, unless all share it."""
+    """Context manager: hold the lock at `path`. Waits for other holders unless all share the lock."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
@@ -128,7 +128,7 @@ def is_locked(path: Path) -> bool:
 
 
 def keep_traceback(error: BaseException) -> str:
-    """Write the traceback of `error` to a file. Return `details in PATH`; on failure, the error."""
+    """Write the traceback of `error` to a file. Return `details in PATH`, or the error if that fails."""
     details = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
     prefix = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-"
     for home in (state_home, lambda: Path(tempfile.gettempdir())):
@@ -141,7 +141,7 @@ def keep_traceback(error: BaseException) -> str:
 
 
 def write_cache(path: Path, text: str | bytes) -> None:
-    """Replace a cache file. Ignore failures, which only make the next command take longer."""
+    """Replace a cache file. Ignores failures, which only make the next command take longer."""
     with contextlib.suppress(StateError):
         write_atomically(make_folder(path.parent) / path.name, text)
 
@@ -159,5 +159,6 @@ def _state_error(error: OSError, action: str, path: Path) -> StateError:
     what = f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateError(what, "free up space there")
-    remedy = "fix its permissions, or set XDG_STATE_HOME to a folder that you can write to"
+    remedy = "fix its permissions, or choose another folder"
+    remedy += " (XDG_STATE_HOME and XDG_CACHE_HOME set ddpctl's own)"
     return StateError(what, remedy)

@@ -1,4 +1,4 @@
-"""Format and read lists, times, durations and sizes, and make untrusted text safe to print. PURE."""
+"""Format and read lists, times, durations and sizes, and make untrusted text safe to print. Pure."""
 
 import datetime
 import difflib
@@ -14,7 +14,7 @@ LATEST = 253402300799.0  # the end of the year 9999, in unix seconds
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
 
 _CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colors
-# Titles and the like. The body excludes start sequences: matching many of them would be quadratic.
+# Window titles and the like. The body excludes start sequences: matching many would be quadratic.
 ESCAPE_BODY = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
 _STRING = ESCAPE_BODY + r"(?:\x07|\x1b\\|\x9c)"
 _OTHER = r"\x1b[ -/]*[0-~]"
@@ -118,7 +118,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """Format the numbers of things: `GPU 3`, `GPUs 1-2,5`."""
+    """Format a noun with numbers: `GPU 3`, `GPUs 1-2,5`."""
     listed = sorted(set(numbers))
     return f"{noun}{'s' * (len(listed) > 1)} {ranges(listed)}"
 
@@ -142,7 +142,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_in(text: str) -> int | None:
-    """Return a duration in seconds: `90s`, `30m`, `2h30m`, `1d` or `24:00:00`; None for other text.
+    """Return the seconds of `90s`, `30m`, `2h30m`, `1d` or `24:00:00`; None for any other text.
 
     A bare number other than 0 is not a duration, because tools disagree about its unit. For other
     text, `duration_remedy` returns what to write instead.
@@ -168,7 +168,7 @@ def duration_remedy(text: str) -> str:
 
 
 def bytes_in(text: str) -> int | None:
-    """Return a size in bytes: `16g`, `512m`, `16GiB` or a plain number; None for any other text."""
+    """Return the bytes of `16g`, `512m`, `16GiB` or a plain number; None for any other text."""
     match = _SIZE.fullmatch(text.strip())
     return int(match[1]) * _SIZE_UNITS[match[2].lower()] if match else None
 
@@ -177,7 +177,7 @@ def printable(text: str) -> str:
     """Make text from a host, an image or a file safe to print and to store. Keeps newlines and tabs.
 
     Removes escape sequences and control characters, which a terminal would obey, and characters
-    that reverse the direction of text. Replaces what UTF-8 cannot encode with U+FFFD.
+    that reverse the direction of text. Replaces what UTF-8 or XML cannot hold with U+FFFD.
     """
     return text if text.isprintable() else ESCAPES.sub("", text).translate(_REPLACED)
 

@@ -1,4 +1,4 @@
-"""Facts about a host: one script (facts.sh), one parser, one frozen value."""
+"""Facts about a host: the output of facts.sh, parsed into one frozen value."""
 
 import re
 from collections import defaultdict
@@ -40,10 +40,10 @@ class Facts:
     network_stack: str = ""  # boot id and network namespace: equal if two hosts share addresses
     rdma_ports: tuple[RdmaPort, ...] = ()
     all_cores: frozenset[int] = frozenset()  # the machine's online cores; `cores` may be fewer
-    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, without root's
+    gpu_groups: tuple[int, ...] = ()  # ids of the groups that may use AMD GPUs, except root's
     boot_id: str = ""  # equal if two hosts are one machine; "" if unknown
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
-    clock_error: float = 0.0  # maximum error of clock_skew: half the time spent in the network
+    clock_error: float = 0.0  # maximum error of clock_skew: half the time spent on the network
     details: Details = field(default_factory=Details)  # has its default values unless requested
     resolved: str = ""  # ~/.ddpctl without symlinks: on NFS, root may be unable to follow them
 
@@ -72,9 +72,10 @@ class Facts:
     def roce_settings(self, ip: str, user_sets: Collection[str]) -> Mapping[str, str]:
         """Return NCCL's variables for RoCE (ports and GID index) for a run whose address is `ip`.
 
-        The result is empty if the user sets one of them (user_sets: names of variables), if `ip`
-        has no RoCE v2 GID, or if they would exclude a port that may be better: InfiniBand, a faster
-        one, or one whose RoCE v2 GID has another index.
+        user_sets: names of the variables that the user sets. The result is empty if the user sets
+        one of NCCL's, if the host has no /dev/infiniband, if `ip` has no RoCE v2 GID, or if the
+        variables would exclude a port that may be better: an InfiniBand port, a faster port, or one
+        whose RoCE v2 GID has another index.
         """
         up = [port for port in self.rdma_ports if port.is_up]
         v2 = {port: [gid.index for gid in port.gids if gid.is_roce_v2] for port in up}
@@ -109,7 +110,7 @@ class Facts:
 def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
     """Parse the script's output. Raises ValueError if the output is incomplete or malformed.
 
-    asked, answered: when the script was started and had ended, in unix seconds by our clock.
+    asked, answered: when the script was started and when it had ended, in unix seconds by our clock.
     """
     sections: defaultdict[str, list[str]] = defaultdict(list)
     lines: list[str] = []  # the lines of one section

@@ -21,7 +21,7 @@ _PCI = re.compile(r"([0-9a-f:.]{10,16})\t([0-9,-]{1,1000})(?:\t([\w-]{0,20}))?")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. pci: domain:bus:device. cores: those next to it. iommu: its mode, such as DMA."""
+    """A GPU. pci: domain:bus:device. cores: the CPU cores next to it. iommu: a mode, such as DMA."""
 
     index: int
     uuid: str
@@ -75,7 +75,7 @@ def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]
 
 
 def core_list(text: str) -> frozenset[int]:
-    """Parse a list of cores such as the kernel's `0-15,32-47`; empty for anything else."""
+    """Parse a list of cores such as the kernel's `0-15,32-47`. Return an empty set for other text."""
     try:
         return numbers_in(text.strip(), MOST_CORES)
     except ValueError:
@@ -83,6 +83,6 @@ def core_list(text: str) -> frozenset[int]:
 
 
 def pci_address(text: str) -> str:
-    """Normalize a PCI address: `00000000:3B:00.0` becomes `0000:3b:00`. "" for any other text."""
+    """Normalize a PCI address: `00000000:3B:00.0` becomes `0000:3b:00`. Return "" for other text."""
     match = re.fullmatch(r"0*([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?", text.lower())
     return match[1] if match else ""

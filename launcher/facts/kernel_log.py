@@ -1,4 +1,4 @@
-"""What a host's kernel has recently logged about failing GPUs and a lack of memory."""
+"""What a host's kernel has recently logged about failing GPUs and lack of memory."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ class KernelLog:
     def addresses(self, uuids: Sequence[str]) -> tuple[str, ...]:
         """Return the PCI addresses of these GPUs; "" if unknown.
 
-        A GPU that no longer responds gets the address in the logged errors, if there is only one.
+        A GPU that no longer responds gets the address in the logged errors that no responding GPU
+        has, if there is exactly one such address.
         """
         silent = {pci for pci, _ in self.xids}.difference(self.pci.values())
         only = silent.pop() if len(silent) == 1 else ""

@@ -1,6 +1,6 @@
 """Find hosts that share one ~/.ddpctl, for example on NFS.
 
-Mount types do not reveal that. So each host writes a file of its own and lists the files it sees.
+Mount types do not reveal this, so each host writes a file of its own and lists the files it sees.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 RESET = "drain the host and run `nvidia-smi --gpu-reset`; if the error returns, replace the GPU"
 LINK = f"check the NVLink bridges and switches; {RESET}"
-# Meaning and remedy by number: the errors for which NVIDIA's Xid catalog asks for a reset or more.
+# Meaning and remedy, by number, of the errors for which NVIDIA's Xid catalog asks at least for a reset.
 XIDS = {
     48: ("uncorrectable memory error", RESET),
     62: ("its internal microcontroller halted", RESET),

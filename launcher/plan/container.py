@@ -56,7 +56,10 @@ def fixed_uid(plan: Plan) -> str:
 
 
 def container_gpus(host: Host, facts: Facts | None) -> Gpus:
-    """Return the GPUs: `all`, or their ids if `all` would include integrated GPUs or find none."""
+    """Return `all` if that is the value of `gpus:`, else the ids of the GPUs.
+
+    Also returns ids if the host has no GPU, or an integrated one, which `all` would include.
+    """
     by_id = host.gpus != "all"
     if facts and not by_id:
         by_id = not facts.gpus or any(gpu.integrated for gpu in facts.gpus)

@@ -20,7 +20,7 @@ Variables = dict[str, str | None]  # None: the value depends on a host that has 
 def run_variables(
     plan: Plan, nnodes: int, rank: int, paths: JobPaths, facts: Facts | None
 ) -> Variables:
-    """Return the variables that describe the run and, in a container, the SSH user."""
+    """Return the variables that describe the run, its folders and, with `user: host`, the SSH user."""
     env: Variables = {
         "DDPCTL_RUN_ID": plan.run_id,
         "DDPCTL_ATTEMPT": str(plan.attempt),
@@ -45,7 +45,7 @@ def run_variables(
 def network_variables(
     address: Address, facts: Facts | None, env_names: Collection[str]
 ) -> Variables:
-    """Return the network settings of NCCL and Gloo; those for RoCE only if the user sets none."""
+    """Return the network settings of NCCL and Gloo. Omits those for RoCE if the user sets one."""
     env: Variables = {"NCCL_DEBUG": "WARN"}
     if address.interface or not facts:
         interface = address.interface or None
@@ -67,7 +67,10 @@ def machine_variables(
     rank: int,
     env_names: Collection[str],
 ) -> Variables:
-    """Return how nodes share a machine: threads, cores, NCCL's host id. nproc: by node."""
+    """Return the variables that depend on the machine: threads, cores and NCCL's host id.
+
+    nproc: the number of processes of each node.
+    """
     job, hosts = plan.job, cluster.hosts
     here = same_machine(hosts, facts, rank)
     processes = sum(nproc[node] or 1 for node in here)
@@ -89,7 +92,7 @@ def machine_variables(
 
 
 def gpu_variables(engine: EngineTraits, host: Host, gpus: Gpus, facts: Facts | None) -> Variables:
-    """Return the variable that hides unused GPUs; none if the engine already hides them."""
+    """Return the variable that hides unused GPUs; {} if there are none or the engine hides them."""
     amd = facts is not None and facts.has_amd_gpus
     if gpus == "all" or not (gpus or host.gpus == 0) or (engine.keeps_containers and not amd):
         return {}

@@ -14,7 +14,7 @@ from .plan import Plan
 
 LABEL = "io.ddpctl"  # the prefix of every label
 POSITIVE = re.compile("[1-9][0-9]{0,5}")
-FORMS = {  # ddpctl ignores a node unless these labels match; `since` is in unix seconds
+FORMS = {  # ddpctl ignores a node with labels of other forms; `since` is in unix seconds
     "run-id": RUN_ID,
     "attempt": POSITIVE,
     "nnodes": POSITIVE,

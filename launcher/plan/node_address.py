@@ -44,7 +44,7 @@ def node_addresses(
 
 
 def addresses_in_file(hosts: Sequence[Host]) -> tuple[Address, ...]:
-    """Return each node's address and interface; "" if it is unknown without asking the hosts."""
+    """Return each node's address and interface, with "" for what only the hosts know."""
     default = "127.0.0.1" if all(host.is_local for host in hosts) else ""
     return tuple(Address(host.internal_ip or default, host.interface or "") for host in hosts)
 
@@ -105,9 +105,10 @@ def _path_cost(
 ) -> tuple[bool, bool, int, bool]:
     """Return the cost of the paths from all hosts to this address, as a sort key: smallest is best.
 
-    The criteria, in this order: some host has no route to it; it is on a bridge; the speed of its
-    slowest link; some host needs a router to reach it. A link of unknown speed counts as the
-    slowest if it is the address's own or leads to a router; otherwise, it is ignored.
+    The criteria, in this order: whether some host has no route to it; whether it is on a bridge;
+    the speed of its slowest link; whether some host needs a router to reach it. A link of unknown
+    speed counts as the slowest if it is the address's own or leads to a router; otherwise, it is
+    ignored.
     """
     ip = ip_address(address.ip)
     nic = own.interface(address.interface)
@@ -139,9 +140,9 @@ def _on_several_hosts(hosts: Sequence[Host], facts: Sequence[Facts]) -> set[str]
 
 
 def _ssh_address(host: Host, own: Facts, facts: Sequence[Facts]) -> Address:
-    """Return the host's end of its SSH connection, or this machine's end as the other hosts see it.
+    """Return the host's end of its SSH connection; for `local`, this machine's as other hosts see it.
 
-    For a host, this is its own address even behind a jump host or a forwarded port.
+    The host's end is its own address even behind a jump host or a forwarded port.
     """
     seen_from = next((other.ssh_client_ip for other in facts if other.ssh_client_ip), None)
     ip = (seen_from if host.is_local else own.ssh_server_ip) or host.name

@@ -15,7 +15,7 @@ from ..supervisor.restart_rule import PastRestart
 
 HOME = "~/.ddpctl"  # ddpctl's folder on a host
 IMAGE_FILE = "image.sif"  # in a folder of ~/.ddpctl/images
-STORE = ".ddpctl"  # the same folder as seen by commands, which start in the user's home folder
+STORE = ".ddpctl"  # HOME as seen by commands, which start in the user's home folder
 CONTROL_DIR = "/ddpctl"  # a node's control folder, as mounted in its container
 _CONTROL_DIR = re.compile(r"/runs/([^/]+)/nodes/([0-9]{1,6})/attempt-([0-9]{1,7})$")
 OUR_TRAINER = ("-m", "trainer")
@@ -54,7 +54,7 @@ class LaunchOptions(RunOptions):
     by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt
 
     def settled(self, command: Sequence[str]) -> LaunchOptions:
-        """Return the options with the default hang timeout filled in; only our trainer has one."""
+        """Return the options with the default hang timeout filled in. Only our trainer has a default."""
         if self.hang_timeout is not None:
             return self
         is_ours = tuple(command[:2]) == OUR_TRAINER
@@ -179,7 +179,7 @@ class Plan:
     master_addr: str | None
     master_port: int | None
     control_port: int | None  # where the supervisors connect to node 0
-    image_digest: str | None  # digest of the wheels of job.requirements, or of the image file
+    image_digest: str | None  # id of the image, or digest of the .sif file or of the wheels
     dataset_digest: str | None
     workdir_digest: str | None
     past_restarts: tuple[PastRestart, ...] = ()  # restarts since the user last started the run
@@ -201,7 +201,7 @@ class Plan:
         return round(self.since or 0.0, 3), self.run_id  # rounded, as the label is
 
     def resources(self, node: NodePlan) -> frozenset[str]:
-        """Return what a node uses exclusively: GPUs, by UUID, and, on node 0, the master port."""
+        """Return what no other run may use: the node's GPUs, by UUID, and on node 0 the master port."""
         port = [f"port {self.master_port}"] if node.node_rank == 0 else []
         return frozenset([*node.gpu_ids, *port])
 

@@ -12,7 +12,7 @@ from .supervisor_spec import torchrun_command
 
 ASKED = "<asked at launch>"  # in a dry run, stands for values that depend on the hosts
 LABELS_AT_LAUNCH = [f"{LABEL}.{key}" for key in ("master-port", "gpus", "since")]
-WIDTH = 100  # characters per line, where several values share one
+WIDTH = 100  # maximum characters of a line that several values share
 OF_JOB = "image dataset workdir stop_timeout time_limit max_restarts min_nodes numa".split()
 
 
@@ -50,7 +50,8 @@ def plan_text(plan: Plan) -> str:
 
 def _torchrun(plan: Plan) -> Iterator[str]:
     """Yield a heading and the torchrun command of node 0, ready to be pasted into a shell."""
-    first, others = plan.nodes[0], "; the others have their own --node-rank" * (plan.nnodes > 1)
+    first = plan.nodes[0]
+    others = "; the other nodes have their own --node-rank" if plan.nnodes > 1 else ""
     known = dataclasses.replace(
         plan,
         master_addr=plan.master_addr or ("127.0.0.1" if plan.nnodes == 1 else first.host.name),
@@ -66,7 +67,7 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the run's settings as (name, value). The value is "" if a setting does not apply."""
     job, options, wait = plan.job, plan.options, plan.options.wait
     ranks = plan.world_size if plan.world_size is not None else ASKED
-    any_hosts = ", on any hosts with free GPUs (the first are shown)" if options.nodes else ""
+    any_hosts = ", on any hosts with free GPUs (the first hosts are shown)" if options.nodes else ""
     past = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
     yield "run", f"{plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
     yield "nodes", f"{plan.nnodes}, ranks {ranks}{any_hosts}"

@@ -79,6 +79,6 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "metrics_dir": node.paths.metrics,
         "max_restarts": plan.job.max_restarts,
         "past_restarts": [(restart.cause, restart.saved) for restart in plan.past_restarts],
-        "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # later: in the command
+        "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # later: in argv
         "notes": [] if node.node_rank else plan.notes,
     }

@@ -115,7 +115,7 @@ class ThisRank:
 
 
 def mesh(me: ThisRank) -> bool:
-    """Connect each node to all others by TCP, at the data addresses. Return whether all could."""
+    """Connect each node to all others by TCP, at the data addresses. Return whether all succeeded."""
     if me.local_rank == 0:
         server = socket.create_server(("", 0), backlog=me.nodes)  # the kernel accepts for us
         me.store.set(f"mesh/{me.node}", f"{own_address()} {server.getsockname()[1]}")
@@ -144,7 +144,7 @@ def unreached(me: ThisRank) -> list[dict[str, Any]]:
 
 
 def own_address() -> str:
-    """Return the address of the data interface: GLOO_SOCKET_IFNAME, else the one toward node 0."""
+    """Return the address of the interface in GLOO_SOCKET_IFNAME, or else of the one toward node 0."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").encode()[:15]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with contextlib.suppress(OSError):  # no such interface, or it has no address

@@ -23,7 +23,7 @@ from ..ssh.host_connection import connected
 from ..start.request import Request
 from ..start.run_attempt import run_attempt
 from ..terminal.console import Console
-from ..text import bytes_in, names, quoted
+from ..text import bytes_in, counted, names, quoted
 from .verdict import Report, document, problems, text
 
 SCRIPT = Path(__file__).with_name("collectives.py")
@@ -39,7 +39,7 @@ class SanityOptions:
     """Options of the check. timeout: seconds per step. max_bytes: size of the largest all-reduce.
 
     pairwise: measure all pairs of nodes. min_busbw: GB/s; a lower bus bandwidth is a problem. plot:
-    the file to write. step_seconds: how long one node computes a training step. largest_only:
+    the file to write. step_seconds: the compute time of a training step. largest_only:
     measure only the largest all-reduce.
     """
 
@@ -67,7 +67,7 @@ class RecordingConsole(Console):
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> Exit:
-    """Run the check and print the results. Return the run's exit code, or FAILED for a problem."""
+    """Run the check and print the results. Return the run's exit code, or FAILED if it found problems."""
     report = Report([host.name for host in cluster.hosts])
     try:
         code = measure(cluster, options, report, console)
@@ -143,8 +143,8 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
     with connected([host]) as connections:
         ids = gpu_ids(host, gather(connections)[0])
     if len(ids) % containers:
-        uneven = f"{len(ids)} GPUs do not split evenly into {containers} containers"
-        raise UsageError(uneven, "pass another number as --containers", host=name)
+        uneven = f"cannot split {counted(len(ids), 'GPU')} evenly between {containers} containers"
+        raise UsageError(uneven, "pass another number with --containers", host=name)
     share = len(ids) // containers
     parts = [ids[n * share : (n + 1) * share] for n in range(containers)]
     hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..budget import parse_json
 from ..logs.event_reader import parsed
+from ..text import counted, numbered
 
 MARK = b"@sanity "
 SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; the median pair may contain a slow host
@@ -101,10 +102,9 @@ def problems(
     lines = [*_unreached(report), *_late(report)]
     for right in report.all("right"):
         if right["verdict"] == "WRONG":
-            ranks = ", ".join(map(str, right["ranks"]))
             lines.append(
-                f"{right['collective']} gave wrong results on rank {ranks}: a host of these ranks "
-                "may have faulty memory or a faulty network card; run the vendor's diagnostics"
+                f"{right['collective']} gave wrong results on {numbered('rank', right['ranks'])}: "
+                "memory or a network card may be faulty there; run the vendor's diagnostics"
             )
     lines += slow_pairs(report)
     below = ""
@@ -142,15 +142,16 @@ def _late(report: Report) -> list[str]:
         return []
     if not late["ranks"]:
         return [f"{late['act']} did not finish, although all ranks started it: check the network"]
-    who, ranks = ", ".join(map(report.name, late["nodes"])), ", ".join(map(str, late["ranks"]))
-    return [f"{who} {late['how']} {late['act']} (rank {ranks}): check that host"]
+    who, ranks = ", ".join(map(report.name, late["nodes"])), numbered("rank", late["ranks"])
+    host = "that host" if len(late["nodes"]) == 1 else "these hosts"
+    return [f"{who} {late['how']} {late['act']} ({ranks}): check {host}"]
 
 
 def slow_pairs(report: Report) -> list[str]:
     """Return a line per link that was slow in every round, or one line if they all share a host.
 
     A link is slow if it is far below the fastest pair, and below the median of the other pairs by
-    more than the rates of those vary.
+    more than their rates vary.
     """
     pairs = report.all("pair")
     if len(pairs) < 3:
@@ -177,7 +178,7 @@ def slow_pairs(report: Report) -> list[str]:
 
 
 def models(report: Report, step: float | None) -> list[dict[str, Any]]:
-    """Return how long all-reducing typical models' gradients takes, at the largest size's rate.
+    """Return how long it takes to all-reduce typical models' gradients, at the largest size's rate.
 
     break_even: if a step's compute time is less than this, N nodes are slower than one. step: the
     compute time of a step in seconds; if given, rows also have the speedup over one node. DDP's
@@ -217,9 +218,10 @@ def sockets(report: Report) -> dict[str, float]:
 
 
 def text(report: Report, step: float | None = None) -> str:
-    """Return all results as text: a table like that of nccl-tests, and the rest around it."""
+    """Return all results as text. The sizes are in a table like that of nccl-tests."""
     world = report.last("world")
-    lines = [f"# {world.get('nodes')} nodes, {world.get('ranks')} ranks, {world.get('device')}"]
+    counts = (counted(world.get(f"{noun}s", 0), noun) for noun in ("node", "rank"))
+    lines = [f"# {', '.join(counts)}, {world.get('device', 'unknown device')}"]
     lines += [f"# {right['collective']:<16} {right['verdict']}" for right in report.all("right")]
     if report.sizes:
         lines.append("#" + _row("size", "count", "type", "time", "algbw", "busbw"))

@@ -82,7 +82,7 @@ def test_the_gpus_of_a_host_are_split_between_its_containers(
 
     uneven = home.ddpctl("sanity", hosts, "--host", "node0", "--containers", "3")
     assert uneven.returncode == 2
-    assert "node0: 8 GPUs do not split evenly into 3 containers" in uneven.stderr
+    assert "node0: cannot split 8 GPUs evenly between 3 containers" in uneven.stderr
 
 
 def host_ids(cluster: Cluster, node: str) -> list[str]:

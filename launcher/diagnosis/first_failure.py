@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..facts.xids import XIDS
 from ..failure import FirstFailure
-from ..supervisor import classify, log_patterns
+from ..supervisor import classify, quoted_error
 from ..supervisor.classify import Ending, Weight
 from ..supervisor.events import RankExit, Reason, RestartInPlace, Stopping
 from ..supervisor.failure_kinds import KINDS
@@ -83,7 +83,7 @@ def _candidate(
 
 
 def _excerpt(lines: Sequence[str]) -> str:
-    return "\n".join(log_patterns.excerpt(lines))
+    return "\n".join(quoted_error.excerpt(lines))
 
 
 def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:

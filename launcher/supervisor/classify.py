@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Sequence
 
-from . import log_patterns
+from . import quoted_error
 from .events import RankExit, Reason, ResourceUsage, signal_name
 from .failure_kinds import meaning_of
 
@@ -133,12 +133,12 @@ def describe(
 
     recorded: the exception that torch's @record saved. remedy: "" if the kind's own remedy applies.
     """
-    printed, remedy, text = meaning_of(log_patterns.telling_texts(lines))
-    kind, error = printed, log_patterns.error_line(lines) or recorded
+    printed, remedy, text = meaning_of(quoted_error.telling_texts(lines))
+    kind, error = printed, quoted_error.error_line(lines) or recorded
     message = ended(code)
     signal = signal_name(code) or shell_signal(code)
     if signal == "SIGABRT":
-        kind = kind or ("exception" if error and not log_patterns.is_thrown(lines) else "segv")
+        kind = kind or ("exception" if error and not quoted_error.is_thrown(lines) else "segv")
     elif signal in CRASHES:
         error = None
         if kind not in LIMITS:

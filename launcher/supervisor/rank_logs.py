@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 
-from . import log_patterns
+from . import quoted_error
 from .journal import Journal
 from .proc import read_text
 from .spec import Spec
@@ -115,7 +115,7 @@ class RankLogs:
         """Return the end of the rank's stderr, or of its stdout if stderr is empty."""
         streams = (self._tails.get((local_rank, name)) for name in ("stderr", "stdout"))
         lines = (tail.last_lines() for tail in streams if tail)
-        return log_patterns.telling_end(next(filter(None, lines), []))
+        return quoted_error.telling_end(next(filter(None, lines), []))
 
     def error(self, local_rank: int) -> tuple[str | None, str | None]:
         """Return the message and traceback that torch's @record saved; None for what is missing."""

@@ -17,7 +17,7 @@ from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.supervisor.events import End, EndState, Event, RankExit, ResourceUsage, signal_name
 from launcher.supervisor.failure_kinds import ERROR_TEXTS, ErrorText
-from launcher.supervisor.log_patterns import telling_end, telling_texts
+from launcher.supervisor.quoted_error import telling_end, telling_texts
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/workspace/train.py", line 1, in <module>'
 

@@ -36,7 +36,7 @@ def push(
     from ..push import push as pushing
     from ..push.push_progress import HostsNotReady
     from ..ssh.host_connection import connected
-    from ..stop.prune import prune as prune_hosts
+    from ..stop.prune_pushed import prune as prune_hosts
 
     console = options.console(quiet, verbose)
     if prune and not yes and (as_json or not options.can_ask()):

@@ -44,7 +44,7 @@ from launcher.run_id import is_run_id
 from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
 from launcher.stop.inventory import parse_inventory
-from launcher.stop.prune import unused_trees
+from launcher.stop.prune_pushed import unused_trees
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.sanitize import Sanitizer
 from launcher.text import printable

@@ -12,7 +12,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.ssh.local import account_name
-from launcher.stop import prune
+from launcher.stop import prune_pushed
 
 Make = Callable[..., FakeCluster]
 BOB = "bob@there"
@@ -157,7 +157,7 @@ def test_one_host_does_not_decide_which_run_is_the_newest(fake_cluster: Make) ->
 def test_the_code_that_one_host_uses_keeps_nothing_on_another(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prune, "MIN_AGE", -1)
+    monkeypatch.setattr(prune_pushed, "MIN_AGE", -1)
     cluster = fake_cluster("good", "evil")
     tree = "datasets/" + "a" * 64
     for host in cluster:

@@ -19,7 +19,7 @@ from launcher.stop.inventory import (
     sizes_of,
     take_inventory,
 )
-from launcher.stop.prune import MIN_AGE, unused_trees
+from launcher.stop.prune_pushed import MIN_AGE, unused_trees
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 DIGEST = "0" * 64

@@ -12,7 +12,7 @@ from fakes import FakeCluster, FakeHost
 from launcher.hosts import Host
 from launcher.push.push import INSPECT
 from launcher.ssh.host_connection import HostConnection
-from launcher.stop import prune
+from launcher.stop import prune_pushed
 
 Make = Callable[..., FakeCluster]
 USED, UNUSED = "a" * 64, "b" * 64
@@ -50,7 +50,7 @@ def test_a_tree_whose_removal_is_interrupted_is_not_used_again(
     cluster = fake_cluster("gpu0")
     trees = with_trees(cluster.hosts["gpu0"])
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(prune, "REMOVE", "rm() { exit 1; }\n" + prune.REMOVE)
+        interrupted.setattr(prune_pushed, "REMOVE", "rm() { exit 1; }\n" + prune_pushed.REMOVE)
         assert cluster.ddpctl("push", cluster.hosts_file, "--prune", "-y")[0] == 5
     assert sorted(path.name[:10] for path in trees.iterdir()) == [".removed.a", UNUSED[:10]]
     assert cluster.ddpctl("push", cluster.hosts_file, "--prune", "-y")[0] == 0

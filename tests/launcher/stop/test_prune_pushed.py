@@ -17,16 +17,16 @@ from launcher.plan.plan import IMAGE_FILE
 from launcher.push.files.push_tree import parse_trees
 from launcher.push.files.scan import scan_file
 from launcher.push.push_progress import HostsNotReady
-from launcher.stop import prune as pruning
+from launcher.stop import prune_pushed
 from launcher.stop.inventory import parse_inventory
-from launcher.stop.prune import PruneResult, unused_trees
-from launcher.stop.prune import prune as prune_hosts
+from launcher.stop.prune_pushed import PruneResult, unused_trees
+from launcher.stop.prune_pushed import prune as prune_hosts
 from launcher.terminal.console import Console
 
 
 @pytest.fixture(autouse=True)
 def at_any_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pruning, "MIN_AGE", 0)
+    monkeypatch.setattr(prune_pushed, "MIN_AGE", 0)
 
 
 def versions(machine: Machine, data: Path, count: int) -> list[str]:
@@ -98,7 +98,7 @@ def test_a_folder_here_that_cannot_be_read_is_one_line_and_nothing_is_removed(
 
     (machine,) = machines(1)
     versions(machine, tmp_path / "data", 2)
-    monkeypatch.setattr(pruning, "scan_job", broken)
+    monkeypatch.setattr(prune_pushed, "scan_job", broken)
     with pytest.raises(PushFailed, match=r"Input/output error.*nothing was deleted"):
         prune(machine, tmp_path / "data", lambda *_: True)
     assert len(machine.trees("datasets")) == 2

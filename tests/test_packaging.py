@@ -94,7 +94,7 @@ def test_the_supervisor_is_packed_from_the_installed_files(
 ) -> None:
     scripts, env = installed
     code = (
-        "import io, zipfile; from ddpctl.start.node_folders import supervisor_file as made;"
+        "import io, zipfile; from ddpctl.start.fill_node_folders import supervisor_file as made;"
         "print(*zipfile.ZipFile(io.BytesIO(made())).namelist())"
     )
     done = subprocess.run(

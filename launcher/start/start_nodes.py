@@ -16,7 +16,7 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
 from ..terminal.console import Console
 from ..text import counted
-from .node_folders import fill_folders
+from .fill_node_folders import fill_folders
 
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
 

@@ -1,6 +1,6 @@
 """The supervisor of a node. It runs torchrun, inside the node's container if there is one.
 
-`launcher.start.node_folders` packs this folder into one zip. The code uses only Python's
+`launcher.start.fill_node_folders` packs this folder into one zip. The code uses only Python's
 standard library (Python 3.8 or newer, Linux) and imports nothing from the launcher.
 
 If hosts share a home directory, another host may write the cancel file, requests for stacks and

@@ -21,7 +21,7 @@ from launcher.failure import FirstFailure
 from launcher.logs.journal_reader import JournalReader
 from launcher.logs.log_entry import LogEntry
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
-from launcher.start.node_folders import supervisor_file
+from launcher.start.fill_node_folders import supervisor_file
 from launcher.supervisor.channel import Status
 from launcher.supervisor.events import End, Event, RankPids, Reason
 from launcher.supervisor.spec import Spec

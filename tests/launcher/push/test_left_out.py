@@ -15,7 +15,7 @@ from launcher.push.files.scan import Tree, scan, scan_job
 from launcher.push.push import PushResult, trees_of
 from launcher.push.push_progress import PushProgress
 from launcher.report.page import HEAD
-from launcher.start.node_folders import PREPARE
+from launcher.start.fill_node_folders import PREPARE
 from launcher.terminal.console import Console
 
 Pushes = Callable[..., PushResult]

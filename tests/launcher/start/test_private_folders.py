@@ -14,7 +14,7 @@ from launcher.hosts import Host
 from launcher.plan.supervisor_spec import BUNDLE
 from launcher.push.files.tar import archive, small_file
 from launcher.ssh.host_connection import HostConnection
-from launcher.start.node_folders import PREPARE
+from launcher.start.fill_node_folders import PREPARE
 
 Make = Callable[..., FakeCluster]
 

@@ -18,7 +18,7 @@ import pytest
 from supervisors import NPROC, Attempt, Node, attempt, spec, until
 
 from launcher.logs.journal_reader import JournalReader
-from launcher.start.node_folders import SUPERVISOR, supervisor_file
+from launcher.start.fill_node_folders import SUPERVISOR, supervisor_file
 from launcher.supervisor.events import End, EndState, Environment
 from launcher.supervisor.journal import BALLAST, Journal
 from launcher.supervisor.proc import children

@@ -17,7 +17,7 @@ from .background import AT_ONCE, in_background
 from .connection import Connection, Link
 from .known_hosts import preferred_algorithms, verify
 from .lean_paramiko import paramiko
-from .link import Dropped, open_link
+from .open_link import Dropped, open_link
 from .route import CONNECT_TIMEOUT, Route, jump_route, route_to
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks

@@ -14,10 +14,11 @@ from ..hosts import Host
 from ..text import duration
 from .authenticate import authenticate
 from .background import AT_ONCE, in_background
-from .connection import Connection, Link
+from .connection import Connection
 from .known_hosts import preferred_algorithms, verify
 from .lean_paramiko import paramiko
-from .open_link import Dropped, open_link
+from .link import Dropped, Link
+from .open_link import open_link
 from .route import CONNECT_TIMEOUT, Route, jump_route, route_to
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tracebacks

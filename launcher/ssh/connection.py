@@ -4,57 +4,17 @@ Most of this depends on paramiko's internals.
 """
 
 import contextlib
-import math
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 from ..errors import HostUnreachable
 from ..text import duration
 from .lean_paramiko import paramiko
+from .link import Link
 from .stream import Stderr
 
 ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
 CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels first and then deactivates the transport
-
-
-class Link:
-    """A socket or a channel, for paramiko. A peer that is silent for too long counts as gone."""
-
-    def __init__(self, sock: Any) -> None:
-        self._sock = sock
-        self._heard = time.monotonic()
-        self.silence_limit = math.inf  # seconds
-        self.is_silent = False  # whether the peer has exceeded the limit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-    def recv(self, size: int) -> bytes:
-        data: bytes = self._unless_silent(self._sock.recv, size)
-        self._heard = time.monotonic()
-        return data
-
-    def send(self, data: bytes) -> int:
-        sent: int = self._unless_silent(self._sock.send, data)
-        return sent
-
-    def _unless_silent(self, act: Callable[[Any], Any], what: Any) -> Any:
-        try:
-            return act(what)
-        except TimeoutError:
-            if time.monotonic() - self._heard > self.silence_limit:
-                self.is_silent = True
-                raise EOFError from None
-            raise
-
-    def release(self) -> None:
-        self._sock.close()
-
-    def failure(self) -> Exception | None:
-        """Return the error if the link itself failed, else None."""
-        return None
 
 
 class Connection(paramiko.Transport):

@@ -1,69 +1,18 @@
-"""The transport of an SSH connection: a TCP socket, a ProxyCommand, or a channel of a jump host."""
+"""Open the link that an SSH connection runs over."""
 
-import contextlib
 import errno
-import re
 import socket
-import subprocess
-import tempfile
 
 from ..errors import HostUnreachable
 from ..text import duration
-from .connection import Connection, Link
+from .connection import Connection
 from .lean_paramiko import paramiko
+from .link import CommandLink, Link
 from .route import Route
-
-# What the `ssh` of a ProxyCommand prints if its server drops the connection before the login.
-_DROPPED = re.compile(
-    r"kex_exchange_identification|[Cc]onnection (reset|closed) by|banner exchange"
-)
-
-
-class Dropped(Exception):
-    """Raised if the server hangs up before the login, as an overloaded sshd does. Worth a retry."""
-
-
-class CommandLink(Link):
-    """The standard input and output of a ProxyCommand."""
-
-    def __init__(self, command: str) -> None:
-        ours, theirs = socket.socketpair()
-        super().__init__(ours)
-        self._command = command
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the command)
-        with theirs:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=self._stderr,
-                start_new_session=True,
-            )
-
-    def failure(self) -> Exception | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        if not self._process.poll():
-            return None  # it is running or exited with 0, so sshd hung up
-        self._stderr.seek(0)
-        printed = " ".join(self._stderr.read().decode(errors="replace").split())
-        why = (
-            f"ProxyCommand `{self._command}` failed with exit code {self._process.returncode}: "
-            f"{printed[-300:] or 'it printed nothing'}"
-        )
-        if _DROPPED.search(printed):
-            return Dropped(why)
-        return HostUnreachable(why, "correct it in ~/.ssh/config")
-
-    def release(self) -> None:
-        super().release()
-        self._process.terminate()
-        self._process.wait()
-        self._stderr.close()
 
 
 def open_link(route: Route, jump: Connection | None) -> Link:
-    """Open the transport for a connection along `route`. jump: the last jump host's connection."""
+    """Open the link for a connection along `route`. jump: the last jump host's connection."""
     if jump:
         return _through_jump(route, jump)
     return CommandLink(route.proxy_command) if route.proxy_command else _direct(route)

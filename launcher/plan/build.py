@@ -23,6 +23,7 @@ from .container import (
 )
 from .labels import container_labels
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
+from .node_gpus import ids_by_uuid, nproc_on
 from .plan import (
     HOME,
     IMAGE_FILE,
@@ -37,7 +38,7 @@ from .plan import (
     total,
 )
 from .supervisor_spec import supervisor_command
-from .topology import free_port, ids_by_uuid, nproc_on
+from .topology import free_port
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import dataclasses
 
 from ..facts.facts import Facts
 from ..hosts import Host, Job
+from .node_gpus import gpu_ids
 from .plan import CONTROL_DIR, Container, Gpus, JobPaths, Mount, Plan
-from .topology import gpu_ids
 
 METRICS_DIR = "/ddpctl-metrics"  # where job.metrics_dir is mounted in the container
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")

@@ -8,7 +8,7 @@ from ..engines.claims import goes_first, rivals, taken
 from ..engines.engine_info import WRITE_CDI_SPEC
 from ..facts.nvidia import BUSY_MIB
 from ..facts.xids import RESET, XIDS
-from ..plan.topology import gpu_ids
+from ..plan.node_gpus import gpu_ids
 from ..text import counted, numbered, ranges
 from .findings import Finding, failure, warning
 from .fleet import Fleet, different

@@ -12,7 +12,7 @@ from ..facts.facts import Facts
 from ..facts.hardware import Details
 from ..facts.nvidia import GpuState
 from ..hosts import Host
-from ..plan.topology import gpu_ids, ids_by_uuid
+from ..plan.node_gpus import gpu_ids, ids_by_uuid
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..hosts import user_env
-from ..plan.topology import nproc_on, rank_cores
+from ..plan.node_gpus import nproc_on
+from ..plan.topology import rank_cores
 from ..terminal.console import Console
 from ..text import counted, numbered, ranges
 from .check import CHECKS, Survey

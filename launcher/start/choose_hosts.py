@@ -6,7 +6,8 @@ from ..errors import NodesFailed, PreflightError, lines
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..plan.build import PlanInputs
-from ..plan.topology import gpu_ids, same_subnet_first
+from ..plan.node_gpus import gpu_ids
+from ..plan.topology import same_subnet_first
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
 from ..terminal.console import Console

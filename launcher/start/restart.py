@@ -20,7 +20,7 @@ from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, time
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import try_each
 from ..ssh.script_files import load_script
-from ..supervisor.restart_rule import without_progress
+from ..supervisor.restart_rule import PAUSES_BY_LAUNCHER, without_progress
 from ..terminal.console import Console
 from ..text import duration
 from .replace_hosts import (
@@ -37,8 +37,6 @@ from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
 from .waiting_line import Tickets, tickets_kept_for_restart
 
-# seconds to wait before a restart, by how many restarts in a row produced no new checkpoint
-BACKOFF = (2.0, 10.0, 30.0)
 PATIENCE = (10.0, 30.0, 60.0)  # seconds to wait before each new look at missing hosts
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
 
@@ -85,7 +83,7 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
         if why := record.why_not_restarted(most, saved=saved):
             console.say(f"not restarting: {why}")
             return None
-        wait = BACKOFF[without_progress(saved, record.past_restarts)]
+        wait = PAUSES_BY_LAUNCHER[without_progress(saved, record.past_restarts)]
         console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
         time.sleep(wait)
         now = timestamp()

@@ -1,4 +1,4 @@
-"""Whether to restart a run after a failure: one rule for node 0's supervisor and the launcher. Pure."""
+"""Whether and when to restart a failed run: one rule for node 0's supervisor and the launcher. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Sequence
 from .failure_kinds import KINDS, Restart
 
 NO_PROGRESS_LIMIT = 3  # restarts in a row without a new checkpoint
+# Seconds before a restart, by the number of restarts in a row that produced no new checkpoint
+PAUSES_IN_PLACE = (0.0, 3.0, 20.0)  # if the supervisors restart the run on its nodes
+PAUSES_BY_LAUNCHER = (2.0, 10.0, 30.0)  # if the launcher starts another attempt
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
+from .restart_rule import PAUSES_IN_PLACE
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -41,8 +43,7 @@ class Spec:
     max_restarts: int = 0  # for the whole run, including those before this attempt
     past_restarts: Sequence[Sequence[Any]] = ()  # (cause, saved): fields of PastRestart
     resume_args: Sequence[str] = ()  # appended to argv
-    # seconds before a restart, by the number of restarts in a row that produced no new checkpoint
-    restart_pauses: Sequence[float] = (0.0, 3.0, 20.0)
+    restart_pauses: Sequence[float] = PAUSES_IN_PLACE
 
     def names(self, ranks: Iterable[int]) -> str:
         """Return the nodes' names for a message: `node 1 (gpu2), node 3 (gpu4)`."""

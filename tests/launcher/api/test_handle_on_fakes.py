@@ -30,7 +30,7 @@ Make = Callable[..., FakeCluster]
 @pytest.fixture(autouse=True)
 def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorders are threads of this process, in which the hosts are fakes."""
-    monkeypatch.setattr("launcher.start.restart.BACKOFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
 
     def start(folder: RunFolder) -> None:
         began = threading.Event()

@@ -27,7 +27,7 @@ Make = Callable[..., FakeCluster]
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.start.restart.BACKOFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
 
 
 def rank_is_killed(node: FakeNode) -> None:

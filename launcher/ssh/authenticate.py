@@ -1,4 +1,4 @@
-"""Log in with the keys that `ssh` would offer, in the same order."""
+"""Log in with the keys that `ssh` would offer, but try the key in the hosts file first."""
 
 import base64
 import contextlib
@@ -20,7 +20,7 @@ LOGIN_TIMEOUT = 20.0  # seconds, or more if configured; PAM and LDAP may be slow
 
 
 def authenticate(transport: paramiko.Transport, route: Route) -> None:
-    """Log in as `ssh` would without a terminal. Raises HostUnreachable with the reason."""
+    """Log in as `ssh` would without a terminal. Raises HostUnreachable if that fails."""
     transport.auth_timeout = max(route.connect_timeout, LOGIN_TIMEOUT)
     try:
         _log_in(transport, route)
@@ -102,9 +102,9 @@ class Keyring:
     unusable: list[str] = field(default_factory=list)
 
     def offers(self) -> Generator[tuple[str, paramiko.PKey]]:
-        """Yield (name, key): the agent's keys that the config names, its other keys, key files.
+        """Yield (name, key): the agent's keys, led by those that the config names, then key files.
 
-        The key from the hosts file comes first, because an agent with many keys would exhaust
+        The key from the hosts file precedes them all, because an agent with many keys would exhaust
         MaxAuthTries.
         """
         own, files = self.route.host.identity_file, self.route.identity_files

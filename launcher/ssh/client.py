@@ -118,7 +118,7 @@ class SshStream(Stream):
     def skip_past(self, frame: bytes, timeout: float) -> None:
         """Skip the login shell's output up to the end of `frame`, which the command prints first.
 
-        Raises CommandFailed if the frame is missing, TimeoutError after `timeout` seconds.
+        Raises CommandFailed if the frame is missing, and TimeoutError after `timeout` seconds.
         """
         deadline, output = Deadline(timeout), b""
         while frame not in output:

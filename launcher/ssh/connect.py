@@ -33,16 +33,17 @@ _early: dict[Host, Future[Connection]] = {}
 
 
 def connect(host: Host, timeout: float) -> Connection:
-    """Return a connection that is logged in. Raises HostUnreachable with the remedy."""
+    """Connect to `host`, log in, and return the connection. Raises HostUnreachable if that fails."""
     early = _early.pop(host, None)
     return early.result() if early else _connect_to(host, timeout)
 
 
 def connect_early(hosts: Sequence[Host]) -> None:
-    """Start logging in to hosts, in threads. A later `connect` returns the connection or the error.
+    """Start logging in to hosts, in threads.
 
-    In the meantime, Python loads the Docker SDK and other modules. Otherwise, a launch would take
-    longer than the launch benchmark allows.
+    A later `connect` returns the connection or raises the error. In the meantime, Python loads the
+    Docker SDK and other modules. Otherwise, a launch would take longer than the launch benchmark
+    allows.
     """
     for host in [host for host in dict.fromkeys(hosts) if not host.is_local][:AT_ONCE]:
         _early[host] = in_background(_connect_to, host, CONNECT_TIMEOUT)
@@ -132,7 +133,7 @@ def _exchange_keys(connection: Connection, route: Route) -> None:
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
             raise HostUnreachable(
-                f"what answers{route.at} is not an SSH server", "fix its port"
+                f"what answers{route.at} is not an SSH server", "correct the port of this host"
             ) from None
         raise
 

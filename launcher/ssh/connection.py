@@ -32,7 +32,7 @@ class Connection(paramiko.Transport):
         return channel
 
     def keep_alive(self, interval: float, count: int) -> None:
-        """Ask for a reply after each `interval` seconds of silence; give up after `count` of them.
+        """Ask for a reply after each `interval` seconds of silence; give up after `count` intervals.
 
         paramiko's own `set_keepalive` does not ask for a reply.
         """

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from .client import SshMachine
 
 R = TypeVar("R", bound="Resource")
-SHORT_OUTPUT, LONG_OUTPUT = 8_000_000, 32_000_000  # bytes that a command may print; long for lists
+SHORT_OUTPUT, LONG_OUTPUT = (
+    8_000_000,
+    32_000_000,
+)  # bytes that a command may print; the latter if it prints a list
 START_TIMEOUT = 30.0  # seconds within which a login shell must have started a command
 
 
@@ -64,7 +67,7 @@ class HostConnection:
         return f"HostConnection({self.name})"
 
     def connect(self) -> None:
-        """Connect unless connected already. Raises HostUnreachable with the remedy."""
+        """Connect, unless already connected. Raises HostUnreachable if that fails."""
         self._machine.connect()
 
     def run(
@@ -83,7 +86,7 @@ class HostConnection:
         """
         budget = Budget(f"`{argv[0]}`", self.name, limit, timeout)
 
-        def feed() -> None:  # the command may not read it; its exit code reports failures
+        def feed() -> None:  # the command may not read all of it; its exit code reports failures
             with contextlib.suppress(OSError, DdpctlError):
                 stream.write(stdin)
                 stream.close_stdin()

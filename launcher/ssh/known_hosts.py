@@ -56,7 +56,7 @@ class KnownHostsLine:
                 return False
         matches = False
         for pattern in self.names.lower().split(","):
-            # unlike in fnmatch, [ is not a wildcard, only * and ? are
+            # [ is a wildcard in fnmatch, but not in known_hosts
             if fnmatch.fnmatchcase(name, pattern.removeprefix("!").replace("[", "[[]")):
                 if pattern.startswith("!"):
                     return False
@@ -91,10 +91,10 @@ def parse(text: str, file: str) -> list[KnownHostsLine]:
 def judge(
     lines: Sequence[KnownHostsLine], key: Key, names: Sequence[str]
 ) -> tuple[str, list[KnownHostsLine]]:
-    """Return a verdict on a host's `key`: known, unknown, changed or revoked. PURE.
+    """Return a verdict on a host's `key`, and the lines that led to it. PURE.
 
-    Also return the lines that led to the verdict. names: the host's names, most specific first. As
-    in `ssh`, the key is unknown rather than changed if all known keys are of other types.
+    The verdict is known, unknown, changed or revoked. As in `ssh`, the key is unknown rather than
+    changed if all known keys are of other types. names: the host's names, most specific first.
     """
     about = [line for line in lines if line.matches(names[0])]
     plain = [line for line in about if not line.marker]
@@ -129,7 +129,7 @@ def _lines(route: Route) -> list[KnownHostsLine]:
 
 
 def verify(server_key: paramiko.PKey, route: Route) -> None:
-    """Check the host key. Raises HostUnreachable, with the key and the remedy, if it is refused."""
+    """Check the host key. Raises HostUnreachable if the key is refused."""
     key = Key(server_key.get_name(), server_key.asbytes())
     verdict, lines = judge(_lines(route), key, route.known_names)
     if verdict == "known":
@@ -141,8 +141,8 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
         )
     if route.host_keys == "no":
         log.warning(
-            "%s: the host key %s is %s, but your ssh config turns StrictHostKeyChecking off: "
-            "connecting without checking it",
+            "%s: the host key %s is %s; connecting anyway, because your ssh config turns "
+            "StrictHostKeyChecking off",
             *(route.host.name, key, verdict),
         )
     elif verdict == "changed":
@@ -164,7 +164,9 @@ def accept(route: Route, key: Key) -> None:
     """Add a new key to known_hosts, but only once if several connections do so at the same time."""
     if not route.known_hosts:
         log.warning(
-            "%s: accepted host key %s; there is no known_hosts file for it", route.host.name, key
+            "%s: accepted host key %s, but there is no known_hosts file to store it in",
+            route.host.name,
+            key,
         )
         return
     name, path = route.known_names[0], Path(route.known_hosts[0])

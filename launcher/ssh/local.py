@@ -25,7 +25,7 @@ STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
 
 
 def account_name() -> str:
-    """Return the name of the account that runs ddpctl, or its uid if it has no name."""
+    """Return the name of the account that runs ddpctl; if it has none, $USER or the uid."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Run one function on many hosts concurrently. All functions here wait for all hosts."""
+"""Run one function on many hosts concurrently, and wait for all of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ T = TypeVar("T")
 def each_node(
     connections: Sequence[HostConnection], do: Callable[[HostConnection], T]
 ) -> dict[HostConnection, T]:
-    """Run `do` on all hosts concurrently; return the results. Raises NodesFailed if any fails."""
+    """Run `do` on all hosts concurrently; return the results. Raises NodesFailed if a host fails."""
     results, failures = try_each(connections, do)
     if failures:
         raise NodesFailed(by_name(connections, failures))
@@ -56,7 +56,7 @@ def try_each(
 
 
 def one_per_account(connections: Iterable[HostConnection]) -> list[HostConnection]:
-    """Return one connection per account: several may be for the same user on the same machine."""
+    """Return one connection per account: several may log in to the same account of a machine."""
     first: dict[tuple[str | None, str, int], HostConnection] = {}
     for connection in connections:
         first.setdefault(connection.host.account, connection)

@@ -178,7 +178,7 @@ def _warn_once(text: str) -> None:
 
 
 def parse(output: str, host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
-    """Parse the output of `ssh -G`. Logs a warning for each keyword that is not supported."""
+    """Parse the output of `ssh -G`. Logs a warning for each UNSUPPORTED keyword."""
     options: dict[str, list[str]] = {}
     for line in output.splitlines():
         keyword, _, value = line.partition(" ")
@@ -221,7 +221,7 @@ def parse(output: str, host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
     if variable := re.fullmatch(r"\$(\w+)|SSH_AUTH_SOCK", agent):
         agent = os.environ.get(variable[1] or "SSH_AUTH_SOCK", "")
     for keyword in filter(unless_none, UNSUPPORTED):
-        _warn_once(f"ddpctl ignores {keyword} in your ssh config, because it does not support it")
+        _warn_once(f"ddpctl does not support {keyword} and ignores it in your ssh config")
     policy = one("stricthostkeychecking", "ask")
     return Route(
         host=host,

@@ -13,7 +13,8 @@ def load_script(module: str, name: str) -> str:
     """Return the text of a script for HostConnection.script. module: the caller's `__file__`.
 
     The script `name` is in the folder of that module. A host receives a single text, so a line
-    `. ./other.sh` is replaced with that file. Comments are removed: the host does not need them.
+    `. ./other.sh` is replaced with the text of that file. Comments are removed, because the host
+    does not need them.
     """
     path = Path(module).parent / name
     text = _COMMENT_LINE.sub("", path.read_text(encoding="utf-8"))

@@ -84,7 +84,7 @@ class Stream(AbstractContextManager["Stream"]):
         """
 
     def read_stderr(self) -> bytes:
-        """Return some bytes of standard error, or b"" at its end (on a terminal, always)."""
+        """Return some bytes of standard error; b"" at its end and, on a terminal, always."""
         return b""
 
     def output(self) -> Iterator[tuple[int, bytes]]:
@@ -139,7 +139,7 @@ class Stream(AbstractContextManager["Stream"]):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the command, whether or not it is running. May be called again."""
+        """Disconnect from the command, whether or not it is running. May be called again."""
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -133,7 +133,7 @@ def test_disabled_checking_connects_with_a_warning(
     config("Host *\n  StrictHostKeyChecking no\n")
     server = sshd(know=False)
     connect_to(server.host()).connect()
-    assert "is unknown, but your ssh config" in caplog.text
+    assert "is unknown; connecting anyway, because your ssh config" in caplog.text
     assert not known(home).exists()
 
 

@@ -1,8 +1,8 @@
 """Choose the checkpoint that an attempt resumes from, and send it to the hosts that lack it.
 
-There are two kinds. Our trainer writes folders `ckpt/step-N` with a MANIFEST. A folder is complete
-if its digests match, and the newest complete one on any host is chosen. For other scripts, ddpctl
-sees only files, so it chooses the files of the host that wrote last.
+There are two kinds of checkpoints. Our trainer writes folders `ckpt/step-N` with a MANIFEST. A
+folder is complete if its digests match, and the newest complete one on any host is chosen. For
+other scripts, ddpctl sees only files, so it chooses the files of the host that wrote last.
 
 Files that are replaced are moved to `.before-attempt-N`.
 """
@@ -86,7 +86,7 @@ def distribute_checkpoint(
         seen, failures = ask_each([*folders], lambda connection: with_content(folders[connection]))
     if failures:
         silent = f"no answer from {names(failures)}"
-        console.say(f"{silent}: ignoring checkpoints that only these hosts have")
+        console.say(f"{silent}: ignoring any checkpoints stored only there")
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.connection.name}: not using {path}, which is incomplete or damaged")

@@ -1,6 +1,6 @@
 """Claim an attempt's GPUs on all hosts, by the rules in engines.claims.
 
-The created nodes are the claim: every other launch reads which GPUs they use from their labels.
+The created nodes are the claim: every other launch reads from their labels which GPUs they use.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ def in_the_way(
     listed: Mapping[HostConnection, Sequence[NodeStatus]],
     failures: Mapping[HostConnection, DdpctlError],
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals ahead or undecided, by host, and an error for each of them plus `failures`.
+    """Return the rivals ahead or undecided, by host, and their errors together with `failures`.
 
     A master port that the plan chose itself does not count, because the next plan chooses another.
     """

@@ -24,7 +24,9 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
         raise UsageError(what, "ask for fewer nodes")
     if options.name and not NAME.fullmatch(options.name):
         what = f"--name {quoted(options.name)}: not a valid name"
-        remedy = "use at most 41 of a-z, 0-9, `_`, `.` and `-`, starting with a letter or digit"
+        remedy = (
+            "use up to 41 characters (a-z, 0-9, `_`, `.`, `-`), and start with a letter or digit"
+        )
         raise UsageError(what, remedy)
     return Request(cluster, options, new_run_id(options.name))
 
@@ -36,7 +38,7 @@ def launch_run(request: Request, console: Console) -> Outcome:
 
 
 def dry_run(request: Request, console: Console) -> Plan:
-    """Return the plan as far as it is known without the hosts; with --nodes N, for the first N."""
+    """Return the plan as far as it is known without the hosts; with --nodes N, for the first N hosts."""
     check_or_hint(request, console)
     hosts = request.cluster.hosts[: request.options.nodes]
     cluster = dataclasses.replace(request.cluster, hosts=hosts)
@@ -55,6 +57,6 @@ def run_to_the_end(request: Request, console: Console) -> Outcome:
 
 
 def check_or_hint(request: Request, console: Console) -> None:
-    """Check the job's command unless --no-check is set, and print a hint. Raises UsageError."""
+    """Check the job's command, unless --no-check is set. Prints the hint of `check_command`."""
     if request.options.check and (hint := check_command(request.cluster.job)):
         console.say(hint)

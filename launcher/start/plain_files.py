@@ -40,7 +40,7 @@ class HostFolder:
     run_dir: str
 
     def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
-        """Run a script on the host, with the run's folder as $1. Raises CommandFailed."""
+        """Run a script on the host with the run's folder as $1. Raises CommandFailed if it fails."""
         done = self.connection.script(
             text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
         )
@@ -64,7 +64,7 @@ def listed_files(folder: HostFolder, below: str, paths: Sequence[bytes]) -> tupl
     """Return the regular files at or below `paths`, sorted by path.
 
     below: the folder in the run's folder that `paths` are relative to. Skips malformed rows, and
-    paths that were not asked for. Raises CommandFailed.
+    paths that were not asked for. Raises CommandFailed if the host cannot list them.
     """
     rows = [*folder.script(HASH, below, stdin=b"".join(path + b"\0" for path in paths)).rows()]
     middle = rows.index(b"") if b"" in rows else 0
@@ -89,7 +89,7 @@ def copy_files(
     """Copy files and folders to the target's checkpoints, which change only once all have arrived.
 
     aside: the folder in the target's checkpoints that keeps the replaced files. uid: see
-    `fixed_uid`. Raises CommandFailed.
+    `fixed_uid`. Raises CommandFailed if a file does not arrive undamaged.
     """
     files = listed_files(source, "checkpoints", paths)
     try:
@@ -112,7 +112,7 @@ def _stream(source: HostFolder, target: HostFolder, files: Sequence[PlainFile]) 
         source.connection.open_script(SEND, source.run_dir) as sending,
         target.connection.open_script(RECEIVE, target.run_dir, ARRIVING) as receiving,
     ):
-        with contextlib.suppress(BrokenPipeError):  # it ended early, which is handled below
+        with contextlib.suppress(BrokenPipeError):  # the sender ended early, which is handled below
             sending.write(b"".join(file.path + b"\0" for file in files), END_TIMEOUT)
             sending.close_stdin()
         try:

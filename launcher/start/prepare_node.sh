@@ -1,8 +1,8 @@
 #!/bin/sh
 # Creates and fills the folders of a node. $1: run folder, $2: control folder, $3: digest of the
 # pushed code to copy or "", $4: the user id that job.user sets or "", $5: the cache folder or "",
-# $6: digest of the dataset or "". stdin: a tar stream with the control files. Exits with 17 if code
-# or dataset is missing.
+# $6: digest of the dataset or "". stdin: a tar stream with the control files. Exits with 17 if the
+# code or the dataset is missing.
 set -e
 run=$1 control=$2 code=${3:+$HOME/.ddpctl/workdirs/$3} uid=$4 cache=$5 data=${6:+$HOME/.ddpctl/datasets/$6}
 for tree in ${code:+"$code"} ${data:+"$data"}; do # if missing, Docker would create an empty folder

@@ -14,7 +14,7 @@ from ..ssh.many import try_each
 from ..supervisor.failure_kinds import KINDS, Restart
 from ..text import counted
 
-# Failures that are blamed on the host. After two in one run, it is used only if no other is left.
+# Failures that are blamed on the host. After two in a run, the host is used only as a last resort.
 BLAMING = ("gpu-failed", "network-cut", "host-lost", "stopped")
 Problems = Mapping[Host, DdpctlError]
 
@@ -31,7 +31,7 @@ class NextHosts:
 def replace_hosts(
     cluster: Cluster, nnodes: int, unusable: Problems, avoided: Problems, *, fewer: bool = False
 ) -> NextHosts:
-    """Return the next hosts, with spares in place of hosts that are unusable or to avoid. Pure.
+    """Return the next hosts, with spares in place of unusable and avoided hosts. Pure.
 
     nnodes: how many nodes the user started the run with. fewer: if spares run out, go on with fewer
     hosts, but at least job.min_nodes. Hosts that are left out become spares; replaced hosts are not

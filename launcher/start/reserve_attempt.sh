@@ -1,5 +1,5 @@
 #!/bin/sh
-# Reserves attempt $2 of run $1 for the command with token $3. Exits with 17 if another was first.
+# Reserves attempt $2 of run $1 for the command with token $3. Exits with 17 if another has it.
 . ../plan/attempts.sh
 umask 077
 mkdir -p "$runs/$1/reserved" && cd "$runs/$1/reserved" || exit 1

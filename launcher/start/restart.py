@@ -98,7 +98,7 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
 def start_somewhere(
     base: Request, avoided: Problems, tickets: Tickets | None, console: Console
 ) -> Outcome | None:
-    """Start the next attempt on hosts that can run it, and follow it. Return None if too few can.
+    """Start and follow the next attempt on usable hosts. Return None if there are too few hosts.
 
     A host that fails the checks, or whose GPUs another run has taken, is replaced like a lost host.
     avoided: the hosts to use only if there are no others.
@@ -219,5 +219,5 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
             if connection.name in record.pending_stop
         ]
         others = [connection for connection in attempt.connections if connection not in silent]
-        # last, because a lost host costs a connection timeout
+        # silent hosts last, because a lost host costs a connection timeout
         return any(any(try_each(connections, look)[0].values()) for connections in (others, silent))

@@ -103,7 +103,7 @@ def next_attempt(
 ) -> tuple[RunRecord, int]:
     """Return the record of the attempts so far, and the number of the next one.
 
-    Another machine may have resumed the run since then, so the hosts are asked too. Raises
+    Another machine may have resumed the run, so the hosts are asked too. Raises
     UsageError if the run is live or, without `force`, if its newest attempt succeeded.
     """
     hosts, run_id = (*cluster.hosts, *former), own.run_id

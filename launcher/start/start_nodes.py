@@ -45,7 +45,7 @@ class PlannedAttempt:
         return self.running.by_connection[connection].engine
 
     def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
-        """Return this node's status in each attempt, without tickets, which a waiting run keeps."""
+        """Return the status of the host's node in each attempt. Omits tickets, which must stay."""
         listed = self.engine(connection).list(self.plan.run_id)
         rank = self.node_plans[connection].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]

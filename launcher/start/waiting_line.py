@@ -1,9 +1,9 @@
 """A run's place in line for GPUs, with `launch --wait` or between the attempts of a run.
 
 A run leaves a ticket on each of its hosts while it waits in line. The ticket holds back later
-launches, and `ps` shows it. It expires unless it is renewed, so it does not outlive its launch for
-long. A run that may restart also holds tickets, so that its GPUs do not become free when a node
-ends. `kill` removes the tickets and cancels the run's reservation.
+launches, and `ps` shows it. It expires unless it is renewed, so a launch that has died does not
+hold back others for long. A run that may restart also holds tickets, so that its GPUs do not become
+free when a node ends. `kill` removes the tickets and cancels the run's reservation.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class Tickets:
                 return
 
     def renew(self) -> Claims:
-        """Replace those of the run's tickets that are old or gone. Return what `list_claims` does.
+        """Replace the run's tickets that are old or gone. Return what `list_claims` returns.
 
         Raises RunKilled if a ticket was replaced although the run was killed.
         """
@@ -150,10 +150,10 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         self._lock.close()
 
     def wait(self, refused: Refused) -> Outcome | None:
-        """Wait for this run's turn, then return None; or an Outcome if this command stops waiting.
+        """Wait for this run's turn. Return None, or an Outcome if this command stops waiting first.
 
-        Raises Several without --wait or after its limit, RunKilled if the run was killed, and
-        KeyboardInterrupt if a signal ends it.
+        Raises Several without --wait or after --wait-limit, RunKilled if the run was killed, and
+        KeyboardInterrupt if a signal ends the wait.
         """
         request, limit = self.request, self.request.options.wait
         if limit is None:
@@ -196,7 +196,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
             remove_tickets([*planned.connections, *self.former], planned.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
-        """Wait until enough hosts have no rival ahead. Return None, or the number of a signal.
+        """Wait until enough hosts have no rival ahead. Return None, or the signal that came first.
 
         printed: the reasons that were already printed. Raises Several after the limit.
         """

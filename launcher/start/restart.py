@@ -35,7 +35,7 @@ from .request import Request
 from .reservation import Reservation
 from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
-from .waiting_line import Tickets, tickets_kept_for_restart
+from .waiting_line import Tickets
 
 PATIENCE = (10.0, 30.0, 60.0)  # seconds to wait before each new look at missing hosts
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
@@ -167,7 +167,7 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 
 
 @contextlib.contextmanager
-def tickets_held_while_followed(
+def tickets_kept_for_restart(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
     """Context manager: if the run may restart, keep its claim on the GPUs after its nodes end."""
@@ -176,7 +176,7 @@ def tickets_held_while_followed(
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_held(base))):
-                stack.enter_context(tickets_kept_for_restart(tickets, folder, console))
+                stack.enter_context(tickets.kept_for_restart(folder, console))
         yield
 
 

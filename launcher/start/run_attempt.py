@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ..errors import RunKilled
 from ..follow import detach
@@ -23,9 +24,8 @@ from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
 from .claim_gpus import Refused, create_unless_taken
 from .request import Request
-from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
-from .waiting_line import PlaceInLine, Tickets, tickets_kept_for_restart
+from .waiting_line import PlaceInLine, Tickets
 
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
@@ -33,13 +33,13 @@ SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 def run_attempt(
     request: Request, console: Console, restart_tickets: Tickets | None = None
 ) -> Outcome:
-    """Start the attempt on all nodes, after waiting in line if asked to, and follow it to its end.
+    """Start the attempt on all nodes, and follow it until it ends or this command leaves it.
 
-    restart_tickets: the tickets that a restarting run holds.
+    With --wait, first waits in line while other runs use the GPUs. restart_tickets: the tickets
+    that a restarting run holds.
     """
     # prepare spares too, so that a later restart can use them at once
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
-    reservation = Reservation(request.run_id, request.attempt, request.handed_over)
     with (
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
@@ -47,60 +47,99 @@ def run_attempt(
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         failed_start_recorded(request, hook, console),
-        PlaceInLine(request, reservation, former, interrupts, console, restart_tickets) as line,
+        PlaceInLine(request, interrupts, console, restart_tickets) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(connections, request.cluster, console)
+        starter = Starter(connections, former, spares, line, interrupts, hook, console)
         while True:
-            result = try_to_run(request, connections, spares, line, hook)
+            result = starter.try_to_run()
             if isinstance(result, Outcome):
                 return result
-            # keep the time of the first request, and so the run's turn
-            request = dataclasses.replace(request, since=result.planned.plan.since)
             if outcome := line.wait(result):
                 return outcome
 
 
-def try_to_run(
-    request: Request,
-    connections: Sequence[HostConnection],
-    spares: Sequence[HostConnection],
-    line: PlaceInLine,
-    hook: EventHook,
-) -> Outcome | Refused:
-    """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
+@dataclass(frozen=True)
+class Starter:
+    """Tries to start one attempt, with connections that stay open from one try to the next."""
 
-    Return Refused if other runs come first.
-    """
-    console, reservation = line.console, line.reservation
-    folder, job = request.folder, request.cluster.job
-    chosen = choose_hosts(request, connections, console)
-    if isinstance(chosen, Refused):
-        reservation.take(connections, console)
-        return chosen
-    narrowed = request.on(chosen)  # with --nodes N
-    survey = check(narrowed, chosen, spares, console)
-    pushed = push(survey, spares, console)
-    plan = make_plan(survey, pushed, console)
-    reservation.take(connections, console)
-    record = narrowed.remember(plan)
-    if request.earlier:
-        compare(request.earlier, plan, console)
-        distribute_checkpoint(chosen, line.former, request.earlier, plan, console)
-    planned = PlannedAttempt(plan, chosen)
-    line.raise_if_killed()
-    # hold signals until `follow` handles them, so that nothing is left half done
-    with line.interrupts.held():
-        if refused := create_unless_taken(planned, user_env(job), for_hosts(record), console):
-            return dataclasses.replace(refused, choose_again=len(chosen) < len(connections))
-        start(planned, reservation, console)
-        started = record_start(planned, survey, record, hook, console)
-        line.leave(planned)  # if the run may restart, it takes new tickets below
-        if request.options.detach:
-            hook.close()
-            return detach.detach(folder, RunState.RUNNING, console)
-        with tickets_kept_for_restart(Tickets(planned, reservation), folder, console):
-            return follow(started, hook, line.interrupts, console)
+    connections: Sequence[HostConnection]
+    former: Sequence[HostConnection]  # the run's earlier hosts, which may have its checkpoints
+    spares: Sequence[HostConnection]  # the hosts that a later restart may use
+    line: PlaceInLine
+    interrupts: Interrupts
+    hook: EventHook
+    console: Console
+
+    def try_to_run(self) -> Outcome | Refused:
+        """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
+
+        Return Refused if other runs come first.
+        """
+        request, line, console = self.line.request, self.line, self.console
+        chosen = choose_hosts(request, self.connections, console)
+        if isinstance(chosen, Refused):
+            line.reserve(self.connections)
+            return chosen
+        narrowed = request.on(chosen)  # with --nodes N
+        survey = check(narrowed, chosen, self.spares, console)
+        pushed = push(survey, self.spares, console)
+        plan = make_plan(survey, pushed, console)
+        line.reserve(self.connections)
+        record = narrowed.remember(plan)
+        if request.earlier:
+            compare(request.earlier, plan, console)
+            distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
+        planned, job = PlannedAttempt(plan, chosen), request.cluster.job
+        # hold signals until `follow` handles them, so that nothing is left half done
+        with self.interrupts.held():
+            if refused := create_unless_taken(planned, user_env(job), for_hosts(record), console):
+                choose_again = len(chosen) < len(self.connections)
+                return dataclasses.replace(refused, choose_again=choose_again)
+            self.start(planned)
+            started = self.record_start(planned, survey, record)
+            line.leave(planned, self.former)
+            if request.options.detach:
+                self.hook.close()  # the recorder runs the hook for later events
+                return detach.detach(request.folder, RunState.RUNNING, console)
+            with line.kept_for_restart(planned):
+                return follow(started, self.hook, self.interrupts, console)
+
+    def start(self, planned: PlannedAttempt) -> None:
+        """Start all nodes or none. Raises RunKilled if `kill` has cancelled the attempt."""
+        try:
+            with self.console.step("asking whether the run was killed"):
+                self.line.raise_if_killed(planned)
+            start_nodes(planned, self.console)
+        except RunKilled:
+            remove_nodes(planned, self.console, folders=True)
+            raise
+        except BaseException:
+            remove_nodes(planned, self.console)
+            # the cause may be that `kill` removed a node just before its start
+            self.line.raise_if_killed(planned)
+            raise
+
+    def record_start(
+        self, planned: PlannedAttempt, survey: HostSurvey, record: RunRecord
+    ) -> StartedRun:
+        """Record and print that the attempt has started, call the hook, and return the started run."""
+        plan, entry, folder = planned.plan, record.attempt, survey.request.folder
+        entry.state, entry.started = RunState.RUNNING, timestamp()
+        for node in entry.nodes:
+            node.state = NodeState.RUNNING
+        folder.try_save(record, self.console)
+        number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
+        size = f"{counted(plan.nnodes, 'node')}, {counted(entry.world_size, 'rank')}"
+        master = f"{plan.master_addr}:{plan.master_port}"
+        self.console.say(f"run {plan.run_id}{number} started: {size}, master {master}")
+        if times := where_time_went(self.console.steps):
+            self.console.say(times)
+        self.console.steps.clear()
+        self.hook("attempt-started", record, message=entry.by)
+        skews = [facts.clock_skew for facts in survey.facts]
+        return StartedRun(planned.running, folder, record, skews)
 
 
 @contextlib.contextmanager
@@ -118,47 +157,6 @@ def failed_start_recorded(request: Request, hook: EventHook, console: Console) -
             request.folder.try_save(record, console)
             hook("attempt-ended", record, message=record.attempt.state)
         raise
-
-
-def start(planned: PlannedAttempt, reservation: Reservation, console: Console) -> None:
-    """Start all nodes or none. Raises RunKilled if `kill` has cancelled the attempt."""
-    try:
-        with console.step("asking whether the run was killed"):
-            reservation.raise_if_killed(planned.connections)
-        start_nodes(planned, console)
-    except RunKilled:
-        remove_nodes(planned, console, folders=True)
-        raise
-    except BaseException:
-        remove_nodes(planned, console)
-        # the cause may be that `kill` removed a node just before its start
-        reservation.raise_if_killed(planned.connections)
-        raise
-
-
-def record_start(
-    planned: PlannedAttempt,
-    survey: HostSurvey,
-    record: RunRecord,
-    hook: EventHook,
-    console: Console,
-) -> StartedRun:
-    """Record and print that the attempt has started, call the hook, and return the started run."""
-    plan, entry, folder = planned.plan, record.attempt, survey.request.folder
-    entry.state, entry.started = RunState.RUNNING, timestamp()
-    for node in entry.nodes:
-        node.state = NodeState.RUNNING
-    folder.try_save(record, console)
-    number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
-    size = f"{counted(plan.nnodes, 'node')}, {counted(entry.world_size, 'rank')}"
-    master = f"{plan.master_addr}:{plan.master_port}"
-    console.say(f"run {plan.run_id}{number} started: {size}, master {master}")
-    if times := where_time_went(console.steps):
-        console.say(times)
-    console.steps.clear()
-    hook("attempt-started", record, message=entry.by)
-    skews = [facts.clock_skew for facts in survey.facts]
-    return StartedRun(planned.running, folder, record, skews)
 
 
 def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:

@@ -7,11 +7,13 @@ free when a node ends. `kill` removes the tickets and cancels the run's reservat
 """
 
 import contextlib
+import dataclasses
 import secrets
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from ..engines.choose import engines_on
@@ -82,6 +84,31 @@ class Tickets:
         """Raise RunKilled if the run was killed."""
         self._reservation.raise_if_killed(self.planned.connections)
 
+    @contextlib.contextmanager
+    def kept_for_restart(self, folder: RunFolder, console: Console) -> Iterator[None]:
+        """Context manager: hold the tickets while the run is followed, if it may restart.
+
+        They stay if the run goes on or restarts, because another process or the restart then renews
+        them.
+        """
+        most = self.planned.plan.job.max_restarts
+        if most == 0:
+            yield
+            return
+        with contextlib.suppress(NodesFailed, RunKilled):
+            self.join()
+        try:
+            yield
+        finally:
+            record = folder.load_if_readable(console)
+            goes_on = record is not None and record.state.is_live
+            if record and record.state is RunState.FAILED:
+                goes_on = not record.why_not_restarted(most, saved=True)
+            if goes_on:
+                self.abandon()
+            else:
+                self.close()
+
     def _keep(self) -> None:
         """Renew the tickets while the launch is busy with other work."""
         while not self._closed.wait(KEEP):
@@ -125,16 +152,15 @@ class Tickets:
 
 
 @dataclass
-class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
+class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     """A run's place in line, from the first refusal until the run starts or this command ends.
 
+    It also has the attempt's reservation, which `kill` cancels when it removes the run's tickets.
     Use it in a `with` statement. At the end of the block, the run leaves the line, unless another
     process has taken over its place.
     """
 
     request: Request
-    reservation: Reservation
-    former: Sequence[HostConnection]  # the run's earlier hosts
     interrupts: Interrupts
     console: Console
     restart_tickets: Tickets | None  # those of a restarting run; they stay if it does not start
@@ -142,12 +168,29 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
     _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        self._until = self.request.until
+        request = self.request
+        self._reservation = Reservation(request.run_id, request.attempt, request.handed_over)
+        self._until = request.until
+        self._may_have_old_tickets = request.since is not None
 
     def __exit__(self, *_: object) -> None:
         if self._tickets:
             self._tickets.close()
         self._lock.close()
+
+    def reserve(self, connections: Sequence[HostConnection]) -> None:
+        """Reserve the attempt. Raises RunKilled if a restarting run was killed before that.
+
+        A later `kill` cancels this reservation, so `raise_if_killed` must follow before the start.
+        """
+        self._reservation.take(connections, self.console)
+        if self.restart_tickets:
+            with self.console.step("asking whether the run was killed"):
+                self.restart_tickets.raise_if_killed()
+
+    def raise_if_killed(self, planned: PlannedAttempt) -> None:
+        """Raise RunKilled if `kill` has cancelled the attempt."""
+        self._reservation.raise_if_killed(planned.connections)
 
     def wait(self, refused: Refused) -> Outcome | None:
         """Wait for this run's turn. Return None, or an Outcome if this command stops waiting first.
@@ -155,6 +198,8 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         Raises Several without --wait or after --wait-limit, RunKilled if the run was killed, and
         KeyboardInterrupt if a signal ends the wait.
         """
+        # keep the time of the first request, and so the run's turn
+        self.request = dataclasses.replace(self.request, since=refused.planned.plan.since)
         request, limit = self.request, self.request.options.wait
         if limit is None:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
@@ -165,7 +210,7 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
             return None
         if self._tickets is None:
             self._lock.enter_context(locked(make_folder(request.folder.path) / WAITING))
-            self._tickets = Tickets(refused.planned, self.reservation)
+            self._tickets = Tickets(refused.planned, self._reservation)
         self._record(refused)
         self._tickets.join()
         if request.options.detach:
@@ -180,20 +225,19 @@ class PlaceInLine(contextlib.AbstractContextManager["PlaceInLine"]):
         detach.start_recorder(request.folder)
         return Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
 
-    def raise_if_killed(self) -> None:
-        """Raise RunKilled if this is a restarting run that was killed."""
-        if self.restart_tickets:
-            with self.console.step("asking whether the run was killed"):
-                self.restart_tickets.raise_if_killed()
-
-    def leave(self, planned: PlannedAttempt) -> None:
-        """Remove all tickets of the run, because it has started."""
+    def leave(self, planned: PlannedAttempt, former: Sequence[HostConnection]) -> None:
+        """Remove all tickets of the run, because it has started. former: its earlier hosts."""
         for tickets in (self.restart_tickets, self._tickets):
             if tickets:
                 tickets.close()
         # a process that waited for or followed the run earlier may have left tickets
-        if self.request.since is not None:
-            remove_tickets([*planned.connections, *self.former], planned.plan)
+        if self._may_have_old_tickets:
+            remove_tickets([*planned.connections, *former], planned.plan)
+
+    def kept_for_restart(self, planned: PlannedAttempt) -> AbstractContextManager[None]:
+        """Context manager: hold new tickets while the run is followed, if it may restart."""
+        tickets = Tickets(planned, self._reservation)
+        return tickets.kept_for_restart(self.request.folder, self.console)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead. Return None, or the signal that came first.
@@ -241,30 +285,3 @@ def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:
                     engine.withdraw(status)
 
     try_each(connections, remove)
-
-
-@contextlib.contextmanager
-def tickets_kept_for_restart(
-    tickets: Tickets, folder: RunFolder, console: Console
-) -> Iterator[None]:
-    """Context manager: hold tickets while a run is followed, if the launcher may restart it.
-
-    They stay if the run goes on or restarts, because another process then renews them.
-    """
-    most = tickets.planned.plan.job.max_restarts
-    if most == 0:
-        yield
-        return
-    with contextlib.suppress(NodesFailed, RunKilled):
-        tickets.join()
-    try:
-        yield
-    finally:
-        record = folder.load_if_readable(console)
-        goes_on = record is not None and record.state.is_live
-        if record and record.state is RunState.FAILED:
-            goes_on = not record.why_not_restarted(most, saved=True)
-        if goes_on:
-            tickets.abandon()
-        else:
-            tickets.close()

@@ -22,7 +22,8 @@ from launcher.follow.detach import has_recorder, recording
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.runs.record import RunFolder
-from launcher.start import recorder, run_attempt
+from launcher.start import recorder
+from launcher.start.run_attempt import Starter
 
 Make = Callable[..., FakeCluster]
 
@@ -62,13 +63,13 @@ def test_ctrl_c_while_a_launch_starts_its_nodes_stops_the_run(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster()
-    record_start = run_attempt.record_start
+    record_start = Starter.record_start
 
     def interrupt(*args: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return record_start(*args)
 
-    monkeypatch.setattr(run_attempt, "record_start", interrupt)
+    monkeypatch.setattr(Starter, "record_start", interrupt)
     with pytest.raises(KeyboardInterrupt):
         launched(cluster)
     assert cluster.nodes == []

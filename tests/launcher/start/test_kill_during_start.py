@@ -122,13 +122,19 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
 
 
 @pytest.mark.parametrize(
-    "step", ["create_unless_taken", "start", "record_start", "tickets_kept_for_restart"]
+    ("owner", "step"),
+    [
+        (run_attempt, "create_unless_taken"),
+        (run_attempt.Starter, "start"),
+        (run_attempt.Starter, "record_start"),
+        (waiting_line.PlaceInLine, "kept_for_restart"),
+    ],
 )
 def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(
-    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, step: str
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
 ) -> None:
     cluster = fake_cluster()
-    just_before(monkeypatch, run_attempt, step, lambda: signal.raise_signal(signal.SIGTERM))
+    just_before(monkeypatch, owner, step, lambda: signal.raise_signal(signal.SIGTERM))
     code, _, err = cluster.launch()
     assert code == 130, err
     assert "stopping the run on 2 hosts" in err

@@ -189,8 +189,10 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                 self.restart_tickets.raise_if_killed()
 
     def raise_if_killed(self, planned: PlannedAttempt) -> None:
-        """Raise RunKilled if `kill` has cancelled the attempt."""
+        """Raise RunKilled if `kill` has cancelled the attempt or, in a restart, the former one."""
         self._reservation.raise_if_killed(planned.connections)
+        if self.restart_tickets:  # a `kill` that knew only the former hosts cancelled that one
+            self.restart_tickets.raise_if_killed()
 
     def wait(self, refused: Refused) -> Outcome | None:
         """Wait for this run's turn. Return None, or an Outcome if this command stops waiting first.

@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeCluster
+from fakes import FakeCluster, FakeNode
 
 from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
+from launcher.hosts import Host
+from launcher.ssh.host_connection import connected
 from launcher.start import claim_gpus, launch, run_attempt, start_nodes, waiting_line
+from launcher.start.claim_gpus import Refused
 from launcher.start.request import Request
+from launcher.start.start_nodes import PlannedAttempt
+from launcher.stop.stop_run import Stop
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
@@ -155,3 +160,31 @@ def test_a_run_that_is_killed_just_before_it_joins_the_line_leaves_no_ticket(
     assert cluster.tickets == [] and cluster.recorders == ["20261125-030000-first"]
     [path] = cluster.state.glob(f"ddpctl/runs/{RUN}/run.json")
     assert json.loads(path.read_text())["state"] == "CANCELLED"
+
+
+def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", max_restarts=1, gpus=2, spares=["spare0"], nproc_per_node=1)
+
+    def loses_a_gpu(node: FakeNode) -> None:
+        node.event("rank_exit", rank=0, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
+        node.end(1, reason={"kind": "rank", "message": "rank 0 was killed", "node_rank": 0})
+        cluster.hosts["gpu0"].give_gpus(1)
+
+    cluster.hosts["gpu0"].on_start = loses_a_gpu
+    cluster.hosts["spare0"].on_start = lambda node: node.end(0)
+    create = run_attempt.create_unless_taken
+
+    def kill_and_create(planned: PlannedAttempt, *more: Any) -> Refused | None:
+        if planned.plan.attempt == 2:
+            assert [connection.name for connection in planned.connections] == ["spare0"]
+            with connected([Host("gpu0")]) as [former]:
+                assert Stop(RUN, "docker", 1.0, ()).on_host(former).clean
+        return create(planned, *more)
+
+    monkeypatch.setattr("launcher.start.restart.BACKOFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(run_attempt, "create_unless_taken", kill_and_create)
+    code, _, err = cluster.launch()
+    assert code == 7 and "was killed while it was restarting" in err, err
+    assert left(cluster) == []

@@ -19,7 +19,7 @@ def request_time(facts: Facts) -> float:
 
 
 def gather(connections: Sequence[HostConnection]) -> tuple[Facts, ...]:
-    """Return the facts of every host, in order. Raises NodesFailed if some hosts do not answer."""
+    """Return the facts of every host, in the given order. Raises NodesFailed if some do not answer."""
     return tuple(each_node(connections, gather_one).values())
 
 

@@ -216,7 +216,7 @@ class _Reading:
         )
 
     def job(self, sections: Sections, hosts: Sequence[HostEntry]) -> Job:
-        """Read the section `job:`. Records a mistake for each conflict with other values."""
+        """Read the section `job:`. Records a mistake for each conflict between values."""
         job = Job(**self._section(sections, "job", JOB))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
         self.mistakes += broken_rules(hosts, job, lines)

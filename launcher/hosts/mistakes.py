@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..errors import HostsFileError, UsageError
 from ..text import LONGEST_PATH, quoted
 
-MOST = 1000  # mistakes shown
+MOST = 1000  # maximum number of mistakes shown
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("hosts.schema.json")
 SCHEMA = json.loads(FILE.read_bytes())
 SECTIONS: Mapping[str, Shape] = SCHEMA["properties"]
 HOST: Mapping[str, Shape] = SCHEMA["definitions"]["host"]["anyOf"][1]["properties"]
-# Excludes host and internal_ip, which differ for each machine, and nproc_per_node, which job has.
+# Excludes host and internal_ip, which differ for each machine, and nproc_per_node, which `job:` has.
 DEFAULTS = {name: HOST[name] for name in SECTIONS["defaults"]["properties"]}
 JOB: Mapping[str, Shape] = SECTIONS["job"]["properties"]
 
@@ -38,7 +38,7 @@ _REMEDIES = {
 
 
 def unknown(name: str, line: int, known: Mapping[str, Shape]) -> Mistake:
-    """Return the mistake for an unknown key. Its remedy may name a section or similar key."""
+    """Return the mistake for an unknown key. Its remedy may name a section or a similar key."""
     written, what = quoted(name), "found an unknown key"
     word = name.lower().replace("-", "_")
     synonyms = {word: key for key, shape in known.items() for word in shape.get("x-synonyms", ())}

@@ -22,7 +22,7 @@ def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
 
 
 def blame_of(connections: Sequence[HostConnection]) -> list[Finding]:
-    """Return a warning for each of these hosts that has been blamed for a failure."""
+    """Return a warning for each given host that has been blamed for a failure."""
     here = {connection.name for connection in connections}
     return [
         warning(

@@ -100,7 +100,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def _unreached(machine: Machine, fleet: Fleet) -> Finding:
-    """Return why some hosts cannot reach a machine's best address (nor any of its others)."""
+    """Return why no address of the machine can be reached from every other host."""
     dialed = [ip for ip in fleet.to_dial[machine.rank] if fleet.dialed(machine, ip)]
     ip = min(dialed, key=lambda ip: len(_failed(fleet.dialed(machine, ip))))
     tried = fleet.dialed(machine, ip)

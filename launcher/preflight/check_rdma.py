@@ -17,7 +17,7 @@ CHOSEN_BY_USER = {"NCCL_IB_HCA", "NCCL_IB_DISABLE"}  # if set, NCCL may use othe
 
 
 def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that RDMA ports work, and that hosts have the same number, rates and GID type."""
+    """Check that RDMA ports work, and that their number, rates and GID type are equal on all hosts."""
 
     def up(m: Machine) -> int:
         return sum(port.is_up for port in m.facts.rdma_ports)

@@ -113,7 +113,10 @@ def container_for(machine: Machine, job: Job, folder: str, token: str, argument:
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:
-    """Return the ranks of machines that test torch, which is slow: one per image, and all with GPUs."""
+    """Return the ranks of the machines that test torch: one per image, and all that use GPUs.
+
+    The other machines skip this test, because it is slow.
+    """
     images = {
         m.engine.image.layers: m.rank for m in reversed(machines) if m.engine and m.engine.image
     }

@@ -28,7 +28,7 @@ class ContainerReport:
     torch_error: str = ""
     cuda_error: str = ""
     error: DdpctlError | None = None
-    architectures: tuple[str, ...] = ()  # those of the GPUs, such as sm_90 or gfx942
+    architectures: tuple[str, ...] = ()  # the architectures of the GPUs, such as sm_90 or gfx942
     built_for: tuple[str, ...] = ()  # the architectures for which torch has code
     verbs: bool = True  # the image has libibverbs
     open_files: int = -1  # the hard limit; -1: unlimited

@@ -39,8 +39,8 @@ class SanityOptions:
     """Options of the check. timeout: seconds per step. max_bytes: size of the largest all-reduce.
 
     pairwise: measure all pairs of nodes. min_busbw: GB/s; a lower bus bandwidth is a problem. plot:
-    the file to write. step_seconds: the compute time of a training step. largest_only:
-    measure only the largest all-reduce.
+    the file for the plot. step_seconds: the compute time of a training step. largest_only: measure
+    only the largest all-reduce.
     """
 
     timeout: float

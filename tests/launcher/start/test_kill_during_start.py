@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from launcher.start import claim_gpus, launch, run_attempt, start_nodes, waiting
 from launcher.start.claim_gpus import Refused
 from launcher.start.request import Request
 from launcher.start.start_nodes import PlannedAttempt
-from launcher.stop.stop_run import Stop
+from launcher.stop.stop_run import MARK_CANCELLED, Stop
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
@@ -183,8 +184,27 @@ def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
                 assert Stop(RUN, "docker", 1.0, ()).on_host(former).clean
         return create(planned, *more)
 
-    monkeypatch.setattr("launcher.start.restart.BACKOFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
     monkeypatch.setattr(run_attempt, "create_unless_taken", kill_and_create)
     code, _, err = cluster.launch()
     assert code == 7 and "was killed while it was restarting" in err, err
     assert left(cluster) == []
+
+
+def test_a_kill_marks_an_attempt_that_is_reserved_while_it_marks_the_former_one(
+    tmp_path: Path,
+) -> None:
+    reserved = tmp_path / f".ddpctl/runs/{RUN}/reserved"
+    reserved.mkdir(parents=True)
+    (reserved / "1").symlink_to("token")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    uname = tools / "uname"  # is called for each mark
+    uname.write_text(f"#!/bin/sh\nln -sfT other {reserved}/2\necho here\n")
+    uname.chmod(0o755)
+    env = {"HOME": str(tmp_path), "PATH": f"{tools}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", MARK_CANCELLED, "sh", RUN], env=env, check=True)
+    assert {path.name for path in reserved.glob("*-cancelled-*")} == {
+        "1-cancelled-here",
+        "2-cancelled-here",
+    }

@@ -52,7 +52,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that each RoCE port reaches its counterparts on other hosts, as NCCL connects them."""
+    """Check that each RoCE port can be reached from another host, and that no rails are crossed."""
     env, facts = fleet.cluster.job.env, machine.facts
     if not CHOSEN_BY_USER.isdisjoint(env):
         return

@@ -91,7 +91,7 @@ class Engine(Protocol):
         return None
 
     def python_in_image(self, image: str) -> Sequence[str]:
-        """Return a command for the host that runs python3 in the image, with the host's network.
+        """Return the command that runs python3 in the image on the host, with the host's network.
 
         The command fails at once if the image is missing. Return () if the engine needs no image.
         """

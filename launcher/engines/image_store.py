@@ -67,7 +67,7 @@ class ImageStore:
             yield from self._api.get_image(name)
 
     def load_command(self) -> tuple[str, ...]:
-        """Return a command for the host that loads an image archive from stdin."""
+        """Return the command that loads an image archive from stdin on the host."""
         return (*engine_command("load", "-q"),)
 
     def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:

@@ -65,7 +65,7 @@ def ask_kernels(
     outcomes: Mapping[int, NodeOutcome],
     console: Console,
 ) -> None:
-    """Add what the hosts' kernels and drivers report about failed GPUs to the outcomes."""
+    """Add to the outcomes what the hosts' kernels and drivers report about failed GPUs."""
     began = parse_timestamp(record.by_hand.created) or time.time()
     members, seconds = running.by_connection, time.time() - began
 

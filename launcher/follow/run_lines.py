@@ -1,4 +1,4 @@
-"""Show the lines of a run's ranks on the console."""
+"""Show the log lines of a run on the console."""
 
 import time
 from collections.abc import Sequence

@@ -95,7 +95,7 @@ def find_run(text: str | None) -> RunFolder:
 
 
 def unique_match(text: str, run_ids: Collection[str]) -> str | None:
-    """Return the id that equals `text` or, failing that, the only one that starts with it, or None.
+    """Return the id that equals `text`, or else the only id that starts with it, or else None.
 
     Raises UsageError if several ids start with it.
     """

@@ -23,7 +23,7 @@ class Dropped(Exception):
 
 
 class Link:
-    """A socket or a channel, for paramiko. A peer that is silent for too long counts as gone."""
+    """A socket or a channel that paramiko uses. A peer that is silent for too long counts as gone."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock

@@ -29,8 +29,8 @@ def _direct(route: Route) -> Link:
         name = "its name" if route.hostname == route.host.name else f"its name {route.hostname}"
         raise HostUnreachable(
             f"{name} does not resolve ({why})",
-            "correct it in the hosts file, add a HostName to ~/.ssh/config, or check the DNS of "
-            "this machine",
+            "correct it in the hosts file, add a HostName to ~/.ssh/config, or check this "
+            "machine's DNS",
         ) from None
     failure: OSError = TimeoutError()
     source = (route.bind_address, 0) if route.bind_address else None
@@ -48,7 +48,7 @@ def _direct(route: Route) -> Link:
 
 def _explained(error: OSError, route: Route) -> HostUnreachable:
     what = f"cannot connect{route.at}: {error.strerror or error}"
-    remedy = "check that the host is up, and check the network of this machine"
+    remedy = "check that the host is up, and check this machine's network"
     if isinstance(error, ConnectionRefusedError):
         what = f"connection refused{route.at}"
         remedy = "check that sshd is running there and that the port is right"

@@ -107,7 +107,7 @@ def distribute_checkpoint(
 def checkpoint_folders(
     connections: Sequence[HostConnection], former: Sequence[HostConnection], record: RunRecord
 ) -> list[Checkpoints]:
-    """Return each folder once: nodes on one machine, or with a shared home, have the same one."""
+    """Return each folder once: nodes on one machine or with a shared home use the same folder."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {connection: rank for rank, connection in enumerate(connections)}
     folders = []

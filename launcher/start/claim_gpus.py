@@ -56,7 +56,7 @@ def create_unless_taken(
 
 
 def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
-    """Return an error for each rival ahead of this run. Waits while rivals are undecided."""
+    """Return an error for each rival ahead of this run. Waits up to LEASE while rivals are undecided."""
     plan = planned.plan
     wanted = {connection: plan.resources(own) for connection, own in planned.node_plans.items()}
     sharing = [connection for connection in wanted if wanted[connection]]

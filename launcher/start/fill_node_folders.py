@@ -28,8 +28,8 @@ def fill_folders(
 ) -> None:
     """Create and fill the folders that the node uses on its host.
 
-    documents: JSON values for the node's control folder, by file name. Raises CommandFailed, for
-    example without space or permission, or if the pushed code is gone.
+    documents: JSON values for the node's control folder, by file name. Raises CommandFailed if a
+    folder cannot be created, or if the pushed code or dataset is gone.
     """
     place = node_plan.place
     files = {name: json.dumps(document).encode() for name, document in documents.items()}

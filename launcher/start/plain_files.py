@@ -86,7 +86,7 @@ def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
 def copy_files(
     source: HostFolder, target: HostFolder, paths: Sequence[bytes], aside: str, uid: str
 ) -> None:
-    """Copy files and folders to the target's checkpoints, which change only once all have arrived.
+    """Copy files and folders to the target's checkpoints, which do not change until all have arrived.
 
     aside: the folder in the target's checkpoints that keeps the replaced files. uid: see
     `fixed_uid`. Raises CommandFailed if a file does not arrive undamaged.

@@ -156,7 +156,7 @@ def look(
     """
     inventory = take_inventory(connection, folder=connection in leaders)
     if not inventory.folder:
-        what = "cannot find the home folder"
+        what = "cannot find the account's home folder"
         remedy = "give the account a home folder in that host's /etc/passwd"
         raise CommandFailed(what, remedy, host=connection.name)
     # all entries but `runs` itself and the pushed trees
@@ -237,7 +237,7 @@ def remove(
 
     def run(connection: HostConnection, script: str) -> None:
         if (done := connection.script(script, timeout=TIMEOUT)).code != 0:
-            remedy = "only their owner or root can remove another user's files"
+            remedy = "ask the owner of these files, or root, to remove them"
             raise CommandFailed(done.reason, remedy, host=connection.name)
 
     def empty(connection: HostConnection) -> None:

@@ -48,8 +48,8 @@ class PruneResult:
     def summary(self) -> str:
         if not self.trees:
             return (
-                "nothing to delete: all data and code on the hosts is used by a run or this hosts "
-                f"file, or was pushed in the last {duration(MIN_AGE)}"
+                "nothing to delete: all data and code on the hosts is used by a run or by this "
+                f"hosts file, or was pushed in the last {duration(MIN_AGE)}"
             )
         return f"{'deleted' if self.removed else 'kept'} {total(self.trees)}"
 
@@ -67,10 +67,10 @@ def prune(
 ) -> PruneResult:
     """Remove the trees that neither a run nor this hosts file uses.
 
-    confirm: called with their list and total; returns whether to remove them. If it is unknown
-    which trees a host uses, nothing is removed from it or from hosts that share its ~/.ddpctl.
-    Raises HostsNotReady with the hosts that failed, and PushFailed if the job's folders are
-    unreadable.
+    If it is unknown which trees a host uses, nothing is removed from that host or from hosts that
+    share its ~/.ddpctl. confirm: called with a list of the trees and their total size; returns
+    whether to remove them. Raises HostsNotReady if a host failed, and PushFailed if the job's
+    folders are unreadable.
     """
     try:
         own = {tree.manifest.digest for tree in scan_job(cluster, {"dataset", "workdir"}).values()}

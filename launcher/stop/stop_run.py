@@ -110,7 +110,7 @@ class Stop:
             engine.remove(status)
 
     def _look_again(self, engine: Engine) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """End nodes that were created before the launch saw the mark. Return a final `list_all`."""
+        """End nodes that were created before the launch saw the mark. Return what `list_all` then lists."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
         if late:

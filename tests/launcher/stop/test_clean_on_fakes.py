@@ -95,4 +95,4 @@ def test_a_host_without_a_home_folder_is_named(fake_cluster: Make) -> None:
     readlink.chmod(0o755)
     code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
     assert code != 0
-    assert "gpu1: cannot find the home folder" in err
+    assert "gpu1: cannot find the account's home folder" in err

@@ -299,8 +299,8 @@ class Monitor:
     def _probe_remaining_nodes(self, now: float) -> None:
         """After another node's failure, probe the nodes that still seem to run.
 
-        All nodes should end within seconds of a failure. One that does not may have lost power,
-        which SSH alone takes much longer to notice.
+        All nodes should end within seconds of a failure. A node that does not end may be on a host
+        without power, which SSH alone takes much longer to notice.
         """
         ended = [o for o in self.outcomes.values() if (o.done or o.end) and not o.succeeded]
         if now - min((o.end_received for o in ended), default=now) < PROBE_DELAY:

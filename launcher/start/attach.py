@@ -1,4 +1,4 @@
-"""Return to a run: print its log so far, then follow it like `launch`."""
+"""Return to a run: print its log so far, then follow it as `launch` does."""
 
 import time
 

@@ -60,7 +60,7 @@ class Request:
         return dataclasses.replace(plan, notes=notes)
 
     def remember(self, plan: Plan) -> RunRecord:
-        """Save a PENDING attempt, its hosts file and its hooks here. Return the new record."""
+        """Save a PENDING attempt, its hosts file and its hooks on this machine. Return the record."""
         record = new_record(plan, self.earlier)
         self.folder.keep_cluster(self.cluster)
         self.folder.save(record)

@@ -1,7 +1,7 @@
 """Restarts by the launcher: whether, when and on which hosts to start an attempt after a failure.
 
 The supervisors restart a run in place as long as its hosts are alive (launcher/supervisor). The
-launcher handles failures that they cannot, such as a lost host or container.
+launcher handles failures that they cannot handle, such as a lost host or container.
 """
 
 import contextlib

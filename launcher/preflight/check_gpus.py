@@ -83,7 +83,7 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Finding]:
 
 
 def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that the requested GPUs exist and suffice, and that `gpus: all` is as many on all hosts."""
+    """Check that the requested GPUs exist and suffice, and that `gpus: all` finds as many everywhere."""
     if machine.facts.gpu_error:
         return
     existing = {gpu.index for gpu in machine.facts.gpus}

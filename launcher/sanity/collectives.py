@@ -155,7 +155,7 @@ def own_address() -> str:
 
 
 def right(me: ThisRank) -> None:
-    """Run each collective once on numbers with a known result. Report whether it is right."""
+    """Run each collective once on numbers with a known result. Report whether the result is right."""
     n, mine, device = me.world, float(me.rank), me.device
     ones = torch.ones(1000, device=device)
     total = float(sum(range(n)))

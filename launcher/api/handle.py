@@ -163,7 +163,7 @@ class Run:
         """Copy checkpoints, output and logs to this machine and verify them. Return their folder.
 
         to: that folder, by default ./ID. If a host does not answer or a file cannot be fetched,
-        raises NodesFailed after fetching everything else.
+        raises NodesFailed after fetching what it can.
         """
         done = fetch(self._folder, Path(to or self.id), self._console)
         if failures := {**done.errors, **done.failures}:

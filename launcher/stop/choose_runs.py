@@ -102,7 +102,7 @@ def choose_runs(
                 return [HostedRun(run_id, connections)]
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)
-    others = {s.owner for s in statuses if s.run_id == run_id and s.user != account_name()}
+    others = {status.owner for status in statuses if status.user != account_name()}
     return [HostedRun(run_id, connections, sorted(others))]
 
 

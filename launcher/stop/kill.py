@@ -150,7 +150,7 @@ class Killed:
     def report(self, console: Console) -> None:
         """Print what was stopped and, with --verbose, where. Leftovers are printed as an error."""
         for host, result in self.stopped.items():
-            if result.ended or not result.clean:
+            if result.found or not result.clean:
                 console.detail(f"{host}: {result.describe()}")
         if self.stopped:
             clean = all(result.clean for result in self.stopped.values())
@@ -167,7 +167,7 @@ class Killed:
         return f"run {self.run_id}: {'; '.join(parts)}"
 
     def _what_was_done(self) -> str:
-        statuses = [status for result in self.stopped.values() for status in result.ended]
+        statuses = [status for result in self.stopped.values() for status in result.found]
         if not statuses:
             return "nothing to stop"
         if any(status.alive or status.waits for status in statuses):
@@ -204,7 +204,7 @@ class Killed:
             "hosts": [
                 {
                     "host": host,
-                    "stopped": len(result.ended),
+                    "stopped": len(result.found),
                     "left": [*result.remaining, *map(str, result.orphans)],
                     "clean": result.clean,
                     "left_alone": sorted({status.owner for status in result.others}),

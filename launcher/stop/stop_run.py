@@ -24,12 +24,12 @@ POLL = 0.3  # seconds between checks for these processes
 class Stopped:
     """The result of a stop on one host.
 
-    ended: the nodes that were stopped and removed. remaining: the names of nodes that are left.
-    orphans: the pids of the run's processes that are left. others: nodes with the run's id that
-    belong to another user and were left alone.
+    found: the run's nodes and tickets here, in any state. remaining: the names of those that are
+    left. orphans: the pids of the run's processes that are left. others: nodes with the run's id
+    that belong to another user and were left alone.
     """
 
-    ended: Sequence[NodeStatus]
+    found: Sequence[NodeStatus]
     remaining: Sequence[str] = ()
     orphans: Sequence[int] = ()
     others: Sequence[NodeStatus] = ()
@@ -39,8 +39,8 @@ class Stopped:
         return not self.remaining and not self.orphans
 
     def describe(self) -> str:
-        count = counted(len(self.ended), "node")
-        stopped = f"stopped and removed {count}" if self.ended else "was not running"
+        count = counted(len(self.found), "node")
+        stopped = f"stopped and removed {count}" if self.found else "was not running"
         still = ", ".join([*self.remaining, *(f"pid {pid}" for pid in self.orphans)])
         left = f"STILL THERE: {still}" if still else "nothing left"
         return f"{stopped}, {left}"
@@ -67,12 +67,12 @@ class Stop:
 
     @property
     def users(self) -> set[str]:
+        # an owner may be "": adopted records and some nodes have none
         return {account_name(), *(owner.split("@")[0] for owner in self.owners if owner)}
 
     def on_host(self, connection: HostConnection) -> Stopped:
-        listed = [
-            s for s in nodes_on(connection, self.engine, self.run_id) if s.run_id == self.run_id
-        ]
+        """Stop the run on one host, and return what was found and what is left."""
+        listed = nodes_on(connection, self.engine, self.run_id)
         others = [status for status in listed if status.user not in self.users]
         if others and others == listed:
             return Stopped([], others=others)
@@ -80,16 +80,15 @@ class Stop:
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
             connection.script(MARK_CANCELLED, self.run_id).expect(what, remedy, connection.name)
-        statuses: list[NodeStatus] = []
+        found: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(connection, self.engine):
             # list again: the launch may have created nodes before it saw the mark
             own = self._own(engine.list(self.run_id))
             self._end(engine, own)
-            statuses += without_idle_tickets(own)
-            seen = self._look_again(engine)
-            remaining += self._still_there(*seen)
-        return Stopped(statuses, remaining, self._wait_for_orphans(connection), others)
+            found += without_idle_tickets(own)
+            remaining += self._left_on(engine)
+        return Stopped(found, remaining, self._wait_for_orphans(connection), others)
 
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
@@ -109,16 +108,13 @@ class Stop:
         for status in own if self.remove else ():
             engine.remove(status)
 
-    def _look_again(self, engine: Engine) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """End nodes that were created before the launch saw the mark. Return what `list_all` then lists."""
+    def _left_on(self, engine: Engine) -> list[str]:
+        """End nodes that the launch created before it saw the mark, and list what is left then."""
         statuses, unreadable = engine.list_all(self.run_id)
         late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
         if late:
             self._end(engine, late)
             statuses, unreadable = engine.list_all(self.run_id)
-        return statuses, unreadable
-
-    def _still_there(self, statuses: Sequence[NodeStatus], unreadable: Sequence[str]) -> list[str]:
         return [
             *(status.handle for status in self._own(statuses) if status.alive or self.remove),
             *(f"{name} (its labels are unreadable)" for name in unreadable),

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.engines import choose
 from launcher.engines.base import Engine
-from launcher.engines.choose import claims_on, engine_of, engines_on, installed_engines
+from launcher.engines.choose import claims_on, engine_of, engines_on, installed_engines, nodes_on
 from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
 from launcher.engines.status import NodeStatus
@@ -64,6 +64,15 @@ def test_claims_on_this_machine_include_those_of_runs_without_containers(
     monkeypatch.setattr(Processes, "claims", lambda _: [NodeStatus(run_id="processes")])
     assert [claim.run_id for claim in claims_on(LOCAL, "docker")] == ["in-docker", "processes"]
     assert [claim.run_id for claim in claims_on(REMOTE, "docker")] == ["in-docker"]
+
+
+def test_a_host_that_is_asked_about_one_run_is_not_believed_about_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = [NodeStatus(run_id="asked"), NodeStatus(run_id="other")]
+    monkeypatch.setattr(Docker, "list", lambda *_: listed)
+    assert nodes_on(REMOTE, "docker", "asked") == listed[:1]
+    assert nodes_on(REMOTE, "docker") == listed
 
 
 def test_an_engine_without_containers_inherits_plain_answers_about_images(

@@ -5,11 +5,9 @@ with a host is reported but is not a failure. A node counts as ended only if its
 or if another node has failed and this one cannot be reached.
 """
 
-import queue
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -20,10 +18,9 @@ from ..logs.store import Marks, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, EndState, Event, RestartInPlace, Usage
 from ..text import names
-from .node_watcher import PROBE_TIMEOUT, ContactReport, Exited, Item, NewEntries, NodeWatcher
+from .inbox import ContactReport, Exited, Inbox, Item, NewEntries
+from .node_watcher import PROBE_TIMEOUT, NodeWatcher
 
-QUEUE_SIZE = 64  # batches in flight; bounds the launcher's memory
-POLL = 0.2  # seconds
 DRAIN_TIMEOUT = 15.0  # seconds of silence until we give up on the rest of an ended node's journal
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
 SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all other nodes have ended
@@ -113,7 +110,7 @@ class Notice:
 class Tick:
     """The time to show the lines so far, save the record and handle signals.
 
-    It comes at least every POLL seconds, however much the ranks print.
+    It comes at least every inbox.POLL seconds, however much the ranks print.
     """
 
 
@@ -129,17 +126,15 @@ class Monitor:
             rank: NodeOutcome(rank, member.connection.name, unit=member.engine.traits.unit)
             for rank, member in enumerate(running.members)
         }
-        self._queue: queue.Queue[Item] = queue.Queue(QUEUE_SIZE)
-        self._closed = threading.Event()
+        self._inbox = Inbox()
         self._watchers = [
-            NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._put, self._closed)
+            NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._inbox)
             for rank, member in enumerate(running.members)
         ]
-        self._caught_up = False  # whether the queue was empty: nothing else has arrived yet
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 
-    def observations(self) -> Iterator[Observation]:
-        """Yield observations until all nodes have ended.
+    def observations(self) -> Generator[Observation]:
+        """Yield observations until all nodes have ended. Closing the generator ends the watchers.
 
         NewEntries come before the observations that their events cause, so that their lines are
         shown and recorded before ddpctl reacts to the events.
@@ -148,44 +143,21 @@ class Monitor:
             watcher.start()
         try:
             while self._waiting():
-                for item in self._queued():
+                for item in self._inbox.take():
                     yield from self._take(item)
                 yield Tick()
                 yield from map(NodeEnded, self._take_ended())
                 yield from self._contact_changes(CONTACT_TIME)
             yield from self._contact_changes(0.0)
         finally:
-            self.close()
-
-    def close(self) -> None:
-        self._closed.set()
-        for watcher in self._watchers:
-            watcher.close()
+            self._inbox.close()
+            for watcher in self._watchers:
+                watcher.close()
 
     def _waiting(self) -> list[NodeOutcome]:
         return [outcome for outcome in self.outcomes.values() if not outcome.done]
 
     # --- items from the watchers ---------------------------------------------------------------
-
-    def _put(self, item: Item) -> None:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(item, timeout=0.5)
-                return
-            except queue.Full:
-                continue
-
-    def _queued(self) -> Iterator[Item]:
-        """Yield queued items for at most POLL seconds."""
-        until, wait = time.monotonic() + POLL, POLL
-        self._caught_up = False
-        while time.monotonic() < until:
-            try:
-                yield self._queue.get(timeout=wait)
-            except queue.Empty:
-                self._caught_up = True
-                return
-            wait = 0.0
 
     def _take(self, item: Item) -> list[Observation]:
         outcome = self.outcomes[item.node_rank]
@@ -276,8 +248,8 @@ class Monitor:
             return True
         if outcome.end is not None:  # this is enough if the engine no longer answers
             silent = now - outcome.end_received > ENGINE_TIMEOUT
-            return outcome.exited or (silent and self._caught_up)
-        late = now - outcome.reported_at > DRAIN_TIMEOUT and self._caught_up
+            return outcome.exited or (silent and self._inbox.was_empty)
+        late = now - outcome.reported_at > DRAIN_TIMEOUT and self._inbox.was_empty
         return outcome.exited and (late or outcome.consumed >= outcome.size)
 
     def _remaining_nodes_are_lost(self, now: float) -> bool:

@@ -1,21 +1,19 @@
 """Watch one node: read its journal, wait for its end, and notice when its host does not answer.
 
-Two threads per node put items into the queue of launcher.follow.monitor.
+Two threads per node put items into the Monitor's inbox.
 """
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ..engines.running import RunningNode
-from ..engines.status import NodeStatus
-from ..errors import DdpctlError, HostUnreachable
+from ..errors import HostUnreachable
 from ..logs.journal_reader import JournalReader
-from ..logs.log_entry import LogEntry
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..supervisor.events import End
+from .inbox import ContactReport, Exited, Inbox, Item, NewEntries
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 CHUNK = 32 << 10  # bytes of a journal per batch
@@ -24,49 +22,13 @@ TAIL = load_script(__file__, "tail_journal.sh")
 EVENTS = load_script(__file__, "past_events.sh")
 
 
-@dataclass(frozen=True)
-class NewEntries:
-    """New entries of the journal. consumed: bytes read so far, including an unfinished line."""
-
-    node_rank: int
-    entries: list[LogEntry]
-    consumed: int
-
-
-@dataclass(frozen=True)
-class Exited:
-    """The node has ended. size: bytes of its journal; 0 if unknown or if all was read."""
-
-    node_rank: int
-    status: NodeStatus
-    size: int
-
-
-@dataclass(frozen=True)
-class ContactReport:
-    """Contact changed. lost: why it was lost; None if restored. gone: a probe got no answer."""
-
-    node_rank: int
-    lost: DdpctlError | None
-    gone: bool = False
-
-
-Item = NewEntries | Exited | ContactReport
-
-
 class NodeWatcher:
-    """Watches one node: two threads pass items to `put` until `closed` is set."""
+    """Watches one node: two threads put items into `inbox`, at most until that is closed."""
 
-    def __init__(
-        self,
-        member: RunningNode,
-        offset: int,
-        put: Callable[[Item], None],
-        closed: threading.Event,
-    ) -> None:
+    def __init__(self, member: RunningNode, offset: int, inbox: Inbox) -> None:
         """offset: how many bytes of the journal were already shown."""
         self.node_rank = member.place.node_rank
-        self._member, self._put, self._closed = member, put, closed
+        self._member, self._inbox = member, inbox
         self._past = offset  # bytes of the journal whose events have not been read yet
         self._reader = JournalReader(member.connection.name, self.node_rank, offset)
         self._stream: Stream | None = None
@@ -89,29 +51,29 @@ class NodeWatcher:
         try:
             connection.connect()
         except HostUnreachable as error:
-            self._put(ContactReport(self.node_rank, error, gone=True))
+            self._inbox.put(ContactReport(self.node_rank, error, gone=True))
         finally:
             connection.close()
 
     def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
-        """Call `watch` until it ends without an error, and pass what it yields to `put`.
+        """Call `watch` until it ends without an error, and put what it yields into the inbox.
 
         Two failures in a row count as lost contact, unless `watch` yielded something other than a
         ContactReport between them.
         """
         connection, tries = self._member.connection, 0
-        while not self._closed.is_set():
+        while not self._inbox.closed.is_set():
             try:
                 for item in watch():
                     if not isinstance(item, ContactReport):
                         tries = 0
-                    self._put(item)
+                    self._inbox.put(item)
                 return
             except Exception as error:
                 reason = connection.explain(error)
-            if tries and not self._closed.is_set():
-                self._put(ContactReport(self.node_rank, reason))
-            self._closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
+            if tries and not self._inbox.closed.is_set():
+                self._inbox.put(ContactReport(self.node_rank, reason))
+            self._inbox.closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
             tries += 1
 
     def _read_journal(self) -> Iterator[Item]:
@@ -120,9 +82,9 @@ class NodeWatcher:
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
             events = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-            yield NewEntries(
-                self.node_rank, [e._replace(end=self._past) for e in events], self._past
-            )
+            # at the end of what was shown, so that the store's mark stays where it is
+            entries = [entry._replace(end=self._past) for entry in events]
+            yield NewEntries(self.node_rank, entries, self._past)
             self._past = 0
         start = self._reader.consumed + 1  # for tail, bytes count from 1
         stream = connection.open_script(TAIL, str(start), journal, stdin=False)

@@ -3,8 +3,9 @@
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from ..engines.running import RunningAttempt
@@ -23,9 +24,18 @@ from ..text import counted
 from . import detach
 from .attempt_end import explain, report_end
 from .hooks import EventHook
+from .inbox import NewEntries
 from .interrupts import LEAVING, Interrupts
-from .monitor import ContactChange, Monitor, NodeEnded, NodeOutcome, Notice, Restarted, Tick
-from .node_watcher import NewEntries
+from .monitor import (
+    ContactChange,
+    Monitor,
+    NodeEnded,
+    NodeOutcome,
+    Notice,
+    Observation,
+    Restarted,
+    Tick,
+)
 from .panel import live_panel
 from .run_lines import RunLines
 
@@ -85,7 +95,15 @@ class Session:
         self.record, self._lines = self.run.record, RunLines(self.console)
 
     def to_the_end(self) -> Outcome:
-        for observation in self.monitor.observations():
+        """Follow the attempt, then conclude it or leave it to a recorder."""
+        with closing(self.monitor.observations()) as observations:
+            leaving = self._watch(observations)
+        self._lines.settle()
+        return self._conclude() if leaving is None else self._leave(leaving)
+
+    def _watch(self, observations: Iterable[Observation]) -> int | None:
+        """React to the observations. Return the signal that makes us leave; None at the end."""
+        for observation in observations:
             match observation:
                 case NewEntries(node_rank, entries):
                     if self.store:
@@ -104,12 +122,12 @@ class Session:
                     self._save_changes()  # once for all nodes that ended together
                     number = self.interrupts.take()
                     if number is not None and self._handle_signal(number):
-                        return self._leave(number)
+                        return number
                     if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
                         self._stop(cancel=False)
                     if self._only_unreachable_left():
-                        break
-        return self._conclude()
+                        return None
+        return None
 
     def _save_changes(self) -> None:
         if self._unsaved:
@@ -189,8 +207,6 @@ class Session:
 
     def _leave(self, number: int) -> Outcome:
         """Leave the run to a recorder. Ctrl-\\ does not count as an interruption."""
-        self.monitor.close()
-        self._lines.settle()
         self._save_changes()
         if self.store:
             self.store.close()  # so that the recorder can open it
@@ -203,8 +219,6 @@ class Session:
 
     def _conclude(self) -> Outcome:
         """Record, explain and report the end of the attempt."""
-        self.monitor.close()
-        self._lines.settle()
         unconfirmed = self._stopping.result() if self._stopping else {}
         outcomes, attempt = self.monitor.outcomes, self.record.attempt
         if self._interrupted and not all(outcome.succeeded for outcome in outcomes.values()):

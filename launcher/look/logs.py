@@ -1,11 +1,12 @@
 """Show a run's logs: fetch the lines missing on this machine, print all lines, and follow if asked."""
 
 import dataclasses
+from contextlib import closing
 
 from ..errors import UsageError
+from ..follow.inbox import NewEntries
 from ..follow.interrupts import Interrupts
 from ..follow.monitor import Monitor, Notice, Tick
-from ..follow.node_watcher import NewEntries
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged
 from ..logs.store import Marks, known_marks
@@ -69,20 +70,24 @@ def show_logs(
         result = Exit.UNREACHABLE if failures else Exit.DONE
         number = attempt.number
         if follow and log_filter.attempt in (None, number):
-            with Interrupts() as interrupts, interrupts.held():
-                for event in Monitor(attempt, shown).observations():
-                    match event:
-                        case NewEntries():
+            with (
+                Interrupts() as interrupts,
+                interrupts.held(),
+                closing(Monitor(attempt, shown).observations()) as observations,
+            ):
+                for observation in observations:
+                    match observation:
+                        case NewEntries(node_rank, entries):
                             if store:
-                                store.append(event.node_rank, event.entries, number)
-                            lines.show(log_filter.choose(event.entries))
+                                store.append(node_rank, entries, number)
+                            lines.show(log_filter.choose(entries))
                         case Notice(text):
                             console.say(text)
                         case Tick():
                             lines.flush()
                             if interrupts.take() is not None:
                                 result = Exit.INTERRUPTED
-                                break  # closes the monitor
+                                break
                 lines.settle()
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from local_attempt import local_attempt
 
 from launcher.engines.status import ContainerState, NodeStatus
+from launcher.follow import inbox
 from launcher.follow import monitor as module
+from launcher.follow.inbox import ContactReport, Exited, NewEntries
 from launcher.follow.monitor import Monitor, NodeEnded, NodeOutcome, Notice, Restarted, Tick
-from launcher.follow.node_watcher import EVENTS, ContactReport, Exited, NewEntries
+from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
 from launcher.logs.store import Mark
@@ -88,9 +91,11 @@ def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) 
     monitor = Monitor(local_attempt(tmp_path, b""), {})
     monitor._watchers.clear()
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
-    monitor._put(NewEntries(1, JournalReader().feed(b"1.5\t!\t" + restart.encode() + b"\n"), 0))
-    [report] = itertools.islice((e for e in monitor.observations() if isinstance(e, Restarted)), 1)
-    monitor.close()
+    monitor._inbox.put(
+        NewEntries(1, JournalReader().feed(b"1.5\t!\t" + restart.encode() + b"\n"), 0)
+    )
+    with closing(monitor.observations()) as observations:
+        report = next(each for each in observations if isinstance(each, Restarted))
     assert (report.outcome.node_rank, report.time) == (1, 1.5)
 
 
@@ -101,12 +106,16 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monitor = Monitor(local_attempt(tmp_path, JOURNAL, Busy()), {})
     monitor._watchers.clear()
     monitor.outcomes[1] = NodeOutcome(1, "gpu2")
-    monitor._put(Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL)))
+    monitor._inbox.put(
+        Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL))
+    )
     for _ in range(40):
-        monitor._put(ContactReport(1, None))
-    monitor._put(NewEntries(0, JournalReader().feed(JOURNAL), len(JOURNAL)))
-    clock = itertools.count(0.0, module.POLL / 1.5)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    outcome = next(e.outcome for e in monitor.observations() if isinstance(e, NodeEnded))
-    monitor.close()
+        monitor._inbox.put(ContactReport(1, None))
+    monitor._inbox.put(NewEntries(0, JournalReader().feed(JOURNAL), len(JOURNAL)))
+    clock = itertools.count(0.0, inbox.POLL / 1.5)
+    slow = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr(module, "time", slow)
+    monkeypatch.setattr(inbox, "time", slow)
+    with closing(monitor.observations()) as observations:
+        outcome = next(each.outcome for each in observations if isinstance(each, NodeEnded))
     assert outcome.node_rank == 0 and outcome.end is not None

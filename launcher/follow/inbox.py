@@ -1,0 +1,77 @@
+"""The items that the watchers of all nodes pass to the Monitor."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..engines.status import NodeStatus
+from ..errors import DdpctlError
+from ..logs.log_entry import LogEntry
+
+SIZE = 64  # items in the queue; bounds the launcher's memory
+POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class NewEntries:
+    """New entries of the journal. consumed: bytes read so far, including an unfinished line."""
+
+    node_rank: int
+    entries: list[LogEntry]
+    consumed: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The node has ended. size: bytes of its journal; 0 if unknown or if all was read."""
+
+    node_rank: int
+    status: NodeStatus
+    size: int
+
+
+@dataclass(frozen=True)
+class ContactReport:
+    """Contact changed. lost: why it was lost; None if restored. gone: a probe got no answer."""
+
+    node_rank: int
+    lost: DdpctlError | None
+    gone: bool = False
+
+
+Item = NewEntries | Exited | ContactReport
+
+
+class Inbox:
+    """A queue of items. The watchers put them in from their threads, and the Monitor takes them."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()  # once set, no watcher needs to go on
+        self.was_empty = False  # whether the last `take` got every item
+        self._queue: queue.Queue[Item] = queue.Queue(SIZE)
+
+    def put(self, item: Item) -> None:
+        """Add an item, when there is room for it. Drops the item if the inbox is closed."""
+        while not self.closed.is_set():
+            try:
+                self._queue.put(item, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def take(self) -> Iterator[Item]:
+        """Remove and yield items for at most POLL seconds."""
+        until, wait = time.monotonic() + POLL, POLL
+        self.was_empty = False
+        while time.monotonic() < until:
+            try:
+                yield self._queue.get(timeout=wait)
+            except queue.Empty:
+                self.was_empty = True
+                return
+            wait = 0.0
+
+    def close(self) -> None:
+        self.closed.set()

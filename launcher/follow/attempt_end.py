@@ -18,7 +18,7 @@ from ..ssh.many import try_each
 from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..text import duration
-from .monitor import NodeOutcome
+from .monitor import FollowedNode
 
 MOST_RESTARTS = 50  # how many of an attempt's newest restarts have their evidence kept
 
@@ -27,17 +27,17 @@ def explain(
     running: RunningAttempt,
     folder: RunFolder,
     record: RunRecord,
-    outcomes: Mapping[int, NodeOutcome],
+    nodes: Mapping[int, FollowedNode],
     console: Console,
 ) -> None:
     """Record the first failure of an attempt that has ended, and keep the evidence of all failures.
 
-    outcomes: those of the nodes, by rank. The attempt's state must already be in the record.
+    nodes: by rank. The attempt's state must already be in the record.
     """
     attempt = record.attempt
-    evidence = Evidence(attempt.world_size, [*outcomes.values()])
+    evidence = Evidence(attempt.world_size, [*nodes.values()])
     if attempt.state is RunState.FAILED:
-        ask_kernels(running, record, outcomes, console)
+        ask_kernels(running, record, nodes, console)
     if attempt.state is not RunState.SUCCEEDED:
         failure = first_failure(evidence)
         timed_out = failure is not None and failure.kind == "time-limit"
@@ -62,10 +62,10 @@ def explain(
 def ask_kernels(
     running: RunningAttempt,
     record: RunRecord,
-    outcomes: Mapping[int, NodeOutcome],
+    nodes: Mapping[int, FollowedNode],
     console: Console,
 ) -> None:
-    """Add to the outcomes what the hosts' kernels and drivers report about failed GPUs."""
+    """Add to the nodes' evidence what the hosts' kernels and drivers report about failed GPUs."""
     began = parse_timestamp(record.by_hand.created) or time.time()
     members, seconds = running.by_connection, time.time() - began
 
@@ -75,11 +75,11 @@ def ask_kernels(
         log = read_kernel_log(connection, seconds)
         listed = member.engine.list(record.run_id)
         gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
-        outcome = outcomes[rank]
-        outcome.gpus, outcome.xids = log.addresses(gpus), log.xids
-        outcome.kernel, outcome.gpus_after = log.lines, log.loads
+        node = nodes[rank]
+        node.gpus, node.xids = log.addresses(gpus), log.xids
+        node.kernel, node.gpus_after = log.lines, log.loads
 
-    ended = {rank for rank, outcome in outcomes.items() if outcome.end or outcome.exited}
+    ended = {rank for rank, node in nodes.items() if node.end or node.exited}
     with console.step("looking for GPU and memory errors"):
         try_each([each for each, member in members.items() if member.place.node_rank in ended], ask)
 

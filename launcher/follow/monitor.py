@@ -31,7 +31,7 @@ TAIL_LINES = 400  # lines kept per node, to find the last lines of a failed rank
 
 
 @dataclass
-class NodeOutcome(NodeEvidence):
+class FollowedNode(NodeEvidence):
     """The evidence about one node so far, and whether the node has ended."""
 
     events: list[tuple[float, Event]] = field(default_factory=list)
@@ -72,13 +72,13 @@ class NodeOutcome(NodeEvidence):
 class ContactChange:
     """Contact with hosts was lost or restored. nodes: one node per host."""
 
-    nodes: Sequence[NodeOutcome]
+    nodes: Sequence[FollowedNode]
 
     @property
     def texts(self) -> list[str]:
         """Lines for the user. Hosts that were lost for the same reason share a line."""
-        lost = lines(outcome.lost for outcome in self.nodes if outcome.lost)
-        restored = names(outcome.host for outcome in self.nodes if not outcome.lost)
+        lost = lines(node.lost for node in self.nodes if node.lost)
+        restored = names(node.host for node in self.nodes if not node.lost)
         back = [f"{restored}: contact restored"] if restored else []
         return [*(f"lost contact with {line}" for line in lost), *back]
 
@@ -87,14 +87,14 @@ class ContactChange:
 class NodeEnded:
     """A node has ended. Observed once for each node."""
 
-    outcome: NodeOutcome
+    node: FollowedNode
 
 
 @dataclass(frozen=True)
 class Restarted:
     """A node's report of a restart in place; all nodes send one. time: by the node's clock."""
 
-    outcome: NodeOutcome
+    node: FollowedNode
     time: float
     restart: RestartInPlace
 
@@ -122,8 +122,8 @@ class Monitor:
 
     def __init__(self, running: RunningAttempt, shown: Marks) -> None:
         """shown: where the lines on screen end, by node rank."""
-        self.outcomes = {
-            rank: NodeOutcome(rank, member.connection.name, unit=member.engine.traits.unit)
+        self.nodes = {
+            rank: FollowedNode(rank, member.connection.name, unit=member.engine.traits.unit)
             for rank, member in enumerate(running.members)
         }
         self._inbox = Inbox()
@@ -154,103 +154,103 @@ class Monitor:
             for watcher in self._watchers:
                 watcher.close()
 
-    def _waiting(self) -> list[NodeOutcome]:
-        return [outcome for outcome in self.outcomes.values() if not outcome.done]
+    def _waiting(self) -> list[FollowedNode]:
+        return [node for node in self.nodes.values() if not node.done]
 
     # --- items from the watchers ---------------------------------------------------------------
 
     def _take(self, item: Item) -> list[Observation]:
-        outcome = self.outcomes[item.node_rank]
-        outcome.reported_at = time.monotonic()
+        node = self.nodes[item.node_rank]
+        node.reported_at = time.monotonic()
         match item:
             case NewEntries():
-                return [item, *self._take_entries(outcome, item)]
+                return [item, *self._take_entries(node, item)]
             case ContactReport():
-                self._take_contact(outcome, item)
+                self._take_contact(node, item)
             case Exited():
-                outcome.exited, outcome.size = True, item.size
-                outcome.oom_killed = item.status.oom_killed
-                if outcome.end is None:
-                    outcome.exit_code = item.status.exit_code
+                node.exited, node.size = True, item.size
+                node.oom_killed = item.status.oom_killed
+                if node.end is None:
+                    node.exit_code = item.status.exit_code
         return []
 
-    def _take_entries(self, outcome: NodeOutcome, new: NewEntries) -> list[Observation]:
+    def _take_entries(self, node: FollowedNode, new: NewEntries) -> list[Observation]:
         observations = []
         for entry in new.entries:
             if entry.event is None:
                 newest = (line[:LONGEST_TEXT] for line in entry.lines[-TAIL_LINES:])
-                outcome.tail.extend((entry.time, entry.rank, text) for text in newest)
-            elif observation := self._take_event(outcome, entry.time, entry.event):
+                node.tail.extend((entry.time, entry.rank, text) for text in newest)
+            elif observation := self._take_event(node, entry.time, entry.event):
                 observations.append(observation)
-        outcome.consumed = new.consumed
+        node.consumed = new.consumed
         return observations
 
-    def _take_event(self, outcome: NodeOutcome, at: float, event: Event) -> Observation | None:
+    def _take_event(self, node: FollowedNode, at: float, event: Event) -> Observation | None:
         """Keep an event. Return its observation or None. at: unix seconds, the node's clock."""
         if isinstance(event, Unreadable):
-            if outcome.unreadable or not event.known:
+            if node.unreadable or not event.known:
                 return None
-            outcome.unreadable = True
-            return Notice(f"{outcome.host}: skipping unreadable events in its journal")
+            node.unreadable = True
+            return Notice(f"{node.host}: skipping unreadable events in its journal")
         if isinstance(event, Usage):  # keep only the newest, because one arrives every few seconds
-            outcome.usage = event
-            outcome.gpus_before = outcome.gpus_before or event.gpus
+            node.usage = event
+            node.gpus_before = node.gpus_before or event.gpus
             return None
-        outcome.event_bytes += len(repr(event))
-        is_first_end = isinstance(event, End) and outcome.end is None
-        if outcome.event_bytes > MOST_EVENTS and not is_first_end:
+        node.event_bytes += len(repr(event))
+        is_first_end = isinstance(event, End) and node.end is None
+        if node.event_bytes > MOST_EVENTS and not is_first_end:
             return None  # no genuine supervisor writes so many
-        outcome.events.append((at, event))
+        node.events.append((at, event))
         if isinstance(event, End):
-            outcome.exit_code, outcome.end_received = event.exit_code, time.monotonic()
-        return Restarted(outcome, at, event) if isinstance(event, RestartInPlace) else None
+            node.exit_code, node.end_received = event.exit_code, time.monotonic()
+        return Restarted(node, at, event) if isinstance(event, RestartInPlace) else None
 
-    def _take_contact(self, outcome: NodeOutcome, item: ContactReport) -> None:
+    def _take_contact(self, node: FollowedNode, item: ContactReport) -> None:
         """Note whether the node's host can be reached."""
         # the node's end may have arrived during the probe
-        is_news = outcome.end is None if item.gone else outcome.lost is None
+        is_news = node.end is None if item.gone else node.lost is None
         if item.lost is None:
-            outcome.lost = outcome.lost_since = outcome.unseen = None
+            node.lost = node.lost_since = node.unseen = None
         elif is_news:
             then = "the run goes on, still trying to reach it"
             if item.gone:
                 then = "not waiting for it: another node has failed"
-            outcome.lost = HostUnreachable(item.lost.what, then, host=outcome.host)
-            outcome.gone, outcome.unseen = item.gone, str(item.lost)
-            outcome.lost_since = outcome.lost_since or time.monotonic()
+            node.lost = HostUnreachable(item.lost.what, then, host=node.host)
+            node.gone, node.unseen = item.gone, str(item.lost)
+            node.lost_since = node.lost_since or time.monotonic()
 
     def _contact_changes(self, wait: float) -> list[ContactChange]:
         """Return which contacts were lost or restored, `wait` seconds after the first change."""
-        changed = [o for o in self.outcomes.values() if o.lost is not o.announced]
+        changed = [node for node in self.nodes.values() if node.lost is not node.announced]
         if not changed:
             self._changed_at = time.monotonic()
         if not changed or time.monotonic() - self._changed_at < wait:
             return []
-        for outcome in changed:
-            outcome.announced = outcome.lost
-        return [ContactChange([*{outcome.host: outcome for outcome in changed}.values()])]
+        for node in changed:
+            node.announced = node.lost
+        return [ContactChange([*{node.host: node for node in changed}.values()])]
 
     # --- which nodes have ended ----------------------------------------------------------------
 
-    def _take_ended(self) -> list[NodeOutcome]:
+    def _take_ended(self) -> list[FollowedNode]:
         """Mark and return the nodes that have ended since the last call."""
         waiting, now = self._waiting(), time.monotonic()
-        for outcome in waiting:
-            outcome.done = self._has_ended(outcome, now)
+        for node in waiting:
+            node.done = self._has_ended(node, now)
         self._probe_remaining_nodes(now)
         if self._remaining_nodes_are_lost(now):
-            for outcome in waiting:
-                outcome.done = True
-        return [outcome for outcome in waiting if outcome.done]
+            for node in waiting:
+                node.done = True
+        return [node for node in waiting if node.done]
 
-    def _has_ended(self, outcome: NodeOutcome, now: float) -> bool:
-        if outcome.gone:
+    def _has_ended(self, node: FollowedNode, now: float) -> bool:
+        if node.gone:
             return True
-        if outcome.end is not None:  # this is enough if the engine no longer answers
-            silent = now - outcome.end_received > ENGINE_TIMEOUT
-            return outcome.exited or (silent and self._inbox.was_empty)
-        late = now - outcome.reported_at > DRAIN_TIMEOUT and self._inbox.was_empty
-        return outcome.exited and (late or outcome.consumed >= outcome.size)
+        if node.end is not None:  # this is enough if the engine no longer answers
+            silent = now - node.end_received > ENGINE_TIMEOUT
+            return node.exited or (silent and self._inbox.was_empty)
+        late = now - node.reported_at > DRAIN_TIMEOUT and self._inbox.was_empty
+        return node.exited and (late or node.consumed >= node.size)
 
     def _remaining_nodes_are_lost(self, now: float) -> bool:
         """Return whether every node that has not ended was lost by its peers or by this machine.
@@ -258,15 +258,15 @@ class Monitor:
         As long as no node has ended, losing contact with all nodes proves nothing about the run.
         """
         waiting = self._waiting()
-        ended = [o for o in self.outcomes.values() if o.done]
+        ended = [node for node in self.nodes.values() if node.done]
         if not waiting or not ended:
             return False
-        reasons = [outcome.end.reason for outcome in ended if outcome.end]
+        reasons = [node.end.reason for node in ended if node.end]
         lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "host-lost"}
-        if all(outcome.node_rank in lost_by_peers for outcome in waiting):
-            return now - max(outcome.end_received for outcome in ended) > ENGINE_TIMEOUT
-        silent = [now if o.lost_since is None else o.lost_since for o in waiting]
-        return any(not o.succeeded for o in ended) and now - max(silent) > SILENCE_TIMEOUT
+        if all(node.node_rank in lost_by_peers for node in waiting):
+            return now - max(node.end_received for node in ended) > ENGINE_TIMEOUT
+        silent = [now if node.lost_since is None else node.lost_since for node in waiting]
+        return any(not node.succeeded for node in ended) and now - max(silent) > SILENCE_TIMEOUT
 
     def _probe_remaining_nodes(self, now: float) -> None:
         """After another node's failure, probe the nodes that still seem to run.
@@ -274,12 +274,13 @@ class Monitor:
         All nodes should end within seconds of a failure. A node that does not end may be on a host
         without power, which SSH alone takes much longer to notice.
         """
-        ended = [o for o in self.outcomes.values() if (o.done or o.end) and not o.succeeded]
-        if now - min((o.end_received for o in ended), default=now) < PROBE_DELAY:
+        ended = [node for node in self.nodes.values() if node.done or node.end]
+        failed_at = (node.end_received for node in ended if not node.succeeded)
+        if now - min(failed_at, default=now) < PROBE_DELAY:
             return
         for watcher in self._watchers:
-            outcome = self.outcomes[watcher.node_rank]
-            seems_to_run = not (outcome.done or outcome.gone or outcome.end)
-            if seems_to_run and now - outcome.probed_at >= PROBE_TIMEOUT:
-                outcome.probed_at = now
+            node = self.nodes[watcher.node_rank]
+            seems_to_run = not (node.done or node.gone or node.end)
+            if seems_to_run and now - node.probed_at >= PROBE_TIMEOUT:
+                node.probed_at = now
                 watcher.probe()

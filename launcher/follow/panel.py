@@ -1,4 +1,4 @@
-"""The live panel of `launch` and `attach`, which turns outcomes and metrics into terminal lines.
+"""The live panel of `launch` and `attach`, which shows the nodes and the progress as terminal lines.
 
 `launcher.terminal.live` draws them.
 """
@@ -24,7 +24,7 @@ from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
 from ..terminal.console import Console
 from ..terminal.live import Live
 from ..text import counted, names, printable, ranges
-from .monitor import NodeOutcome
+from .monitor import FollowedNode
 from .slow_ranks import slow_nodes
 from .trainer_progress import Progress, read_progress
 
@@ -50,12 +50,12 @@ Row = tuple[str, str, str]
 
 @contextlib.contextmanager
 def live_panel(
-    record: RunRecord, first: RunningNode, outcomes: Mapping[int, NodeOutcome], console: Console
+    record: RunRecord, first: RunningNode, nodes: Mapping[int, FollowedNode], console: Console
 ) -> Iterator[None]:
     """Context manager: show nodes and progress below the log lines on a terminal. first: node 0."""
     attempt = record.attempt
     began = parse_timestamp(attempt.started) or time.time()
-    panel = Panel(record.run_id, attempt.number, began, outcomes)
+    panel = Panel(record.run_id, attempt.number, began, nodes)
     closed = threading.Event()
     with console.live(Live(panel.lines)) as shown:
         if shown:
@@ -68,12 +68,12 @@ def live_panel(
 
 @dataclass
 class Panel:
-    """What the panel shows of an attempt. began: unix seconds. outcomes: by node rank."""
+    """What the panel shows of an attempt. began: unix seconds. nodes: by node rank."""
 
     run_id: str
     attempt: int
     began: float
-    outcomes: Mapping[int, NodeOutcome]
+    nodes: Mapping[int, FollowedNode]
     progress: Progress | None = None  # None: the script writes no metrics
 
     def poll_progress(self, member: RunningNode, closed: threading.Event) -> None:
@@ -102,7 +102,7 @@ class Panel:
         for no_wrap in (True, True, False):  # if space is short, the last column is cut first
             table.add_column(no_wrap=no_wrap)
         room = max(0, height - 3)
-        rows = [*self.rows(folded=len(self.outcomes) > room)]
+        rows = [*self.rows(folded=len(self.nodes) > room)]
         shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
         for node, state, gpus in shown:
             cells = Text(node), Text(state, COLORS.get(state.split()[0], "")), Text(gpus)
@@ -117,12 +117,12 @@ class Panel:
 
     def below(self, now: float) -> str:
         """Return the line below the head: the progress at the unix time `now`."""
-        return progress_words(self.progress) if self.progress else script_words(self.outcomes, now)
+        return progress_words(self.progress) if self.progress else script_words(self.nodes, now)
 
     def states(self) -> dict[int, str]:
         """Return the state of each node, or why it is slow."""
-        states = {rank: state_of(outcome) for rank, outcome in self.outcomes.items()}
-        usages = {rank: outcome.usage for rank, outcome in self.outcomes.items() if outcome.usage}
+        states = {rank: state_of(node) for rank, node in self.nodes.items()}
+        usages = {rank: node.usage for rank, node in self.nodes.items() if node.usage}
         for rank, words in slow_nodes(self.progress.slow if self.progress else {}, usages).items():
             if states[rank] == ContainerState.RUNNING:
                 states[rank] = words
@@ -134,16 +134,17 @@ class Panel:
         folded: yield one row per group of nodes in the same state, the smallest group first. While
         other GPUs of the run are busy, nodes with idle GPUs form groups of their own.
         """
-        gpus = {n: o.usage.gpus for n, o in self.outcomes.items() if o.usage and o.usage.gpus}
+        loads = {rank: node.usage.gpus for rank, node in self.nodes.items() if node.usage}
+        gpus = {rank: own for rank, own in loads.items() if own}
         use = {rank: sum(gpu.use for gpu in own) / len(own) for rank, own in gpus.items()}
         busy = max(use.values(), default=0.0) >= BUSY
         groups: dict[object, list[int]] = {}
         states = self.states()
-        for rank, outcome in sorted(self.outcomes.items()):
-            idle = busy and not outcome.done and use.get(rank, BUSY) < IDLE
+        for rank, node in sorted(self.nodes.items()):
+            idle = busy and not node.done and use.get(rank, BUSY) < IDLE
             groups.setdefault((states[rank], idle) if folded else rank, []).append(rank)
         for ranks in sorted(groups.values(), key=len):
-            hosts = names(dict.fromkeys(self.outcomes[rank].host for rank in ranks))
+            hosts = names(dict.fromkeys(self.nodes[rank].host for rank in ranks))
             words = gpu_words([gpu for rank in ranks for gpu in gpus.get(rank, ())])
             state = states[ranks[0]]
             if len(ranks) == 1:
@@ -152,16 +153,16 @@ class Panel:
                 yield f"{len(ranks)} nodes", state, f"{words}  {ranges(ranks)} {hosts}".strip()
 
 
-def state_of(outcome: NodeOutcome) -> str:
-    if outcome.done:
-        code = "" if outcome.exit_code is None else f" ({outcome.exit_code})"
-        return "succeeded" if outcome.succeeded else f"{outcome.state.lower()}{code}"
-    if outcome.lost_since is not None:
+def state_of(node: FollowedNode) -> str:
+    if node.done:
+        code = "" if node.exit_code is None else f" ({node.exit_code})"
+        return "succeeded" if node.succeeded else f"{node.state.lower()}{code}"
+    if node.lost_since is not None:
         return "contact lost"
-    phases = [e for _, e in outcome.events if isinstance(e, Stopping | RestartInPlace)]
+    phases = [e for _, e in node.events if isinstance(e, Stopping | RestartInPlace)]
     if phases and isinstance(phases[-1], Stopping):
         return "stopping"
-    return ContainerState.RUNNING if outcome.events or outcome.tail else "starting"
+    return ContainerState.RUNNING if node.events or node.tail else "starting"
 
 
 def progress_words(progress: Progress) -> str:
@@ -176,15 +177,15 @@ def progress_words(progress: Progress) -> str:
     return "  ".join(filter(None, words))
 
 
-def script_words(outcomes: Mapping[int, NodeOutcome], now: float) -> str:
+def script_words(nodes: Mapping[int, FollowedNode], now: float) -> str:
     """Describe a script without metrics: its progress or last line, and how long it has been silent.
 
     The progress, such as `epoch 3/10  step 120/500`, comes from the newest lines that mention it.
     """
     recent = [
-        (time, text, outcome.host if rank is None else f"{outcome.host}:{rank}")
-        for outcome in outcomes.values()
-        for time, rank, text in itertools.islice(reversed(outcome.tail), RECENT_LINES)
+        (time, text, node.host if rank is None else f"{node.host}:{rank}")
+        for node in nodes.values()
+        for time, rank, text in itertools.islice(reversed(node.tail), RECENT_LINES)
     ]
     if not recent:
         return "no output yet"

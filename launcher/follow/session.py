@@ -28,9 +28,9 @@ from .inbox import NewEntries
 from .interrupts import LEAVING, Interrupts
 from .monitor import (
     ContactChange,
+    FollowedNode,
     Monitor,
     NodeEnded,
-    NodeOutcome,
     Notice,
     Observation,
     Restarted,
@@ -39,7 +39,7 @@ from .monitor import (
 from .panel import live_panel
 from .run_lines import RunLines
 
-ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # states of `NodeOutcome`
+ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # of nodes
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
 
@@ -59,10 +59,10 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
     """Follow the attempt until it has ended or the user stops following it."""
     with interrupts.held(), log_store(run.folder, console) as store:
         monitor = Monitor(run.running, run.shown)
-        for node, skew in zip(monitor.outcomes.values(), run.clock_skews, strict=False):
+        for node, skew in zip(monitor.nodes.values(), run.clock_skews, strict=False):
             node.clock_skew = skew
         session = Session(run, monitor, store, hook, interrupts, console)
-        with live_panel(run.record, run.running.members[0], monitor.outcomes, console):
+        with live_panel(run.record, run.running.members[0], monitor.nodes, console):
             try:
                 outcome = session.to_the_end()
             except DdpctlError:
@@ -109,8 +109,8 @@ class Session:
                     if self.store:
                         self.store.append(node_rank, entries, self.run.running.number)
                     self._lines.show(entries)
-                case NodeEnded(outcome):
-                    self._node_ended(outcome)
+                case NodeEnded(node):
+                    self._node_ended(node)
                 case Restarted():
                     self._restarted(observation)
                 case ContactChange():
@@ -137,30 +137,30 @@ class Session:
     def _contact_changed(self, change: ContactChange) -> None:
         for line in change.texts:
             self.console.say(line)
-        for outcome in change.nodes:
-            event = "contact-lost" if outcome.lost else "contact-restored"
-            where = {"host": outcome.host, "node_rank": outcome.node_rank}
-            self.hook(event, self.record, message=ContactChange([outcome]).texts[0], **where)
+        for node in change.nodes:
+            event = "contact-lost" if node.lost else "contact-restored"
+            where = {"host": node.host, "node_rank": node.node_rank}
+            self.hook(event, self.record, message=ContactChange([node]).texts[0], **where)
 
     def _restarted(self, report: Restarted) -> None:
         """Record a restart in place, unless another node or an earlier command has reported it."""
-        when = timestamp(report.time - report.outcome.clock_skew)
+        when = timestamp(report.time - report.node.clock_skew)
         if self.record.attempt.add_restart(report.restart, when):
             self._unsaved = True
             cause = report.restart.cause
             where = {"host": cause.host, "node_rank": cause.node_rank}
             self.hook("restarted", self.record, message=cause.headline, **where)
 
-    def _node_ended(self, outcome: NodeOutcome) -> None:
-        node = self.record.attempt.nodes[outcome.node_rank]
-        is_news = node.state not in ENDED
-        node.exit_code, node.state = outcome.exit_code, outcome.state
+    def _node_ended(self, node: FollowedNode) -> None:
+        entry = self.record.attempt.nodes[node.node_rank]
+        is_news = entry.state not in ENDED
+        entry.exit_code, entry.state = node.exit_code, node.state
         self._unsaved = True
         if is_news:  # otherwise, an earlier command has reported it
-            code = "" if outcome.exit_code is None else outcome.exit_code
-            where = {"host": outcome.host, "node_rank": outcome.node_rank, "exit_code": code}
-            self.hook("node-ended", self.record, message=node.state, **where)
-        if outcome.state is NodeState.FAILED and self._failed_at is None:
+            code = "" if node.exit_code is None else node.exit_code
+            where = {"host": node.host, "node_rank": node.node_rank, "exit_code": code}
+            self.hook("node-ended", self.record, message=entry.state, **where)
+        if node.state is NodeState.FAILED and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     # --- signals and stopping ------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Session:
         """Return whether the stop is complete except on hosts that cannot be reached."""
         if not self._interrupted or self._stopping is None or not self._stopping.done():
             return False
-        waiting = {outcome.host for outcome in self.monitor.outcomes.values() if not outcome.done}
+        waiting = {node.host for node in self.monitor.nodes.values() if not node.done}
         unconfirmed = {connection.name for connection in self._stopping.result()}
         return bool(waiting) and waiting <= unconfirmed
 
@@ -220,15 +220,15 @@ class Session:
     def _conclude(self) -> Outcome:
         """Record, explain and report the end of the attempt."""
         unconfirmed = self._stopping.result() if self._stopping else {}
-        outcomes, attempt = self.monitor.outcomes, self.record.attempt
-        if self._interrupted and not all(outcome.succeeded for outcome in outcomes.values()):
+        nodes, attempt = self.monitor.nodes, self.record.attempt
+        if self._interrupted and not all(node.succeeded for node in nodes.values()):
             attempt.state = RunState.UNKNOWN if unconfirmed else RunState.CANCELLED
         else:
-            attempt.state = run_state([o.state for o in outcomes.values()], len(outcomes))
+            attempt.state = run_state([node.state for node in nodes.values()], len(nodes))
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
-        explain(self.run.running, self.run.folder, self.record, outcomes, self.console)
+        explain(self.run.running, self.run.folder, self.record, nodes, self.console)
         attempt.settle_nodes()
-        not_seen = {o.host for o in outcomes.values() if o.end is None and not o.exited}
+        not_seen = {node.host for node in nodes.values() if node.end is None and not node.exited}
         silent = {connection.name for connection in unconfirmed}
         self.record.pending_stop = sorted(silent | not_seen)
         self.run.folder.try_save(self.record, self.console)

@@ -17,7 +17,7 @@ from launcher.engines.status import ContainerState, NodeStatus
 from launcher.follow import inbox
 from launcher.follow import monitor as module
 from launcher.follow.inbox import ContactReport, Exited, NewEntries
-from launcher.follow.monitor import Monitor, NodeEnded, NodeOutcome, Notice, Restarted, Tick
+from launcher.follow.monitor import FollowedNode, Monitor, NodeEnded, Notice, Restarted, Tick
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
@@ -51,28 +51,28 @@ class Busy(HostConnection):
 def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
     """What the monitor yields for an ended node, `known` bytes of whose journal were shown before.
 
-    Without batches and ticks, and the outcome in place of the end.
+    Without NewEntries and Ticks, and the node in place of a NodeEnded.
     """
     attempt = local_attempt(folder, journal, Busy())
     monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {})
-    events = [event for event in monitor.observations() if not isinstance(event, NewEntries | Tick)]
-    return [event.outcome if isinstance(event, NodeEnded) else event for event in events]
+    rest = [each for each in monitor.observations() if not isinstance(each, NewEntries | Tick)]
+    return [each.node if isinstance(each, NodeEnded) else each for each in rest]
 
 
 def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
-    [outcome] = followed(tmp_path, JOURNAL, len(JOURNAL))
-    assert isinstance(outcome, NodeOutcome) and outcome.exited
-    assert outcome.end is not None and outcome.end.state == "cancelled"
-    assert [event.kind for _, event in outcome.events] == ["stopping", "end"]
+    [node] = followed(tmp_path, JOURNAL, len(JOURNAL))
+    assert isinstance(node, FollowedNode) and node.exited
+    assert node.end is not None and node.end.state == "cancelled"
+    assert [event.kind for _, event in node.events] == ["stopping", "end"]
 
 
 def test_events_that_cannot_be_read_are_skipped_with_one_warning(tmp_path: Path) -> None:
     garbage = b'1.0\t!\t{"kind": "end"}\n1.1\t!\t\xff\n1.2\t!\t{"kind": "of a newer version"}\n'
-    *notices, outcome = followed(tmp_path, garbage + JOURNAL, 0)
-    assert [event.text for event in notices if isinstance(event, Notice)] == [
+    *notices, node = followed(tmp_path, garbage + JOURNAL, 0)
+    assert [each.text for each in notices if isinstance(each, Notice)] == [
         "local: skipping unreadable events in its journal"
     ]
-    assert [event.kind for _, event in outcome.events] == ["stopping", "end"]
+    assert [event.kind for _, event in node.events] == ["stopping", "end"]
 
 
 def test_the_memory_that_events_take_is_bounded_but_the_end_is_taken(
@@ -80,9 +80,9 @@ def test_the_memory_that_events_take_is_bounded_but_the_end_is_taken(
 ) -> None:
     monkeypatch.setattr(module, "MOST_EVENTS", 1000)
     flood = b'1.0\t!\t{"kind": "ranks", "pids": {"0": 7}}\n' * 500
-    [outcome] = followed(tmp_path, flood + JOURNAL, 0)
-    assert 10 < len(outcome.events) < 50
-    assert outcome.end is not None and outcome.end.state == "cancelled"
+    [node] = followed(tmp_path, flood + JOURNAL, 0)
+    assert 10 < len(node.events) < 50
+    assert node.end is not None and node.end.state == "cancelled"
 
 
 def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) -> None:
@@ -90,13 +90,13 @@ def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) 
     restart = f'{{"kind": "restart", "number": 1, "left": 0, "saved": false, "cause": {cause}}}'
     monitor = Monitor(local_attempt(tmp_path, b""), {})
     monitor._watchers.clear()
-    monitor.outcomes[1] = NodeOutcome(1, "gpu2")
+    monitor.nodes[1] = FollowedNode(1, "gpu2")
     monitor._inbox.put(
         NewEntries(1, JournalReader().feed(b"1.5\t!\t" + restart.encode() + b"\n"), 0)
     )
     with closing(monitor.observations()) as observations:
         report = next(each for each in observations if isinstance(each, Restarted))
-    assert (report.outcome.node_rank, report.time) == (1, 1.5)
+    assert (report.node.node_rank, report.time) == (1, 1.5)
 
 
 def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
@@ -105,7 +105,7 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     """The launching machine is slow: it takes one report a second, and others come first."""
     monitor = Monitor(local_attempt(tmp_path, JOURNAL, Busy()), {})
     monitor._watchers.clear()
-    monitor.outcomes[1] = NodeOutcome(1, "gpu2")
+    monitor.nodes[1] = FollowedNode(1, "gpu2")
     monitor._inbox.put(
         Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL))
     )
@@ -117,5 +117,5 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monkeypatch.setattr(module, "time", slow)
     monkeypatch.setattr(inbox, "time", slow)
     with closing(monitor.observations()) as observations:
-        outcome = next(each.outcome for each in observations if isinstance(each, NodeEnded))
-    assert outcome.node_rank == 0 and outcome.end is not None
+        node = next(each.node for each in observations if isinstance(each, NodeEnded))
+    assert node.node_rank == 0 and node.end is not None

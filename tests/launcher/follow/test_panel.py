@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.follow.monitor import NodeOutcome
+from launcher.follow.monitor import FollowedNode
 from launcher.follow.panel import Panel, gpu_words, state_of
 from launcher.follow.trainer_progress import parse_progress
 from launcher.supervisor.events import End, EndState, GpuLoad, Usage
@@ -57,21 +57,21 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
     ],
 )
 def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words: str) -> None:
-    outcome = NodeOutcome(0, "a")
-    outcome.tail.extend((100.0 + n, 0, text) for n, text in enumerate(texts))
+    node = FollowedNode(0, "a")
+    node.tail.extend((100.0 + n, 0, text) for n, text in enumerate(texts))
     last = 99.0 + len(texts)
-    panel = Panel("r", 1, 0, {0: outcome})
+    panel = Panel("r", 1, 0, {0: node})
     assert panel.below(last + 9) == words
     assert panel.below(last + 75) == f"no output for 0:01:15  {words}"
 
 
 def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
-    outcomes = {rank: NodeOutcome(rank, f"gpu{rank}") for rank in range(5)}
-    for rank, outcome in outcomes.items():
-        outcome.tail.append((1.0, rank, b"x"))
-        outcome.usage = Usage(1.0, ranks=(rank,))
+    nodes = {rank: FollowedNode(rank, f"gpu{rank}") for rank in range(5)}
+    for rank, node in nodes.items():
+        node.tail.append((1.0, rank, b"x"))
+        node.usage = Usage(1.0, ranks=(rank,))
     text = lines_of(START, {**TRAIN, "ranks": {"slow": {"2": 1.6}}})
-    panel = Panel("r", 2, 0, outcomes, parse_progress(text, attempt=2))
+    panel = Panel("r", 2, 0, nodes, parse_progress(text, attempt=2))
     assert [state for _, state, _ in panel.rows(folded=False)] == [
         *["running"] * 2,
         "slow: rank 2 at 1.6 times the median step",
@@ -81,7 +81,7 @@ def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
         "2 gpu2",
         "slow: rank 2 at 1.6 times the median step",
     )
-    outcomes[2].lost_since = 1.0
+    nodes[2].lost_since = 1.0
     assert [state for _, state, _ in panel.rows(folded=False)][2] == "contact lost"
 
 
@@ -92,36 +92,36 @@ def test_gpus_of_a_host_share_a_line() -> None:
     assert parse_gpus(b"1, 1, " + b"9" * 5000) == ()
     spark = parse_gpus(b"50, [N/A], [N/A]\n")  # its memory is the CPU's
     assert gpu_words(spark) == "1 GPU 50%"
-    outcomes = {0: NodeOutcome(0, "a", usage=Usage(1.0, gpus))}
-    [shown] = Panel("r", 1, 0, outcomes).rows(folded=False)
+    nodes = {0: FollowedNode(0, "a", usage=Usage(1.0, gpus))}
+    [shown] = Panel("r", 1, 0, nodes).rows(folded=False)
     assert shown == ("0 a", "starting", "2 GPUs 25%, 4.0 of 160 GiB")
 
 
 def test_a_scripts_newest_line_is_shown_without_its_cursor_movements() -> None:
-    outcomes = {rank: NodeOutcome(rank, f"h{rank}") for rank in range(2)}
-    outcomes[0].tail.append((1.0, 0, b"older"))
-    outcomes[1].tail.append((2.0, 3, b"10%\r20% \x1b[2Jdone"))
-    outcomes[0].lost_since = 5.0
-    panel = Panel("r", 1, time.time() - 3600.1, outcomes)
+    nodes = {rank: FollowedNode(rank, f"h{rank}") for rank in range(2)}
+    nodes[0].tail.append((1.0, 0, b"older"))
+    nodes[1].tail.append((2.0, 3, b"10%\r20% \x1b[2Jdone"))
+    nodes[0].lost_since = 5.0
+    panel = Panel("r", 1, time.time() - 3600.1, nodes)
     assert "r  up 1:00:00" in panel.lines(80, 9)[1]
     assert panel.below(3.0) == "[h1:3] 20% done"
     assert [state for _, state, _ in panel.rows(folded=False)] == ["contact lost", "running"]
     # starts of escape sequences; to search them all for an end would take an hour
-    outcomes[1].tail.append((3.0, 3, "\x90".encode() * 1_000_000))
+    nodes[1].tail.append((3.0, 3, "\x90".encode() * 1_000_000))
     assert panel.below(3.0) == "[h1:3] "
 
 
 def test_a_panel_is_never_larger_than_its_room() -> None:
-    outcomes = {rank: NodeOutcome(rank, "host-with-a-long-name" * 3) for rank in range(50)}
-    lines = Panel("r" * 90, 1, 0, outcomes).lines(40, 8)
+    nodes = {rank: FollowedNode(rank, "host-with-a-long-name" * 3) for rank in range(50)}
+    lines = Panel("r" * 90, 1, 0, nodes).lines(40, 8)
     assert len(lines) == 4
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) < 40
     assert plain[-1].split()[:4] == ["50", "nodes", "starting", "0-49"]
 
 
-def plain_panel(outcomes: dict[int, NodeOutcome], *size: int) -> list[str]:
-    lines = Panel("r1", 1, 0, outcomes).lines(*size)
+def plain_panel(nodes: dict[int, FollowedNode], *size: int) -> list[str]:
+    lines = Panel("r1", 1, 0, nodes).lines(*size)
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
 
 
@@ -130,22 +130,22 @@ def plain_panel(outcomes: dict[int, NodeOutcome], *size: int) -> list[str]:
     [("succeeded", "succeeded"), ("failed", "failed (3)"), ("cancelled", "cancelled (3)")],
 )
 def test_an_ended_node_shows_how_it_ended(state: str, words: str) -> None:
-    outcome = NodeOutcome(0, "gpu1", done=True, exit_code=3)
-    outcome.events.append((1.0, End(EndState(state), 3)))
-    assert state_of(outcome) == words
+    node = FollowedNode(0, "gpu1", done=True, exit_code=3)
+    node.events.append((1.0, End(EndState(state), 3)))
+    assert state_of(node) == words
 
 
 @pytest.mark.parametrize("size", [(80, 12), (120, 20)])  # half of the terminal's height
 def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     size: tuple[int, int],
 ) -> None:
-    outcomes = {rank: NodeOutcome(rank, f"gpu{rank + 1:02}") for rank in range(64)}
-    for outcome in outcomes.values():
-        outcome.tail.append((1.0, 0, b"x"))
-        outcome.usage = Usage(1.0, (GpuLoad(97, 61000, 81920),) * 8)
-    outcomes[7].lost_since = 1.0
-    outcomes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)
-    shown = plain_panel(outcomes, *size)[3:]
+    nodes = {rank: FollowedNode(rank, f"gpu{rank + 1:02}") for rank in range(64)}
+    for node in nodes.values():
+        node.tail.append((1.0, 0, b"x"))
+        node.usage = Usage(1.0, (GpuLoad(97, 61000, 81920),) * 8)
+    nodes[7].lost_since = 1.0
+    nodes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)
+    shown = plain_panel(nodes, *size)[3:]
     assert [" ".join(row.split()) for row in shown] == [
         "7 gpu08 contact lost 8 GPUs 97%, 477 of 640 GiB",
         "20 gpu21 running 8 GPUs 1%, 477 of 640 GiB",

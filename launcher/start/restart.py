@@ -207,17 +207,17 @@ def tickets_held(base: Request) -> Iterator[Tickets | None]:
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
     """Return whether any host that answers has a checkpoint saved since the last start."""
     step = console.step("looking for new checkpoints")
-    with newest_attempt(folder, console, record) as attempt, step:
+    with newest_attempt(folder, console, record) as running, step:
 
         def look(connection: HostConnection) -> bool:
-            place = attempt.by_connection[connection].place
+            place = running.by_connection[connection].place
             return bool(connection.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
 
         silent = [
             connection
-            for connection in attempt.connections
+            for connection in running.connections
             if connection.name in record.pending_stop
         ]
-        others = [connection for connection in attempt.connections if connection not in silent]
+        others = [connection for connection in running.connections if connection not in silent]
         # silent hosts last, because a lost host costs a connection timeout
         return any(any(try_each(connections, look)[0].values()) for connections in (others, silent))

@@ -101,7 +101,7 @@ class Starter:
             started = self.record_start(planned, survey, record)
             line.leave(planned, self.former)
             if request.options.detach:
-                self.hook.close()  # the recorder runs the hook for later events
+                self.hook.close()  # wait for its events: the recorder runs the hook for later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
             with line.kept_for_restart(planned):
                 return follow(started, self.hook, self.interrupts, console)

@@ -77,7 +77,7 @@ class Tickets:
                 remove_tickets(self.planned.connections, self.planned.plan)
 
     def abandon(self) -> None:
-        """Leave the tickets to another process, which must renew them before they expire."""
+        """Leave the tickets to another process or the restart, to be renewed before they expire."""
         self._closed.set()
 
     def raise_if_killed(self) -> None:

@@ -1,5 +1,6 @@
 import typer
 
+from ..terminal import ask
 from . import options
 from .options import flag
 
@@ -31,7 +32,7 @@ def clean(
     def confirm(total: str) -> bool:
         if yes:
             return True
-        if as_json or not options.can_ask():
+        if as_json or not ask.can_ask():
             console.say(f"nothing removed; pass -y to remove {total}")
             return False
         if not typer.confirm(f"Remove all of this ({total})?", err=True):

@@ -12,6 +12,7 @@ import typer
 
 from ..errors import DdpctlError, UsageError
 from ..own_folders import expanded
+from ..terminal import ask
 from ..terminal.console import Console
 from ..text import names, names_in, quoted
 from . import complete, options
@@ -77,7 +78,7 @@ def init(
     if command is not None:
         given["command"] = _words(command)
     notes: dict[str, str] = {}
-    if named or source or ssh_config or not options.can_ask():
+    if named or source or ssh_config or not ask.can_ask():
         hosts = _hosts(named or [], source, ssh_config)
         if command is not None and given["command"][0].endswith(".py"):
             given.setdefault("workdir", ".")  # the hosts need a copy of the script

@@ -1,12 +1,9 @@
-import typer
-
-from ..errors import UsageError
 from . import options
 from .options import flag
 
 
 def kill(
-    target: str | None = options.RUN,
+    run_or_hosts: str | None = options.RUN,
     hosts: str | None = options.LOOK_ON,
     everything: bool = flag("--all", "Stop all your runs on these hosts; remove finished ones."),
     strays: bool = flag("--strays", "List what is left of dead runs; with -y, kill it."),
@@ -30,17 +27,7 @@ def kill(
     from ..stop.strays import kill_strays
 
     console = options.console(quiet, verbose)
-    chosen = read_target(target, hosts, console, everything=everything)
+    target = read_target(run_or_hosts, hosts, console, everything=everything)
     if strays:
-        return kill_strays(chosen.cluster, console, yes=yes, as_json=as_json)
-
-    def confirm(question: str, refusal: str | None) -> bool:
-        if yes:
-            return True
-        if options.can_ask():
-            return typer.confirm(question, err=True)
-        if refusal:
-            raise UsageError(refusal, "pass -y as well")
-        return True
-
-    return kill_target(chosen, console, as_json=as_json, confirm=confirm)
+        return kill_strays(target.cluster, console, yes=yes, as_json=as_json)
+    return kill_target(target, console, yes=yes, as_json=as_json)

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -135,8 +134,3 @@ def hosts_of(hosts: str | None, flagged: str | None) -> str | None:
     if hosts and flagged:
         raise UsageError(f"hosts given twice, as {quoted(hosts)} and with -H", "pass one of them")
     return flagged or hosts or None
-
-
-def can_ask() -> bool:
-    """Return whether a terminal is available for questions to the user."""
-    return sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,6 +1,7 @@
 import typer
 
 from ..errors import UsageError
+from ..terminal import ask
 from . import options
 from .options import flag
 
@@ -39,7 +40,7 @@ def push(
     from ..stop.prune_pushed import prune as prune_hosts
 
     console = options.console(quiet, verbose)
-    if prune and not yes and (as_json or not options.can_ask()):
+    if prune and not yes and (as_json or not ask.can_ask()):
         why = "with --json" if as_json else "without a terminal"
         what = f"push --prune deletes data on the hosts, and cannot ask for confirmation {why}"
         raise UsageError(what, "pass -y")

@@ -1,9 +1,9 @@
 """Stop runs, and verify that nothing is left.
 
 The stages of a kill: a Target (what the user asks for, choose_runs.py) -> HostedRuns (the runs,
-with the hosts that have or may have them) -> a Stop per run (stop_run.py), which acts on all hosts
-at once: mark the run as cancelled, send SIGTERM to its supervisors, send SIGKILL after the timeout,
-remove, list again -> a Stopped per host -> Killed, which prints and records the result (kill.py). A
-supervisor that finds the mark ends its node as CANCELLED, so a launch that follows the run exits
-with 7.
+with the hosts that have or may have them) -> a Stop per run (stop_run.py), applied to all hosts at
+once: mark the run as cancelled, send SIGTERM to its supervisors, send SIGKILL after the timeout,
+remove, list again -> a Stopped per host -> a Killed per run, which prints and records the result
+(kill.py) -> the exit code. A supervisor that finds the mark ends its node as CANCELLED, so a launch
+that follows the run exits with 7.
 """

@@ -38,7 +38,10 @@ class NamedRun:
 
 @dataclass(frozen=True)
 class OwnRuns:
-    """This user's only live run on these hosts or, if `everything`, all of their runs there."""
+    """This user's only live run on these hosts; if none is live, their newest ended run there.
+
+    everything: all of the user's live runs instead.
+    """
 
     cluster: Cluster
     everything: bool
@@ -49,30 +52,36 @@ Target = KnownRun | NamedRun | OwnRuns
 
 @dataclass(frozen=True)
 class HostedRun:
-    """A run, and the hosts that may have it. owners: the other users who own nodes of the run."""
+    """A run, and the hosts that may have it.
+
+    owners: the other users who own nodes of the run. asked: all hosts that were asked about the
+    run, if they are more than these. cancel: see Stop.
+    """
 
     run_id: str
     connections: Sequence[HostConnection]
     owners: Sequence[str] = ()
-    cancel: bool = True  # see Stop
+    asked: Sequence[HostConnection] = ()
+    cancel: bool = True
 
 
 def read_target(
-    target: str | None, hosts: str | None, console: Console, *, everything: bool = False
+    run_or_hosts: str | None, hosts: str | None, console: Console, *, everything: bool = False
 ) -> Target:
     """Return the target that `kill` is to stop, from its arguments RUN-or-HOSTS and --hosts.
 
     Without hosts, the hosts are those of the run, which must be recorded on this machine.
     """
-    if names_hosts(target):
-        hosts, target = target, None
+    run = run_or_hosts
+    if names_hosts(run_or_hosts):
+        hosts, run = run_or_hosts, None
     if hosts is None:
-        folder = find_run(target)
+        folder = find_run(run)
         cluster = hosts_of(folder)
-        return OwnRuns(cluster, True) if everything else KnownRun(cluster, folder, target)
+        return OwnRuns(cluster, True) if everything else KnownRun(cluster, folder, run)
     cluster = hosts_to_ask(hosts, console)
-    if target and not everything:
-        return NamedRun(cluster, target)
+    if run and not everything:
+        return NamedRun(cluster, run)
     return OwnRuns(cluster, everything)
 
 
@@ -111,9 +120,9 @@ def own_runs(
 ) -> list[HostedRun]:
     """Return this user's runs, each with the hosts that list it and those that did not answer.
 
-    Unless `everything` is set, return at most one run: the live one or, if none is live, the
-    newest. Raises UsageError if several are live, and NodesFailed if no run was found but a host
-    did not answer or has nodes with unreadable labels.
+    With `everything`, return the live ones. Otherwise return at most one: the live one or, if none
+    is live, the newest ended one; raises UsageError if several are live. Raises NodesFailed if no
+    run was found but a host did not answer or has nodes with unreadable labels.
     """
     machines = one_per_account(connections)
 
@@ -148,4 +157,7 @@ def own_runs(
     def may_have(connection: HostConnection, run_id: str) -> bool:
         return connection in failures or run_id in {s.run_id for s in answers[connection][0]}
 
-    return [HostedRun(each, [m for m in machines if may_have(m, each)]) for each in run_ids]
+    return [
+        HostedRun(each, [m for m in machines if may_have(m, each)], asked=connections)
+        for each in run_ids
+    ]

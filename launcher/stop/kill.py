@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from ..runs.record import run_folder, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each
+from ..terminal.ask import confirm
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed, unseen
 from ..text import names
@@ -25,18 +26,13 @@ from .stop_run import Stop, Stopped
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
 
-# Asks the first text as a question on a terminal. Without a terminal, returns True or, if there is
-# a second text, fails with it.
-Confirm = Callable[[str, str | None], bool]
-
-
-def kill_target(target: Target, console: Console, *, as_json: bool, confirm: Confirm) -> Exit:
+def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -> Exit:
     """Stop the target's runs on all their hosts. Return UNCONFIRMED if something may be left there.
 
-    If the target is all runs, also remove the containers of finished ones. Return INTERRUPTED if
-    `confirm` returns False.
+    If the target is all runs, also remove the containers of finished ones. yes: do not ask; if the
+    user is asked and declines, return INTERRUPTED.
     """
-    if not confirm_target(target, confirm):
+    if not confirm_target(target, yes=yes):
         return Exit.INTERRUPTED
     cluster = target.cluster
     with connected(cluster.hosts) as connections:
@@ -46,9 +42,9 @@ def kill_target(target: Target, console: Console, *, as_json: bool, confirm: Con
             if as_json:
                 console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
             raise
-        if not all(confirm_owners(run, target, confirm) for run in runs):
+        if not all(confirm_owners(run, target, yes=yes) for run in runs):
             return Exit.INTERRUPTED
-        killed = kill_runs(runs, cluster.job.engine, console, asked=connections)
+        killed = kill_runs(runs, cluster.job.engine, console)
         keeps_containers = engine_traits(cluster.job.engine).keeps_containers
         if keeps_containers and isinstance(target, OwnRuns) and target.everything:
             remove_finished(connections, cluster, console)
@@ -59,18 +55,18 @@ def kill_target(target: Target, console: Console, *, as_json: bool, confirm: Con
     return Exit.UNCONFIRMED if any(run.unconfirmed for run in killed) else Exit.DONE
 
 
-def confirm_target(target: Target, confirm: Confirm) -> bool:
+def confirm_target(target: Target, *, yes: bool) -> bool:
     """Ask before stopping all runs, or a run that the user did not name. Return the answer."""
     match target:
         case OwnRuns(everything=True):
             refusal = "--all stops all your runs on these hosts"
-            return confirm("Stop all your runs on these hosts?", refusal)
+            return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
         case KnownRun(folder=folder, typed=None):
-            return confirm(f"Stop run {folder.run_id}?", None)
+            return confirm(f"Stop run {folder.run_id}?", None, yes=yes)
     return True
 
 
-def confirm_owners(run: HostedRun, target: Target, confirm: Confirm) -> bool:
+def confirm_owners(run: HostedRun, target: Target, *, yes: bool) -> bool:
     """Ask before stopping another user's run. Return the answer.
 
     Without a terminal, the user must have typed the full run id or passed -y.
@@ -80,38 +76,29 @@ def confirm_owners(run: HostedRun, target: Target, confirm: Confirm) -> bool:
     owners = ", ".join(run.owners)
     typed = target.typed if isinstance(target, KnownRun | NamedRun) else None
     refusal = None if typed == run.run_id else f"{run.run_id} belongs to {owners}"
-    return confirm(f"Stop run {run.run_id} of {owners}?", refusal)
+    return confirm(f"Stop run {run.run_id} of {owners}?", refusal, yes=yes)
 
 
-def kill_runs(
-    runs: Sequence[HostedRun],
-    engine: str,
-    console: Console,
-    *,
-    asked: Collection[HostConnection] = (),
-) -> list[Killed]:
-    """Stop runs, print what was stopped, and record it.
-
-    asked: other hosts that were asked about the runs.
-    """
-    killed = stop_at_once(runs, engine, console)
+def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
+    """Stop runs, print what was stopped, and record it."""
+    killed = stop_all(runs, engine, console)
     for each in killed:
         each.report(console)
         report_unconfirmed(each.failures, console)
-        each.save({connection.name for connection in (*each.machines, *asked)}, console)
+        each.save(console)
     return killed
 
 
-def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
+def stop_all(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
     """Stop all runs concurrently, each on all its hosts at once, and return the results."""
 
     def stop_one(run: HostedRun) -> Killed:
         record = run_folder(run.run_id).load_if_readable(console)
         timeout = record.stop_timeout if record else STOP_TIMEOUT
-        owners = [*run.owners, record.owner if record else ""]
+        owners = [*run.owners, *([record.owner] if record else [])]
         stop = Stop(run.run_id, engine, timeout, owners, cancel=run.cancel)
         machines = one_per_account(run.connections)
-        return Killed(run.run_id, machines, *try_each(machines, stop.on_host))
+        return Killed(run, machines, *try_each(machines, stop.on_host))
 
     if not runs:
         return []
@@ -125,8 +112,8 @@ def stop_at_once(runs: Sequence[HostedRun], engine: str, console: Console) -> li
 class Killed:
     """The result of stopping one run on each of its machines, or that machine's error."""
 
-    run_id: str
-    machines: Sequence[HostConnection]
+    run: HostedRun
+    machines: Sequence[HostConnection]  # one connection to each
     by_connection: Mapping[HostConnection, Stopped]
     errors: Mapping[HostConnection, DdpctlError]
 
@@ -164,7 +151,7 @@ class Killed:
             owners = {status.owner for result in results.values() for status in result.others}
             theirs = ", ".join(sorted(owners)) or "an unknown user"
             parts.append(f"left alone on {names(others)}: nodes of {theirs}")
-        return f"run {self.run_id}: {'; '.join(parts)}"
+        return f"run {self.run.run_id}: {'; '.join(parts)}"
 
     def _what_was_done(self) -> str:
         statuses = [status for result in self.stopped.values() for status in result.found]
@@ -175,23 +162,22 @@ class Killed:
         started = any(status.state is not ContainerState.CREATED for status in statuses)
         return f"had {'already ended' if started else 'not started'}; removed, nothing left"
 
-    def save(self, asked_names: Collection[str], console: Console) -> None:
+    def save(self, console: Console) -> None:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
         A live run becomes CANCELLED once all its hosts have been asked, even if some did not
         answer: nothing restarts it, and the next command that reaches these hosts stops it there
         (see `finish_pending`). A run that Ctrl-C left UNKNOWN becomes CANCELLED once the stop is
         confirmed on all hosts.
-
-        asked_names: the names of all hosts that were asked about the run.
         """
-        folder = run_folder(self.run_id)
+        folder = run_folder(self.run.run_id)
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
             return
-        elsewhere = {*record.pending_stop} - {*asked_names}
+        asked = {connection.name for connection in (*self.run.connections, *self.run.asked)}
+        elsewhere = {*record.pending_stop} - asked
         record.pending_stop = sorted({*self.unconfirmed, *elsewhere})
-        asked_all = {*record.hosts} <= {*asked_names}
+        asked_all = {*record.hosts} <= asked
         confirmed = record.state is RunState.UNKNOWN and not record.pending_stop
         if (asked_all and not record.state.is_final) or confirmed:
             record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
@@ -199,7 +185,7 @@ class Killed:
 
     def document(self) -> dict[str, Any]:
         return {
-            "run_id": self.run_id,
+            "run_id": self.run.run_id,
             "confirmed": not self.unconfirmed,
             "hosts": [
                 {

@@ -8,7 +8,7 @@ from ..runs.record import UnreadableRecord, run_folders
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from .choose_runs import HostedRun
-from .kill import stop_at_once
+from .kill import stop_all
 
 
 def finish_pending(
@@ -31,6 +31,6 @@ def finish_pending(
         ]:
             may_restart = record.state is RunState.FAILED
             runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
-    for killed in stop_at_once(runs, cluster.job.engine, console):
+    for killed in stop_all(runs, cluster.job.engine, console):
         killed.report(console)
-        killed.save({connection.name for connection in killed.machines}, console)
+        killed.save(console)

@@ -47,7 +47,7 @@ def test_the_question_has_the_totals(fake_cluster: Make, monkeypatch: pytest.Mon
         (host.home / ".ddpctl" / "datasets").mkdir(parents=True)
         (host.home / ".ddpctl" / "datasets" / "file").write_bytes(bytes(10**6))
     questions: list[str] = []
-    monkeypatch.setattr("launcher.commands.options.can_ask", lambda: True)
+    monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda text, **_: questions.append(text))
     assert cluster.ddpctl("clean", cluster.hosts_file)[0] == 0
     assert len(questions) == 1 and questions[0].startswith(
@@ -57,7 +57,7 @@ def test_the_question_has_the_totals(fake_cluster: Make, monkeypatch: pytest.Mon
 
 def while_asked(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:
     """Let `deed` happen while the user reads the list, before the answer "yes"."""
-    monkeypatch.setattr("launcher.commands.options.can_ask", lambda: True)
+    monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: [deed()])
 
 

@@ -80,7 +80,7 @@ def test_another_users_run_is_stopped_only_if_it_is_named_and_then_its_owner_is_
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
     assert code == 0 and "you have no live run" in err and cluster.nodes
     questions: list[str] = []
-    monkeypatch.setattr("launcher.commands.options.can_ask", lambda: True)
+    monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda text, **_: questions.append(text))
     name = ["kill", "bob-run", "--hosts", cluster.hosts_file]
     assert cluster.ddpctl(*name)[0] == 130 and cluster.nodes

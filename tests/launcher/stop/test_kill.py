@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, FakeNode, messages
 
-from launcher.commands import options
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
+from launcher.stop.choose_runs import HostedRun
 from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
 
@@ -99,7 +99,8 @@ def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
     stopped = Stopped([], ["ddpctl-r-0"], [41])
     assert stopped.describe() == "was not running, STILL THERE: ddpctl-r-0, pid 41"
     connection = HostConnection(Host("gpu0"))
-    [host] = Killed("r", [connection], {connection: stopped}, {}).document()["hosts"]
+    run = HostedRun("r", [connection])
+    [host] = Killed(run, [connection], {connection: stopped}, {}).document()["hosts"]
     assert host["left"] == ["ddpctl-r-0", "41"]
 
 
@@ -262,7 +263,7 @@ def test_without_a_run_it_asks_on_a_terminal(
     cluster = fake_cluster()
     run_id = running(cluster)
     questions = []
-    monkeypatch.setattr(options, "can_ask", lambda: True)
+    monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda text, **_: questions.append(text) or answer)
     assert cluster.ddpctl("kill")[0] == code
     assert questions == [f"Stop run {run_id}?"]
@@ -274,7 +275,7 @@ def test_a_run_that_is_named_or_a_yes_asks_nothing(
 ) -> None:
     cluster = fake_cluster()
     run_id = running(cluster)
-    monkeypatch.setattr(options, "can_ask", lambda: True)
+    monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("it asks"))
     for words in ([run_id], ["-y"]):
         assert cluster.ddpctl("kill", *words)[0] == 0

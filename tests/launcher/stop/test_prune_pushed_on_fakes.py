@@ -36,7 +36,7 @@ def test_a_tree_that_a_launch_looks_up_while_the_user_reads_the_list_stays(
     def looked_up(*_: object, **__: object) -> bool:
         return b"have dataset" in connection.script(INSPECT, USED, "", "").stdout
 
-    monkeypatch.setattr("launcher.commands.options.can_ask", lambda: True)
+    monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", looked_up)
     assert cluster.ddpctl("push", cluster.hosts_file, "--prune")[0] == 0
     assert [path.name for path in trees.iterdir()] == [USED]

@@ -165,21 +165,21 @@ class Killed:
     def save(self, console: Console) -> None:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
-        A live run becomes CANCELLED once all its hosts have been asked, even if some did not
-        answer: nothing restarts it, and the next command that reaches these hosts stops it there
-        (see `finish_pending`). A run that Ctrl-C left UNKNOWN becomes CANCELLED once the stop is
-        confirmed on all hosts.
+        A run that has not ended, or is UNKNOWN, becomes CANCELLED once all its hosts have been
+        asked, even if some did not answer: nothing restarts it, and the next command that reaches
+        these hosts stops it there (see `finish_pending`). A run that is UNKNOWN because some hosts
+        had not confirmed its stop also becomes CANCELLED once the last of them confirms it.
         """
         folder = run_folder(self.run.run_id)
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
             return
         asked = {connection.name for connection in (*self.run.connections, *self.run.asked)}
-        elsewhere = {*record.pending_stop} - asked
-        record.pending_stop = sorted({*self.unconfirmed, *elsewhere})
+        before = {*record.pending_stop}
+        record.pending_stop = sorted({*self.unconfirmed, *(before - asked)})
         asked_all = {*record.hosts} <= asked
-        confirmed = record.state is RunState.UNKNOWN and not record.pending_stop
-        if (asked_all and not record.state.is_final) or confirmed:
+        last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
+        if not record.state.is_final and (asked_all or last_confirmed):
             record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
         folder.try_save(record, console)
 

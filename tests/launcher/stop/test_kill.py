@@ -316,6 +316,22 @@ def test_a_kill_on_some_hosts_of_a_run_does_not_record_that_it_ended(fake_cluste
     assert cluster.record["state"] == "CANCELLED"
 
 
+def test_a_kill_on_some_hosts_of_an_unknown_run_does_not_record_that_it_ended(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    record = cluster.record
+    record["attempts"][-1]["state"] = "UNKNOWN"
+    file.write_text(json.dumps(record))
+    assert cluster.ddpctl("kill", run_id, "--hosts", "gpu0,")[0] == 0
+    assert [node.host for node in cluster.nodes] == ["gpu1"]
+    assert cluster.record["state"] == "UNKNOWN"
+    assert cluster.ddpctl("kill", run_id)[0] == 0
+    assert cluster.record["state"] == "CANCELLED"
+
+
 def damage(path: Path, how: str) -> None:
     path.unlink()
     {"pipe": os.mkfifo, "loop": lambda path: path.symlink_to(path), "folder": Path.mkdir}[how](path)

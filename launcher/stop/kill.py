@@ -95,7 +95,8 @@ def stop_all(runs: Sequence[HostedRun], engine: str, console: Console) -> list[K
     def stop_one(run: HostedRun) -> Killed:
         record = run_folder(run.run_id).load_if_readable(console)
         timeout = record.stop_timeout if record else STOP_TIMEOUT
-        owners = [*run.owners, *([record.owner] if record else [])]
+        recorded = [record.owner] if record else []
+        owners = [*run.owners, *recorded]
         stop = Stop(run.run_id, engine, timeout, owners, cancel=run.cancel)
         machines = one_per_account(run.connections)
         return Killed(run, machines, *try_each(machines, stop.on_host))
@@ -113,7 +114,7 @@ class Killed:
     """The result of stopping one run on each of its machines, or that machine's error."""
 
     run: HostedRun
-    machines: Sequence[HostConnection]  # one connection to each
+    machines: Sequence[HostConnection]  # one connection per account
     by_connection: Mapping[HostConnection, Stopped]
     errors: Mapping[HostConnection, DdpctlError]
 

@@ -58,7 +58,7 @@ def application() -> typer.Typer:
     app.callback()(root)
     for name in COMMANDS:
         function = getattr(import_module(f".commands.{name}", __package__), name)
-        app.command(name, cls=Command)(exiting(function))
+        app.command(name, cls=Command)(with_exit_code(function))
     completion_init()
     return app
 
@@ -99,7 +99,7 @@ class Ddpctl(CommandGroup):
 
     def main(self, *args: Any, **how: Any) -> Any:
         try:
-            # without standalone_mode, typer returns the code of typer.Exit
+            # without standalone_mode, typer returns the command's result or the code of typer.Exit
             code = super().main(*args, **{**how, "standalone_mode": False})
         except DdpctlError as error:
             code = error.exit_code
@@ -113,11 +113,11 @@ class Ddpctl(CommandGroup):
         sys.exit(code)
 
 
-def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None]:
-    """Wrap a command for typer: exit with the code of its result (0 for None), or 70 after a bug."""
+def with_exit_code(function: Callable[..., int | Outcome | None]) -> Callable[..., int]:
+    """Wrap a command for typer: return the exit code of its result (0 for None), or 70 after a bug."""
 
     @functools.wraps(function)
-    def command(*args: object, **kwargs: object) -> None:
+    def command(*args: object, **kwargs: object) -> int:
         try:
             result = function(*args, **kwargs)
             code = result.exit if isinstance(result, Outcome) else result or Exit.DONE
@@ -131,6 +131,6 @@ def exiting(function: Callable[..., int | Outcome | None]) -> Callable[..., None
             code = Exit.INTERNAL
         finally:
             logging.getLogger("ddpctl").handlers.clear()  # added by the command's console
-        raise typer.Exit(code)
+        return code
 
     return command

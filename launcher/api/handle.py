@@ -24,7 +24,7 @@ from ..runs.find import find
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder
 from ..ssh.host_connection import connected
-from ..start.launch import launch_run, new_run
+from ..start.launch import new_run, run_with_restarts
 from ..stop.choose_runs import HostedRun
 from ..stop.kill import kill_runs
 from ..terminal.console import Console
@@ -242,12 +242,13 @@ def launch(
         on_exit=on_exit,
         on_event=on_event,
     )
-    first = new_run(cluster, options)
-    run = Run(first.folder)
+    console = LoggingConsole()
+    request = new_run(cluster, options, console)
+    run = Run(request.folder)
     try:
-        launch_run(first, LoggingConsole())
+        run_with_restarts(request, console)
     except KeyboardInterrupt:
-        if first.folder.is_recorded and run.state.is_live:
+        if request.folder.is_recorded and run.state.is_live:
             run.kill()  # otherwise it would continue without a Run object
         raise
     return run

@@ -94,8 +94,7 @@ def launch(
     from ..plan import render
     from ..plan.plan import LaunchOptions
     from ..runs.record import document
-    from ..start.launch import dry_run as plan_of
-    from ..start.launch import launch_run, new_run
+    from ..start.launch import new_run, plan_without_hosts, run_with_restarts
 
     how = LaunchOptions(
         name=name,
@@ -109,20 +108,20 @@ def launch(
         on_event=on_event,
     )
     console = options.console(quiet, verbose, plain, fold, results=dry_run or not as_json)
-    request = new_run(cluster, how)
-    if not dry_run:
-        outcome = launch_run(request, console)
+    request = new_run(cluster, how, console)
+    if dry_run:
+        plan = plan_without_hosts(request)
         if as_json:
-            # the other console prints no results, so stdout gets only this document
-            document_console = options.console(quiet, verbose)
-            document_console.json(document(request.folder.load()))
-        return outcome
-    plan = plan_of(request, console)
+            console.json(render.plan_document(plan))
+        else:
+            console.print(render.plan_text(plan))
+        return Exit.DONE
+    outcome = run_with_restarts(request, console)
     if as_json:
-        console.json(render.plan_document(plan))
-    else:
-        console.print(render.plan_text(plan))
-    return Exit.DONE
+        # the other console prints no results, so stdout gets only this document
+        document_console = options.console(quiet, verbose)
+        document_console.json(document(request.folder.load()))
+    return outcome
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:

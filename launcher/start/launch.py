@@ -17,8 +17,12 @@ from .restart import restart_until_done
 from .run_attempt import run_attempt
 
 
-def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
-    """Return the request for a new run. Raises UsageError for an invalid name or too many nodes."""
+def new_run(cluster: Cluster, options: LaunchOptions, console: Console) -> Request:
+    """Return the request for a new run. Unless --no-check is set, check the job's command first.
+
+    Prints the hint of `check_command`. Raises UsageError for an invalid name, too many nodes or a
+    command that cannot work.
+    """
     if options.nodes and options.nodes > cluster.nnodes:
         what = f"--nodes {options.nodes}: {cluster.source} has {counted(cluster.nnodes, 'host')}"
         raise UsageError(what, "ask for fewer nodes")
@@ -28,25 +32,23 @@ def new_run(cluster: Cluster, options: LaunchOptions) -> Request:
             "use up to 41 characters (a-z, 0-9, `_`, `.`, `-`), and start with a letter or digit"
         )
         raise UsageError(what, remedy)
+    if options.check and (hint := check_command(cluster.job)):
+        console.say(hint)
     return Request(cluster, options, new_run_id(options.name))
 
 
-def launch_run(request: Request, console: Console) -> Outcome:
-    """Launch a new run, and return how it ended or how this command left it."""
-    check_or_hint(request, console)
-    return run_to_the_end(request, console)
-
-
-def dry_run(request: Request, console: Console) -> Plan:
+def plan_without_hosts(request: Request) -> Plan:
     """Return the plan as far as it is known without the hosts; with --nodes N, for the first N hosts."""
-    check_or_hint(request, console)
     hosts = request.cluster.hosts[: request.options.nodes]
     cluster = dataclasses.replace(request.cluster, hosts=hosts)
     return dataclasses.replace(request, cluster=cluster).plan()
 
 
-def run_to_the_end(request: Request, console: Console) -> Outcome:
-    """Run an attempt and the restarts that the job allows, then --on-exit. Return the outcome."""
+def run_with_restarts(request: Request, console: Console) -> Outcome:
+    """Run an attempt and the restarts that the job allows, then --on-exit if the run has ended.
+
+    Return how the run ended or how this command left it.
+    """
     with ExitHook(request.folder, console) as hook:
         outcome = run_attempt(request, console)
         outcome = restart_until_done(request.folder, request.options, outcome, console)
@@ -54,9 +56,3 @@ def run_to_the_end(request: Request, console: Console) -> Outcome:
         if outcome.state.is_final and (record := request.folder.load_if_readable(console)):
             report_next(record, console)
     return outcome
-
-
-def check_or_hint(request: Request, console: Console) -> None:
-    """Check the job's command, unless --no-check is set. Prints the hint of `check_command`."""
-    if request.options.check and (hint := check_command(request.cluster.job)):
-        console.say(hint)

@@ -17,7 +17,7 @@ from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from .attach import attach
-from .launch import run_to_the_end
+from .launch import run_with_restarts
 from .request import Request
 from .restart import restart_until_done, tickets_kept_for_restart
 
@@ -40,7 +40,7 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
     record, on_event = folder.load(), hooks.event_command(folder)
     options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
     if record.state is RunState.WAITING:
-        return run_to_the_end(still_waiting(folder, record, options), console)
+        return run_with_restarts(still_waiting(folder, record, options), console)
     with hooks.ExitHook(folder, console) as hook:
         with tickets_kept_for_restart(folder, record, options, console):
             outcome = attach(folder, console, on_event)

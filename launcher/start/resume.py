@@ -15,7 +15,7 @@ from ..runs.reported import MOST_AHEAD, caught_up, reported_nodes
 from ..ssh.host_connection import connected
 from ..terminal.console import Console
 from ..text import counted, names
-from .launch import run_to_the_end
+from .launch import run_with_restarts
 from .request import Request
 
 
@@ -53,7 +53,7 @@ def resume(
         kept["nodes"] = None  # use all hosts of the new file, or all that are left
     options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
     request = Request(cluster, options, record.run_id, record, number, former)
-    return run_to_the_end(request, console)
+    return run_with_restarts(request, console)
 
 
 def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolder:

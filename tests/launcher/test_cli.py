@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from launcher import cli
 from launcher.errors import UsageError
@@ -206,9 +205,7 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
         raise error
 
     for folder in ("ddpctl", ""):
-        with pytest.raises(typer.Exit) as left:
-            cli.exiting(broken)()
-        assert left.value.exit_code == 70
+        assert cli.with_exit_code(broken)() == 70
         said = capsys.readouterr().err
         assert said.endswith("; the run goes on: `ddpctl attach r1`\n") and said.count("\n") == 1
         [path] = re.findall(r"internal error, details in (\S+);", said)
@@ -228,9 +225,7 @@ def test_a_broken_pipe_that_is_not_stdouts_is_an_internal_error(
     def command() -> int:
         raise BrokenPipeError(32, "a host hung up")
 
-    with pytest.raises(typer.Exit) as ended:
-        cli.exiting(command)()
-    assert ended.value.exit_code == Exit.INTERNAL
+    assert cli.with_exit_code(command)() == Exit.INTERNAL
     assert "internal error" in capsys.readouterr().err
 
 

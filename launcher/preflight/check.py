@@ -119,7 +119,9 @@ def survey_all(
     connections: Sequence[HostConnection],
     spares: Sequence[HostConnection],
     cluster: Cluster,
-    **options: bool,
+    *,
+    with_containers: bool = False,
+    waits: bool = False,
 ) -> Survey:
     """Check the hosts and, separately, the spares. Warn about those blamed for an earlier failure.
 
@@ -127,7 +129,7 @@ def survey_all(
     """
     alone = replace(cluster, hosts=cluster.spares, spares=())
     of_spares = in_background(lambda: survey_hosts(spares, alone).findings if spares else ())
-    survey = survey_hosts(connections, cluster, **options)
+    survey = survey_hosts(connections, cluster, with_containers=with_containers, waits=waits)
     warnings = [replace(finding, severity="warning") for finding in of_spares.result()]
     findings = [*survey.findings, *warnings, *blame_of([*connections, *spares])]
     return replace(

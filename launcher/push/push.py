@@ -83,7 +83,6 @@ def push(
     """
     machines, needed = one_per_account([*connections, *spares]), parts or ALL
     progress = PushProgress(machines, console)
-    images: Images = {}
     try:
         trees, failures = trees_of(cluster, machines, needed, progress)
         in_engine = "image" in needed and engine_traits(cluster.job.engine).keeps_containers
@@ -97,28 +96,9 @@ def push(
             in_engine=in_engine,
             only_verify=not parts,
         )
-        todo = [connection for connection in machines if connection not in failures]
-        for pause in (*PAUSES, None):
-            sent, failed = sender.send(todo)
-            images |= sent
-            failures = {
-                connection: each for connection, each in failures.items() if connection not in todo
-            } | failed
-            todo = [
-                connection
-                for connection, error in failed.items()
-                if sender.may_retry(connection, error)
-            ]
-            if not todo or pause is None:
-                break
-            goes_on = f"the push resumes in {duration(pause)}"
-            again = [
-                DdpctlError(failed[connection].what, goes_on, host=connection.name)
-                for connection in todo
-            ]
-            for line in lines(again):
-                progress.say(line)
-            time.sleep(pause)
+        ready = [connection for connection in machines if connection not in failures]
+        images, failed = sender.send_with_retries(ready)
+        failures |= failed
         if in_engine:
             failures |= differing(cluster.job.image, images)
             # run.json records the id on this machine, or else the id on the first host.
@@ -187,7 +167,28 @@ class Sender:
     answered: set[HostConnection] = field(default_factory=set)
     relay_failed: set[HostConnection] = field(default_factory=set)
 
-    def may_retry(self, connection: HostConnection, error: DdpctlError) -> bool:
+    def send_with_retries(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
+        """Like `send`, but where a retry may help, send again after a pause."""
+        images, failures = self.send(connections)
+        for pause in PAUSES:
+            again = {
+                connection: error
+                for connection, error in failures.items()
+                if self._may_retry(connection, error)
+            }
+            if not again:
+                break
+            resumes = f"the push resumes in {duration(pause)}"
+            notices = [DdpctlError(e.what, resumes, host=c.name) for c, e in again.items()]
+            for line in lines(notices):
+                self.progress.say(line)
+            time.sleep(pause)
+            sent, failed = self.send([*again])
+            images |= sent
+            failures = {c: e for c, e in failures.items() if c not in again} | failed
+        return images, failures
+
+    def _may_retry(self, connection: HostConnection, error: DdpctlError) -> bool:
         return connection in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
     def ask(self, connection: HostConnection) -> HostContents:

@@ -1,7 +1,7 @@
 """Start attempts: launch, resume, automatic restarts, attach.
 
 The stages of a launch, in Starter.try_to_run (run_attempt.py): a Request (what the user wants) ->
-HostSurvey (what the hosts answered) -> PushResult (what was sent to them) -> Plan (all that will
+CheckedHosts (what the hosts answered) -> PushResult (what was sent to them) -> Plan (all that will
 happen) -> PlannedAttempt (the plan with its connections) -> StartedRun (its containers are
 running), which launcher.follow follows to its Outcome. A Refused attempt waits in line and tries
 again.

@@ -19,7 +19,7 @@ from ..ssh.host_connection import HostConnection, connected
 from ..stop.pending import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
-from .check_push_plan import HostSurvey, check, make_plan, push
+from .check_push_plan import check, make_plan, push
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
 from .claim_gpus import Refused, create_unless_taken
@@ -83,9 +83,9 @@ class Starter:
             line.reserve(self.connections)
             return chosen
         narrowed = request.on(chosen)  # with --nodes N
-        survey = check(narrowed, chosen, self.spares, console)
-        pushed = push(survey, self.spares, console)
-        plan = make_plan(survey, pushed, console)
+        checked = check(narrowed, chosen, self.spares, console)
+        pushed = push(narrowed, checked, self.spares, console)
+        plan = make_plan(narrowed, checked, pushed, console)
         line.reserve(self.connections)
         record = narrowed.remember(plan)
         if request.earlier:
@@ -98,7 +98,8 @@ class Starter:
                 choose_again = len(chosen) < len(self.connections)
                 return dataclasses.replace(refused, choose_again=choose_again)
             self.start(planned)
-            started = self.record_start(planned, survey, record)
+            skews = [facts.clock_skew for facts in checked.facts]
+            started = self.record_start(planned, record, skews)
             line.leave(planned, self.former)
             if request.options.detach:
                 self.hook.close()  # wait for its events: the recorder runs the hook for later ones
@@ -122,10 +123,10 @@ class Starter:
             raise
 
     def record_start(
-        self, planned: PlannedAttempt, survey: HostSurvey, record: RunRecord
+        self, planned: PlannedAttempt, record: RunRecord, skews: Sequence[float]
     ) -> StartedRun:
         """Record and print that the attempt has started, call the hook, and return the started run."""
-        plan, entry, folder = planned.plan, record.attempt, survey.request.folder
+        plan, entry, folder = planned.plan, record.attempt, self.line.request.folder
         entry.state, entry.started = RunState.RUNNING, timestamp()
         for node in entry.nodes:
             node.state = NodeState.RUNNING
@@ -138,7 +139,6 @@ class Starter:
             self.console.say(times)
         self.console.steps.clear()
         self.hook("attempt-started", record, message=entry.by)
-        skews = [facts.clock_skew for facts in survey.facts]
         return StartedRun(planned.running, folder, record, skews)
 
 

@@ -1,6 +1,6 @@
 """The errors that ddpctl reports to users. Each has a place, a problem, a remedy and an exit code.
 
-Only `launcher.cli` prints an error that ends a command.
+Only `launcher.cli` and `launcher.start.recorder` print an error that ends their process.
 """
 
 import copy
@@ -78,7 +78,7 @@ class StopUnconfirmed(DdpctlError):
 
 
 class RunKilled(DdpctlError):
-    exit_code = Exit.CANCELLED  # `kill` ended a run that waited in line
+    exit_code = Exit.CANCELLED  # `kill` ended a run that was being started
 
 
 class RunFailed(DdpctlError):

@@ -14,6 +14,6 @@ Three marks on a host keep runs apart. `kill` removes or cancels each of them.
   has not cancelled it (reservation.py).
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
-ranks. On the way back: the supervisor's End event, or the exit code of a container whose journal
-has none -> FollowedNode.state -> Session's final state -> Outcome.exit -> exit code (cli.py).
+ranks. On the way back: the supervisor's End event -> FollowedNode.state -> Session's final state ->
+Outcome.exit -> exit code (cli.py).
 """

@@ -125,7 +125,8 @@ def survey_all(
 ) -> Survey:
     """Check the hosts and, separately, the spares. Warn about those blamed for an earlier failure.
 
-    Problems of spares are only warnings. options: those of `survey_hosts`.
+    Problems of spares are only warnings. with_containers, waits: see `survey_hosts`; they do not
+    apply to spares.
     """
     alone = replace(cluster, hosts=cluster.spares, spares=())
     of_spares = in_background(lambda: survey_hosts(spares, alone).findings if spares else ())

@@ -22,7 +22,7 @@ from .request import Request
 
 @dataclass(frozen=True)
 class CheckedHosts:
-    """The hosts of an attempt and what the checks found out about them; their facts in any case."""
+    """The hosts of an attempt and what is known about them; without checks, only the facts."""
 
     connections: Sequence[HostConnection]  # in rank order, as `facts` is
     facts: tuple[Facts, ...]
@@ -50,11 +50,11 @@ def check(
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
     for line in lines(warnings):
         console.detail(line)
-    if warnings and not survey.failures:
-        count = counted(len(warnings), "warning")
-        console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     if survey.failures:
         raise Several(finding.error() for finding in survey.failures)
+    if warnings:
+        count = counted(len(warnings), "warning")
+        console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
     there = {connections[rank]: image for rank, image in survey.images.items()}
     images = KnownImages(survey.fleet.image_here, there)
     return CheckedHosts(connections, survey.facts, images, survey.fleet.reach.unreached)

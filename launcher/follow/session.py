@@ -77,7 +77,10 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
 
 @dataclass
 class Session:
-    """A command that follows an attempt. store: None if another process records the lines."""
+    """A command that follows an attempt.
+
+    store: None if another process records the lines or if the store is unwritable.
+    """
 
     run: StartedRun
     monitor: Monitor

@@ -1,6 +1,6 @@
 """The launching machine's copy of a run's logs: one file per node, each line once.
 
-`node-<K>.log` holds the lines as shown. For each second with entries, `.node-<K>.index` has one
+`node-<K>.log` holds each line with its label. For each second with entries, `.node-<K>.index` has one
 line: time, attempt, offset in the host's journal, size of the log. The last line marks where to
 continue. Anything in the log after that point is from a killed process and is cut off. An index is
 ignored from its first impossible line on, and repaired the next time its log is opened for writing.
@@ -30,7 +30,7 @@ MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
 class Mark:
     """One line of an index."""
 
-    time: float  # unix seconds on the host's clock: the time of the batch's last entry
+    time: float  # unix seconds on the host's clock: the time of the last entry before it
     attempt: int
     offset: int  # how many bytes of that attempt's journal the log contains
     size: int  # bytes of the log

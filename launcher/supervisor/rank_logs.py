@@ -95,12 +95,16 @@ class RankLogs:
         return sum(tail.read() for tail in self._tails.values())
 
     def drain(self, local_rank: int) -> None:
-        """Copy all remaining output of a rank that has exited."""
+        """Copy all remaining whole lines of a rank that has exited.
+
+        An unfinished last line waits for `finish`.
+        """
         for (rank, _), tail in self._tails.items():
             while rank == local_rank and tail.read():
                 pass
 
     def finish(self) -> None:
+        """Copy all remaining output, once torchrun and its ranks have ended."""
         self._find()
         for tail in (self.torchrun_tail, *self._tails.values()):
             tail.finish()

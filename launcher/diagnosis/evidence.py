@@ -70,7 +70,7 @@ class NodeEvidence:
 
     @property
     def last_seen(self) -> float:
-        """The time of the newest record by the node's clock; 0.0 if there are no records."""
+        """The time of the newest journal entry by the node's clock; 0.0 if there are none."""
         times = [time for time, _ in self.events] + [time for time, _, _ in self.tail]
         return max(times, default=0.0)
 

@@ -157,9 +157,9 @@ def _state(text: str) -> NodeStatus:
         return NodeStatus()
     since, until, code = [*map(_number, times), None, None, None][:3]
     exit_code = None if code is None else int(code)
-    for record in JournalReader().feed(journal.encode()):
-        if isinstance(record.event, End):  # missing if the supervisor was killed
-            exit_code = record.event.exit_code
+    for entry in JournalReader().feed(journal.encode()):
+        if isinstance(entry.event, End):  # missing if the supervisor was killed
+            exit_code = entry.event.exit_code
     return NodeStatus(state=ContainerState(state), started=since, ended=until, exit_code=exit_code)
 
 

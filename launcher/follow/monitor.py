@@ -1,4 +1,4 @@
-"""Merge the journals and the engine status of all nodes into one stream of events.
+"""Merge the journals and the engine status of all nodes into one stream of observations.
 
 Journals are read by byte offset, so a broken connection costs time but never a line. Losing contact
 with a host is reported but is not a failure. A node counts as ended only if its end was reported,
@@ -157,7 +157,7 @@ class Monitor:
     def _waiting(self) -> list[FollowedNode]:
         return [node for node in self.nodes.values() if not node.done]
 
-    # --- items from the watchers ---------------------------------------------------------------
+    # --- from the watchers' items to observations ----------------------------------------------
 
     def _take(self, item: Item) -> list[Observation]:
         node = self.nodes[item.node_rank]
@@ -186,7 +186,7 @@ class Monitor:
         return observations
 
     def _take_event(self, node: FollowedNode, at: float, event: Event) -> Observation | None:
-        """Keep an event. Return its observation or None. at: unix seconds, the node's clock."""
+        """Keep an event. Return what to observe, or None. at: unix seconds, the node's clock."""
         if isinstance(event, Unreadable):
             if node.unreadable or not event.known:
                 return None

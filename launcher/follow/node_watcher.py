@@ -16,7 +16,7 @@ from ..supervisor.events import End
 from .inbox import ContactReport, Exited, Inbox, Item, NewEntries
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
-CHUNK = 32 << 10  # bytes of a journal per batch
+CHUNK = 32 << 10  # bytes of a journal read at once
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
 TAIL = load_script(__file__, "tail_journal.sh")
 EVENTS = load_script(__file__, "past_events.sh")
@@ -81,9 +81,9 @@ class NodeWatcher:
         connection, journal = self._member.connection, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
-            events = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-            # at the end of what was shown, so that the store's mark stays where it is
-            entries = [entry._replace(end=self._past) for entry in events]
+            entries = JournalReader(connection.name, self.node_rank).feed(done.stdout)
+            # they end where the shown lines end, so that the store's mark stays where it is
+            entries = [entry._replace(end=self._past) for entry in entries]
             yield NewEntries(self.node_rank, entries, self._past)
             self._past = 0
         start = self._reader.consumed + 1  # for tail, bytes count from 1

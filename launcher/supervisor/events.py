@@ -221,7 +221,7 @@ class RestartInPlace(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """The last record: how the node ended."""
+    """The last entry: how the node ended."""
 
     kind = "end"
     state: EndState

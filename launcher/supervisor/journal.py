@@ -1,9 +1,9 @@
 """Write the journal of this node's attempt.
 
-It is append-only and has one record per line: TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds on the
+It is append-only and has one entry per line: TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds on the
 node's own clock when the line was copied here, up to 0.1 s after it was written. WHO is a global rank,
 `-` for torchrun and the supervisor itself, or `!` for an event, whose TEXT is a JSON object with a
-"kind" (see events.py). The event `end` is the last record.
+"kind" (see events.py). The event `end` is the last entry.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Journal:
 
     def write_lines(self, who: bytes, data: bytes) -> None:
         """Write whole lines, each with its newline. If the disk is full, count them as lost."""
-        if not self._append(_records(who, data)):
+        if not self._append(_entries(who, data)):
             self._lost += data.count(b"\n")
         label = self._host if who == b"-" else b"%b:%b" % (self._host, who)
         self._copy_to_engine_log(_prefixed(b"[%b] " % label, data))
@@ -53,20 +53,20 @@ class Journal:
 
     def try_write_event(self, event: Event) -> bool:
         """Write an event that may be lost. Return False if the disk is full."""
-        return self._append(_records(b"!", json.dumps(document(event)).encode() + b"\n"))
+        return self._append(_entries(b"!", json.dumps(document(event)).encode() + b"\n"))
 
     def close(self) -> None:
         self._drop_ballast()
         os.close(self._file)
 
     def _append(self, data: bytes) -> bool:
-        """Append whole records, preceded by a note on lost lines.
+        """Append whole entries, preceded by a note on lost lines.
 
         If the disk is full, write nothing and return False.
         """
         if self._lost:
             text = b"ddpctl: the disk was full; lines of output missing here: %d\n" % self._lost
-            data = _records(b"-", text) + data
+            data = _entries(b"-", text) + data
         start = os.fstat(self._file).st_size
         view = memoryview(data)
         try:
@@ -75,7 +75,7 @@ class Journal:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            if len(view) != len(data):  # half a record would corrupt the next one
+            if len(view) != len(data):  # half an entry would corrupt the next one
                 os.ftruncate(self._file, start)
             return False
         self._lost = 0
@@ -94,7 +94,7 @@ class Journal:
             os.unlink(self._ballast)
 
 
-def _records(who: bytes, lines: bytes) -> bytes:
+def _entries(who: bytes, lines: bytes) -> bytes:
     return _prefixed(b"%.6f\t%b\t" % (time.time(), who), lines)
 
 

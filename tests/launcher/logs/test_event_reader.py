@@ -74,8 +74,8 @@ def test_the_launcher_reads_every_event_that_a_supervisor_writes(
     for event in EVENTS:
         written.write_event(event)
     written.close()
-    records = JournalReader().feed((tmp_path / "journal").read_bytes())
-    assert [record.event for record in records] == EVENTS
+    entries = JournalReader().feed((tmp_path / "journal").read_bytes())
+    assert [entry.event for entry in entries] == EVENTS
     assert (
         {type(event) for event in EVENTS}
         == set(KINDS.values())
@@ -154,9 +154,9 @@ def change(draw: st.DrawFn, value: Any) -> Any:
     return draw(JSON)
 
 
-def evidence_in(records: list[LogEntry], node_rank: int) -> NodeEvidence:
-    events = [(record.time, record.event) for record in records if record.event]
-    tail = [(r.time, r.rank, line) for r in records for line in r.lines]
+def evidence_in(entries: list[LogEntry], node_rank: int) -> NodeEvidence:
+    events = [(entry.time, entry.event) for entry in entries if entry.event]
+    tail = [(entry.time, entry.rank, line) for entry in entries for line in entry.lines]
     return NodeEvidence(node_rank, "gpu2", 0.5, events, tail)
 
 
@@ -166,10 +166,10 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
     nodes = []
     for node_rank, data in enumerate((first, second)):
         reader = JournalReader()
-        records = reader.feed(data)
+        entries = reader.feed(data)
         assert reader.consumed == len(data)
-        assert [record.end for record in records[-1:]] in ([], [data.rfind(b"\n") + 1])
-        nodes.append(evidence_in(records, node_rank))
+        assert [entry.end for entry in entries[-1:]] in ([], [data.rfind(b"\n") + 1])
+        nodes.append(evidence_in(entries, node_rank))
     failure = first_failure(Evidence(4, nodes))
     if failure:
         json.dumps(vars(failure)).encode()
@@ -182,11 +182,11 @@ def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(journal, "LONGEST_LINE", 100)
     reader, fed, ends = JournalReader(), 0, [9, 9 + 6 + 1502]
     for piece in (b"1.0\t0\tok\n1.0\t0\t", *[b"x" * 30] * 50, b"x\n1.5\t!\t", *[b"{" * 99] * 9):
-        records = reader.feed(piece)
+        entries = reader.feed(piece)
         fed += len(piece)
-        if records:
-            [record] = records
-            assert len(record.lines[0]) <= 100 and record.end == ends.pop(0)
+        if entries:
+            [entry] = entries
+            assert len(entry.lines[0]) <= 100 and entry.end == ends.pop(0)
         assert reader.consumed == fed
     [event, after] = reader.feed(b"}\n2.0\t1\tafter\n")
     assert (event.event, after.lines, after.rank) == (Unreadable(), [b"after"], 1)

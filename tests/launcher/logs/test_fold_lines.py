@@ -18,7 +18,7 @@ LINES = st.lists(
 )
 
 
-def records(*lines: bytes) -> list[LogEntry]:
+def entries(*lines: bytes) -> list[LogEntry]:
     return parse(b"".join(lines), node_rank=0, time=0.0)
 
 
@@ -48,7 +48,7 @@ def test_each_rank_keeps_its_lines_in_their_order(
 ) -> None:
     fold, out = Fold(limit), b""
     for at, (rank, text) in enumerate(lines):
-        out += fold.feed(records(b"[h%d:%d] %b\n" % (rank // 2, rank, text)), now=float(at))
+        out += fold.feed(entries(b"[h%d:%d] %b\n" % (rank // 2, rank, text)), now=float(at))
         if at in pauses:
             out += fold.take_older(now=float(at), wait=3.0)
     out += fold.take_all()
@@ -60,7 +60,7 @@ def test_identical_lines_of_ranks_are_one_line() -> None:
     fold = Fold()
     lines = [b"[a:%d] step %d\n" % (rank, step) for rank in range(6) for step in (1, 2)]
     lines += [b"[gpu1] torchrun\n", b"[gpu2] torchrun\n", b"[a:3] alone \r\x1b[0m\n"]
-    assert fold.feed(records(*lines)) == b""
+    assert fold.feed(entries(*lines)) == b""
     assert fold.take_all() == (
         b"[0-5] step 1\n[0-5] step 2\n[gpu[1-2]] torchrun\n[a:3] alone \r\x1b[0m\n"
     )
@@ -68,16 +68,16 @@ def test_identical_lines_of_ranks_are_one_line() -> None:
 
 def test_a_line_that_a_rank_repeats_is_not_folded() -> None:
     fold = Fold()
-    fold.feed(records(b"[a:0] x\n", b"[a:0] x\n"))
+    fold.feed(entries(b"[a:0] x\n", b"[a:0] x\n"))
     assert fold.take_all() == b"[a:0] x\n[a:0] x\n"
 
 
 def test_lines_wait_no_longer_than_they_should() -> None:
     fold = Fold()
-    fold.feed(records(b"[a:0] x\n"), now=1.0)
-    fold.feed(records(b"[a:1] y\n"), now=2.0)
+    fold.feed(entries(b"[a:0] x\n"), now=1.0)
+    fold.feed(entries(b"[a:1] y\n"), now=2.0)
     assert fold.take_older(now=2.0, wait=1.0) == b"[a:0] x\n"
-    fold.feed(records(b"[a:1] x\n"), now=2.0)
+    fold.feed(entries(b"[a:1] x\n"), now=2.0)
     assert fold.take_all() == b"[a:1] y\n[a:1] x\n"
 
 

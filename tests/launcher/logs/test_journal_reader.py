@@ -35,10 +35,10 @@ def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random
     while fed < len(data):
         piece = data[fed : fed + chance.randint(1, 30)]
         fed += len(piece)
-        for record in reader.feed(piece):
-            found += [(record.time, record.rank, line) for line in record.lines]
-            assert data[record.end - 1 : record.end] == b"\n"
-            assert data[: record.end].count(b"\n") == len(found)
+        for entry in reader.feed(piece):
+            found += [(entry.time, entry.rank, line) for line in entry.lines]
+            assert data[entry.end - 1 : entry.end] == b"\n"
+            assert data[: entry.end].count(b"\n") == len(found)
         assert reader.consumed == fed
     assert found == lines
 
@@ -46,17 +46,17 @@ def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random
 def test_an_event_stands_between_the_lines_around_it() -> None:
     event = json.dumps({"kind": "ranks", "pids": {}}).encode()
     data = b"1.0\t0\ta\n1.0\t0\tb\n1.0\t!\t" + event + b"\n1.0\t0\tc\n"
-    records = JournalReader().feed(data)
-    assert [record.lines for record in records] == [[b"a", b"b"], [], [b"c"]]
-    assert records[1].event == RankPids({})
-    assert [record.end for record in records] == [16, 16 + 7 + len(event), len(data)]
+    entries = JournalReader().feed(data)
+    assert [entry.lines for entry in entries] == [[b"a", b"b"], [], [b"c"]]
+    assert entries[1].event == RankPids({})
+    assert [entry.end for entry in entries] == [16, 16 + 7 + len(event), len(data)]
 
 
 def test_lines_that_are_no_records_belong_to_no_rank() -> None:
     data = b"5.0\t1\tgood\n5.0\t1\nhalf\n6.0\t1\tagain\n"
-    _, broken, _ = records = JournalReader().feed(data)
+    _, broken, _ = entries = JournalReader().feed(data)
     assert (broken.time, broken.rank, broken.lines) == (5.0, None, [b"5.0\t1", b"half"])
-    assert [data[: record.end].count(b"\n") for record in records] == [1, 3, 4]
+    assert [data[: entry.end].count(b"\n") for entry in entries] == [1, 3, 4]
 
 
 def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:
     assert store
     for node, minute in ((0, 0.0), (1, 30.0)):
         written: list[Line] = [(minute + 60 * i, node, b"minute %d" % i) for i in range(100)]
-        records = JournalReader("h", node).feed(journal(written))
-        store.append(node, records, attempt=1)
+        entries = JournalReader("h", node).feed(journal(written))
+        store.append(node, entries, attempt=1)
     store.close()
 
     def lines(log_filter: LogFilter) -> list[bytes]:

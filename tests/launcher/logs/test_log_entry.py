@@ -1,4 +1,4 @@
-"""Recorded lines become records and lines again, byte for byte."""
+"""Recorded lines become entries and lines again, byte for byte."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def test_a_line_that_a_full_disk_cut_off_is_kept() -> None:
 
 @pytest.mark.parametrize(("rank", "label"), [(None, b"[gpu1] "), (0, b"[gpu1:0] ")])
 def test_each_line_gets_its_label(rank: int | None, label: bytes) -> None:
-    record = LogEntry("gpu1", 0, 1.0, rank, None, [b"a", b"", b"c"])
-    assert render([record]) == label + b"a\n" + label + b"\n" + label + b"c\n"
+    entry = LogEntry("gpu1", 0, 1.0, rank, None, [b"a", b"", b"c"])
+    assert render([entry]) == label + b"a\n" + label + b"\n" + label + b"c\n"

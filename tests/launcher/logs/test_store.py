@@ -21,8 +21,8 @@ def write(
     store: LogStore, node: int, *lines: str, time: float, offset: int, attempt: int = 1
 ) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
-    records = [record._replace(end=offset) for record in parse(text, node, time)]
-    store.node(node).append(records, attempt)
+    entries = [entry._replace(end=offset) for entry in parse(text, node, time)]
+    store.node(node).append(entries, attempt)
 
 
 def acquired(folder: Path) -> LogStore:
@@ -140,9 +140,9 @@ def test_lines_after_the_given_positions_are_not_shown(tmp_path: Path) -> None:
 
 def test_lines_are_chosen_by_their_labels_only() -> None:
     lines = b"[gpu1.lab:12] text\n[gpu1.lab] text [x:12] y\n12\n"
-    records = parse(lines, 0, 1.0)
-    assert render(LogFilter(ranks={12}).choose(records)) == b"[gpu1.lab:12] text\n"
-    assert render(LogFilter(hosts={"gpu1.lab"}).choose(records)) == lines[:-3]
+    entries = parse(lines, 0, 1.0)
+    assert render(LogFilter(ranks={12}).choose(entries)) == b"[gpu1.lab:12] text\n"
+    assert render(LogFilter(hosts={"gpu1.lab"}).choose(entries)) == lines[:-3]
 
 
 GARBAGE = [

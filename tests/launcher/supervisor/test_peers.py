@@ -77,8 +77,8 @@ class Network:
         until(turned, 20)
 
     def events(self, rank: int, kind: type[Event]) -> list[Any]:
-        records = JournalReader().feed((self.folder / str(rank) / "journal").read_bytes())
-        return [record.event for record in records if isinstance(record.event, kind)]
+        entries = JournalReader().feed((self.folder / str(rank) / "journal").read_bytes())
+        return [entry.event for entry in entries if isinstance(entry.event, kind)]
 
     def close(self) -> None:
         for node in self.nodes:

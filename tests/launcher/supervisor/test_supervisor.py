@@ -61,7 +61,7 @@ def test_the_last_record_is_the_end(wrote: Node) -> None:
 
 
 def test_times_never_go_back(wrote: Node) -> None:
-    times = [record.time for record in wrote.entries()]
+    times = [entry.time for entry in wrote.entries()]
     assert times == sorted(times)
 
 
@@ -199,9 +199,9 @@ def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
         journal.write_lines(b"0", b"after\n")
     journal.write_event(End(EndState.FAILED, 1))
     journal.close()
-    *records, end = JournalReader().feed((small_disk / "journal").read_bytes())
+    *entries, end = JournalReader().feed((small_disk / "journal").read_bytes())
     missing = b"ddpctl: the disk was full; lines of output missing here: 4"
-    shown = [(record.rank, line) for record in records for line in record.lines]
+    shown = [(entry.rank, line) for entry in entries for line in entry.lines]
     assert shown == [(0, b"before"), (None, missing), (0, b"after")][: 3 if freed else 2]
     assert end.event == End(EndState.FAILED, 1)
 

@@ -129,6 +129,12 @@ class ImageStore:
                         str(message["error"]), LOOK_AT_DOCKER, host=self.connection.name
                     )
 
+    def tag(self, image_id: str, name: str) -> None:
+        """Give an image the name `repository:tag`. Another image with that name loses it."""
+        api = self._api
+        with api.explained():
+            api.tag(image_id, *name.rsplit(":", 1))
+
     def untag(self, name: str) -> None:
         """Remove one name of an image; keep the image if it has another name. Ignores errors."""
         with contextlib.suppress(DdpctlError, RequestException):

@@ -124,23 +124,42 @@ def test_an_interrupted_push_of_an_image_leaves_no_name_in_the_local_engine(
 def stop_engine(cluster: Cluster, node: str) -> None:
     """Stop a host's engine and its containerd, because the next engine starts its own."""
     cluster.stop_dockerd(node)
-    left = "pgrep -x 'dockerd|containerd' || true"
+    left = "pkill -x containerd; pgrep -x 'dockerd|containerd' || true"
     until(lambda: not cluster.exec(node, "sh", "-c", left), 60, f"the engine of {node} is gone")
+
+
+CONTAINERD = """
+version = 2
+root = "/var/lib/docker/containerds/containerd"
+state = "/run/containerds"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = "/run/containerds/containerd.sock"
+[plugins."io.containerd.gc.v1.scheduler"]
+mutation_threshold = 1
+pause_threshold = 0.5
+"""
 
 
 @pytest.fixture
 def containerd_store(cluster: Cluster) -> Iterator[str]:
-    """A host whose engine uses containerd's image store, as new installations do."""
+    """A host whose engine uses containerd's image store, as new installations do.
+
+    This containerd collects its garbage after every change, and not only after a hundred.
+    """
     node, folder = "node1", "/var/lib/docker/containerds"
     stop_engine(cluster, node)
     asked = '{"features": {"containerd-snapshotter": true}}'
+    cluster.exec(node, "sh", "-c", "cat >/run/store.json", stdin=asked.encode())
+    cluster.exec(node, "sh", "-c", "cat >/run/containerds.toml", stdin=CONTAINERD.encode())
     argv = "--storage-driver overlayfs --bridge=none --iptables=false"
     start = (
-        "rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid; cat >/run/store.json; "
-        f"setsid dockerd --config-file /run/store.json --data-root {folder} {argv} "
-        ">/var/log/containerds.log 2>&1 </dev/null &"
+        "rm -f /var/run/docker.pid; exec >/var/log/containerds.log 2>&1 </dev/null; "
+        "setsid containerd --config /run/containerds.toml & "
+        "setsid dockerd --config-file /run/store.json --containerd /run/containerds/containerd.sock "
+        f"--data-root {folder} {argv} &"
     )
-    cluster.exec(node, "sh", "-c", start, stdin=asked.encode())
+    cluster.exec(node, "sh", "-c", start)
     storage = "docker info --format '{{.DriverStatus}}' 2>/dev/null || true"
     try:
         until(

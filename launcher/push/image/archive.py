@@ -75,8 +75,8 @@ def layer_archives(
     """Context manager: have the local engine push layers to our registry, from number `first` on.
 
     Yields an iterator of archives, one per layer, which waits until the engine has pushed the next
-    layer and raises NoLayers if the engine fails. The last archive contains the named image. All
-    archives can be read until the context ends. by_diff_id: see `whole_archive`.
+    layer and raises NoLayers if the engine fails. The last archive contains the image. All archives
+    can be read until the context ends. by_diff_id: see `whole_archive`.
     """
     missing = image.layers[first:]
 
@@ -111,7 +111,7 @@ def layer_archives(
         manifest, config = pushing.result()
         progress.update("image", doing="")
         top = registry.layers[missing[-1]] if missing else None
-        yield whole_archive(name, manifest, config, top, by_diff_id=by_diff_id)
+        yield whole_archive(manifest, config, top, by_diff_id=by_diff_id)
 
     with closing(Registry(image, missing)) as registry:
         try:
@@ -134,7 +134,7 @@ def remove_stale_tags(local: ImageStore) -> None:
 
 
 def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
-    """Return an archive of an unnamed image that has the first `count` layers.
+    """Return an archive of an image that has the first `count` layers.
 
     The archive contains only the last of these layers.
     """
@@ -142,13 +142,16 @@ def partial_archive(image: ImageInfo, count: int, layer: Blob) -> Archive:
     rows = [*_lower(image.layers[: count - 1]), _descriptor(LAYER, layer.digest, layer.size)]
     described = _descriptor(CONFIG, digest_of(config), len(config))
     manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described, "layers": rows}
-    return replace(_archive(None, _json(manifest), config, layer), partial=True)
+    return replace(_archive(_json(manifest), config, layer), partial=True)
 
 
 def whole_archive(
-    name: str, manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
+    manifest: bytes, config: bytes, layer: Blob | None, *, by_diff_id: bool = False
 ) -> Archive:
     """Return an archive of the image itself.
+
+    The image has no name yet, so the host's image of that name keeps it while this one is loaded.
+    containerd would collect the layers that both share if the name moved before they are unpacked.
 
     layer: the image's last layer, the only one in the archive; None if the engine has all layers.
     by_diff_id: refer to the other layers by diff id, for an engine that does not know their
@@ -159,7 +162,7 @@ def whole_archive(
         diff_ids = json.loads(config)["rootfs"]["diff_ids"]
         rows = _lower(diff_ids[:-1] if layer else diff_ids)
         manifest = _json({**parsed, "layers": rows + parsed["layers"][len(rows) :]})
-    return _archive(with_tag(name), manifest, config, layer)
+    return _archive(manifest, config, layer)
 
 
 def partial_ids(image: ImageInfo) -> set[str]:
@@ -167,32 +170,12 @@ def partial_ids(image: ImageInfo) -> set[str]:
     return {digest_of(_partial_config(image, count)) for count in range(1, len(image.layers))}
 
 
-def with_tag(name: str) -> str | None:
-    """Return `name` with its tag (default: latest), or None if it is an id or has a digest."""
-    if "@" in name or name.startswith("sha256:"):
-        return None
-    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-
-
-def qualified(name: str) -> str:
-    """Return the name as containerd stores it: with its registry and, on Docker Hub, `library/`."""
-    first, slash, _ = name.partition("/")
-    if slash and (first == "localhost" or re.search("[.:]", first)):
-        return name
-    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
-
-
-def _archive(name: str | None, manifest: bytes, config: bytes, layer: Blob | None) -> Archive:
+def _archive(manifest: bytes, config: bytes, layer: Blob | None) -> Archive:
     parsed = json.loads(manifest)
     row = _descriptor(parsed.get("mediaType", MANIFEST), digest_of(manifest), len(manifest))
-    if name is not None:
-        row["annotations"] = {
-            "io.containerd.image.name": qualified(name),
-            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
-        }
     saved = {
         "Config": _blob(digest_of(config)),
-        "RepoTags": [name] if name else None,
+        "RepoTags": None,
         "Layers": [_blob(row["digest"]) for row in parsed["layers"]],
     }
     files = {

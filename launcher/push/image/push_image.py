@@ -15,7 +15,7 @@ from ...ssh.host_connection import HostConnection, connected
 from ...ssh.many import try_each
 from ..transfer.fanout import Fanout
 from ..transfer.payload import Failures, Payload
-from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags, with_tag
+from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags
 
 ALIASES = "images.json"  # cache file: a host and the image's id there -> its id on this machine
 
@@ -97,7 +97,7 @@ class _Sending:
         self.name, self.here, self.local = name, here, images_of(local)
         self.fanout, self.progress = fanout, fanout.progress
         self.load = lambda node: images_of(node).load_command()
-        self.refs = [name] if with_tag(name) else [here.id]
+        self.refs = [here.id]
         self.partial = partial_ids(here)
 
     def run(self, hosts: Mapping[HostConnection, ImageInfo | None]) -> tuple[Images, Failures]:
@@ -162,13 +162,14 @@ class _Sending:
     def _payload(self, archive: Archive) -> Payload:
         if archive.partial:
             self.partial.update(archive.image_ids)
-        elif not with_tag(self.name):
+        else:
             self.refs += archive.image_ids
         size = archive.layer.size if archive.layer else 0
         return Payload("image", self.load, size, archive.chunks)
 
     def _send_whole(self, connections: Sequence[HostConnection]) -> Failures:
         """Send the whole image, as the engine saves it. Return the errors of failed hosts."""
+        self.refs.append(self.name)  # the archive names the image
         whole = Payload("image", self.load, None, partial(self.local.save, self.name))
         return self._fan_out([whole], connections, 0) if connections else {}
 
@@ -184,7 +185,9 @@ class _Sending:
         return failures
 
     def _verify(self, connection: HostConnection) -> ImageInfo:
-        image = images_of(connection).verify(self.refs, self.partial)
+        """Verify the image that a host has loaded, give it its name, and return it."""
+        store = images_of(connection)
+        image = store.verify(self.refs, self.partial)
         if image.layers and not image.same_as(self.here):
             raise PushFailed(
                 f"{self.name} is not the image that was sent; another user may have moved the tag "
@@ -192,7 +195,16 @@ class _Sending:
                 "push again",
                 host=connection.name,
             )
+        if name := with_tag(self.name):
+            store.tag(image.id, name)
         return image
+
+
+def with_tag(name: str) -> str | None:
+    """Return `name` with its tag (default: latest), or None if it is an id or has a digest."""
+    if "@" in name or name.startswith("sha256:"):
+        return None
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def as_here(image: ImageInfo, connection: HostConnection) -> ImageInfo:

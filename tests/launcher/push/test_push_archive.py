@@ -43,10 +43,10 @@ def top(tmp_path: Path) -> Blob:
 
 
 def test_docker_gets_the_manifest_as_it_is(top: Blob) -> None:
-    assert layers_of(whole_archive("a:1", MANIFEST, CONFIG, top)) == COMPRESSED
+    assert layers_of(whole_archive(MANIFEST, CONFIG, top)) == COMPRESSED
 
 
 def test_podman_gets_the_layers_that_are_not_in_the_archive_by_their_diff_ids(top: Blob) -> None:
-    archive = whole_archive("a:1", MANIFEST, CONFIG, top, by_diff_id=True)
+    archive = whole_archive(MANIFEST, CONFIG, top, by_diff_id=True)
     assert layers_of(archive) == [*DIFF_IDS[:2], COMPRESSED[2]]
-    assert layers_of(whole_archive("a:1", MANIFEST, CONFIG, None, by_diff_id=True)) == DIFF_IDS
+    assert layers_of(whole_archive(MANIFEST, CONFIG, None, by_diff_id=True)) == DIFF_IDS

@@ -15,7 +15,7 @@ from push_machines import Machine, Machines
 
 from launcher.errors import DockerUnavailable
 from launcher.hosts import Cluster, Job
-from launcher.push.image import archive
+from launcher.push.image.push_image import with_tag
 from launcher.push.image.registry import Registry
 from launcher.push.push import PushResult, push
 from launcher.push.push_progress import HostsNotReady
@@ -252,11 +252,12 @@ def test_a_host_whose_engine_does_not_run_says_so(machines: Machines) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("trainer", "docker.io/library/trainer:latest"),
-        ("me/trainer:2", "docker.io/me/trainer:2"),
-        ("reg.lab/trainer", "reg.lab/trainer:latest"),
+        ("trainer", "trainer:latest"),
+        ("me/trainer:2", "me/trainer:2"),
         ("localhost:5000/trainer", "localhost:5000/trainer:latest"),
+        ("trainer@sha256:12", None),
+        ("sha256:12", None),
     ],
 )
-def test_names_are_qualified_as_containerd_stores_them(name: str, expected: str) -> None:
-    assert archive.qualified(str(archive.with_tag(name))) == expected
+def test_the_tag_of_a_name_is_latest_unless_it_says_which(name: str, expected: str | None) -> None:
+    assert with_tag(name) == expected

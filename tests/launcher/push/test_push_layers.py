@@ -51,6 +51,8 @@ class Store:
     def verify(self, refs: object, scratch: object) -> ImageInfo:
         return HERE
 
+    def tag(self, image_id: str, name: str) -> None: ...
+
 
 @pytest.fixture
 def firsts(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -106,6 +106,30 @@ def test_a_host_gets_the_layers_above_the_lowest_ones_that_it_has(
 
 
 @pytest.mark.usefixtures("firsts")
+@pytest.mark.parametrize(("name", "tags"), [("i", ["i:latest"]), ("sha256:1", [])])
+def test_the_name_moves_to_the_image_once_it_is_verified(
+    monkeypatch: pytest.MonkeyPatch, name: str, tags: list[str]
+) -> None:
+    """Until then it keeps the layers that the old image and this one share."""
+    did: list[str] = []
+
+    class Named(Store):
+        def verify(self, refs: object, scratch: object) -> ImageInfo:
+            did.append("verify")
+            return HERE
+
+        def tag(self, image_id: str, name: str) -> None:
+            assert image_id == HERE.id
+            did.append(name)
+
+    monkeypatch.setattr(pushing, "images_of", lambda *_: Named([OLD.layers]))
+    connection = HostConnection(Host("gpu1"))
+    fanout = Fanout({}, PushProgress([connection], Console(quiet=True)))
+    pushing.push_image(name, HERE, {connection: OLD}, fanout)
+    assert did == ["verify", *tags]
+
+
+@pytest.mark.usefixtures("firsts")
 def test_images_that_hosts_list_without_layers_are_all_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,9 +131,9 @@ class ImageStore:
 
     def tag(self, image_id: str, name: str) -> None:
         """Give an image the name `repository:tag`. Another image with that name loses it."""
-        api = self._api
-        with api.explained():
-            api.tag(image_id, *name.rsplit(":", 1))
+        repository, _, tag = name.rpartition(":")
+        with self._api.explained():
+            self._api.tag(image_id, repository, tag)
 
     def untag(self, name: str) -> None:
         """Remove one name of an image; keep the image if it has another name. Ignores errors."""

@@ -1,6 +1,6 @@
 """One start of torchrun on this node, from the first process to the end of the last.
 
-`Round` also stops torchrun: it sends a signal, allows time to save, and sends SIGKILL.
+`Round` also decides when this node stops and why; stopping.py has how.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from .events import (
 from .flight_recorder import FlightRecorder
 from .journal import Journal
 from .peers import Peers
-from .proc import descendants, kill_descendants, pidfd, send
+from .proc import kill_descendants, pidfd
 from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
 from .spec import Spec
+from .stopping import StopSequence
 from .torchrun import Torchrun, failures
 from .usage import oom_kills, resource_usage
 
@@ -39,9 +40,6 @@ from .usage import oom_kills, resource_usage
 # peer ends the wait early.
 POLL = 0.1
 SOON = 0.02  # while ranks start or print
-LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after they have ended
-ONLY_SOURCE = 5.0  # the same, if only torchrun has the exit code of one of them
-NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
 SETTLED = 10.0  # seconds after a start before a restart is prepared, which takes CPU time
 
 
@@ -76,10 +74,7 @@ class Round:
         self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node is stopping
-        self.unsent = 0  # the signal to stop, if not sent to torchrun yet
-        self.kill_at: float | None = None  # time.monotonic() at which SIGKILL is due
-        self.alone_since: float | None = None  # when no rank was left or kill_at had passed
-        self.killed_torchrun = False  # if so, its exit code means nothing
+        self.stopping = StopSequence(self.torchrun, self.standby, self.ranks, self.flight_recorder)
         self.survivors: list[int] = []  # pids that SIGKILL did not end
         self.exits: list[tuple[RankExit, Reason]] = []
         self.resources: list[ResourceUsage] = []  # at the time of the failure
@@ -126,7 +121,7 @@ class Round:
     @property
     def exit_code(self) -> int | None:
         """torchrun's exit code: None while it runs, 1 (as when ranks fail) if we killed it."""
-        return 1 if self.killed_torchrun else self.torchrun.exit_code()
+        return 1 if self.stopping.killed_torchrun else self.torchrun.exit_code()
 
     # --- observations ---
 
@@ -242,7 +237,7 @@ class Round:
         return replace(reason, exit_code=code, signal=signal_name(code))
 
     def stop(self, reason: Reason, number: int = signal.SIGTERM) -> None:
-        """Begin to stop for this reason, unless already stopping; see `send_due_signals`."""
+        """Begin to stop for this reason, unless already stopping. number: the signal to send."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -252,42 +247,13 @@ class Round:
             self.has_stopped()
             return
         failed = reason.kind not in ON_REQUEST
-        self.kill_at = time.monotonic() + self.spec.time_to_save(failed=failed)
-        self.unsent = number
-        if failed and self.flight_recorder.ask():
-            send(self.torchrun.pid, signal.SIGSTOP)  # else it ends the other ranks at once
-        self.send_due_signals()
+        self.stopping.begin(number, self.spec.time_to_save(failed=failed), failed=failed)
         if failed:
             self.prepare_restart()
 
     def send_due_signals(self) -> None:
-        """Send the signal once the ranks have written their dumps, and SIGKILL after the timeout.
-
-        torchrun gets SIGKILL too if it does not end soon after its ranks. The delay lets it report
-        how they ended.
-        """
-        if self.kill_at is None or self.phase is not Phase.RUNNING:
-            return
-        if self.unsent and self.flight_recorder.is_ready:
-            if pid := self.torchrun.pid:
-                # after a failure, torchrun itself ends the rest; a signal would cut off its report
-                if not self.ranks.failed():
-                    send(pid, self.unsent)
-                send(pid, signal.SIGCONT)
-            self.unsent = 0
-        now = time.monotonic()
-        if self.ranks.alive() and now < self.kill_at:
-            return
-        self.alone_since = self.alone_since or now
-        failed, reaped = self.ranks.failed(), self.ranks.reaped()
-        timeout = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
-        late = now - self.alone_since > timeout
-        self.killed_torchrun = self.killed_torchrun or late
-        for pid in descendants(os.getpid()):
-            if pid != self.standby.pid and (
-                late or (pid != self.torchrun.pid and now > self.kill_at)
-            ):
-                send(pid, signal.SIGKILL)
+        if self.phase is Phase.RUNNING:
+            self.stopping.send_due_signals()
 
     # --- before a restart ---
 

@@ -136,29 +136,61 @@ def ended_nodes(connections: Sequence[HostConnection]) -> list[NodeStatus]:
 # --- a record of a run that another machine started -----------------------------------------------
 
 
-def adopt(
-    folder: RunFolder,
-    connections: Sequence[HostConnection],
-    cluster: Cluster,
-    console: Console,
-    own: RunRecord | None = None,
-) -> RunRecord:
-    """Write run.json and hosts.yaml from the hosts' reports, and return the record.
+@dataclass(frozen=True)
+class RunReports:
+    """What hosts report about one run. failures: the errors of the hosts that do not."""
 
-    own: this machine's record or None; only newer attempts are added to it. Raises UsageError if
-    the user's hosts do not match the run.
+    run_id: str
+    by_host: Mapping[HostConnection, Sequence[Report]]
+    failures: Mapping[HostConnection, DdpctlError]
+
+    @property
+    def newest(self) -> dict[HostConnection, int]:
+        """The newest attempt on each host that has files of the run."""
+        return {n: max(s.attempt for s, _ in rows) for n, rows in self.by_host.items() if rows}
+
+    def ahead_of(self, agreed: int) -> list[HostConnection]:
+        """Return the hosts that report a later attempt than the agreed one."""
+        return [connection for connection, number in self.newest.items() if number > agreed]
+
+    def of_attempt(self, number: int) -> dict[HostConnection, list[Report]]:
+        """Return the hosts' reports on one attempt."""
+        return {
+            connection: [row for row in rows if row[0].attempt == number]
+            for connection, rows in self.by_host.items()
+        }
+
+
+def adopt(
+    folder: RunFolder, connections: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> None:
+    """Write run.json and hosts.yaml from the hosts' reports.
+
+    Raises UsageError if the user's hosts do not match the run.
     """
     record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
     # values of env may be secret; a resume reads them from the user's file again
     job = dataclasses.replace(cluster.job, env={})
-    if own:
-        newer = record.attempts[own.attempt.number :]
-        record = dataclasses.replace(own, hosts=record.hosts, attempts=[*own.attempts, *newer])
-        job = folder.kept_cluster().job
     hosts = tuple(connection.host for connection in ranks)
     folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
     folder.save(record)
-    return record
+
+
+def ask_for_record(
+    run_id: str, connections: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> tuple[RunRecord, list[HostConnection]]:
+    """Return a record built from the hosts' reports, and the hosts of its nodes in rank order."""
+    reports = RunReports(run_id, *reported_nodes(connections, run_id))
+    if not reports.newest:
+        if reports.failures:
+            raise NodesFailed(by_name(connections, reports.failures))
+        what = f"no host has the files of {run_id}"
+        raise UsageError(what, f"run `ddpctl kill {run_id}` to remove what is left of it")
+    agreed = agreed_attempt(reports.newest.values())
+    say_unconfirmed(reports, agreed, console)
+    record, ranks = build_record(reports, agreed, connections, cluster)
+    console.say(f"{run_id}: no record on this machine; {source_of(reports, record)}")
+    return record, ranks
 
 
 def caught_up(
@@ -172,75 +204,65 @@ def caught_up(
 
     If there are several hosts, an attempt that only one of them reports is not added.
     """
-    by_host, _ = reported_nodes(connections, own.run_id)
-    newest = newest_by_host(by_host)
+    reports = RunReports(own.run_id, *reported_nodes(connections, own.run_id))
     known = own.attempt.number
-    numbers = [number for number in newest.values() if number <= known + MOST_AHEAD]
+    numbers = [number for number in reports.newest.values() if number <= known + MOST_AHEAD]
     if len(one_per_account(connections)) > 1:
         numbers.append(known)
-    agreed = agreed_attempt(numbers) if numbers else known
-    if agreed > known:
-        try:
-            return adopt(folder, connections, cluster, console, own)
-        except DdpctlError as error:
-            console.say(f"warning: cannot record attempt {agreed} from another machine: {error}")
-            return own
-    say_unconfirmed(newest, known, console)
-    return own
+    agreed = max(known, agreed_attempt(numbers or [known]))
+    say_unconfirmed(reports, agreed, console)
+    if agreed == known:
+        return own
+    try:
+        theirs, ranks = build_record(reports, agreed, connections, cluster)
+        console.say(f"{own.run_id}: this machine's record is older; {source_of(reports, theirs)}")
+        attempts = [*own.attempts, *theirs.attempts[known:]]
+        record = dataclasses.replace(own, hosts=theirs.hosts, attempts=attempts)
+        hosts = tuple(connection.host for connection in ranks)
+        job = folder.kept_cluster().job
+        folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
+        folder.save(record)
+    except DdpctlError as error:
+        console.say(f"warning: cannot record attempt {agreed} from another machine: {error}")
+        return own
+    return record
 
 
-def newest_by_host(
-    by_host: Mapping[HostConnection, Sequence[Report]],
-) -> dict[HostConnection, int]:
-    return {n: max(s.attempt for s, _ in reports) for n, reports in by_host.items() if reports}
+def say_unconfirmed(reports: RunReports, agreed: int, console: Console) -> None:
+    """Print a line for each host that reports a later attempt than the agreed one."""
+    for connection in reports.ahead_of(agreed):
+        number = reports.newest[connection]
+        console.say(f"{connection.name} reports attempt {number}, which no other host confirms")
 
 
-def say_unconfirmed(
-    newest: Mapping[HostConnection, int], agreed: int, console: Console
-) -> list[HostConnection]:
-    """Print a line for each host that reports a later attempt than `agreed`. Return these hosts."""
-    ahead = [connection for connection, number in newest.items() if number > agreed]
-    for connection in ahead:
-        console.say(
-            f"{connection.name} reports attempt {newest[connection]}, which no other host confirms"
-        )
-    return ahead
+def source_of(reports: RunReports, record: RunRecord) -> str:
+    """Return where a record comes from, such as `gpu0 reports attempt 2 on 4 nodes`."""
+    rows = reports.of_attempt(record.attempt.number)
+    source = next(connection.name for connection in rows if rows[connection])
+    count = counted(len(record.attempt.nodes), "node")
+    return f"{source} reports attempt {record.attempt.number} on {count}"
 
 
-def ask_for_record(
-    run_id: str, connections: Sequence[HostConnection], cluster: Cluster, console: Console
+def build_record(
+    reports: RunReports, agreed: int, connections: Sequence[HostConnection], cluster: Cluster
 ) -> tuple[RunRecord, list[HostConnection]]:
-    """Return a record built from the hosts' reports, and the hosts of its nodes in rank order."""
-    by_host, failures = reported_nodes(connections, run_id)
-    newest = newest_by_host(by_host)
-    if not newest:
-        if failures:
-            raise NodesFailed(by_name(connections, failures))
-        what = f"no host has the files of {run_id}"
-        raise UsageError(what, f"run `ddpctl kill {run_id}` to remove what is left of it")
-    agreed = agreed_attempt(newest.values())
-    rows = {
-        connection: [row for row in by_host[connection] if row[0].attempt == agreed]
-        for connection in by_host
-    }
-    source, run = next(row for reports in rows.values() for row in reports)
-    ahead = say_unconfirmed(newest, agreed, console)
+    """Return a record up to the agreed attempt, and the hosts of its nodes in rank order."""
+    rows = reports.of_attempt(agreed)
+    run = next(run for on_host in rows.values() for _, run in on_host)
     there = {
-        connection: [status.node_rank for status, _ in reports]
-        for connection, reports in rows.items()
+        connection: [status.node_rank for status, _ in on_host]
+        for connection, on_host in rows.items()
     }
-    ranks = by_rank(connections, there, [*failures, *ahead], cluster.source)
-    record = record_of(run_id, cluster, run, agreed)
+    others = [*reports.failures, *reports.ahead_of(agreed)]
+    ranks = by_rank(connections, there, others, cluster.source)
+    record = record_of(reports.run_id, cluster, run, agreed)
     record.hosts = [connection.name for connection in ranks]
-    silent = {connection.host.account for connection in failures}
+    silent = {connection.host.account for connection in reports.failures}
     for rank, connection in enumerate(ranks):
         # on a silent host, a relative path must do: commands start in the home folder
         home = "" if connection.host.account in silent else f"{connection.home()}/"
-        record.attempt.nodes.append(
-            NodeRecord(rank, connection.name, run_dir_in(home + STORE, run_id))
-        )
-    attempt = f"attempt {agreed} on {counted(len(ranks), 'node')}"
-    console.say(f"{run_id}: no record on this machine; {source.host} reports {attempt}")
+        run_dir = run_dir_in(home + STORE, reports.run_id)
+        record.attempt.nodes.append(NodeRecord(rank, connection.name, run_dir))
     return record, ranks
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from fakes import FakeCluster, FakeNode
+
+from launcher.runs import reported
+from launcher.ssh.host_connection import HostConnection
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
@@ -44,6 +48,34 @@ def test_logs_has_the_newest_attempt(cluster: FakeCluster) -> None:
     code, out, err = cluster.ddpctl("logs", "--attempt", "2")
     assert code == 0, err
     assert sorted(out.splitlines()) == [f"[gpu{n}:{n}] attempt 2 on gpu{n}" for n in (0, 1)]
+
+
+def test_a_newer_attempt_is_asked_for_once_and_said_to_be_newer(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = reported.reported_nodes
+
+    def counted(connections: Sequence[HostConnection], run_id: str = "") -> object:
+        asked.append(run_id)
+        return ask(connections, run_id)
+
+    monkeypatch.setattr(reported, "reported_nodes", counted)
+    code, _, err = cluster.ddpctl("logs")
+    run_id = cluster.record["run_id"]
+    assert (code, asked) == (0, [run_id]), err
+    assert f"{run_id}: this machine's record is older; gpu0 reports attempt 2 on 2 nodes" in err
+    assert "no record" not in err
+
+
+def test_hosts_that_only_know_earlier_attempts_change_no_record(cluster: FakeCluster) -> None:
+    assert cluster.ddpctl("logs")[0] == 0
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    record = cluster.record
+    record["attempts"].append({**record["attempts"][-1], "attempt": 3})
+    file.write_text(json.dumps(record))
+    _, _, err = cluster.ddpctl("logs")
+    assert "record" not in err and cluster.record == record
 
 
 def test_resume_is_refused_if_the_newest_attempt_succeeded(cluster: FakeCluster) -> None:

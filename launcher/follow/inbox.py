@@ -11,7 +11,7 @@ from ..errors import DdpctlError
 from ..logs.log_entry import LogEntry
 
 SIZE = 64  # items in the queue; bounds the launcher's memory
-POLL = 0.2  # seconds
+POLL = 0.2  # seconds that one `take` may last
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Inbox:
     """A queue of items. The watchers put them in from their threads, and the Monitor takes them."""
 
     def __init__(self) -> None:
-        self.closed = threading.Event()  # once set, no watcher needs to go on
+        self.closed = threading.Event()  # tells the watchers to end
         self.was_empty = False  # whether the last `take` got every item
         self._queue: queue.Queue[Item] = queue.Queue(SIZE)
 

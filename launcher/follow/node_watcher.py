@@ -23,7 +23,10 @@ EVENTS = load_script(__file__, "past_events.sh")
 
 
 class NodeWatcher:
-    """Watches one node: two threads put items into `inbox`, at most until that is closed."""
+    """Watches one node in two threads, which put items into `inbox`.
+
+    Each thread ends once it has reported the node's end, or when `inbox` is closed.
+    """
 
     def __init__(self, member: RunningNode, offset: int, inbox: Inbox) -> None:
         """offset: how many bytes of the journal were already shown."""

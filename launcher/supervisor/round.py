@@ -1,6 +1,6 @@
 """One start of torchrun on this node, from the first process to the end of the last.
 
-`Round` also decides when this node stops and why; stopping.py has how.
+`Round` also decides when and why this node stops; stopping.py sends the signals.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Round:
         self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node is stopping
-        self.stopping = StopSequence(self.torchrun, self.standby, self.ranks, self.flight_recorder)
+        self.stop_sequence = StopSequence(
+            self.torchrun, self.standby, self.ranks, self.flight_recorder
+        )
         self.survivors: list[int] = []  # pids that SIGKILL did not end
         self.exits: list[tuple[RankExit, Reason]] = []
         self.resources: list[ResourceUsage] = []  # at the time of the failure
@@ -121,7 +123,7 @@ class Round:
     @property
     def exit_code(self) -> int | None:
         """torchrun's exit code: None while it runs, 1 (as when ranks fail) if we killed it."""
-        return 1 if self.stopping.killed_torchrun else self.torchrun.exit_code()
+        return 1 if self.stop_sequence.killed_torchrun else self.torchrun.exit_code()
 
     # --- observations ---
 
@@ -247,13 +249,13 @@ class Round:
             self.has_stopped()
             return
         failed = reason.kind not in ON_REQUEST
-        self.stopping.begin(number, self.spec.time_to_save(failed=failed), failed=failed)
+        self.stop_sequence.begin(number, self.spec.time_to_save(failed=failed), failed=failed)
         if failed:
             self.prepare_restart()
 
     def send_due_signals(self) -> None:
         if self.phase is Phase.RUNNING:
-            self.stopping.send_due_signals()
+            self.stop_sequence.send_due_signals()
 
     # --- before a restart ---
 

@@ -33,7 +33,7 @@ class StopSequence:
         self.killed_torchrun = False  # if so, its exit code means nothing
 
     def begin(self, number: int, time_to_save: float, *, failed: bool) -> None:
-        """Begin with signal `number`, or after a failure with the dumps of the ranks' last calls."""
+        """Begin to stop. number: the signal for torchrun. failed: first, ranks dump their last calls."""
         self._kill_at = time.monotonic() + time_to_save
         self._unsent = number
         if failed and self._flight_recorder.ask():

@@ -168,8 +168,11 @@ class Sender:
     relay_failed: set[HostConnection] = field(default_factory=set)
 
     def send_with_retries(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
-        """Like `send`, but where a retry may help, send again after a pause."""
-        images, failures = self.send(connections)
+        """Send the hosts what they lack, and retry after a pause where that may help.
+
+        Return their images, and the errors of failed hosts.
+        """
+        images, failures = self._send(connections)
         for pause in PAUSES:
             again = {
                 connection: error
@@ -183,7 +186,7 @@ class Sender:
             for line in lines(notices):
                 self.progress.say(line)
             time.sleep(pause)
-            sent, failed = self.send([*again])
+            sent, failed = self._send([*again])
             images |= sent
             failures = {c: e for c, e in failures.items() if c not in again} | failed
         return images, failures
@@ -191,7 +194,7 @@ class Sender:
     def _may_retry(self, connection: HostConnection, error: DdpctlError) -> bool:
         return connection in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
-    def ask(self, connection: HostConnection) -> HostContents:
+    def _ask(self, connection: HostConnection) -> HostContents:
         """Return which trees and image a host has, and the address at which other hosts reach it.
 
         The address is internal_ip from the hosts file, or else the one at which this machine or the
@@ -203,28 +206,28 @@ class Sender:
         ]
         what = "a simple shell script failed"
         text = script_output(connection, what, INSPECT, *digests, timeout=60.0)
-        names = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
+        has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
         reached = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
         address = connection.host.internal_ip or ""
         if reached and not address:
             with contextlib.suppress(ValueError):
                 address = str(ipaddress.ip_address(reached[1]))
         can_relay = (
-            "python3" in names
+            "python3" in has
             and not connection.host.is_local
             and connection not in self.relay_failed
         )
         image = self._image_on(connection) if self.in_engine else None
-        return HostContents(names, image, address if can_relay else "")
+        return HostContents(has - {"python3"}, image, address if can_relay else "")
 
     def _image_on(self, connection: HostConnection) -> ImageInfo | None:
         if connection in self.known_there and connection not in self.answered:
             return self.known_there[connection]
         return images_of(connection).inspect(self.job.image)
 
-    def send(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
-        """Send the hosts what they lack. Return their images, and the errors of failed hosts."""
-        hosts, failures = try_each(connections, self.ask)
+    def _send(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
+        """Try once to send the hosts what they lack. Return what `send_with_retries` does."""
+        hosts, failures = try_each(connections, self._ask)
         self.answered |= hosts.keys()
         images: Images = {}
         relays = {connection: host.address for connection, host in hosts.items() if host.address}

@@ -107,7 +107,7 @@ def choose_runs(
         case KnownRun(folder=folder):
             run_id = folder.run_id
             record = folder.load_if_readable(console)
-            if record and not record.adopted:  # launched here
+            if record and not record.adopted:  # launched here, by this user
                 return [HostedRun(run_id, connections)]
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)

@@ -29,7 +29,7 @@ def finish_pending(
         if here := [
             connection for connection in connections if connection.name in record.pending_stop
         ]:
-            may_restart = record.state is RunState.FAILED
+            may_restart = record.state is RunState.FAILED  # so its tickets must stay
             runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
     for killed in stop_all(runs, cluster.job.engine, console):
         killed.report(console)

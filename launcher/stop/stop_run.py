@@ -74,7 +74,7 @@ class Stop:
         """Stop the run on one host, and return what was found and what is left."""
         listed = nodes_on(connection, self.engine, self.run_id)
         others = [status for status in listed if status.user not in self.users]
-        if others and others == listed:
+        if others and others == listed:  # the run is not ours here: do not even mark it
             return Stopped([], others=others)
         if self.cancel:
             what = f"could not mark {self.run_id} as cancelled"
@@ -91,6 +91,7 @@ class Stop:
         return Stopped(found, remaining, self._wait_for_orphans(connection), others)
 
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
+        """Return the nodes to end and, if the run is cancelled, its tickets. Trusts no host's list."""
         own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
         return own if self.cancel else [status for status in own if not status.is_ticket]
 

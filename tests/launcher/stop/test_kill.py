@@ -316,15 +316,32 @@ def test_a_kill_on_some_hosts_of_a_run_does_not_record_that_it_ended(fake_cluste
     assert cluster.record["state"] == "CANCELLED"
 
 
+def unknown(cluster: FakeCluster, pending_stop: list[str]) -> str:
+    """Start a run and record its state as UNKNOWN. Return its id."""
+    run_id = running(cluster)
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    record = {**cluster.record, "state": "UNKNOWN", "pending_stop": pending_stop}
+    record["attempts"][-1]["state"] = "UNKNOWN"
+    file.write_text(json.dumps(record))
+    return run_id
+
+
+def test_a_pending_stop_that_no_host_confirms_does_not_record_that_the_run_ended(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0")
+    unknown(cluster, pending_stop=["gpu0"])
+    for reachable, code, state in ((False, 4, "UNKNOWN"), (True, 0, "CANCELLED")):
+        cluster.hosts["gpu0"].reachable = reachable
+        assert cluster.ddpctl("ps", cluster.hosts_file)[0] == code
+        assert cluster.record["state"] == state
+
+
 def test_a_kill_on_some_hosts_of_an_unknown_run_does_not_record_that_it_ended(
     fake_cluster: Make,
 ) -> None:
     cluster = fake_cluster()
-    run_id = running(cluster)
-    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
-    record = cluster.record
-    record["attempts"][-1]["state"] = "UNKNOWN"
-    file.write_text(json.dumps(record))
+    run_id = unknown(cluster, pending_stop=[])
     assert cluster.ddpctl("kill", run_id, "--hosts", "gpu0,")[0] == 0
     assert [node.host for node in cluster.nodes] == ["gpu1"]
     assert cluster.record["state"] == "UNKNOWN"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ..budget import TooManyValues, parse_json
-from ..engines.running import RunningAttempt
+from ..engines.node_handle import AttemptHandle
 from ..errors import CommandFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
 from ..logs.event_reader import parsed
@@ -141,7 +141,7 @@ def unpickled(outcome: RankResult) -> Any:
         raise CommandFailed(what, remedy, host=outcome.host) from None
 
 
-def read_outcomes(attempt: RunningAttempt) -> dict[int, RankResult]:
+def read_outcomes(attempt: AttemptHandle) -> dict[int, RankResult]:
     """Return the outcome of each rank that wrote one. Raises CommandFailed or NodesFailed."""
     folders = {(m.connection.name, m.place.run_dir): m.connection for m in attempt.members}
     limit = 2 * MAX_RESULTS  # nodes on one machine share a folder

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ..diagnosis.blame import blame_text
 from ..diagnosis.evidence import Evidence, before_restart
 from ..diagnosis.first_failure import first_failure
-from ..engines.running import RunningAttempt
+from ..engines.node_handle import AttemptHandle
 from ..errors import StateError
 from ..facts.kernel_log import read_kernel_log
 from ..failure import FirstFailure
@@ -24,7 +24,7 @@ MOST_RESTARTS = 50  # how many of an attempt's newest restarts have their eviden
 
 
 def explain(
-    running: RunningAttempt,
+    handle: AttemptHandle,
     folder: RunFolder,
     record: RunRecord,
     nodes: Mapping[int, FollowedNode],
@@ -37,7 +37,7 @@ def explain(
     attempt = record.attempt
     evidence = Evidence(attempt.world_size, [*nodes.values()])
     if attempt.state is RunState.FAILED:
-        ask_kernels(running, record, nodes, console)
+        ask_kernels(handle, record, nodes, console)
     if attempt.state is not RunState.SUCCEEDED:
         failure = first_failure(evidence)
         timed_out = failure is not None and failure.kind == "time-limit"
@@ -60,14 +60,14 @@ def explain(
 
 
 def ask_kernels(
-    running: RunningAttempt,
+    handle: AttemptHandle,
     record: RunRecord,
     nodes: Mapping[int, FollowedNode],
     console: Console,
 ) -> None:
     """Add to the nodes' evidence what the hosts' kernels and drivers report about failed GPUs."""
     began = parse_timestamp(record.by_hand.created) or time.time()
-    members, seconds = running.by_connection, time.time() - began
+    members, seconds = handle.by_connection, time.time() - began
 
     def ask(connection: HostConnection) -> None:
         member = members[connection]

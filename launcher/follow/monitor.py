@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
-from ..engines.running import RunningAttempt
+from ..engines.node_handle import AttemptHandle
 from ..errors import HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
 from ..logs.store import Marks, offset_in
@@ -120,16 +120,16 @@ Observation = NewEntries | NodeEnded | Restarted | ContactChange | Notice | Tick
 class Monitor:
     """Follows one attempt to its end, beginning with the first line that is not yet on screen."""
 
-    def __init__(self, running: RunningAttempt, shown: Marks) -> None:
+    def __init__(self, handle: AttemptHandle, shown: Marks) -> None:
         """shown: where the lines on screen end, by node rank."""
         self.nodes = {
             rank: FollowedNode(rank, member.connection.name, unit=member.engine.traits.unit)
-            for rank, member in enumerate(running.members)
+            for rank, member in enumerate(handle.members)
         }
         self._inbox = Inbox()
         self._watchers = [
             NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._inbox)
-            for rank, member in enumerate(running.members)
+            for rank, member in enumerate(handle.members)
         ]
         self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
 

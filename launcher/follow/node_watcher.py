@@ -6,7 +6,7 @@ Two threads per node put items into the Monitor's inbox.
 import threading
 from collections.abc import Callable, Iterator
 
-from ..engines.running import RunningNode
+from ..engines.node_handle import NodeHandle
 from ..errors import HostUnreachable
 from ..logs.journal_reader import JournalReader
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
@@ -28,7 +28,7 @@ class NodeWatcher:
     Each thread ends once it has reported the node's end, or when `inbox` is closed.
     """
 
-    def __init__(self, member: RunningNode, offset: int, inbox: Inbox) -> None:
+    def __init__(self, member: NodeHandle, offset: int, inbox: Inbox) -> None:
         """offset: how many bytes of the journal were already shown."""
         self.node_rank = member.place.node_rank
         self._member, self._inbox = member, inbox

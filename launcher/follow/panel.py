@@ -16,7 +16,7 @@ import rich.console
 from rich.table import Table
 from rich.text import Text
 
-from ..engines.running import RunningNode
+from ..engines.node_handle import NodeHandle
 from ..engines.status import ContainerState
 from ..facts.nvidia import BUSY, IDLE
 from ..runs.record import RunRecord, parse_timestamp
@@ -50,7 +50,7 @@ Row = tuple[str, str, str]
 
 @contextlib.contextmanager
 def live_panel(
-    record: RunRecord, first: RunningNode, nodes: Mapping[int, FollowedNode], console: Console
+    record: RunRecord, first: NodeHandle, nodes: Mapping[int, FollowedNode], console: Console
 ) -> Iterator[None]:
     """Context manager: show nodes and progress below the log lines on a terminal. first: node 0."""
     attempt = record.attempt
@@ -76,7 +76,7 @@ class Panel:
     nodes: Mapping[int, FollowedNode]
     progress: Progress | None = None  # None: the script writes no metrics
 
-    def poll_progress(self, member: RunningNode, closed: threading.Event) -> None:
+    def poll_progress(self, member: NodeHandle, closed: threading.Event) -> None:
         """Update `progress` until `closed` is set. member: node 0. Blocks if its host is slow."""
         wait = 0.0
         while not closed.wait(wait):

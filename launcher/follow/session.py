@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from ..engines.running import RunningAttempt
+from ..engines.node_handle import AttemptHandle
 from ..errors import DdpctlError
 from ..logs.store import LogStore, Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
@@ -47,7 +47,7 @@ PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before
 class StartedRun:
     """A run whose newest attempt has started."""
 
-    running: RunningAttempt
+    handle: AttemptHandle
     folder: RunFolder
     record: RunRecord
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
@@ -58,11 +58,11 @@ class StartedRun:
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user stops following it."""
     with interrupts.held(), log_store(run.folder, console) as store:
-        monitor = Monitor(run.running, run.shown)
+        monitor = Monitor(run.handle, run.shown)
         for node, skew in zip(monitor.nodes.values(), run.clock_skews, strict=False):
             node.clock_skew = skew
         session = Session(run, monitor, store, hook, interrupts, console)
-        with live_panel(run.record, run.running.members[0], monitor.nodes, console):
+        with live_panel(run.record, run.handle.members[0], monitor.nodes, console):
             try:
                 outcome = session.to_the_end()
             except DdpctlError:
@@ -110,7 +110,7 @@ class Session:
             match observation:
                 case NewEntries(node_rank, entries):
                     if self.store:
-                        self.store.append(node_rank, entries, self.run.running.number)
+                        self.store.append(node_rank, entries, self.run.handle.number)
                     self._lines.show(entries)
                 case NodeEnded(node):
                     self._node_ended(node)
@@ -188,7 +188,7 @@ class Session:
         """Begin to stop all nodes, unless that has already begun."""
         if self._stopping is not None:
             return
-        connections, record = self.run.running.connections, self.record
+        connections, record = self.run.handle.connections, self.record
         hosts = {connection.name for connection in connections}
         self.console.say(f"stopping the run on {counted(len(hosts), 'host')}")
         timeout: float = record.stop_timeout
@@ -229,13 +229,13 @@ class Session:
         else:
             attempt.state = run_state([node.state for node in nodes.values()], len(nodes))
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
-        explain(self.run.running, self.run.folder, self.record, nodes, self.console)
+        explain(self.run.handle, self.run.folder, self.record, nodes, self.console)
         attempt.settle_nodes()
         not_seen = {node.host for node in nodes.values() if node.end is None and not node.exited}
         silent = {connection.name for connection in unconfirmed}
         self.record.pending_stop = sorted(silent | not_seen)
         self.run.folder.try_save(self.record, self.console)
-        report_unconfirmed(by_name(self.run.running.connections, unconfirmed), self.console)
+        report_unconfirmed(by_name(self.run.handle.connections, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.hook("attempt-ended", self.record, message=attempt.state)
         return Outcome(attempt.state, interrupted=self._interrupted)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..engines.running import RunningAttempt, RunningNode
+from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import ContainerState
 from ..errors import CommandTimeout, DdpctlError, NodesFailed, UsageError
 from ..runs.newest_attempt import newest_attempt
@@ -96,7 +96,7 @@ def _print_output(running: Stream, host: str, console: Console, *, unchanged: bo
         stream.buffer.flush()
 
 
-def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> RunningNode:
+def _chosen(attempt: AttemptHandle, run_id: str, wanted: ExecOptions) -> NodeHandle:
     """Return the selected node. Raises UsageError if the run has no such node or rank."""
     if wanted.rank is None:
         number, last = wanted.node or 0, len(attempt.connections) - 1
@@ -123,7 +123,7 @@ def _chosen(attempt: RunningAttempt, run_id: str, wanted: ExecOptions) -> Runnin
     raise UsageError(what, "choose a rank that exists")
 
 
-def _start(member: RunningNode, run_id: str, wanted: ExecOptions) -> Stream:
+def _start(member: NodeHandle, run_id: str, wanted: ExecOptions) -> Stream:
     """Start the command. Raises UsageError if the node is not running."""
     rank, state = member.place.node_rank, "gone"
     for status in member.engine.list(run_id):
@@ -144,7 +144,7 @@ def _forward_stdin(running: Stream) -> None:
         running.close_stdin()
 
 
-def _on_all(attempt: RunningAttempt, run_id: str, wanted: ExecOptions, console: Console) -> int:
+def _on_all(attempt: AttemptHandle, run_id: str, wanted: ExecOptions, console: Console) -> int:
     def run(connection: HostConnection) -> int:
         prefix = f"[{connection.name}] ".encode()
         partial = {1: b"", 2: b""}

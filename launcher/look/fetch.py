@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..budget import SLOWEST, Budget, TooMuch
-from ..engines.running import RunningAttempt, RunningNode
+from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
 from ..facts.shared_homes import one_per_home
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
@@ -34,7 +34,7 @@ ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    member: RunningNode  # the node that has it
+    member: NodeHandle  # the node that has it
     path: PurePosixPath  # relative to the run's folder on the host, in one of FOLDERS
     sha256: str
     size: int  # bytes
@@ -98,7 +98,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
     return done
 
 
-def list_files(attempt: RunningAttempt) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
+def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
     """Return the run's files, and the errors of hosts that do not answer or send no list of files.
 
     If hosts share a home directory, only one of them is asked.

@@ -19,7 +19,7 @@ from ..diagnosis.stack_groups import (
     stragglers,
     verdict,
 )
-from ..engines.running import RunningNode
+from ..engines.node_handle import NodeHandle
 from ..errors import CommandTimeout
 from ..logs.event_reader import parsed
 from ..outcomes import Exit
@@ -86,7 +86,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
     return Exit.UNREACHABLE if failures else Exit.DONE
 
 
-def _ask(member: RunningNode, kind: str) -> Answer:
+def _ask(member: NodeHandle, kind: str) -> Answer:
     connection, place = member.connection, member.place
     attempts = place.control_dir.rpartition("/")[0]
     token = secrets.token_hex(8)

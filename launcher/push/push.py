@@ -69,23 +69,25 @@ def push(
     connections: Sequence[HostConnection],
     cluster: Cluster,
     *,
-    parts: Set[Part],
     console: Console,
+    parts: Set[Part] = ALL,
+    only_verify: bool = False,
     known: KnownImages = NO_IMAGES,
     spares: Sequence[HostConnection] = (),
 ) -> PushResult:
-    """Send `parts` of the job. If `parts` is empty, only verify that the hosts have every part.
+    """Send `parts` of the job to the hosts that lack them.
 
+    only_verify: send nothing; a host that lacks a part has failed.
     known: these images are not asked for again, unless a host's push is retried.
     spares: they get the same parts, but the failure of a spare is only a warning.
     Raises HostsNotReady with the error of each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
     """
-    machines, needed = one_per_account([*connections, *spares]), parts or ALL
+    machines = one_per_account([*connections, *spares])
     progress = PushProgress(machines, console)
     try:
-        trees, failures = trees_of(cluster, machines, needed, progress)
-        in_engine = "image" in needed and engine_traits(cluster.job.engine).keeps_containers
+        trees, failures = trees_of(cluster, machines, parts, progress)
+        in_engine = "image" in parts and engine_traits(cluster.job.engine).keeps_containers
         here = (known.here or image_here(cluster.job.image)) if in_engine else None
         sender = Sender(
             cluster.job,
@@ -94,7 +96,7 @@ def push(
             known.there,
             progress,
             in_engine=in_engine,
-            only_verify=not parts,
+            only_verify=only_verify,
         )
         ready = [connection for connection in machines if connection not in failures]
         images, failed = sender.send_with_retries(ready)
@@ -124,10 +126,10 @@ def push(
 
 
 def trees_of(
-    cluster: Cluster, machines: Sequence[HostConnection], needed: Set[Part], progress: PushProgress
+    cluster: Cluster, machines: Sequence[HostConnection], parts: Set[Part], progress: PushProgress
 ) -> tuple[dict[str, Tree], Failures]:
     """Return the trees to send, by part, and the errors of the hosts that cannot use them."""
-    trees, report = scan_job(cluster, needed), progress.report
+    trees, report = scan_job(cluster, parts), progress.report
     for tree in trees.values():
         if tree.skipped:
             more = f" and {len(tree.skipped) - 1} more" if len(tree.skipped) > 1 else ""
@@ -135,10 +137,10 @@ def trees_of(
             progress.say(f"skipped {name}{more}: only files, folders and links are pushed")
     report.left_out = [each for tree in trees.values() for each in tree.left_out]
     unfit: Failures = {}
-    if cluster.job.requirements and "image" in needed:
+    if cluster.job.requirements and "image" in parts:
         wheels, unfit = wheels_of(cluster.job, machines, progress)
         trees |= {"image": wheels} if wheels else {}
-    elif engine_traits(cluster.job.engine).image_files and "image" in needed:
+    elif engine_traits(cluster.job.engine).image_files and "image" in parts:
         trees["image"] = image_file(cluster.job.image, progress)
     digests = {part: tree.manifest.digest for part, tree in trees.items()}
     report.image_digest = digests.get("image")

@@ -7,7 +7,7 @@ from rich.filesize import decimal
 
 from ..budget import Budget, TooMuch
 from ..engines.choose import engine_of
-from ..engines.running import RunningAttempt, RunningNode
+from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, StateError, UsageError
 from ..hosts import load
 from ..logs.journal_reader import JournalReader
@@ -27,7 +27,7 @@ SYNC_TIMEOUT = 300.0  # seconds
 @contextlib.contextmanager
 def newest_attempt(
     folder: RunFolder, console: Console, record: RunRecord | None = None
-) -> Iterator[RunningAttempt]:
+) -> Iterator[AttemptHandle]:
     """Yield the newest attempt, as this machine's record describes it.
 
     First adds to the record the attempts that another machine has started. If the record is missing
@@ -49,8 +49,8 @@ def newest_attempt(
         members, number = [], record.attempt.number
         for connection, entry in zip(ranks, record.attempt.nodes, strict=True):
             place = place_in(entry.run_dir, record.run_id, entry.node_rank, number)
-            members.append(RunningNode(connection, engine_of(connection, record.engine), place))
-        yield RunningAttempt(tuple(members))
+            members.append(NodeHandle(connection, engine_of(connection, record.engine), place))
+        yield AttemptHandle(tuple(members))
 
 
 def in_rank_order(
@@ -98,7 +98,7 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
 
 
 def sync_logs(
-    attempt: RunningAttempt, store: LogStore | None, console: Console
+    attempt: AttemptHandle, store: LogStore | None, console: Console
 ) -> dict[str, DdpctlError]:
     """Copy the log lines that `store` lacks from every node. Return the errors by host.
 

@@ -7,11 +7,11 @@ running), which launcher.follow follows to its Outcome. A Refused attempt waits 
 again.
 
 Three marks on a host keep runs apart. `kill` removes or cancels each of them.
-- A created node is a claim to its GPUs from its creation until its removal (engines/claims.py).
+- A created node is a claim to its GPUs from its creation until it ends (engines/claims.py).
 - A ticket keeps a run's turn while it has no node: while it waits in line, or before a restart. It
   expires unless it is renewed (waiting_line.py).
-- A reservation is a file: only the command that wrote it may start that attempt, and only if `kill`
-  has not cancelled it (reservation.py).
+- A reservation is a file: only the command that wrote it, or the process to which it handed the
+  run over, may start that attempt, and only if `kill` has not cancelled it (reservation.py).
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> FollowedNode.state -> Session's final state ->

@@ -30,16 +30,16 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
             report_end(folder.run_id, record.attempt, console)
             return Outcome(record.state)
     with (
-        newest_attempt(folder, console) as running,
+        newest_attempt(folder, console) as handle,
         Interrupts() as interrupts,
         EventHook(folder, on_event, console) as hook,
     ):
         record = folder.load()  # another machine may have started a newer attempt
         with log_store(folder, console) as store:
-            report_errors(sync_logs(running, store, console), console)
+            report_errors(sync_logs(handle, store, console), console)
         shown = print_recorded(folder, LogFilter(), RunLines(console), console)
         if not record.state.is_final:
-            run = StartedRun(running, folder, record, shown=shown, owned=False)
+            run = StartedRun(handle, folder, record, shown=shown, owned=False)
             outcome = follow(run, hook, interrupts, console)
             if outcome.state.is_final:
                 report_next(record, console)

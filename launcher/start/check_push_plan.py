@@ -11,7 +11,7 @@ from ..plan.build import PlanInputs
 from ..plan.plan import Plan
 from ..preflight.check import survey_all
 from ..preflight.findings import lines
-from ..push.push import ALL, NO_IMAGES, KnownImages, PushResult
+from ..push.push import NO_IMAGES, KnownImages, PushResult
 from ..push.push import push as push_parts
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node
@@ -70,8 +70,8 @@ def push(
         return push_parts(
             hosts.connections,
             request.cluster,
-            parts=ALL if wants_push else frozenset(),
             console=console,
+            only_verify=not wants_push,
             known=hosts.images,
             spares=spares if wants_push else (),
         )

@@ -32,7 +32,7 @@ class Refused:
     choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free
 
 
-def create_unless_taken(
+def claim_gpus(
     planned: PlannedAttempt,
     user_env: Mapping[str, str],
     run_json: Mapping[str, Any],

@@ -27,7 +27,8 @@ class Reservation:
     def take(self, connections: Sequence[HostConnection], console: Console) -> None:
         """Reserve the attempt. A second call has no effect.
 
-        The first host that answers decides: all commands for a run ask its hosts in the same order.
+        The first host in the hosts' order that answers decides, because all commands for a run ask
+        its hosts in the same order.
         Raises UsageError if another command was first.
         """
         if self.handed_over:

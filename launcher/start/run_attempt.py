@@ -14,7 +14,7 @@ from ..hosts import user_env
 from ..outcomes import NodeState, Outcome, RunState
 from ..own_folders import require_writable
 from ..plan.plan import Plan
-from ..runs.record import RunRecord, for_hosts, timestamp
+from ..runs.record import RunFolder, RunRecord, for_hosts, timestamp
 from ..ssh.host_connection import HostConnection, connected
 from ..stop.pending import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
@@ -22,8 +22,9 @@ from ..text import counted
 from .check_push_plan import check, make_plan, push
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
-from .claim_gpus import Refused, create_unless_taken
+from .claim_gpus import Refused, claim_gpus
 from .request import Request
+from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
 from .waiting_line import PlaceInLine, Tickets
 
@@ -40,6 +41,7 @@ def run_attempt(
     """
     # prepare spares too, so that a later restart can use them at once
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
+    reservation = Reservation(request.run_id, request.attempt, request.handed_over)
     with (
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
@@ -47,15 +49,17 @@ def run_attempt(
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         failed_start_recorded(request, hook, console),
-        PlaceInLine(request, interrupts, console, restart_tickets) as line,
+        PlaceInLine(request, reservation, interrupts, console, restart_tickets) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(connections, request.cluster, console)
-        starter = Starter(connections, former, spares, line, interrupts, hook, console)
+        starter = Starter(connections, former, spares, reservation, line, interrupts, hook, console)
         while True:
-            result = starter.try_to_run()
+            result = starter.try_to_run(request)
             if isinstance(result, Outcome):
                 return result
+            # keep the time of the first request, and so the run's turn
+            request = dataclasses.replace(request, since=result.planned.plan.since)
             if outcome := line.wait(result):
                 return outcome
 
@@ -67,39 +71,40 @@ class Starter:
     connections: Sequence[HostConnection]
     former: Sequence[HostConnection]  # the run's earlier hosts, which may have its checkpoints
     spares: Sequence[HostConnection]  # the hosts that a later restart may use
+    reservation: Reservation
     line: PlaceInLine
     interrupts: Interrupts
     hook: EventHook
     console: Console
 
-    def try_to_run(self) -> Outcome | Refused:
+    def try_to_run(self, request: Request) -> Outcome | Refused:
         """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
 
         Return Refused if other runs come first.
         """
-        request, line, console = self.line.request, self.line, self.console
+        line, console = self.line, self.console
         chosen = choose_hosts(request, self.connections, console)
         if isinstance(chosen, Refused):
-            line.reserve(self.connections)
+            self.reserve()
             return chosen
-        narrowed = request.on(chosen)  # with --nodes N
-        checked = check(narrowed, chosen, self.spares, console)
-        pushed = push(narrowed, checked, self.spares, console)
-        plan = make_plan(narrowed, checked, pushed, console)
-        line.reserve(self.connections)
-        record = narrowed.remember(plan)
+        request = request.on(chosen)  # with --nodes N
+        checked = check(request, chosen, self.spares, console)
+        pushed = push(request, checked, self.spares, console)
+        plan = make_plan(request, checked, pushed, console)
+        self.reserve()
+        record = request.remember(plan)
         if request.earlier:
             compare(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
         planned, job = PlannedAttempt(plan, chosen), request.cluster.job
         # hold signals until `follow` handles them, so that nothing is left half done
         with self.interrupts.held():
-            if refused := create_unless_taken(planned, user_env(job), for_hosts(record), console):
+            if refused := claim_gpus(planned, user_env(job), for_hosts(record), console):
                 choose_again = len(chosen) < len(self.connections)
                 return dataclasses.replace(refused, choose_again=choose_again)
             self.start(planned)
             skews = [facts.clock_skew for facts in checked.facts]
-            started = self.record_start(planned, record, skews)
+            started = self.record_start(request.folder, planned, record, skews)
             line.leave(planned, self.former)
             if request.options.detach:
                 self.hook.close()  # wait for its events: the recorder runs the hook for later ones
@@ -107,11 +112,27 @@ class Starter:
             with line.kept_for_restart(planned):
                 return follow(started, self.hook, self.interrupts, console)
 
+    def reserve(self) -> None:
+        """Reserve the attempt. Raises RunKilled if a restarting run was killed before that.
+
+        A later `kill` cancels this reservation, so `start` asks again.
+        """
+        self.reservation.take(self.connections, self.console)
+        if self.line.restart_tickets:
+            with self.console.step("asking whether the run was killed"):
+                self.line.restart_tickets.raise_if_killed()
+
+    def raise_if_killed(self, planned: PlannedAttempt) -> None:
+        """Raise RunKilled if `kill` has cancelled the attempt or, in a restart, the former one."""
+        self.reservation.raise_if_killed(planned.connections)
+        if self.line.restart_tickets:  # a `kill` that knew only the former hosts cancelled that one
+            self.line.restart_tickets.raise_if_killed()
+
     def start(self, planned: PlannedAttempt) -> None:
         """Start all nodes or none. Raises RunKilled if `kill` has cancelled the attempt."""
         try:
             with self.console.step("asking whether the run was killed"):
-                self.line.raise_if_killed(planned)
+                self.raise_if_killed(planned)
             start_nodes(planned, self.console)
         except RunKilled:
             remove_nodes(planned, self.console, folders=True)
@@ -119,14 +140,18 @@ class Starter:
         except BaseException:
             remove_nodes(planned, self.console)
             # the cause may be that `kill` removed a node just before its start
-            self.line.raise_if_killed(planned)
+            self.raise_if_killed(planned)
             raise
 
     def record_start(
-        self, planned: PlannedAttempt, record: RunRecord, skews: Sequence[float]
+        self,
+        folder: RunFolder,
+        planned: PlannedAttempt,
+        record: RunRecord,
+        skews: Sequence[float],
     ) -> StartedRun:
         """Record and print that the attempt has started, call the hook, and return the started run."""
-        plan, entry, folder = planned.plan, record.attempt, self.line.request.folder
+        plan, entry = planned.plan, record.attempt
         entry.state, entry.started = RunState.RUNNING, timestamp()
         for node in entry.nodes:
             node.state = NodeState.RUNNING
@@ -139,7 +164,7 @@ class Starter:
             self.console.say(times)
         self.console.steps.clear()
         self.hook("attempt-started", record, message=entry.by)
-        return StartedRun(planned.running, folder, record, skews)
+        return StartedRun(planned.handle, folder, record, skews)
 
 
 @contextlib.contextmanager

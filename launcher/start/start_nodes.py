@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines.base import Engine
 from ..engines.choose import engine_of
-from ..engines.running import RunningAttempt, RunningNode
+from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import NodeStatus
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
@@ -33,16 +33,16 @@ class PlannedAttempt:
         return dict(zip(self.connections, self.plan.nodes, strict=True))
 
     @cached_property
-    def running(self) -> RunningAttempt:
-        """The attempt in the form that followers use: each node with its engine and place."""
+    def handle(self) -> AttemptHandle:
+        """The handle of the attempt, for whatever acts on its nodes."""
         name = self.plan.engine.name
         members = (
-            RunningNode(n, engine_of(n, name), own.place) for n, own in self.node_plans.items()
+            NodeHandle(n, engine_of(n, name), own.place) for n, own in self.node_plans.items()
         )
-        return RunningAttempt(tuple(members))
+        return AttemptHandle(tuple(members))
 
     def engine(self, connection: HostConnection) -> Engine:
-        return self.running.by_connection[connection].engine
+        return self.handle.by_connection[connection].engine
 
     def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
         """Return the status of the host's node in each attempt. Omits tickets, which must stay."""
@@ -56,8 +56,8 @@ def create_nodes(
 ) -> None:
     """Create the nodes and fill their folders on all hosts, without starting the nodes.
 
-    user_env: the variables that the user sets, which may be secret. run_json: the content of the
-    hosts' run.json.
+    First stops and removes the nodes of earlier attempts. user_env: the variables that the user
+    sets, which may be secret. run_json: the content of the hosts' run.json.
     """
     plan, token = planned.plan, secrets.token_hex(32)
 

@@ -7,7 +7,6 @@ free when a node ends. `kill` removes the tickets and cancels the run's reservat
 """
 
 import contextlib
-import dataclasses
 import secrets
 import signal
 import threading
@@ -155,12 +154,12 @@ class Tickets:
 class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     """A run's place in line, from the first refusal until the run starts or this command ends.
 
-    It also has the attempt's reservation, which `kill` cancels when it removes the run's tickets.
     Use it in a `with` statement. At the end of the block, the run leaves the line, unless another
     process has taken over its place.
     """
 
     request: Request
+    reservation: Reservation  # `kill` cancels it when it removes the run's tickets
     interrupts: Interrupts
     console: Console
     restart_tickets: Tickets | None  # those of a restarting run; they stay if it does not start
@@ -168,40 +167,19 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        request = self.request
-        self._reservation = Reservation(request.run_id, request.attempt, request.handed_over)
-        self._until = request.until
-        self._may_have_old_tickets = request.since is not None
+        self._until = self.request.until
 
     def __exit__(self, *_: object) -> None:
         if self._tickets:
             self._tickets.close()
         self._lock.close()
 
-    def reserve(self, connections: Sequence[HostConnection]) -> None:
-        """Reserve the attempt. Raises RunKilled if a restarting run was killed before that.
-
-        A later `kill` cancels this reservation, so `raise_if_killed` must follow before the start.
-        """
-        self._reservation.take(connections, self.console)
-        if self.restart_tickets:
-            with self.console.step("asking whether the run was killed"):
-                self.restart_tickets.raise_if_killed()
-
-    def raise_if_killed(self, planned: PlannedAttempt) -> None:
-        """Raise RunKilled if `kill` has cancelled the attempt or, in a restart, the former one."""
-        self._reservation.raise_if_killed(planned.connections)
-        if self.restart_tickets:  # a `kill` that knew only the former hosts cancelled that one
-            self.restart_tickets.raise_if_killed()
-
     def wait(self, refused: Refused) -> Outcome | None:
         """Wait for this run's turn. Return None, or an Outcome if this command stops waiting first.
 
         Raises Several without --wait or after --wait-limit, RunKilled if the run was killed, and
-        KeyboardInterrupt if a signal ends the wait.
+        KeyboardInterrupt after Ctrl-C or SIGTERM.
         """
-        # keep the time of the first request, and so the run's turn
-        self.request = dataclasses.replace(self.request, since=refused.planned.plan.since)
         request, limit = self.request, self.request.options.wait
         if limit is None:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
@@ -212,7 +190,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             return None
         if self._tickets is None:
             self._lock.enter_context(locked(make_folder(request.folder.path) / WAITING))
-            self._tickets = Tickets(refused.planned, self._reservation)
+            self._tickets = Tickets(refused.planned, self.reservation)
         self._record(refused)
         self._tickets.join()
         if request.options.detach:
@@ -233,12 +211,12 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             if tickets:
                 tickets.close()
         # a process that waited for or followed the run earlier may have left tickets
-        if self._may_have_old_tickets:
+        if self.request.since is not None:
             remove_tickets([*planned.connections, *former], planned.plan)
 
     def kept_for_restart(self, planned: PlannedAttempt) -> AbstractContextManager[None]:
         """Context manager: hold new tickets while the run is followed, if it may restart."""
-        tickets = Tickets(planned, self._reservation)
+        tickets = Tickets(planned, self.reservation)
         return tickets.kept_for_restart(self.request.folder, self.console)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:

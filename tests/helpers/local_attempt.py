@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.engines.node_handle import AttemptHandle, NodeHandle
 from launcher.engines.process import Processes
-from launcher.engines.running import RunningAttempt, RunningNode
 from launcher.hosts import Host
 from launcher.plan.plan import Place
 from launcher.ssh.host_connection import HostConnection
@@ -13,10 +13,10 @@ from launcher.ssh.host_connection import HostConnection
 
 def local_attempt(
     folder: Path, journal: bytes, connection: HostConnection | None = None
-) -> RunningAttempt:
+) -> AttemptHandle:
     control = folder / "node-0"
     control.mkdir()
     (control / "journal").write_bytes(journal)
     connection = connection or HostConnection(Host("local"))
     place = Place(0, 1, "none", str(folder), str(control))
-    return RunningAttempt((RunningNode(connection, Processes(connection), place),))
+    return AttemptHandle((NodeHandle(connection, Processes(connection), place),))

@@ -10,7 +10,7 @@ import pytest
 from sshd_server import Sshd
 
 from launcher.hosts import Cluster, Job
-from launcher.push.push import ALL, PushResult, push
+from launcher.push.push import PushResult, push
 from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
@@ -42,7 +42,7 @@ def push_to(hosts: list[Machine], **job: str) -> PushResult:
         job=Job(**{"engine": "process", **job}),  # type: ignore[arg-type]
     )
     connections = [machine.connection for machine in hosts]
-    return push(connections, cluster, parts=ALL, console=Console(quiet=True))
+    return push(connections, cluster, console=Console(quiet=True))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions, Plan
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import each_node
-from launcher.start.claim_gpus import create_unless_taken
+from launcher.start.claim_gpus import claim_gpus
 from launcher.start.request import Request
 from launcher.start.start_nodes import (
     PlannedAttempt,
@@ -99,7 +99,7 @@ def race(
     barrier.wait()
     console = Console(quiet=True)
     planned = PlannedAttempt(plan, connections)
-    if create_unless_taken(planned, {}, {}, console):
+    if claim_gpus(planned, {}, {}, console):
         return None
     start_nodes(planned, console)
     return plan.run_id

@@ -20,7 +20,7 @@ from launcher.api.call import (
     split,
 )
 from launcher.engines.choose import engine_of
-from launcher.engines.running import RunningAttempt, RunningNode
+from launcher.engines.node_handle import AttemptHandle, NodeHandle
 from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
 from launcher.failure import FirstFailure
 from launcher.hosts import Host
@@ -102,13 +102,13 @@ def place_with(folder: Path, rank: int, text: str) -> Any:
     return place
 
 
-def attempt(*places: Any) -> RunningAttempt:
+def attempt(*places: Any) -> AttemptHandle:
     connections = [HostConnection(Host("local")) for _ in places]
     for number, connection in enumerate(connections):
         connection.name = f"gpu{number}"
-    return RunningAttempt(
+    return AttemptHandle(
         tuple(
-            RunningNode(connection, engine_of(connection, "process"), place)
+            NodeHandle(connection, engine_of(connection, "process"), place)
             for connection, place in zip(connections, places, strict=True)
         )
     )

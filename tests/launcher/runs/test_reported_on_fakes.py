@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster
 
-from launcher.engines.running import RunningNode
+from launcher.engines.node_handle import NodeHandle
 from launcher.look import stacks
 from launcher.look.stacks import Answer
 from launcher.runs.reported import agreed_attempt
@@ -71,7 +71,7 @@ def test_ps_leaves_out_a_host_that_the_run_has_left(cluster: FakeCluster) -> Non
 def test_stacks_of_the_others_are_shown_whatever_attempt_one_host_reports(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(member: RunningNode, kind: str) -> Answer:
+    def ask(member: NodeHandle, kind: str) -> Answer:
         name, rank = member.connection.name, member.place.node_rank
         return Answer(name, rank, 9999 if name == "gpu2" else 1, "starting")
 

@@ -130,7 +130,7 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
 @pytest.mark.parametrize(
     ("owner", "step"),
     [
-        (run_attempt, "create_unless_taken"),
+        (run_attempt, "claim_gpus"),
         (run_attempt.Starter, "start"),
         (run_attempt.Starter, "record_start"),
         (waiting_line.PlaceInLine, "kept_for_restart"),
@@ -175,7 +175,7 @@ def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
 
     cluster.hosts["gpu0"].on_start = loses_a_gpu
     cluster.hosts["spare0"].on_start = lambda node: node.end(0)
-    create = run_attempt.create_unless_taken
+    create = run_attempt.claim_gpus
 
     def kill_and_create(planned: PlannedAttempt, *more: Any) -> Refused | None:
         if planned.plan.attempt == 2:
@@ -185,7 +185,7 @@ def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
         return create(planned, *more)
 
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(run_attempt, "create_unless_taken", kill_and_create)
+    monkeypatch.setattr(run_attempt, "claim_gpus", kill_and_create)
     code, _, err = cluster.launch()
     assert code == 7 and "was killed while it was restarting" in err, err
     assert left(cluster) == []

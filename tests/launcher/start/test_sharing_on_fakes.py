@@ -32,7 +32,7 @@ from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
-from launcher.start.claim_gpus import Refused, create_unless_taken, in_the_way, list_claims
+from launcher.start.claim_gpus import Refused, claim_gpus, in_the_way, list_claims
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation
 from launcher.start.run_attempt import run_attempt
@@ -134,7 +134,7 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
             plan = wanted.plan(PlanInputs(gather(connections), ("i",) * len(hosts)))
             barrier.wait()
             planned = PlannedAttempt(plan, connections)
-            if create_unless_taken(planned, {}, {}, Console(quiet=True)):
+            if claim_gpus(planned, {}, {}, Console(quiet=True)):
                 return None
             start_nodes(planned, Console(quiet=True))
             return plan.run_id
@@ -371,7 +371,7 @@ def test_ctrl_c_while_hosts_are_claimed_ends_a_wait_for_any_host(
         signal.raise_signal(signal.SIGINT)
         return Refused(planned, [PreflightError("taken", "wait", host="gpu0")])
 
-    monkeypatch.setattr(run_attempt_module, "create_unless_taken", refuse)
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
     code, _, err = cluster.launch("--wait", "--nodes", "1")
     assert code == 130, err
     assert cluster.record["state"] == "CANCELLED"
@@ -386,7 +386,7 @@ def test_ctrl_c_during_a_detached_start_is_not_swallowed_but_the_run_goes_on(
     def claim(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run_attempt_module, "create_unless_taken", claim)
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", claim)
     monkeypatch.setattr(run_attempt_module.Starter, "start", lambda *_: None)
     code, run_id, err = cluster.launch("--detach")
     assert code == 130 and "detached; to follow the run again, run `ddpctl attach" in err
@@ -423,9 +423,9 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
         planned = PlannedAttempt(plan, connections)
-        [member] = planned.running.members
+        [member] = planned.handle.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
-        assert create_unless_taken(planned, {}, {}, Console(quiet=True))
+        assert claim_gpus(planned, {}, {}, Console(quiet=True))
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
@@ -443,7 +443,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         planned = PlannedAttempt(plan, connections)
         ahead, _ = in_the_way(planned, *list_claims(planned))
         assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
-        refused = create_unless_taken(planned, {}, {}, Console(quiet=True))
+        refused = claim_gpus(planned, {}, {}, Console(quiet=True))
     assert refused and undecided in str(refused.reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
 
@@ -461,9 +461,9 @@ def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
         asked_at.add(planned.plan.since)
         if len(listed) < 3:
             return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
-        return create_unless_taken(planned, *more)
+        return claim_gpus(planned, *more)
 
-    monkeypatch.setattr(run_attempt_module, "create_unless_taken", beaten_twice)
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
     assert len(asked_at) == 1
@@ -510,11 +510,11 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
 
     def beaten(planned: PlannedAttempt, *more: Any) -> Refused | None:
         if planned.connections[0].name == "gpu1":
-            return create_unless_taken(planned, *more)
+            return claim_gpus(planned, *more)
         cluster.hosts["gpu0"].reachable = False
         return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
 
-    monkeypatch.setattr(run_attempt_module, "create_unless_taken", beaten)
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten)
     code, _, err = cluster.launch("--nodes", "1", "--wait")
     assert code == 0, err
     assert "the run uses gpu0" in err and "the run uses gpu1" in err and "waits" not in err

@@ -1,4 +1,4 @@
-"""The nodes of an attempt, each with its connection, its engine and its place on the host."""
+"""What is needed to act on the nodes of an attempt, whether they run or not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from .base import Engine
 
 
 @dataclass(frozen=True)
-class RunningNode:
-    """A node of an attempt, and what is needed to control it."""
+class NodeHandle:
+    """A node's connection, its engine, and its place on the host."""
 
     connection: HostConnection
     engine: Engine
@@ -19,10 +19,10 @@ class RunningNode:
 
 
 @dataclass(frozen=True)
-class RunningAttempt:
-    """All nodes of an attempt, in the order of their node ranks."""
+class AttemptHandle:
+    """The handles of all nodes of an attempt, in the order of their node ranks."""
 
-    members: tuple[RunningNode, ...]
+    members: tuple[NodeHandle, ...]
 
     @property
     def number(self) -> int:
@@ -33,5 +33,5 @@ class RunningAttempt:
         return [member.connection for member in self.members]
 
     @cached_property
-    def by_connection(self) -> Mapping[HostConnection, RunningNode]:
+    def by_connection(self) -> Mapping[HostConnection, NodeHandle]:
         return {member.connection: member for member in self.members}

@@ -126,7 +126,7 @@ def test_torchrun_does_claim_prefixes(clashing: str) -> None:
         (["--test-only", "--resume", "none"], "there is nothing to evaluate"),
         (["--canonical-shards", "2", "--grad-accum-steps", "2"], "leave out --grad-accum-steps"),
         (["--canonical-shards", "2", "--bn", "sync"], "use --bn local or frozen"),
-        (["--canonical-shards", "2", "--amp", "fp16"], "use bf16"),
+        (["--canonical-shards", "2", "--amp", "fp16"], "use --amp bf16"),
         (["--randaugment", "31"], "at most 30"),
         (["--canonical-shards", "2", "--grad-compression"], "leave out --grad-exchange"),
         (["--bn", "sync", "--device", "cpu"], "--bn sync needs GPUs"),

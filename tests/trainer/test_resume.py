@@ -107,7 +107,7 @@ def test_from_four_ranks_to_three_and_back_the_losses_are_those_of_four(
     assert "world size 4 -> 3: same batches, same order" in fewer.log()
     if "--grad-accum-steps" not in flags:
         assert "global batch 24 = 12+6+6, ranks: 3, micro-batches: 4" in fewer.log()
-        assert "--elastic even is faster: 24 = 3 x 8" in fewer.log()
+        assert "--elastic even is faster, with 24 = 3 x 8" in fewer.log()
 
 
 def stop_at(step: int) -> Callable[[], None]:

@@ -19,9 +19,14 @@ from launcher.supervisor.flight_recorder import LARGEST_DUMP, FlightRecorder, lo
 
 DUMPS = Path(__file__).parent / "dumps"
 RANK_2_IS_BUSY = """
-import datetime, sys, time
+import datetime, os, pathlib, sys, time
 import torch
 import torch.distributed as dist
+# the timeout also limits how long ranks wait for each other here, so none comes before all can
+mine = pathlib.Path(__file__).with_name("rank-" + os.environ["RANK"])
+mine.touch()
+while len([*mine.parent.glob("rank-*")]) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.05)
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=int(sys.argv[1])))
 ones = torch.ones(4)
 for _ in range(5):

@@ -401,7 +401,7 @@ def test_a_download_that_is_not_the_published_file_is_refused(
 ) -> None:
     source = fetch.Source(archive.as_uri(), "0" * 32, cifar.TEN)
     monkeypatch.setitem(fetch.SOURCES, "cifar10", source)
-    with pytest.raises(DataError, match="has MD5 .* instead of the published 0000"):
+    with pytest.raises(DataError, match=r"has MD5 .* instead of the published 0000"):
         fetch.fetch("cifar10", tmp_path / "cache")
     assert not (tmp_path / "cache" / cifar.TEN).exists()
 

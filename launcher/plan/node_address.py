@@ -78,7 +78,7 @@ def refuse_loopback(hosts: Sequence[Host], addresses: Sequence[Address]) -> None
     if any(loopback) and not all(loopback):
         rank = loopback.index(True)
         what = f"node {rank} is reached at {addresses[rank].ip}, which the other nodes cannot use"
-        raise UsageError(what, "set its internal_ip in the hosts file", host=hosts[rank].name)
+        raise UsageError(what, "set its `internal_ip:` in the hosts file", host=hosts[rank].name)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             yield failure(what, "install the NVIDIA driver there, or set gpus: 0")
         elif missing:
             what = f"the host has no {numbered('GPU', missing)}, only {ranges(existing)}"
-            yield failure(what, "fix `gpus` in the hosts file")
+            yield failure(what, "fix `gpus:` in the hosts file")
         elif existing and count < nproc and host.gpus:
             remedy = f"set nproc_per_node: {count}, or give the host more GPUs"
             what = f"nproc_per_node is {nproc}, but the node has only {counted(count, 'GPU')}"

@@ -27,7 +27,7 @@ def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         nic = facts.interface(name)
         if nic is None and facts.interfaces:
             what = f"interface {name} does not exist; the host has {others}"
-            yield failure(what, "fix `interface` in the hosts file")
+            yield failure(what, "fix `interface:` in the hosts file")
         elif nic is not None and nic.state == "down":
             remedy = f"run `ip link set {name} up` there, or choose another of {others}"
             yield failure(f"interface {name} is down", remedy)
@@ -96,7 +96,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if any(not other.shares_network_with(machine) for other in fleet.machines):
         what = f"interface {named}" if named else "the host"
         what += " has no address that other hosts can reach"
-        yield failure(what, "set internal_ip in the hosts file")
+        yield failure(what, "set `internal_ip:` in the hosts file")
 
 
 def _unreached(machine: Machine, fleet: Fleet) -> Finding:
@@ -108,7 +108,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
     others = [m for m in fleet.machines if not m.shares_network_with(machine)]
     if owner := next((other for other in others if other.facts.interface_of(ip)), None):
         what = f"internal_ip {ip} is an address of {owner.name}"
-        return failure(what, "fix `internal_ip` in the hosts file")
+        return failure(what, "fix `internal_ip:` in the hosts file")
     if router := _router(machine, ip, _failed(tried), fleet):
         remedy = f"let {router.name} forward it (`sysctl net.ipv4.ip_forward=1`"
         if router.in_containers:
@@ -117,7 +117,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
     firewall = next((f" ({name} is installed there)" for name in machine.details.firewalls), "")
     given = any(host.internal_ip for host in machine.hosts)
     remedy = f"allow all TCP between the hosts in its firewall{firewall}, or "
-    return failure(what, remedy + ("fix `internal_ip`" if given else "set internal_ip"))
+    return failure(what, remedy + ("fix `internal_ip:`" if given else "set `internal_ip:`"))
 
 
 def _router(machine: Machine, ip: str, failed: Collection[int], fleet: Fleet) -> Machine | None:

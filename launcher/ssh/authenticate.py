@@ -55,8 +55,8 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
     skipped = f" (not usable: {', '.join(keyring.unusable)})" if keyring.unusable else ""
     port = "-p PORT " if route.port_option else ""
     remedy = (
-        f"authorize a key with `ssh-copy-id {port}{route.user}@HOST`, or fix `user` or "
-        "`identity_file` in the hosts file"
+        f"authorize a key with `ssh-copy-id {port}{route.user}@HOST`, or fix `user:` or "
+        "`identity_file:` in the hosts file"
     )
     if "has a passphrase" in skipped:
         remedy = "load the key with `ssh-add`"

@@ -159,7 +159,7 @@ FAULTS = {
     ),
     "GPU id that is not there": (
         lambda m: replace(m, hosts=(Host("gpu1", gpus=(0, 1, 2, 7)),)),
-        ("failure", "gpus", "the host has no GPU 7, only 0-3", "fix `gpus`"),
+        ("failure", "gpus", "the host has no GPU 7, only 0-3", "fix `gpus:`"),
     ),
     "no toolkit": (
         lambda m: with_engine(with_details(m, toolkit=False), runtimes=frozenset({"runc"})),
@@ -291,7 +291,7 @@ FAULTS = {
     "interface that is not there": (
         lambda m: replace(m, hosts=(Host("gpu1", interface="ib0"),)),
         ("failure", "network", "interface ib0 does not exist; the host has eth0, docker0",
-         "fix `interface`"),
+         "fix `interface:`"),
     ),
     "interface that is down": (
         lambda m: replace(m, hosts=(Host("gpu1", interface="docker0"),)),

@@ -161,7 +161,7 @@ def test_a_host_that_a_firewall_hides() -> None:
     assert lines(findings(machines, reach)) == [
         "failure: gpu2: network: a connection to 10.0.0.2 timed out from 2 of 2 hosts "
         "(gpu[1,3]); allow all TCP between the hosts in its firewall (ufw is installed there), "
-        "or set internal_ip"
+        "or set `internal_ip:`"
     ]
 
 
@@ -212,7 +212,7 @@ def test_a_host_behind_nat_is_told_to_set_its_internal_ip() -> None:
     machines[2] = with_facts(machines[2], addresses=(Address("10.0.2.15", "eth0"),))
     finding = one_finding(machines, dialed(machines, {"10.0.2.15": "timeout"}))
     assert finding.what == "a connection to 10.0.2.15 timed out from 2 of 2 hosts (gpu[1-2])"
-    assert finding.remedy.endswith("set internal_ip")
+    assert finding.remedy.endswith("set `internal_ip:`")
 
 
 def test_a_host_on_the_path_of_failing_connections_is_named() -> None:
@@ -251,7 +251,7 @@ def test_a_wrong_internal_ip() -> None:
     machines[0] = replace(machines[0], hosts=(Host("gpu1", internal_ip="10.0.0.99"),))
     finding = one_finding(machines, dialed(machines, {"10.0.0.99": "unreachable"}))
     assert finding.what == "a connection to 10.0.0.99 found no route from 2 of 2 hosts (gpu[2-3])"
-    assert "fix `internal_ip`" in finding.remedy
+    assert "fix `internal_ip:`" in finding.remedy
 
 
 def test_a_host_too_busy_to_report_is_a_warning_and_no_failure() -> None:

@@ -55,7 +55,11 @@ class FollowedNode(NodeEvidence):
 
     @property
     def state(self) -> NodeState:
-        """The state of a node that has ended: FAILED if its journal has no `end` event."""
+        """The state of a node that has ended: FAILED unless it succeeded or was cancelled.
+
+        FAILED is provisional. Once all nodes have ended, `AttemptRecord.settle_nodes` changes it to
+        STOPPED for nodes that only followed another failure, or CANCELLED if the run was cancelled.
+        """
         match self.end:
             case End(EndState.SUCCEEDED):
                 return NodeState.SUCCEEDED

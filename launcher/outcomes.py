@@ -81,7 +81,7 @@ class Outcome:
     """The state in which a command leaves the run that it started or followed."""
 
     state: RunState  # if live, the run continues without this command
-    interrupted: bool = False  # a signal ended the command
+    interrupted: bool = False  # whether a signal other than Ctrl-\ ended the command
 
     @property
     def exit(self) -> Exit:

@@ -49,9 +49,10 @@ def event_command(folder: RunFolder) -> str | None:
 
 
 class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
-    """Runs the stored --on-exit command at the end of the block if the run has ended by then.
+    """Runs the stored --on-exit command at the end of the block, unless the run is still live.
 
-    Set `outcome` before the block ends. If the run goes on, its recorder runs the command later.
+    In that case, its recorder runs the command later. An UNKNOWN run does not count as live. Set
+    `outcome` before the block ends.
     """
 
     def __init__(self, folder: RunFolder, console: Console) -> None:

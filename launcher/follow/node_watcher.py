@@ -1,7 +1,4 @@
-"""Watch one node: read its journal, wait for its end, and notice when its host does not answer.
-
-Two threads per node put items into the Monitor's inbox.
-"""
+"""Watch one node: read its journal, wait for its end, and notice when its host does not answer."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +20,7 @@ EVENTS = load_script(__file__, "past_events.sh")
 
 
 class NodeWatcher:
-    """Watches one node in two threads, which put items into `inbox`.
+    """Watches one node in two threads, which put items into the Monitor's inbox.
 
     Each thread ends once it has reported the node's end, or when `inbox` is closed.
     """
@@ -80,7 +77,10 @@ class NodeWatcher:
             tries += 1
 
     def _read_journal(self) -> Iterator[Item]:
-        """Resume where the reader stopped, even in a line that a lost connection cut off."""
+        """Yield the journal's entries up to `end`, and a ContactReport once the host answers.
+
+        Resumes where the reader stopped, even in a line that a lost connection cut off.
+        """
         connection, journal = self._member.connection, self._member.place.journal
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)

@@ -14,7 +14,7 @@ LABEL = re.compile(rb"\[([^\]]+?)(?::(0|[1-9]\d{0,6}))?\] ")  # host and rank
 
 
 class LogEntry(NamedTuple):
-    """One event of a node, or adjacent lines that one of its ranks wrote at the same time."""
+    """One event of a node, or adjacent lines of its output that have the same time and rank."""
 
     host: str  # "" only for a line without a label, in a damaged log file
     node_rank: int

@@ -1,6 +1,7 @@
 """The supervisor of one node: starts torchrun, writes the journal, and stops when others stop.
 
-Everything happens in one loop in one thread, `Supervisor.run`.
+One loop in one thread, `Supervisor.run`, does everything but two things that may block: peers.py
+connects to node 0 and rank_stacks.py takes stacks, each in a thread of its own.
 """
 
 from __future__ import annotations

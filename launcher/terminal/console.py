@@ -131,7 +131,10 @@ class Console:
         self.print(table(rows, head, colors if shown else None))
 
     def show(self, entries: Iterable[LogEntry]) -> None:
-        """Print log lines. They are sure to be visible only after `flush`."""
+        """Print log lines, not folded. `ddpctl sanity` overrides this to get the entries.
+
+        They are sure to be visible only after `flush`.
+        """
         self.write(render(entries))
 
     def write(self, data: bytes) -> None:

@@ -1,11 +1,18 @@
-from . import options
-from .options import flag
+from . import complete, options
+from .options import argument, flag
 
 
 def kill(
-    run_or_hosts: str | None = options.RUN,
+    run_or_hosts: str | None = argument(
+        "[RUN]",
+        "A run id, a unique prefix of one, or HOSTS for your only live run there (default: the "
+        "newest run recorded on this machine).",
+        complete.runs_or_hosts_files,
+    ),
     hosts: str | None = options.LOOK_ON,
-    everything: bool = flag("--all", "Stop all your runs on these hosts; remove finished ones."),
+    everything: bool = flag(
+        "--all", "Stop all your runs on these hosts; remove the containers of finished ones."
+    ),
     strays: bool = flag("--strays", "List what is left of dead runs; with -y, kill it."),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
@@ -14,7 +21,9 @@ def kill(
 ) -> int:
     """Stop a run on all its hosts and verify that nothing is left. Safe to repeat.
 
-    Without RUN, it stops the newest run recorded on this machine; on a terminal, it asks first.
+    Without RUN or HOSTS, it stops the newest run recorded on this machine; on a terminal, it asks
+    first. HOSTS alone, also with --hosts, stands for your only live run there. If several are live,
+    it stops none; if none is live, it removes the containers of your newest run there.
 
     \b
     ddpctl kill

@@ -54,8 +54,8 @@ Target = KnownRun | NamedRun | OwnRuns
 class HostedRun:
     """A run, and the hosts that may have it.
 
-    owners: the other users who own nodes of the run. asked: all hosts that were asked about the
-    run, if they are more than these. cancel: see Stop.
+    owners: the other users whose nodes are to be stopped (`clean` lists this user, too). asked: all
+    hosts that were asked about the run, if they are more than these. cancel: see Stop.
     """
 
     run_id: str
@@ -111,8 +111,8 @@ def choose_runs(
                 return [HostedRun(run_id, connections)]
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)
-    others = {status.owner for status in statuses if status.user != account_name()}
-    return [HostedRun(run_id, connections, sorted(others))]
+    owners = {status.owner for status in statuses if status.user != account_name()}
+    return [HostedRun(run_id, connections, sorted(owners))]
 
 
 def own_runs(

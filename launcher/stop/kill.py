@@ -84,7 +84,7 @@ def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[
     killed = stop_all(runs, engine, console)
     for each in killed:
         each.report(console)
-        report_unconfirmed(each.failures, console)
+        report_unconfirmed(each.errors_by_name, console)
         each.save(console)
     return killed
 
@@ -115,47 +115,44 @@ class Killed:
 
     run: HostedRun
     machines: Sequence[HostConnection]  # one connection per account
-    by_connection: Mapping[HostConnection, Stopped]
+    results: Mapping[HostConnection, Stopped]
     errors: Mapping[HostConnection, DdpctlError]
 
     @cached_property
-    def stopped(self) -> dict[str, Stopped]:
-        """The result on each host that answered, by the host's unique name."""
-        return by_name(self.machines, self.by_connection)
+    def results_by_name(self) -> dict[str, Stopped]:
+        return by_name(self.machines, self.results)
 
     @cached_property
-    def failures(self) -> dict[str, DdpctlError]:
+    def errors_by_name(self) -> dict[str, DdpctlError]:
         return by_name(self.machines, self.errors)
 
     @property
     def unconfirmed(self) -> list[str]:
         """The names of the hosts on which something may be left."""
-        unclean = [
-            connection for connection, result in self.by_connection.items() if not result.clean
-        ]
+        unclean = [connection for connection, result in self.results.items() if not result.clean]
         return sorted({connection.name for connection in (*self.errors, *unclean)})
 
     def report(self, console: Console) -> None:
         """Print what was stopped and, with --verbose, where. Leftovers are printed as an error."""
-        for host, result in self.stopped.items():
+        for host, result in self.results_by_name.items():
             if result.found or not result.clean:
                 console.detail(f"{host}: {result.describe()}")
-        if self.stopped:
-            clean = all(result.clean for result in self.stopped.values())
+        if self.results:
+            clean = all(result.clean for result in self.results.values())
             (console.say if clean else console.error)(self.summary())
 
     def summary(self) -> str:
-        results = self.stopped
+        results = self.results_by_name
         unclean = [f"{host}: {r.describe()}" for host, r in results.items() if not r.clean]
         parts = unclean or [f"{self._what_was_done()} on {names(results)}"]
-        if others := [host for host, result in results.items() if result.others]:
-            owners = {status.owner for result in results.values() for status in result.others}
-            theirs = ", ".join(sorted(owners)) or "an unknown user"
-            parts.append(f"left alone on {names(others)}: nodes of {theirs}")
+        if left_alone := {h: r.left_alone for h, r in results.items() if r.left_alone}:
+            users = {status.owner for statuses in left_alone.values() for status in statuses}
+            theirs = ", ".join(sorted(users)) or "an unknown user"
+            parts.append(f"left alone on {names(left_alone)}: nodes of {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
     def _what_was_done(self) -> str:
-        statuses = [status for result in self.stopped.values() for status in result.found]
+        statuses = [status for result in self.results.values() for status in result.found]
         if not statuses:
             return "nothing to stop"
         if any(status.alive or status.waits for status in statuses):
@@ -194,9 +191,9 @@ class Killed:
                     "stopped": len(result.found),
                     "left": [*result.remaining, *map(str, result.orphans)],
                     "clean": result.clean,
-                    "left_alone": sorted({status.owner for status in result.others}),
+                    "left_alone": sorted({status.owner for status in result.left_alone}),
                 }
-                for host, result in self.stopped.items()
+                for host, result in self.results_by_name.items()
             ],
-            "unseen": unseen(self.failures),
+            "unseen": unseen(self.errors_by_name),
         }

@@ -1,4 +1,4 @@
-"""Stop one run on its hosts, and verify that it has stopped: mark, SIGTERM, wait, SIGKILL, list."""
+"""Stop one run, and verify that it has stopped: mark, SIGTERM, SIGKILL, remove, list."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -24,15 +24,16 @@ POLL = 0.3  # seconds between checks for these processes
 class Stopped:
     """The result of a stop on one host.
 
-    found: the run's nodes and tickets here, in any state. remaining: the names of those that are
-    left. orphans: the pids of the run's processes that are left. others: nodes with the run's id
-    that belong to another user and were left alone.
+    found: the run's nodes here when it was marked, in any state. Tickets count too, except those of
+    live nodes and those that the stop keeps (see Stop.cancel). remaining: the names of the nodes
+    and tickets that are left. orphans: the pids of the run's processes that are left. left_alone:
+    nodes with the run's id that belong to another user, and so were not stopped.
     """
 
     found: Sequence[NodeStatus]
     remaining: Sequence[str] = ()
     orphans: Sequence[int] = ()
-    others: Sequence[NodeStatus] = ()
+    left_alone: Sequence[NodeStatus] = ()
 
     @property
     def clean(self) -> bool:
@@ -54,8 +55,8 @@ class Stop:
     justify stopping anything here.
 
     engine: the job's engine. timeout: seconds between SIGTERM and SIGKILL. owners: each as
-    USER@MACHINE. remove: also remove the containers. cancel: record a cancellation, not a failure,
-    and remove the run's tickets, so that it does not restart.
+    USER@MACHINE. remove: also remove the ended nodes, but not their folders. cancel: record a
+    cancellation, not a failure, and remove the run's tickets, so that it does not restart.
     """
 
     run_id: str
@@ -73,9 +74,9 @@ class Stop:
     def on_host(self, connection: HostConnection) -> Stopped:
         """Stop the run on one host, and return what was found and what is left."""
         listed = nodes_on(connection, self.engine, self.run_id)
-        others = [status for status in listed if status.user not in self.users]
-        if others and others == listed:  # the run is not ours here: do not even mark it
-            return Stopped([], others=others)
+        left_alone = [status for status in listed if status.user not in self.users]
+        if left_alone and left_alone == listed:  # the run is not ours here: do not even mark it
+            return Stopped([], left_alone=left_alone)
         if self.cancel:
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
@@ -83,20 +84,39 @@ class Stop:
         found: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(connection, self.engine):
-            # list again: the launch may have created nodes before it saw the mark
-            own = self._own(engine.list(self.run_id))
-            self._end(engine, own)
-            found += without_idle_tickets(own)
-            remaining += self._left_on(engine)
-        return Stopped(found, remaining, self._wait_for_orphans(connection), others)
+            ended, left = self._stop_on(engine)
+            found += without_idle_tickets(ended)
+            remaining += left
+        return Stopped(found, remaining, self._wait_for_orphans(connection), left_alone)
+
+    def _stop_on(self, engine: Engine) -> tuple[list[NodeStatus], list[str]]:
+        """End the run's nodes on one engine. Return them, and the names of what is left.
+
+        Lists the nodes anew at each step: a launch may create more of them until it sees the mark.
+        """
+        own = self._own(engine.list(self.run_id))
+        self._end(engine, own)
+        statuses, unreadable = engine.list_all(self.run_id)
+        late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
+        if late:
+            self._end(engine, late)
+            statuses, unreadable = engine.list_all(self.run_id)
+        left = [s.handle for s in self._own(statuses) if s.alive or self.remove]
+        return own, [*left, *(f"{name} (its labels are unreadable)" for name in unreadable)]
 
     def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-        """Return the nodes to end and, if the run is cancelled, its tickets. Trusts no host's list."""
+        """Return the nodes to end and, if the run is cancelled, its tickets.
+
+        Checks the run id as well, because hosts are not trusted: one may list other runs.
+        """
         own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
         return own if self.cancel else [status for status in own if not status.is_ticket]
 
     def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
-        """End these nodes. `Engine.stop` sends SIGTERM, and SIGKILL after the timeout."""
+        """End these nodes and, with `remove`, remove them.
+
+        `Engine.stop` sends SIGTERM, and SIGKILL after the timeout.
+        """
 
         def end(status: NodeStatus) -> None:
             is_withdrawn = status.state in UNSTARTED and engine.withdraw(status)
@@ -108,18 +128,6 @@ class Stop:
             list(pool.map(end, own))
         for status in own if self.remove else ():
             engine.remove(status)
-
-    def _left_on(self, engine: Engine) -> list[str]:
-        """End nodes that the launch created before it saw the mark, and list what is left then."""
-        statuses, unreadable = engine.list_all(self.run_id)
-        late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
-        if late:
-            self._end(engine, late)
-            statuses, unreadable = engine.list_all(self.run_id)
-        return [
-            *(status.handle for status in self._own(statuses) if status.alive or self.remove),
-            *(f"{name} (its labels are unreadable)" for name in unreadable),
-        ]
 
     def _wait_for_orphans(self, connection: HostConnection) -> list[int]:
         """Return the pids of the run's processes that are still there after ORPHAN_TIMEOUT."""

@@ -24,7 +24,7 @@ POLL = 0.3  # seconds between checks for these processes
 class Stopped:
     """The result of a stop on one host.
 
-    found: the run's nodes here when it was marked, in any state. Tickets count too, except those of
+    found: the run's nodes here when the stop began, in any state. Tickets count, except those of
     live nodes and those that the stop keeps (see Stop.cancel). remaining: the names of the nodes
     and tickets that are left. orphans: the pids of the run's processes that are left. left_alone:
     nodes with the run's id that belong to another user, and so were not stopped.

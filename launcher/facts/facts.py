@@ -73,7 +73,7 @@ class Facts:
         """Return NCCL's variables for RoCE (ports and GID index) for a run whose address is `ip`.
 
         user_sets: names of the variables that the user sets. The result is empty if the user sets
-        one of NCCL's, if the host has no /dev/infiniband, if `ip` has no RoCE v2 GID, or if the
+        either of them, if the host has no /dev/infiniband, if `ip` has no RoCE v2 GID, or if the
         variables would exclude a port that may be better: an InfiniBand port, a faster port, or one
         whose RoCE v2 GID has another index.
         """

@@ -63,7 +63,10 @@ def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
-    """Return the GPUs with their cores and IOMMU modes. lines: PCI address, cores, IOMMU mode."""
+    """Return the GPUs with their cores and IOMMU modes.
+
+    lines: rows of PCI address, cores and IOMMU mode, separated by tabs.
+    """
     rows = [match for line in lines[:64] if (match := _PCI.fullmatch(line))]
     near = {pci_address(row[1]): (core_list(row[2]), row[3] or "") for row in rows}
     near[""] = (frozenset(), "")

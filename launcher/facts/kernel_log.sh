@@ -1,6 +1,7 @@
 #!/bin/sh
 # Prints each NVIDIA GPU as `gpu UUID, PCI`, its state as `load VALUES` (the fields $1), the uptime,
-# and the kernel's messages about GPUs and memory, each of which begins with its uptime in brackets.
+# and the kernel's messages about GPUs and memory. Each message begins with the uptime at which it was
+# logged, in brackets.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
 ask() { timeout 10 nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null; }
 if command -v nvidia-smi >/dev/null 2>&1; then

@@ -59,7 +59,7 @@ def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
 
 
 def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
-    """Return the host's own addresses. lines: those of /proc/net/route, fib_trie and if_inet6."""
+    """Return the host's own addresses. lines: from /proc/net/route, fib_trie and if_inet6."""
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
     ip, v4, v6 = "", [], []
     for line in lines:

@@ -72,7 +72,7 @@ def user_env(job: Job) -> dict[str, str]:
     """Return the variables of env_file and env. As in `docker run`, env overrides env_file.
 
     Values may be secret. They go only to the engines; plans and records contain only the names.
-    Raises HostsFileError, which never contains a value.
+    Raises HostsFileError if env_file is wrong; the error never contains a value.
     """
     if not job.env_file:
         return dict(job.env)

@@ -55,8 +55,9 @@ def cluster_of(
     """Return the cluster, reduced to the selected hosts. Values of `job` override the file's.
 
     hosts: a file, a list such as "gpu1:8,gpu2:8" or ["gpu1:8", "gpu2:8"], a Cluster, or None for
-    ./hosts.yaml. job: values by key; None keeps the file's. source: the origin of `job`, for
-    messages. job_file: the file to read the job from, if it is not the hosts file. Raises UsageError.
+    ./hosts.yaml. job: values by key; None keeps the file's value. source: the origin of `job`, for
+    messages. job_file: the file to read the job from, if it is not the hosts file.
+    Raises UsageError if the hosts or the values are wrong.
     """
     overridden = [key for key, value in job.items() if value is not None]
     if not isinstance(hosts, Cluster):
@@ -103,7 +104,7 @@ def load(
 
 
 def _load_job(file: str, overridden: Collection[str]) -> Job:
-    """Load the job from a file that has a section `job:` or only the keys of one. See `load`."""
+    """Load the job from a file with a section `job:`, or with only the keys of a job. See `load`."""
     with _Reading(file, unchecked=overridden).complete() as reading:
         tree = read_yaml(text_of(Path(file)), reading.mistakes)
         if tree.kind == MAPPING and "job" not in tree.entries:

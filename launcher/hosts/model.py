@@ -67,8 +67,8 @@ class Job:
 
     engine: str = "docker"
     python: str | None = None  # with engine: process, the path of a Python on the hosts
-    conda: str | None = None  # or the name of a conda environment
-    requirements: str | None = None  # a file that lists the packages to install there
+    conda: str | None = None  # with engine: process, the name of a conda environment on the hosts
+    requirements: str | None = None  # a file that lists the packages to install on the hosts
     image: str = "ddpctl-trainer:latest"
     workdir: str | None = None
     dataset: str | None = None

@@ -15,7 +15,7 @@ def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluste
     """Return the cluster reduced to the hosts and GPUs of `include`, or without those of `exclude`.
 
     Hosts keep their order, which is rank order. Spares are selected by the same rules. Raises
-    UsageError.
+    UsageError if a host or GPU does not exist, or if no host is left.
     """
     if include is not None and exclude is not None:
         raise UsageError("--include and --exclude cannot be combined", "pass one of them")
@@ -63,7 +63,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
         if missing and not has_all:
             raise UsageError(
                 f"{flag}: {name} has no {numbered('GPU', missing)} in {cluster.source}",
-                "name GPUs that the file lists for it",
+                "name GPUs that the file lists for that host",
             )
     return chosen
 

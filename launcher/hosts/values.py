@@ -27,7 +27,7 @@ SET_BY_DDPCTL = frozenset(
     "LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
 )
 _TORCHRUN_FLAGS = {  # the flags that ddpctl sets itself, and what to do instead
-    "--nnodes": "list the nodes under hosts:",
+    "--nnodes": "list the nodes under `hosts:`",
     "--nproc-per-node": "set job.nproc_per_node",
     "--max-restarts": "set job.max_restarts",
     "--master-port": "set job.master_port",

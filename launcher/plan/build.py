@@ -105,7 +105,7 @@ def build_plan(
 
 
 def _ports(job: Job, seed: str, inputs: PlanInputs) -> tuple[int | None, int | None]:
-    """Return the master port and the control port on node 0; None where it is not known yet."""
+    """Return the master port and the control port on node 0; None for one not known yet."""
     master = None if job.master_port == "auto" else job.master_port
     if not inputs.facts:
         return master, None

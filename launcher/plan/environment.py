@@ -45,7 +45,10 @@ def run_variables(
 def network_variables(
     address: Address, facts: Facts | None, env_names: Collection[str]
 ) -> Variables:
-    """Return the network settings of NCCL and Gloo. Omits those for RoCE if the user sets one."""
+    """Return the network settings of NCCL and Gloo.
+
+    Omits all settings for RoCE if the user sets one of them.
+    """
     env: Variables = {"NCCL_DEBUG": "WARN"}
     if address.interface or not facts:
         interface = address.interface or None

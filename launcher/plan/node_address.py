@@ -140,7 +140,7 @@ def _on_several_hosts(hosts: Sequence[Host], facts: Sequence[Facts]) -> set[str]
 
 
 def _ssh_address(host: Host, own: Facts, facts: Sequence[Facts]) -> Address:
-    """Return the host's end of its SSH connection; for `local`, this machine's as other hosts see it.
+    """Return the host's end of its SSH connection; for `local`, the address that other hosts see.
 
     The host's end is its own address even behind a jump host or a forwarded port.
     """

@@ -18,8 +18,8 @@ def rank_cores(
     """Return, for each node on a machine, the cores next to each rank's GPU; [] to bind no rank.
 
     hosts, nproc: the hosts and process counts of the run's nodes on that machine. Ranks are bound
-    only if the run uses all GPUs of the machine, one per rank, and these are spread evenly over all
-    of its cores: otherwise, a rank could lose cores that its data loaders need.
+    only if the run uses all GPUs of the machine, one per rank, and the GPUs are spread evenly over
+    all of its cores: otherwise, a rank could lose cores that its data loaders need.
     """
     free: list[list[frozenset[int]]] = [[] for _ in hosts]
     ids = [gpu_ids(host, facts) for host in hosts]

@@ -123,7 +123,7 @@ def survey_all(
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
-    """Check the hosts and, separately, the spares. Warn about those blamed for an earlier failure.
+    """Check the hosts and, separately, the spares. Warn about any that were blamed for a failure.
 
     Problems of spares are only warnings. with_containers, waits: see `survey_hosts`; they do not
     apply to spares.
@@ -208,7 +208,7 @@ def examine_all(
 def examine(
     name: str, connections: Mapping[int, HostConnection], job: Job, probe: Probe | None = None
 ) -> Machine:
-    """Gather the facts of the machine that these nodes share, and start its probe agent.
+    """Gather the facts of the machine that all `connections` lead to, and start its probe agent.
 
     connections: by node rank. Raises HostUnreachable if the machine cannot be reached.
     """

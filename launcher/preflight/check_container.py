@@ -24,7 +24,8 @@ def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
         yield failure(what, "use an image that has torch")
     if report.cuda_error:
         what = f"torch {report.torch} in the image cannot use the GPUs: {report.cuda_error}"
-        yield failure(what, "run the image there by hand, and check `nvidia-smi` and `dmesg`")
+        remedy = "run the image by hand on that host, and check `nvidia-smi` and `dmesg`"
+        yield failure(what, remedy)
     lacking = [arch for arch in report.architectures if not runs_on(arch, report.built_for)]
     if lacking:
         built = " ".join(report.built_for)
@@ -42,8 +43,8 @@ def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
 def check_versions(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that all hosts' images have the same versions of torch, NCCL, CUDA and Python.
 
-    A difference in torch or NCCL is a failure, because such ranks cannot communicate. In CUDA or
-    Python, it is only a warning.
+    A difference in torch or NCCL is a failure, because ranks with different versions cannot
+    communicate. In CUDA or Python, it is only a warning.
     """
 
     def version(label: str, m: Machine) -> str | None:
@@ -60,7 +61,9 @@ def check_versions(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 def check_writing(machine: Machine, _: Fleet) -> Iterator[Finding]:
     if machine.report and machine.report.write_error:
         what = f"a container cannot write to ~/.ddpctl: {machine.report.write_error}"
-        remedy = "look for denials in `journalctl -k` there (SELinux, AppArmor), or set job.user"
+        remedy = (
+            "check `journalctl -k` on that host for denials (SELinux, AppArmor), or set job.user"
+        )
         yield failure(what, remedy)
 
 

@@ -81,6 +81,6 @@ def check_leftovers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     for node in machine.run_nodes:
         paused = node.state is ContainerState.PAUSED
         if paused or (node.alive and (node.run_id, node.attempt) in ended):
-            state = "is paused" if paused else "is still running, but other nodes have ended"
+            state = "is paused" if paused else "is still running, but another node has ended"
             what = f"node {node.node_rank} of run {node.run_id} ({node.owner}) {state}"
             yield warning(what, f"run `ddpctl kill {node.run_id}`")

@@ -25,7 +25,7 @@ HEALTH = {
     ),
     "repair_failed": (
         "faulty memory could not be replaced",
-        "have the GPU replaced (NVIDIA recommends an RMA)",
+        "request a replacement (NVIDIA recommends an RMA)",
     ),
     "slowed": (
         "throttled because of temperature or power supply",
@@ -83,7 +83,10 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Finding]:
 
 
 def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that the requested GPUs exist and suffice, and that `gpus: all` finds as many everywhere."""
+    """Check that the requested GPUs exist and suffice.
+
+    Also checks that `gpus: all` means the same number of GPUs on all hosts.
+    """
     if machine.facts.gpu_error:
         return
     existing = {gpu.index for gpu in machine.facts.gpus}
@@ -115,7 +118,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             what = f"found no GPU, while other hosts have {most}"
             yield failure(what, "install the NVIDIA driver there, or leave the host out")
         elif not nproc:  # fewer may mean a lost GPU
-            remedy = f"set gpus: {count} if that is right, or look for a lost GPU in `dmesg` there"
+            remedy = f"set gpus: {count} if that is right, or check `dmesg` for a lost GPU"
             yield warning(f"{counted(count, 'GPU')}, while other hosts have {most}", remedy)
 
 

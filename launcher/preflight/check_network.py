@@ -32,7 +32,7 @@ def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             remedy = f"run `ip link set {name} up` there, or choose another of {others}"
             yield failure(f"interface {name} is down", remedy)
     if (details.resolved or "").startswith("127.") and len(fleet.machines) > 1:
-        what = f"its own name, {facts.hostname}, resolves to {details.resolved} on the host itself"
+        what = f"its own name ({facts.hostname}) resolves to {details.resolved} on the host itself"
         remedy = "map it to the host's address in /etc/hosts (ddpctl itself uses addresses)"
         yield warning(what, remedy)
 
@@ -49,7 +49,9 @@ def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             routes = [r for r in facts.routes if not r.gateway and str(r.network) == network]
             if len(inside := sorted({route.interface for route in routes} & ups)) > 1:
                 what = f"{' and '.join(inside)} are on the same network, {network}"
-                remedy = "give each its own network, or remove the addresses of all but one"
+                remedy = (
+                    "give each interface its own network, or remove the addresses of all but one"
+                )
                 yield warning(f"{what}: traffic may leave through any of them", remedy)
 
     def mtus(m: Machine) -> tuple[int, ...] | None:
@@ -74,7 +76,7 @@ def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         yield warning(what, "run `ddpctl push HOSTS --image` first, or install python3 there")
     if machine.rank in reach.unfinished:
         what = "it did not report in time which hosts it can connect to"
-        yield warning(what, "run the check again when the host is less busy")
+        yield warning(what, "run the check again once the host is less busy")
     if machine.rank in reach.cut_off:
         what = "it cannot connect to any other host, although the others can reach each other"
         yield failure(what, "allow outgoing TCP in its firewall, and check its routes")
@@ -121,7 +123,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
 
 
 def _router(machine: Machine, ip: str, failed: Collection[int], fleet: Fleet) -> Machine | None:
-    """Return the machine that should forward these connections but probably drops them, or None.
+    """Return the machine that should forward the failed dials but probably drops them, or None.
 
     With Docker installed, a host may drop packets that it should forward. Packets to the host
     itself, such as ddpctl's own, still arrive.

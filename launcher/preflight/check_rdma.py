@@ -42,7 +42,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if ports and up(machine) < most:
         what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
         what += f" ({down})" if down else ""
-        yield warning(what, "check the cables and `rdma link` there")
+        yield warning(what, "check the cables, and `rdma link` on that host")
     what = "its RDMA ports run at {} Gb/s, while those of other hosts run at {}"
     remedy = "check the cables and the switch ports; the slowest port sets the pace"
     yield from different(machine, fleet, rates, what, remedy)
@@ -133,7 +133,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
 
 
 def _addresses_for(ports: Sequence[Interface], machine: Machine, fleet: Fleet) -> dict[str, str]:
-    """Return an address for each port, on the port's network on other hosts or else on a new one."""
+    """Return an address for each port, in its network on other hosts or else in a new network."""
     taken = [r.network for m in fleet.machines for r in m.facts.routes if r.network.prefixlen]
     new = (ipaddress.IPv4Network(f"192.168.{third}.0/24") for third in range(177, 256))
     free = (network for network in new if not any(network.overlaps(each) for each in taken))

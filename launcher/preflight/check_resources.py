@@ -26,7 +26,7 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         return
     for folder in details.missing:
         key = "job.metrics_dir" if folder == fleet.cluster.job.metrics_dir else "job.mounts"
-        what = f"{folder}, named in {key}, does not exist"
+        what = f"{folder} does not exist, but {key} names it"
         yield failure(what, f"create it on that host, or fix {key}")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
     if disk:

@@ -65,7 +65,7 @@ os._exit(0)
 def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fleet:
     """Run the test on each machine that has the image. Return the fleet with the reports.
 
-    connections: those to the machines to test, by the rank of each machine's first node.
+    connections: one to each machine to test, by the rank of the machine's first node.
     """
     token, job = secrets.token_hex(4), fleet.cluster.job
     able = [m for m in fleet.machines if m.rank in connections and m.engine and m.engine.image]

@@ -53,7 +53,7 @@ class Reach:
 
     @functools.cached_property
     def cut_off(self) -> frozenset[int]:
-        """The machines that reached none of their targets, although others reached all of these."""
+        """The machines that reached none of their targets, although others reached each target."""
         targets: dict[int, set[int]] = {}
         for dial in self.results:
             targets.setdefault(dial.source, set()).add(dial.target)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Prints a line for each part of a push that this host already has: `have dataset`, `have workdir` or
-# `have image`. Also prints `have python3`, which relaying needs, and its address, as
-# `ssh $SSH_CONNECTION`. $1: dataset digest or "", $2: workdir digest or "", $3: digest of an image file
-# or of wheels, or ""; `have image` means that file, or a working environment made from the wheels
+# `have image`. Also prints `have python3` if the host has python3, which relaying needs, and
+# `ssh $SSH_CONNECTION`, which contains the host's address. $1: dataset digest or "", $2: workdir digest
+# or "", $3: digest of an image file or of wheels, or ""; `have image` means that file, or a working
+# environment made from the wheels
 cd "$HOME" || exit
 mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
 # Once a tree has been touched, a concurrent `push --prune` keeps it.

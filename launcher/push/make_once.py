@@ -14,7 +14,7 @@ KEPT = 3  # files or folders of one kind
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
     """Create a file or folder in the cache unless it exists.
 
-    Removes all but the KEPT most recently used of the files and folders beside it.
+    Then removes all but the KEPT most recently used files and folders in the same folder.
     make: called with the path to write to, which is in a temporary folder of its own.
     """
     make_folder(path.parent)

@@ -47,7 +47,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class KnownImages:
-    """The job's image where the checks have just seen it: on this machine and on hosts."""
+    """The copies of the job's image that the checks have just seen, on this machine and on hosts."""
 
     here: ImageInfo | None = None
     there: Mapping[HostConnection, ImageInfo] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class HostContents:
     """What a host already has. address: "" if it cannot relay."""
 
     trees: frozenset[str]  # the parts whose current tree it has
-    image: ImageInfo | None  # the one with the name in job.image
+    image: ImageInfo | None  # the image that has the name in job.image
     address: str  # where other hosts reach it
 
 
@@ -78,7 +78,7 @@ def push(
     """Send `parts` of the job to the hosts that lack them.
 
     only_verify: send nothing; a host that lacks a part has failed.
-    known: these images are not asked for again, unless a host's push is retried.
+    known: images that are not looked up again, except on a host whose push is retried.
     spares: they get the same parts, but the failure of a spare is only a warning.
     Raises HostsNotReady with the error of each failed host; the others are ready.
     Raises PushFailed if this machine cannot send a part at all.
@@ -228,7 +228,7 @@ class Sender:
         return images_of(connection).inspect(self.job.image)
 
     def _send(self, connections: Sequence[HostConnection]) -> tuple[Images, Failures]:
-        """Try once to send the hosts what they lack. Return what `send_with_retries` does."""
+        """Try once to send the hosts what they lack. Return the same values as `send_with_retries`."""
         hosts, failures = try_each(connections, self._ask)
         self.answered |= hosts.keys()
         images: Images = {}

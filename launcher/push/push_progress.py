@@ -150,7 +150,7 @@ class PushProgress:
                 self._rows[connection, part] = self._bars.tasks[-1]
 
     def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
-        """Update a part's rows. total: bytes per host, once known. doing: what they wait for."""
+        """Update a part's rows. total: bytes per host, once known. doing: what the push waits for."""
         with self._lock:
             rows = [r for (_, name), r in self._rows.items() if name == part and not r.finished]
             for row in rows:
@@ -161,7 +161,7 @@ class PushProgress:
             self._console.say(f"{part}: {doing}")
 
     def received(self, connection: HostConnection, part: str, count: int) -> None:
-        """Count bytes that arrived on a host. The report omits local hosts: they add no traffic."""
+        """Count bytes that arrived on a host. The report omits those on local hosts."""
         with self._lock:
             row = self._rows[connection, part]
             self._bars.advance(row.id, count)

@@ -4,6 +4,7 @@
 standard library (Python 3.8 or newer, Linux) and imports nothing from the launcher.
 
 If hosts share a home directory, another host may write the cancel file, requests for stacks and
-the trainer's progress files (ranks.py). The supervisor finds the first two by listing their folder,
-which makes the NFS client see files that other hosts wrote. Nothing relies on inotify.
+the trainer's progress files (see ranks.py). The supervisor finds the cancel file and the requests
+by listing their folder, which makes the NFS client see files that other hosts wrote. Nothing relies
+on inotify.
 """

@@ -59,7 +59,7 @@ def rank_ending(
 ) -> Ending | None:
     """Return how a rank ended, or None if it exited with code 0 when it was asked to stop.
 
-    lines: the rank's last output. resources: those of its node. oom_killed: whether the node's
+    lines: the rank's last output. resources: samples from its node. oom_killed: whether the node's
     engine reported an OOM kill.
     """
     if exit.exit_code == 0:  # a success, unless every later failure is an effect of it

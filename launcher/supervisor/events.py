@@ -195,7 +195,10 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class ResourceUsage(Event):
-    """OOM kills since the start; memory limit and free disk space in bytes, None if unknown."""
+    """The resources of a node that can run out. memory_limit, free: bytes; None if unknown.
+
+    oom_kills: the OOM kills since torchrun started. free: the free space, by the disk's name.
+    """
 
     kind = "evidence"
     oom_kills: int = 0

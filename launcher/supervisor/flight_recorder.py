@@ -1,9 +1,8 @@
 """torch's flight recorder: each rank's last calls, to find the rank that missed a collective.
 
 Each rank writes a dump when its node stops after a failure (`sitecustomize`), and torch's NCCL process
-group writes one when a collective times out. A dump is a pickle. It is read here, on the node that
-wrote it, and without loading any class; the launching machine receives only the names and numbers
-in it.
+group writes one when a collective times out. A dump is a pickle. The supervisor of the node that
+wrote it reads it, without loading any class; the launching machine receives only names and numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, Iterator
 from .events import Collective
 
 ENTRIES = 2000  # collectives that a rank remembers
-NAMES = 100  # how many of the newest are reported for each group
+NAMES = 100  # how many of the newest collectives are reported for each group
 SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second: up to torch 2.7
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 LARGEST_DUMP = 64 << 20  # bytes
@@ -35,7 +34,7 @@ class FlightRecorder:
         self._late_at = 0.0  # time.monotonic()
 
     def environment(self, env: dict[str, str], torch: str) -> dict[str, str]:
-        """Return `env` with the recorder on, unless the user has set it up. torch: its version."""
+        """Return `env` with the recorder on, unless the user has set it up. torch: torch's version."""
         with contextlib.suppress(OSError):
             os.makedirs(self._folder, exist_ok=True)
         old = bool(re.match(r"[01]\.|2\.[0-7]\b", torch))  # newer ones warn about the old names

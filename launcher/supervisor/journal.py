@@ -1,7 +1,7 @@
 """Write the journal of this node's attempt.
 
 It is append-only and has one entry per line: TIME<TAB>WHO<TAB>TEXT. TIME is unix seconds on the
-node's own clock when the line was copied here, up to 0.1 s after it was written. WHO is a global rank,
+node's own clock when the line was copied, up to 0.1 s after it was written. WHO is a global rank,
 `-` for torchrun and the supervisor itself, or `!` for an event, whose TEXT is a JSON object with a
 "kind" (see events.py). The event `end` is the last entry.
 """

@@ -86,7 +86,7 @@ class Supervisor:
         self.round.send_due_signals()
 
     def prepare_environment(self, torch: str) -> None:
-        """Change this process's environment, which torchrun inherits. torch: its version."""
+        """Change this process's environment, which torchrun inherits. torch: torch's version."""
         env = self.round.flight_recorder.environment(with_caches(os.environ), torch)
         os.environ.update(self.stacks.environment(env))
         os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash prints its stack

@@ -59,12 +59,12 @@ class Peers:
 
 
 class NodePeer(Peers):
-    """Peers on a node other than 0: sends the node's status to node 0, receives its decisions."""
+    """Peers on a node other than 0: sends the node's status to node 0 and receives its decisions."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
         self.channel: Channel | None = None
-        self._sent: Any = None  # values last sent of the fields whose changes are sent at once
+        self._sent: Any = None  # the last sent values of the fields whose changes are sent at once
         self._next_heartbeat = 0.0
         self._connecting = False
         self._connected: socket.socket | None = None  # a new connection, not yet in use
@@ -156,7 +156,7 @@ class NodePeer(Peers):
 
 
 class Server(Peers):
-    """The peers as node 0 sees them: accepts their connections and sends them its decisions."""
+    """Peers on node 0: accepts the other nodes' connections and sends them the decisions."""
 
     def __init__(self, spec: Spec, journal: Journal, selector: Any) -> None:
         super().__init__(spec, journal, selector)
@@ -216,7 +216,7 @@ class Server(Peers):
     def _accept(self, server: socket.socket) -> None:
         """Accept a connection.
 
-        If too many are unauthenticated, drop one from the address that has the most.
+        If too many connections are unauthenticated, drop one from the address that has the most.
         """
         try:
             sock, (address, *_) = server.accept()

@@ -38,9 +38,10 @@ NCCL_RESULT = re.compile(r"^nccl[A-Z]\w+: ")
 def telling_end(lines: Sequence[str]) -> list[str]:
     """Return the end of a process's output that may explain why the process ended.
 
-    It begins with the traceback of the last exception or, if other exceptions directly caused that
-    one, of the first of these. Without a traceback, it begins with the last uncaught C++ exception,
-    after which a crash may print a lot. Without either, it is the last KEPT_LINES lines.
+    It begins with the traceback of the last exception or, if that exception has a chain of direct
+    causes, with the first traceback of the chain. Without a traceback, it begins with the last
+    uncaught C++ exception, after which a crash may print a lot. Without either, it is the last
+    KEPT_LINES lines.
     """
     if chain := _chain(lines):
         return list(lines[-sum(map(len, chain)) :])
@@ -66,8 +67,8 @@ def telling_texts(lines: Sequence[str]) -> list[str]:
 def error_line(lines: Sequence[str]) -> str:
     """Return the error, such as `ValueError: boom`, or "" if there is none.
 
-    It names the DataLoader worker, if one failed. If NCCL failed, it has NCCL's own message instead
-    of a line of torch's source code.
+    The error names the DataLoader worker, if one failed. If NCCL failed, the error has NCCL's own
+    message instead of a line of torch's source code.
     """
     error = _message((_chain(lines) or [[]])[0]) or _thrown(lines)
     if not error:

@@ -93,7 +93,10 @@ class StackTaker:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: Phase, wanted: bool) -> list[Stack] | None:
-        """Answer requests. Return the stacks once if node 0 wants them (`wanted`), else None."""
+        """Answer requests for stacks. Return the stacks once if node 0 wants them, else None.
+
+        wanted: whether node 0 wants the stacks.
+        """
         self.written = self.written and wanted
         if self._thread is None:
             requests = self._new_requests()
@@ -159,7 +162,7 @@ def ask(rank: Rank, folder: str, number: int) -> Stack:
 
 
 def answered(stack: Stack, text: str | None) -> Stack:
-    """Return `stack` with the frames in `text`, from the rank; unchanged if it has a note."""
+    """Return `stack` with the frames in the rank's answer, `text`; unchanged if it has a note."""
     if stack.note:
         return stack
     threads = parse(text or "")
@@ -186,8 +189,8 @@ def handles(pid: int, number: int, field: str) -> bool:
 def has_open(pid: int, path: str) -> bool:
     """Return whether the process has the file open.
 
-    A script may have closed all descriptors. The stack would then go to a file that it opened
-    later.
+    A script may have closed all descriptors. The stack would then go to a file that the
+    script opened later.
     """
     for name in glob.glob("/proc/%d/fd/*" % pid):
         with contextlib.suppress(OSError):

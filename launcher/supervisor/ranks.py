@@ -79,7 +79,7 @@ class Ranks:
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 
     def first_failed(self) -> Rank | None:
-        """Return the rank that probably failed first, preferably one not ended by SIGTERM; or None.
+        """Return the rank that probably failed first, or None. Prefers one that SIGTERM did not end.
 
         torchrun reaps the first failed rank, which hides its exit code, and SIGTERMs the others.
         """

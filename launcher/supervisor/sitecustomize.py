@@ -7,7 +7,7 @@ limit on open files, and sets the right TORCHELASTIC_RESTART_COUNT. torchrun's o
 The supervisor copies this file to its own folder and puts that folder first on torchrun's
 PYTHONPATH. This code must not break anything. So it ignores errors, removes the folder from
 PYTHONPATH and sys.path again to hide it from the script and its children, and then runs the
-user's own sitecustomize. It imports only modules that Python has loaded anyway or that load fast.
+user's own sitecustomize. It imports only modules that Python has already loaded or that load fast.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def listen() -> None:
 class DumpOnRequest:
     """Dumps torch's flight recorder when the supervisor asks for it or after an exception.
 
-    A thread waits for the request, because the main thread may wait in a collective. It starts only
-    when the script imports torch.distributed: a script that ends at once could end before the
-    thread is ready.
+    A thread waits for the request, because the main thread may wait in a collective. The thread
+    starts only when the script imports torch.distributed: a script that ends at once could end
+    before the thread is ready.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class DumpOnRequest:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Start the thread when the script imports torch.distributed. Never find a module."""
+        """Start the thread when the script imports torch.distributed. Never finds a module."""
         if name == "torch.distributed" and self in sys.meta_path:
             sys.meta_path.remove(self)
             try:
@@ -111,7 +111,7 @@ class DumpOnRequest:
 def leave(is_rank: bool) -> None:
     """Remove the folder from sys.path and, in a rank, from PYTHONPATH.
 
-    In torchrun it must stay, to reach the ranks.
+    In torchrun, it must stay in PYTHONPATH so that it reaches the ranks.
     """
     sys.path[:] = [path for path in sys.path if path != FOLDER]
     if not is_rank:

@@ -19,7 +19,7 @@ class Spec:
     nproc_per_node: int
     first_rank: int  # global rank of this node's local rank 0
     host: str
-    hosts: list[str]  # of all nodes on node 0; only of node 0 on the other nodes
+    hosts: list[str]  # on node 0, the hosts of all nodes; on other nodes, only the host of node 0
     argv: list[str]
     cwd: str | None
     dir: str  # the control folder, with the journal, requests and answers
@@ -52,7 +52,8 @@ class Spec:
     def time_to_save(self, *, failed: bool = False) -> float:
         """Return the seconds from SIGTERM to our SIGKILL, only a few if the run has failed.
 
-        Our SIGKILL must come before the engine's, which kills the supervisor too, at stop_timeout.
+        The engine's SIGKILL, stop_timeout after SIGTERM, also kills the supervisor, so ours must
+        come first.
         """
         grace = max(0.5 * self.stop_timeout, self.stop_timeout - 3.0)
         return min(grace, self.failure_grace) if failed else grace

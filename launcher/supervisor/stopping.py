@@ -12,14 +12,14 @@ from .ranks import Ranks
 from .torchrun import Torchrun
 
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after they have ended
-ONLY_SOURCE = 5.0  # the same, if only torchrun has the exit code of one of them
+ONLY_SOURCE = 5.0  # the same, if only torchrun knows the exit code of a rank
 NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
 
 
 class StopSequence:
     """The signals that end torchrun and its ranks. The supervisor's loop sends those that are due.
 
-    standby: the process prepared for a restart, which goes on.
+    standby: the process prepared for a restart, which keeps running.
     """
 
     def __init__(
@@ -33,11 +33,14 @@ class StopSequence:
         self.killed_torchrun = False  # if so, its exit code means nothing
 
     def begin(self, number: int, time_to_save: float, *, failed: bool) -> None:
-        """Begin to stop. number: the signal for torchrun. failed: first, ranks dump their last calls."""
+        """Begin to stop. number: the signal for torchrun.
+
+        failed: whether the ranks first dump their last calls.
+        """
         self._kill_at = time.monotonic() + time_to_save
         self._unsent = number
         if failed and self._flight_recorder.ask():
-            send(self._torchrun.pid, signal.SIGSTOP)  # else it ends the other ranks at once
+            send(self._torchrun.pid, signal.SIGSTOP)  # else torchrun ends the other ranks at once
         self.send_due_signals()
 
     def send_due_signals(self) -> None:
@@ -62,7 +65,7 @@ class StopSequence:
     def _kill(self, now: float, *, ranks_too: bool) -> None:
         """SIGKILL the ranks if asked to, and torchrun if it does not end soon after its ranks.
 
-        The delay lets torchrun report how they ended.
+        The delay lets torchrun report how the ranks ended.
         """
         self._alone_since = self._alone_since or now
         failed, reaped = self._ranks.failed(), self._ranks.reaped()

@@ -59,7 +59,7 @@ def test_containers_that_may_not_write_and_a_folder_that_is_missing(
 ) -> None:
     document = check(user="12345:12345", mounts=["/no/such:/scratch"])
     assert {f[1:] for f in told(document)} == {
-        (node, "disk", "/no/such, named in job.mounts, does not exist") for node in cluster.nodes
+        (node, "disk", "/no/such does not exist, but job.mounts names it") for node in cluster.nodes
     }
     recipe = f"FROM {TRAINER_IMAGE}\nENTRYPOINT []\nRUN mv /opt/venv/bin /gone\n"
     build = ["env", "DOCKER_BUILDKIT=0", "docker", "build", "-q", "-t", "bare:1", "-"]

@@ -110,7 +110,7 @@ def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
 def is_left_out(
     root: bytes, path: str, children: Set[str] | None, files: Collection[IgnoreFile]
 ) -> bool:
-    """Return whether a pushed workdir leaves out `path`.
+    """Return whether a push of the workdir leaves out `path`.
 
     children: the names in `path` if it is a folder; None if it is a file. files: the ignore files
     that apply to `path`, from the root down.
@@ -187,7 +187,7 @@ def private_paths(cluster: Cluster) -> list[str]:
 
 
 def data_paths(cluster: Cluster) -> list[str]:
-    """Return the hosts file's data paths: dataset, metrics_dir, mounts, and what flags replaced."""
+    """Return the data paths in the hosts file, including those that flags replaced."""
     mounts = (mount.partition(":")[0] for mount in cluster.job.mounts)
     folders = (cluster.job.dataset, cluster.job.metrics_dir, *mounts)
     return [*filter(None, folders), *cluster.replaced]

@@ -48,8 +48,8 @@ READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 class HostTrees:
     """The trees on one host that matter for a push.
 
-    draft: what an interrupted push left: the digest of the tree that it copied (or `none`) and the
-    number of files in the draft.
+    draft: the digest of the tree that an interrupted push copied (or `none`), and the number of
+    files in its draft.
     """
 
     present: bool  # whether the tree itself exists
@@ -85,7 +85,7 @@ class TreePush:
         self.tokens = {connection: secrets.token_hex(6) for connection in connections}
         homes = find_shared_homes(connections)
         failures = self._push([home[0] for home in homes])
-        # The other hosts that share a home now have the tree, unless the first of them failed.
+        # The other hosts that share a home have the tree by now, unless the push to the first one failed.
         return failures | self._push([connection for home in homes for connection in home[1:]])
 
     def _push(self, connections: Sequence[HostConnection]) -> Failures:
@@ -129,7 +129,7 @@ class TreePush:
             raise PushFailed(
                 f"{self.part}: needs {decimal(size)}, but the disk of ~/.ddpctl has only "
                 f"{decimal(trees.free)} free",
-                "free up disk space there, then push again",
+                "free up space on that disk, then push again",
                 host=connection.name,
             )
         self._script(connection, PREPARE, base, stdin=b"\0".join((*deltas[base].remove, b"")))

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Unpacks the tar stream on stdin into the draft, which it marks as in use, and publishes the draft as
-# the tree.
+# Marks the draft as in use, unpacks the tar stream on stdin into it, and publishes it as the tree.
 # $1: the kind of tree (such as datasets), $2: digest, $3: token of this push,
 # $4: digest of the earlier tree or none
 umask 022

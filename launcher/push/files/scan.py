@@ -75,7 +75,7 @@ def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
 def scan_file(path: str, name: str) -> Tree:
     """Return a tree that contains only the file at `path`, under the name `name`."""
     folder, own_name = os.path.split(os.fsencode(os.path.realpath(path)))
-    # The root chooses the cache. `/.` keeps it apart from that of a scan of the whole folder.
+    # The root decides which cache file is used. `/.` gives this scan one of its own.
     walk = _Walk(folder + b"/.", NamedPaths([]), code_only=False)
     walk.leaf(own_name)
     tree = walk.tree()

@@ -1,6 +1,6 @@
 """Archives of a local image, each with one layer, for an engine that has the layers below it.
 
-With them, a push sends only the missing layers, even if an earlier push was interrupted.
+With such archives, a push sends only the missing layers, even after an interrupted push.
 
 Each archive is both an OCI layout and a `docker save` archive. An engine (Docker 20.10 or later)
 needs one or the other, depending on its version and image store.
@@ -150,8 +150,8 @@ def whole_archive(
 ) -> Archive:
     """Return an archive of the image itself.
 
-    The image has no name yet, so the host's image of that name keeps it while this one is loaded.
-    containerd would collect the layers that both share if the name moved before they are unpacked.
+    The archive does not name the image, so the host's older image keeps the name until the new one
+    is loaded. If the name moved earlier, containerd would delete layers that both images share.
 
     layer: the image's last layer, the only one in the archive; None if the engine has all layers.
     by_diff_id: refer to the other layers by diff id, for an engine that does not know their

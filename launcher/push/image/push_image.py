@@ -17,7 +17,7 @@ from ..transfer.fanout import Fanout
 from ..transfer.payload import Failures, Payload
 from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags
 
-ALIASES = "images.json"  # cache file: a host and the image's id there -> its id on this machine
+ALIASES = "images.json"  # cache file: a host and an image's id on it -> the id on this machine
 
 Images = dict[HostConnection, ImageInfo]  # the image of each host that has it
 
@@ -131,11 +131,11 @@ class _Sending:
     def _layers_there(
         self, connection: HostConnection, different: ImageInfo | None
     ) -> tuple[int, bool]:
-        """Return how many of the lowest layers a host has, and whether its archives need diff ids.
+        """Return the number of lowest layers that a host has, and whether it needs diff ids.
 
         Only the lowest layers can be left out of an archive. different: the host's image of that
-        name. containerd's store does not list an image if the compressed form of one of its layers
-        is missing, as it is after `docker load`.
+        name. It may be missing from the store's list: containerd omits an image if the compressed
+        form of one of its layers is missing, as it is after `docker load`.
         """
         store = images_of(connection)
         rows = [*store.layers(), different.layers if different else ()]
@@ -214,11 +214,11 @@ def as_here(image: ImageInfo, connection: HostConnection) -> ImageInfo:
 
 
 def remember(there: ImageInfo, connection: HostConnection, here: ImageInfo) -> None:
-    """Cache the host engine's id of an image that was pushed and verified there.
+    """Cache the id that a host's engine gave to an image that was pushed and verified.
 
     containerd's store may list an image without its layers if the store already had some of them
     with another compression. Only the id then identifies the image. Losing this cache costs one
-    more push. The host itself reports that id, so it is trusted for that host only.
+    more push. The host itself reports its engine's id, so the id is trusted for that host only.
     """
     known = read_cache(cache_home() / ALIASES)
     if there.id != here.id and known.get(_key(there, connection)) != here.id:

@@ -40,7 +40,7 @@ class Recipe:
     files: tuple[tuple[str, bytes], ...]
 
     def tag(self, base_id: str) -> str:
-        """Return the name with its tag, or with one computed from the contents if it has none."""
+        """Return the name with its tag, or with a computed tag if the name has none."""
         if ":" in self.name:
             return self.name
         digest = hashlib.sha256(base_id.encode() + self.context()).hexdigest()
@@ -53,15 +53,19 @@ class Recipe:
 
 
 def find_source(path: Path) -> Path:
-    """Return the file that lists the packages: `path`, or the first of SOURCES in it."""
+    """Return the file that lists the packages: `path`, or the first of SOURCES in the folder `path`."""
     for each in (path, *(path / name for name in SOURCES)):
         if each.is_file():
             return each
-    raise UsageError(f"{path}: has none of {', '.join(SOURCES[:3])}", "write one, or pass its path")
+    what = f"{path} contains no {', '.join(SOURCES[:2])} or {SOURCES[2]}"
+    raise UsageError(what, "write one, or pass its path")
 
 
 def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
-    """Return the recipe for an image with the packages that `source` lists. Raises UsageError."""
+    """Return the recipe for an image with the packages that `source` lists.
+
+    Raises UsageError if `source` or a file that it includes cannot be used.
+    """
     folder = re.sub("[^a-z0-9._-]+", "-", source.resolve().parent.name.lower()).strip("-._")
     name = name or f"ddpctl-{folder or 'image'}"
     is_conda = source.suffix in (".yml", ".yaml")
@@ -109,7 +113,7 @@ def requirements_of(source: Path) -> str:
         raise UsageError(f"{source} is not TOML: {error}", "correct it") from None
     listed = project.get("dependencies") if isinstance(project, dict) else None
     if not isinstance(listed, list):
-        remedy = "list the packages there, or in requirements.txt (`pip freeze`, `poetry export`)"
+        remedy = "add it, or list the packages in requirements.txt (`pip freeze`, `poetry export`)"
         raise UsageError(f"{source} has no project.dependencies", remedy)
     return "".join(f"{each}\n" for each in listed)
 
@@ -149,7 +153,7 @@ def with_named(
         if not is_here or not all(f.resolve().is_relative_to(folder) for f in (path, *files)):
             raise UsageError(
                 f"{source}:{number}: {quoted(flag[1])} is not in the folder of {source.name}",
-                "move it there",
+                "move it into that folder",
             )
         for file in files or [path]:
             if file.is_file():

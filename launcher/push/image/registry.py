@@ -1,8 +1,8 @@
-"""A local registry that receives an image's layers from the local engine, compressed.
+"""A local registry that receives an image's compressed layers from the local engine.
 
 The engine pushes only the requested layers, and remembers the compressed digests of earlier pushes,
 so that it compresses only layers that have changed. Layers are kept for one push. The cache maps
-each compressed digest to its layer.
+each compressed digest to the diff id of its layer.
 
 Other users of this machine can connect to the registry, so the repository's name is a secret.
 """
@@ -68,7 +68,7 @@ class Registry(ThreadingHTTPServer):
     def _listen(self, port_file: Path) -> None:
         """Listen on the last push's port if it is free.
 
-        Engines reuse layers only within one registry.
+        Engines recognize layers of earlier pushes only if the registry has the same port.
         """
         try:
             super().__init__(("127.0.0.1", int(port_file.read_text())), _Handler)
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def parse_request(self) -> bool:
-        """Refuse requests for anything except this push's repository."""
+        """Refuse requests for anything except `/v2/` and this push's repository."""
         if not super().parse_request():
             return False
         mine = f"/v2/{self.server.name}/"

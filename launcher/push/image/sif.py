@@ -64,7 +64,7 @@ def _convert(image: str, progress: PushProgress, draft: Path) -> None:
     progress.say(f"converting {image} for Apptainer (only once); this may take minutes")
     if not shutil.which("apptainer"):
         raise PushFailed(
-            f"apptainer, which ddpctl needs to convert {image}, is not installed",
+            f"ddpctl needs apptainer to convert {image}, but it is not installed",
             f"install it, or run `docker save -o FILE {image}`, then `apptainer build NAME.sif "
             "docker-archive:FILE` on another machine, and set job.image to NAME.sif",
             host="this machine",

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates the virtual environment for the wheels with digest $1 and Python $2, unless it exists and works.
+# Creates the virtual environment of Python $2 with the wheels of the tree $1 (its digest), unless the
+# environment exists and works.
 . ../../engines/find_python.sh
 python=$(find_python "$2") || exit 1
 wheels=$HOME/.ddpctl/wheels/$1 venv=$HOME/.ddpctl/venvs/$1

@@ -1,4 +1,4 @@
-"""The packages of `job.requirements`: wheels for the hosts' Pythons, and environments made of them.
+"""The packages of `job.requirements`: wheels for the hosts' Pythons, and environments made from them.
 
 This machine downloads the wheels once, into one tree with a folder for each Python version and
 architecture that the hosts have. The tree also contains this machine's pip, so that a host needs
@@ -125,7 +125,7 @@ def _collect(job: Job, targets: Sequence[WheelTarget], progress: PushProgress) -
 
     def make(draft: Path) -> None:
         for target in targets:
-            what = f"the packages of {source.name} for Python {target.folder}"
+            what = f"the packages in {source.name} for Python {target.folder}"
             progress.say(f"downloading {what}")
             _download(source, text, target, draft)
         # so that a different Python gives a different digest and thus a different environment

@@ -28,7 +28,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A byte stream for the stdin of a command on each host. `chunks` always yields all of it."""
+    """A byte stream for the stdin of a command on each host. Each call of `chunks` yields all of it."""
 
     part: str  # image, wheel, dataset, workdir
     command: Callable[[HostConnection], tuple[str, ...]]

@@ -1,8 +1,8 @@
 """Runs on a host during a push: receives payloads from an earlier host and passes them on.
 
-Standard library only, Python 3.8 or later. Its source comes over SSH, and nothing is installed. It
-ends when its standard input closes. Orders arrive on standard input, one JSON object per line. `op`
-is the name of a method:
+Standard library only, Python 3.8 or later. Its source is sent over SSH, and nothing is installed.
+It ends when its standard input closes. Orders arrive on standard input, one JSON object per line.
+`op` is the name of a method:
 
     hello    certificate, key: those of this push; address: where other hosts reach this one
     open     id, argv, upstreams [[address, port], ...]: a payload and the command that reads it
@@ -56,7 +56,7 @@ Upstreams = List[Tuple[str, int]]  # addresses and ports
 
 
 class Spool:
-    """A stream on disk that is read while it grows. Its files have no names, so none remains."""
+    """A stream on disk that is read while it grows. Its files have no names, so none is left behind."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.size = folder, 0

@@ -115,7 +115,7 @@ class Relay:
                 return None
             self._unread += chunk
             if len(self._unread) > MAX_EVENT:
-                raise ValueError("a message that does not end")
+                raise ValueError("the agent sent a message that does not end")
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             event, id, count, text = parse_json(line, MAX_ITEMS)

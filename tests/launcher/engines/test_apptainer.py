@@ -169,7 +169,7 @@ def test_an_image_is_converted_once(
         sif.image_file("other:1", progress)
     monkeypatch.setenv("PATH", "/bin")
     with pytest.raises(
-        PushFailed, match="apptainer, which ddpctl needs to convert mine:1, is not installed"
+        PushFailed, match="ddpctl needs apptainer to convert mine:1, but it is not installed"
     ):
         sif.image_file("mine:1", progress)
     apptainer = tmp_path / "apptainer"  # build --disable-cache FILE docker-archive:ARCHIVE

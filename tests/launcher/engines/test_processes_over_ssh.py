@@ -154,7 +154,7 @@ def test_the_packages_of_a_job_are_installed_once_for_all_runs_and_hosts_need_no
     done = machine.ddpctl("launch", "hosts.yaml", "--no-check")
     [venv] = [path for path in store.glob("venvs/*") if path.is_dir()]
     assert [line.split("] ")[1] for line in done.stdout.splitlines()] == [f"42 {venv}"] * 4
-    assert "downloading the packages of requirements.txt for Python 3." in done.stderr
+    assert "downloading the packages in requirements.txt for Python 3." in done.stderr
     made = (venv / "ready").stat().st_mtime_ns
     again = machine.ddpctl("launch", "hosts.yaml", "--no-push")
     assert "downloading" not in again.stderr and (venv / "ready").stat().st_mtime_ns == made

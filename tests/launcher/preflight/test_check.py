@@ -196,7 +196,7 @@ def test_an_own_name_that_stands_for_loopback(
     finally:
         names.write_text(before)
     assert (finding.severity, finding.host) == ("warning", net.address(3))
-    assert "its own name, node3, resolves to 127.0.1.1" in finding.what
+    assert "its own name (node3) resolves to 127.0.1.1" in finding.what
 
 
 def test_another_mtu(net: Namespaces, survey: Callable[..., Survey]) -> None:

@@ -255,7 +255,7 @@ FAULTS = {
     ),
     "folder of job.mounts": (
         lambda m: with_details(m, missing=("/scratch",)),
-        ("failure", "disk", "/scratch, named in job.mounts, does not exist", "job.mounts"),
+        ("failure", "disk", "/scratch does not exist, but job.mounts names it", "job.mounts"),
     ),
     "home that cannot be written": (
         lambda m: with_details(m, home_error="Read-only file system"),
@@ -286,7 +286,7 @@ FAULTS = {
     ),
     "own name on loopback": (
         lambda m: with_details(m, resolved="127.0.1.1"),
-        ("warning", "network", "its own name, gpu1, resolves to 127.0.1.1", "/etc/hosts"),
+        ("warning", "network", "its own name (gpu1) resolves to 127.0.1.1", "/etc/hosts"),
     ),
     "interface that is not there": (
         lambda m: replace(m, hosts=(Host("gpu1", interface="ib0"),)),
@@ -322,7 +322,7 @@ FAULTS = {
     ),
     "part of a run left": (
         lambda m: with_engine(m, nodes=(status("old", 1, "running"), status("old", 0, "exited"))),
-        ("warning", "runs", "node 1 of run old (eve@head) is still running, but other nodes have ended",
+        ("warning", "runs", "node 1 of run old (eve@head) is still running, but another node has ended",
          "`ddpctl kill old`"),
     ),
     "paused": (

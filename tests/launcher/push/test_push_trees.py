@@ -164,7 +164,7 @@ def test_a_full_disk_is_one_line_and_publishes_nothing(
         pytest.skip("may not mount")
     try:
         with pytest.raises(
-            HostsNotReady, match="free up disk space there, then push again"
+            HostsNotReady, match="free up space on that disk, then push again"
         ) as caught:
             pushes([machine], dataset=str(data))
         assert "\n" not in str(caught.value)

@@ -159,4 +159,5 @@ def with_named(
             if file.is_file():
                 yield str(file.relative_to(source.parent)), file
         if path.is_file() and not line.startswith(("-f", "--find")):
-            yield from with_named(path, path.read_text("utf-8"), wheels=wheels, depth=depth + 1)
+            nested = with_named(path, path.read_text("utf-8"), wheels=wheels, depth=depth + 1)
+            yield from ((str(named.parent / name), file) for name, file in nested)

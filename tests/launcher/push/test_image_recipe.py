@@ -174,3 +174,13 @@ torch @ https://download.pytorch.org/whl/torch-2.8.0%2Bcpu-cp311-linux_x86_64.wh
 """
     named = list(with_named(tmp_path / "requirements.txt", text, wheels=True))
     assert [name for name, _ in named] == ["pins.txt"]
+
+
+def test_files_that_an_included_file_includes_keep_their_folder(tmp_path: Path) -> None:
+    """pip looks for them in the folder of the file that includes them."""
+    (tmp_path / "sub" / "deep").mkdir(parents=True)
+    (tmp_path / "sub" / "a.txt").write_text("-r deep/b.txt\n")
+    (tmp_path / "sub" / "deep" / "b.txt").write_text("timm\n")
+    named = list(with_named(tmp_path / "requirements.txt", "-r sub/a.txt\n"))
+    assert [name for name, _ in named] == ["sub/a.txt", "sub/deep/b.txt"]
+    assert [file for _, file in named] == [tmp_path / name for name, _ in named]

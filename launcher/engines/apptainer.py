@@ -18,8 +18,10 @@ from .process import Processes
 PYTHON = load_script(__file__, "python_in_apptainer.sh")
 CHECK = load_script(__file__, "check_apptainer.sh")
 ADMINISTRATOR = "ask the host's administrator to"
+INSTALL = "install it on that host: https://apptainer.org/docs/admin/latest"
+INSTALL = "install it on that host: https://apptainer.org/docs/admin/latest"
 PROBLEMS = {  # exit code of check_apptainer.sh -> the problem, the remedy
-    3: ("Apptainer is not installed", "install it there: https://apptainer.org/docs/admin/latest"),
+    3: ("Apptainer is not installed", INSTALL),
     4: (
         "Apptainer cannot start containers: user namespaces are off, and it is not setuid root",
         f"{ADMINISTRATOR} allow user namespaces or install apptainer-suid",
@@ -28,7 +30,10 @@ PROBLEMS = {  # exit code of check_apptainer.sh -> the problem, the remedy
         "Apptainer cannot mount images: this user cannot write to /dev/fuse",
         f"{ADMINISTRATOR} run `chmod 666 /dev/fuse`",
     ),
-    6: ("Apptainer cannot mount images: squashfuse is not installed", "install squashfuse there"),
+    6: (
+        "Apptainer cannot mount images: squashfuse is not installed",
+        "install squashfuse on that host",
+    ),
 }
 
 
@@ -37,7 +42,7 @@ class Apptainer(Processes):
     exec_script: ClassVar[str] = load_script(__file__, "exec_apptainer.sh")
 
     def engine_info(self, image: str) -> EngineInfo | None:
-        """Return None: there is no image store. Raises CommandFailed if Apptainer cannot run."""
+        """Return None, because there is no image store. Raises CommandFailed if Apptainer cannot run."""
         done = self.connection.script(CHECK)
         if done.code:
             what, remedy = PROBLEMS.get(done.code, (f"Apptainer failed: {done.reason}", ""))

@@ -31,7 +31,7 @@ class Engine(Protocol):
     def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         """Create the node without starting it.
 
-        user_env: the variables that the user sets. They are not in the plan, as they may be secret.
+        user_env: the variables that the user sets, which may be secret and are not in the plan.
         """
 
     def start(self, node: NodePlan) -> None:

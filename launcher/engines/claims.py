@@ -34,7 +34,7 @@ def rivals(run_id: str, wanted: Collection[str], listed: Iterable[NodeStatus]) -
 
 
 def without_idle_tickets(listed: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """Return `listed` without the tickets of live nodes, which already have what these reserve."""
+    """Return `listed` without the tickets of live nodes, which already have what the tickets reserve."""
     listed = list(listed)
     alive = {(each.host, each.run_id, each.node_rank) for each in listed if each.alive}
     return [
@@ -76,4 +76,4 @@ def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus
     if since := rival.since or rival.started:
         moment = datetime.datetime.fromtimestamp(since, datetime.UTC)
         when = f" (since {moment:%Y-%m-%dT%H:%M:%SZ})"
-    return f"run {rival.run_id} of {rival.owner} {has} {' and '.join(what)}{when}"
+    return f"run {rival.run_id} ({rival.owner}) {has} {' and '.join(what)}{when}"

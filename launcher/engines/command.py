@@ -2,7 +2,7 @@
 
 Podman serves the Docker API too, but it has no daemon, and its socket is often not enabled. ddpctl
 therefore starts Podman's API service itself, on its own socket, for as long as it is needed.
-`flock` ensures that only one service runs, and detects a stale socket of a killed service.
+`flock` ensures that only one service runs, and detects a socket left by a killed service.
 """
 
 import re
@@ -17,7 +17,7 @@ NOT_INSTALLED = "docker: not found"
 PROBLEMS = {  # pattern in the output of the engine or its command -> the problem, the remedy
     "ontext not found": (
         "the current context of its docker command does not exist",
-        "look at `docker context ls` and DOCKER_CONTEXT there",
+        "on that host, check `docker context ls` and $DOCKER_CONTEXT",
     ),
     "no runtime directory": (
         "Podman needs a runtime directory (XDG_RUNTIME_DIR), but there is none",
@@ -25,7 +25,7 @@ PROBLEMS = {  # pattern in the output of the engine or its command -> the proble
     ),
     "podman system service did not start": (
         "Podman's API service did not start",
-        "run `podman system service --time=10` there and see what it prints",
+        "on that host, run `podman system service --time=10` and see what it prints",
     ),
     "ermission denied|PermissionError": (
         "this user is not allowed to use Docker",
@@ -33,7 +33,7 @@ PROBLEMS = {  # pattern in the output of the engine or its command -> the proble
     ),
     "is not a docker command|unknown command|Usage:|BadStatusLine": (
         "its docker command is too old: it has no `docker system dial-stdio`",
-        "install Docker 18.09 or newer there",
+        "install Docker 18.09 or newer on that host",
     ),
     NOT_INSTALLED: (
         "Docker is not installed",
@@ -62,4 +62,4 @@ def unavailable(name: str, printed: str) -> DockerUnavailable:
         if re.search(pattern, text):
             return DockerUnavailable(problem, remedy, host=name)
     remedy = "run `docker info` on that host and see what it prints"
-    return DockerUnavailable(f"Docker does not answer: {text[-300:]}", remedy, host=name)
+    return DockerUnavailable(f"no usable answer from Docker: {text[-300:]}", remedy, host=name)

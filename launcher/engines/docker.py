@@ -192,7 +192,7 @@ class Docker(Engine):
             except CommandTimeout:
                 raise CommandTimeout(
                     f"a test container did not end within {duration(timeout)}",
-                    "look at the output of `docker ps` and the load on that host",
+                    "check the output of `docker ps` and the load on that host",
                     host=self.connection.name,
                 ) from None
             finally:

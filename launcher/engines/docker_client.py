@@ -48,7 +48,7 @@ REMEDIES = {  # text in the engine's refusal -> remedy
     "executable file not found": "install python3 in the image, on its PATH",
 }
 SDK_ERRORS = (docker.errors.DockerException, RequestException, HTTPError)
-LOOK_AT_DOCKER = "look at the engine's log on that host (`journalctl -u docker`)"
+LOOK_AT_DOCKER = "check the engine's log on that host (`journalctl -u docker`)"
 
 
 def docker_of(connection: HostConnection) -> Api:
@@ -154,8 +154,8 @@ class Api(docker.APIClient):
         for chunk in answer.raw.stream(CHUNK, decode_content=False):
             body += chunk
         if answer.is_redirect or "Content-Encoding" in answer.headers:
-            what = "what listens there is not a Docker Engine: its reply is a redirect or "
-            raise unavailable(self.name, f"{what}is compressed")
+            what = "the server on that socket is not a Docker Engine: its reply is a redirect or "
+            raise unavailable(self.name, f"{what}compressed")
         if not answer.ok:  # the SDK expects a message, and detects the charset of other text
             with contextlib.suppress(ValueError, LookupError, TypeError):
                 body = bytearray(str(parse_json(bytes(body))["message"]).encode(errors="replace"))

@@ -51,7 +51,7 @@ class ImageStore:
         return image
 
     def build(self, context: bytes, name: str) -> Iterator[str]:
-        """Build an image from a tar archive with a Dockerfile. Yield the lines that are printed."""
+        """Build an image from a tar archive with a Dockerfile. Yield the lines that the build prints."""
         api = self._api
         how: Any = {"custom_context": True, "rm": True, "network_mode": "host"}
         with api.explained():
@@ -136,7 +136,7 @@ class ImageStore:
             self._api.tag(image_id, repository, tag)
 
     def untag(self, name: str) -> None:
-        """Remove one name of an image; keep the image if it has another name. Ignores errors."""
+        """Remove one of an image's names; keep the image if it has another. Ignores errors."""
         with contextlib.suppress(DdpctlError, RequestException):
             self._api.remove_image(name, noprune=True)
 

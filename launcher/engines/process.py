@@ -1,7 +1,7 @@
 """The process engine: torchrun in a Python environment on the host, without a container.
 
-A node is one detached process, the same supervisor as in a container. All of this engine's state is
-in files on the host, which `sh` scripts read and write there; process_files.sh describes them.
+A node is one detached process, the same supervisor as in a container. This engine keeps all state in
+files on the host, which `sh` scripts read and write; process_files.sh describes the files.
 """
 
 import json
@@ -59,7 +59,7 @@ class Processes(Engine):
         self._script("start the node", START, *words, *entering, *supervisor, stdin=environment)
 
     def _enter(self, node: NodePlan) -> Sequence[str]:
-        """Return the words that run a command in the node's container; () without a container."""
+        """Return the words that run a command in the node's container; () if there is none."""
         return ()
 
     def wait(self, place: Place) -> NodeStatus:
@@ -137,7 +137,9 @@ class Processes(Engine):
         timeout: float = SCRIPT_TIME,
     ) -> Completed:
         done = self.connection.script(text, *args, stdin=stdin.encode(), timeout=timeout)
-        remedy = "look at `df -h` and at the permissions of /tmp and ~/.ddpctl there"
+        remedy = (
+            "check the free space (`df -h`) and the permissions of /tmp and ~/.ddpctl on that host"
+        )
         if "there is no " in done.reason:  # printed by find_python.sh
             remedy = NO_PYTHON
         return done.expect(f"cannot {what}", remedy, self.connection.name)

@@ -1,4 +1,4 @@
-"""The status of a node, or of a ticket (its place in line), from its labels and from the engine.
+"""The status of a node, or of a ticket (a run's place in line), from its labels and from the engine.
 
 Hosts are outside the trust boundary. A node with malformed labels is skipped with one warning.
 """
@@ -139,7 +139,7 @@ def read_status(
     if odd := odd_label(text):
         warn_once(
             f"{host}: skipped {host_text(handle)}, whose labels were not written by ddpctl "
-            f"({odd} {host_text(text[odd])!r}); remove it there if it is not in use"
+            f"({odd} {host_text(text[odd])!r}); remove it from that host if it is not in use"
         )
         return None
     return replace(

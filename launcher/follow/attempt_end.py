@@ -20,7 +20,7 @@ from ..terminal.console import Console
 from ..text import duration
 from .monitor import FollowedNode
 
-MOST_RESTARTS = 50  # how many of an attempt's newest restarts have their evidence kept
+MOST_RESTARTS = 50  # evidence is kept only for this many of an attempt's newest restarts
 
 
 def explain(
@@ -87,8 +87,8 @@ def ask_kernels(
 def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     """Print how the attempt ended, and its first failure."""
     if attempt.state is RunState.UNKNOWN:
-        later = "ddpctl will stop it on next contact"
-        console.say(f"run {run_id} may still be alive on these hosts; {later}")
+        where = "on hosts that have not confirmed its stop"
+        console.say(f"run {run_id} may still be alive {where}; ddpctl will stop it at next contact")
         return
     failure = attempt.first_failure
     if failure is None:
@@ -108,7 +108,7 @@ def report_next(record: RunRecord, console: Console) -> None:
     if began is None or ended is None:
         return
     if attempt.state is RunState.SUCCEEDED:
-        hint = f"`ddpctl fetch {run_id}` copies its checkpoints and outputs here"
+        hint = f"`ddpctl fetch {run_id}` copies its checkpoints and outputs to this machine"
     else:
         hint = f"`ddpctl resume {run_id}` starts another attempt"
     which = f"attempt {attempt.number} " if attempt.number > 1 else ""

@@ -1,8 +1,8 @@
 """The user's hooks: --on-exit, run once after the run has ended, and --on-event, for each event.
 
 Hooks get the outcome in their environment. The run's folder keeps their commands for the process
-that follows the run: the launching command or, once that has ended, the recorder. They are not in
-run.json, because run.json is sent to the hosts and a command may contain a token.
+that follows the run: the launching command or, once that has ended, the recorder. The commands are
+not in run.json, because run.json is sent to the hosts and a command may contain a token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def event_command(folder: RunFolder) -> str | None:
 class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
     """Runs the stored --on-exit command at the end of the block, unless the run is still live.
 
-    In that case, its recorder runs the command later. An UNKNOWN run does not count as live. Set
+    The recorder of a live run runs the command later. An UNKNOWN run does not count as live. Set
     `outcome` before the block ends.
     """
 
@@ -71,7 +71,7 @@ class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
             run_on_exit(command, self._folder, record, code, self._console)
 
     def _take(self, path: Path) -> str | None:
-        """Return the command and delete its file; None on an error or if another process has it."""
+        """Return the command and delete its file; None if that fails or another process has taken it."""
         try:
             command = read_record(path)
             path.unlink()  # succeeds in only one process
@@ -99,7 +99,7 @@ class EventHook(contextlib.AbstractContextManager["EventHook"]):
         self._commands = ThreadPoolExecutor(1)
 
     def __call__(self, event: str, record: RunRecord, **values: object) -> None:
-        """Queue an event. values: its host, node_rank, exit_code and message, where it has them."""
+        """Queue an event. values: its host, node_rank, exit_code and message, if it has them."""
         if self._command is None:
             return
         named = {"host": "", "node_rank": "", "message": "", **values, "event": event}

@@ -16,7 +16,7 @@ POLL = 0.2  # seconds that one `take` may last
 
 @dataclass(frozen=True)
 class NewEntries:
-    """New entries of the journal. consumed: bytes read so far, including an unfinished line."""
+    """New entries of a node's journal. consumed: bytes read so far, including an unfinished line."""
 
     node_rank: int
     entries: list[LogEntry]
@@ -34,7 +34,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class ContactReport:
-    """Contact changed. lost: why it was lost; None if restored. gone: a probe got no answer."""
+    """Whether a node's host answers. lost: why not; None if it does. gone: whether a probe failed."""
 
     node_rank: int
     lost: DdpctlError | None
@@ -53,7 +53,7 @@ class Inbox:
         self._queue: queue.Queue[Item] = queue.Queue(SIZE)
 
     def put(self, item: Item) -> None:
-        """Add an item, when there is room for it. Drops the item if the inbox is closed."""
+        """Wait until there is room, then add the item. Drops the item if the inbox is closed."""
         while not self.closed.is_set():
             try:
                 self._queue.put(item, timeout=0.5)

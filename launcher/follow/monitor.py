@@ -190,7 +190,10 @@ class Monitor:
         return observations
 
     def _take_event(self, node: FollowedNode, at: float, event: Event) -> Observation | None:
-        """Keep an event. Return what to observe, or None. at: unix seconds, the node's clock."""
+        """Keep an event. Return the observation that it causes, or None.
+
+        at: unix seconds, by the node's clock.
+        """
         if isinstance(event, Unreadable):
             if node.unreadable or not event.known:
                 return None
@@ -203,7 +206,7 @@ class Monitor:
         node.event_bytes += len(repr(event))
         is_first_end = isinstance(event, End) and node.end is None
         if node.event_bytes > MOST_EVENTS and not is_first_end:
-            return None  # no genuine supervisor writes so many
+            return None  # no genuine supervisor writes so many events events
         node.events.append((at, event))
         if isinstance(event, End):
             node.exit_code, node.end_received = event.exit_code, time.monotonic()
@@ -224,7 +227,10 @@ class Monitor:
             node.lost_since = node.lost_since or time.monotonic()
 
     def _contact_changes(self, wait: float) -> list[ContactChange]:
-        """Return which contacts were lost or restored, `wait` seconds after the first change."""
+        """Return the contacts that were lost or restored since the last call.
+
+        Returns them only once `wait` seconds have passed since the first change.
+        """
         changed = [node for node in self.nodes.values() if node.lost is not node.announced]
         if not changed:
             self._changed_at = time.monotonic()
@@ -250,7 +256,7 @@ class Monitor:
     def _has_ended(self, node: FollowedNode, now: float) -> bool:
         if node.gone:
             return True
-        if node.end is not None:  # this is enough if the engine no longer answers
+        if node.end is not None:  # the `end` event is enough if the engine no longer answers
             silent = now - node.end_received > ENGINE_TIMEOUT
             return node.exited or (silent and self._inbox.was_empty)
         late = now - node.reported_at > DRAIN_TIMEOUT and self._inbox.was_empty
@@ -273,7 +279,7 @@ class Monitor:
         return any(not node.succeeded for node in ended) and now - max(silent) > SILENCE_TIMEOUT
 
     def _probe_remaining_nodes(self, now: float) -> None:
-        """After another node's failure, probe the nodes that still seem to run.
+        """After a node has failed, probe the nodes that still seem to be running.
 
         All nodes should end within seconds of a failure. A node that does not end may be on a host
         without power, which SSH alone takes much longer to notice.

@@ -85,11 +85,11 @@ class NodeWatcher:
         if self._past:  # the lines were shown before, but the diagnosis needs the events
             done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
             entries = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-            # they end where the shown lines end, so that the store's mark stays where it is
+            # let them end where the shown lines end, so that the store's mark does not move back
             entries = [entry._replace(end=self._past) for entry in entries]
             yield NewEntries(self.node_rank, entries, self._past)
             self._past = 0
-        start = self._reader.consumed + 1  # for tail, bytes count from 1
+        start = self._reader.consumed + 1  # `tail -c` counts bytes from 1
         stream = connection.open_script(TAIL, str(start), journal, stdin=False)
         self._stream = stream
         yield ContactReport(self.node_rank, None)

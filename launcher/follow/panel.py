@@ -1,6 +1,6 @@
-"""The live panel of `launch` and `attach`, which shows the nodes and the progress as terminal lines.
+"""The live panel of `launch` and `attach`: the lines that show the nodes and the progress.
 
-`launcher.terminal.live` draws them.
+`launcher.terminal.live` draws the lines.
 """
 
 import contextlib

@@ -68,7 +68,9 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
             except DdpctlError:
                 raise
             except Exception as error:
-                error.add_note(f"the run goes on: `ddpctl attach {run.folder.run_id}`")
+                error.add_note(
+                    f"the run goes on; follow it with `ddpctl attach {run.folder.run_id}`"
+                )
                 raise
         if outcome.interrupted:
             interrupts.forget()  # further signals would ask for the same
@@ -105,7 +107,7 @@ class Session:
         return self._conclude() if leaving is None else self._leave(leaving)
 
     def _watch(self, observations: Iterable[Observation]) -> int | None:
-        """React to the observations. Return the signal that makes us leave; None at the end."""
+        """React to the observations. Return the signal that makes us leave the run, or None."""
         for observation in observations:
             match observation:
                 case NewEntries(node_rank, entries):
@@ -217,7 +219,7 @@ class Session:
                 detach.start_recorder(self.run.folder)
             except DdpctlError as error:
                 self.console.error(str(error))
-        self.console.say(f"the run goes on: `ddpctl attach {self.record.run_id}`")
+        self.console.say(f"the run goes on; follow it with `ddpctl attach {self.record.run_id}`")
         return Outcome(RunState.RUNNING, interrupted=number != signal.SIGQUIT)
 
     def _conclude(self) -> Outcome:

@@ -1,7 +1,7 @@
 """Find the nodes that hold up a live run. Pure.
 
 In a synchronous run, all ranks take the same time per step, because they wait for the slowest one.
-Two other measures tell them apart. ddpctl's trainer reports how long each rank works before it
+Two other measures show which one that is. ddpctl's trainer reports how long each rank works before it
 waits for the others. In any script, a GPU that is used less is waiting for its host, and a GPU with
 a lower clock is throttled; a GPU that waits in NCCL for another rank counts as used and keeps its
 full clock.
@@ -21,16 +21,17 @@ MEASURES: dict[str, Callable[[GpuLoad], int]] = {
 
 
 def slow_nodes(ratios: Mapping[int, float], usages: Mapping[int, Usage]) -> dict[int, str]:
-    """Return why nodes are slow, by node rank: `slow: rank 3 at 1.6 times the median step`.
+    """Return why nodes are slow, by node rank: `slow: rank 3 at 1.6 times the median step time`.
 
-    ratios: the slow ranks' step times over the median, from the trainer. usages: each node's
+    ratios: each slow rank's step time divided by the median, from the trainer. usages: each node's
     newest Usage.
     """
     places = {rank: node for node, usage in usages.items() for rank in usage.ranks}
     slow: dict[int, str] = {}
     for rank, ratio in ratios.items():
         if rank in places:
-            slow.setdefault(places[rank], f"slow: rank {rank} at {ratio:g} times the median step")
+            words = f"slow: rank {rank} at {ratio:g} times the median step time"
+            slow.setdefault(places[rank], words)
     # compare GPUs of the most common model only, because other models have other clocks
     size = statistics.mode([load.total for each in usages.values() for load in each.minute] or [0])
     gpus = {

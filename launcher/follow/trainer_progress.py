@@ -26,7 +26,8 @@ class Progress:
     img_s: float | None = None
     eta: float | None = None  # seconds
     top1: float | None = None
-    slow: Mapping[int, float] = field(default_factory=dict)  # step times over the median, by rank
+    # each slow rank's step time divided by the median, by rank
+    slow: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def brief(self) -> str:

@@ -166,7 +166,7 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         yield failure(what, "set job.master_port to 1024 or higher, or to auto")
     elif run and not fleet.waits:
         remedy = f"set job.master_port: auto, or run `ddpctl kill {run.run_id}`"
-        yield failure(f"port {port} is taken by run {run.run_id} of {run.owner}", remedy)
+        yield failure(f"port {port} is taken by run {run.run_id} ({run.owner})", remedy)
     elif port in machine.facts.listening and not run:
         what = f"port {port} is taken by {machine.details.holder or 'a process'}"
         yield failure(what, "set job.master_port: auto, or stop the process")

@@ -49,11 +49,11 @@ def hosts_to_ask(source: Source, console: Console) -> Cluster:
 
 
 def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the run that `target` names: its id, a unique prefix of the id, or hosts.
+    """Return the run that `target` names by its id, by a unique prefix of the id, or by its hosts.
 
-    Hosts stand for their newest run, and None for the newest run. With `hosts`, looks for the run
-    on those hosts, and writes a record of it if this machine has none. Raises UsageError or
-    NodesFailed if the run cannot be found.
+    Hosts mean their newest run; None means the newest run recorded on this machine. With `hosts`,
+    looks for the run on those hosts, and writes a record of it if this machine has none. Raises
+    UsageError or NodesFailed if the run cannot be found.
     """
     if names_hosts(target):
         hosts, target = target, None
@@ -66,7 +66,8 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
         if not folder.is_recorded:
             for status in list_nodes(connections, cluster, folder.run_id)[0]:
                 if status.waits:
-                    what = f"{folder.run_id}, of {status.owner}, is waiting in line for GPUs"
+                    owner = f" (owner: {status.owner})" if status.owner else ""
+                    what = f"{folder.run_id}{owner} is waiting in line for GPUs"
                     remedy = f"run `ddpctl ps {hosts}` to see what it is waiting for"
                     raise UsageError(f"{what} and has nothing to show yet", remedy)
             adopt(folder, connections, cluster, console)
@@ -109,7 +110,7 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
 
 
 def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
-    """Return the id of the run on the hosts whose id starts with `prefix`.
+    """Return the id of the hosts' run whose id starts with `prefix`.
 
     Without a prefix, return the id of the newest live run or, if none is alive, of the newest run.
     Killed runs are found by their folders. Raises UsageError if there is no such run, or if only
@@ -137,7 +138,7 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
         others = newest_run(there for host, there in runs.items() if host not in where)
         if run_id and others and len(where) == 1 and not run_folder(run_id).is_recorded:
             what = f"the newest run is {run_id}, but only {where[0]} lists it"
-            elsewhere = f"and {others} is the newest on other hosts"
+            elsewhere = f"and {others} is the newest on the other hosts"
             remedy = "name the run that you mean"
             raise UsageError(f"{cluster.source}: {what}, {elsewhere}", remedy)
     if run_id is None:
@@ -152,7 +153,7 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
 
 
 def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:
-    """Return the id of the newest live run or, if none is alive, of the newest run; None without runs.
+    """Return the id of the newest live run or else of the newest run; None if there are no runs.
 
     Sanity runs do not count. runs: for each host, its run ids and whether each is alive there.
     """

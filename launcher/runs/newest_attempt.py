@@ -67,9 +67,7 @@ def in_rank_order(
             (connection for connection in rest if connection.name == entry.host), None
         )
         if connection is None:
-            what = (
-                f"{folder.hosts_file}: {entry.host}, the host of node {entry.node_rank}, is missing"
-            )
+            what = f"{folder.hosts_file}: host {entry.host} of node {entry.node_rank} is missing"
             remedy = (
                 f"put it back, or remove {folder.record_file} and pass --hosts to make a new record"
             )
@@ -102,7 +100,7 @@ def sync_logs(
 ) -> dict[str, DdpctlError]:
     """Copy the log lines that `store` lacks from every node. Return the errors by host.
 
-    store: None to do nothing.
+    Does nothing if `store` is None.
     """
     if store is None:
         return {}
@@ -127,8 +125,9 @@ def sync_logs(
         except OSError as error:
             name = error.filename or store.folder
             raise StateError(
-                f"its log is not recorded here: cannot write {name}: {error.strerror or error}",
-                "free up space or fix the file's permissions here; the host still has the log",
+                f"its log was not copied: cannot write {name}: {error.strerror or error}",
+                "on this machine, free up space or fix the file's permissions; the host still has "
+                "the log",
                 host=connection.name,
             ) from None
 

@@ -67,7 +67,7 @@ class NodeRecord:
 class RestartRecord:
     """An automatic restart, recorded in the attempt that failed.
 
-    cause, host, node_rank, rank, message: those of the failure. saved: whether a new checkpoint was
+    cause, host, node_rank, rank, message: of the failure. saved: whether a new checkpoint was
     saved between the previous start and the failure.
     """
 
@@ -223,7 +223,7 @@ class RunFolder:
         return os.path.lexists(self.record_file)
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
-        """Return the path for the evidence of an attempt's failure, or of the one before `restart`."""
+        """Return the path for the evidence of an attempt's failure, or of its failure before `restart`."""
         name = f"attempt-{attempt}" if restart is None else f"attempt-{attempt}-restart-{restart}"
         return make_folder(self.logs) / f"failure-{name}.txt"
 
@@ -268,7 +268,10 @@ class RunFolder:
             _warned.add(self.path)
 
     def is_settled(self) -> bool:
-        """Return whether the run has ended with all stops confirmed, as run.json's head shows."""
+        """Return whether the run has ended and all its stops are confirmed.
+
+        Judges by the head of run.json, without parsing the rest.
+        """
         try:
             text = read_record(self.record_file)
         except (OSError, ValueError):
@@ -276,7 +279,7 @@ class RunFolder:
         return self.path not in _unsaved and SETTLED.match(text) is not None
 
     def load(self) -> RunRecord:
-        """Return the record; if it could not be saved, from memory. Raises UnreadableRecord."""
+        """Return the record, from memory if it could not be saved. Raises UnreadableRecord."""
         if self.path in _unsaved:
             return _unsaved[self.path]
         try:

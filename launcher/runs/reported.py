@@ -1,6 +1,6 @@
 """Read runs as their hosts report them, from the folders that remain after `kill`.
 
-Only plain values are taken from hosts: which nodes ran there, attempts, states, times and digests.
+Only plain values are taken from hosts: which nodes ran on them, attempts, states, times and digests.
 Malformed values are left out. In the record of a run that another machine started, the hosts,
 users, identities, engine and command come from the user's own hosts file.
 """
@@ -110,18 +110,18 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
 
 
 def agreed_attempt(newest: Iterable[int]) -> int:
-    """Return a run's newest attempt that two hosts report or, with one host, that it reports.
+    """Return the newest attempt that two hosts confirm or, if only one host has the run, its newest.
 
-    newest: the newest attempt on each host. A host that the run has left still reports an older
-    one. A single host cannot hide the others by reporting a later attempt that no other host
-    confirms.
+    newest: the newest attempt on each host. A host that the run no longer uses still reports an
+    older attempt. A later attempt that no other host confirms does not count, so that one host
+    alone cannot hide the attempt of all others.
     """
     first, *others = sorted(newest, reverse=True)
     return others[0] if others else first
 
 
 def ended_nodes(connections: Sequence[HostConnection]) -> list[NodeStatus]:
-    """Return the ended nodes of all runs, except those of attempts before the agreed one."""
+    """Return the ended nodes of all runs, except those of attempts before the agreed attempt."""
     by_host, _ = reported_nodes(connections)
     newest: dict[str, dict[HostConnection, int]] = {}  # by run
     for connection, reports in by_host.items():
@@ -138,7 +138,7 @@ def ended_nodes(connections: Sequence[HostConnection]) -> list[NodeStatus]:
 
 @dataclass(frozen=True)
 class RunReports:
-    """What hosts report about one run. failures: the errors of the hosts that do not."""
+    """What hosts report about one run. failures: the errors of hosts that did not answer."""
 
     run_id: str
     by_host: Mapping[HostConnection, Sequence[Report]]
@@ -215,7 +215,8 @@ def caught_up(
         return own
     try:
         theirs, ranks = build_record(reports, agreed, connections, cluster)
-        console.say(f"{own.run_id}: this machine's record is older; {source_of(reports, theirs)}")
+        why = "this machine's record is out of date"
+        console.say(f"{own.run_id}: {why}; {source_of(reports, theirs)}")
         attempts = [*own.attempts, *theirs.attempts[known:]]
         record = dataclasses.replace(own, hosts=theirs.hosts, attempts=attempts)
         hosts = tuple(connection.host for connection in ranks)

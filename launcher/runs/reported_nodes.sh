@@ -1,6 +1,6 @@
 #!/bin/sh
 # For each node on this host, of run $1 or of all runs, prints three lines about its newest attempt:
-# `RUN RANK ATTEMPT MARKED WRITTEN`, run.json, and the journal's last record. MARKED is 1 if the
+# `RUN RANK ATTEMPT MARKED WRITTEN`, run.json, and the journal's last entry. MARKED is 1 if the
 # user cancelled the attempt. WRITTEN is the journal's modification time in unix seconds.
 . ../plan/attempts.sh
 for node in "$runs"/${1:-*}/nodes/*; do

@@ -29,7 +29,7 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
             raise
         raise HostUnreachable(
             f"sshd did not answer the login request within {duration(transport.auth_timeout)}",
-            "check whether the user database (LDAP, PAM) is hanging there",
+            "check whether the user database (LDAP, PAM) is hanging on that host",
         ) from None
 
 
@@ -84,7 +84,7 @@ def _accepts(
             ) from None
         raise HostUnreachable(
             f"sshd hung up during the login: {error or type(error).__name__}",
-            "look at the log of sshd on that host (`journalctl -u ssh`)",
+            "check the log of sshd on that host (`journalctl -u ssh`)",
         ) from None
     if more:
         raise HostUnreachable(
@@ -102,10 +102,11 @@ class Keyring:
     unusable: list[str] = field(default_factory=list)
 
     def offers(self) -> Generator[tuple[str, paramiko.PKey]]:
-        """Yield (name, key): the agent's keys, led by those that the config names, then key files.
+        """Yield each key with its name.
 
-        The key from the hosts file precedes them all, because an agent with many keys would exhaust
-        MaxAuthTries.
+        The key from the hosts file comes first, because an agent with many keys would exhaust
+        MaxAuthTries. Then come the agent's keys that the config names, the agent's other keys, and
+        the key files.
         """
         own, files = self.route.host.identity_file, self.route.identity_files
         named = {public: path for path in files if (public := _public_key(path))}
@@ -125,7 +126,7 @@ class Keyring:
                     yield from self._from_file(path)
 
     def _agent_keys(self, connection: socket.socket) -> dict[bytes, paramiko.AgentKey]:
-        """Return the agent's keys by public key. paramiko's own agent only knows $SSH_AUTH_SOCK."""
+        """Return the agent's keys by public key. paramiko's agent knows only $SSH_AUTH_SOCK."""
         if not self.route.identity_agent:
             return {}
         agent = paramiko.agent.AgentSSH()

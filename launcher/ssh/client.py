@@ -1,4 +1,4 @@
-"""Commands on a host: channels of one SSH connection, or of several if sshd limits sessions."""
+"""Run commands on a host: in channels of one SSH connection, or of several if sshd limits sessions."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class SshStream(Stream):
                 raise self._loss() or BrokenPipeError("closed") from None
 
     def _loss(self) -> HostUnreachable | None:
-        """Return why the connection broke; None if the stream did not end because of that."""
+        """Return why the connection broke; None if the stream has ended for another reason."""
         if self._closed or self._channel.exit_status >= 0:
             return None
         return self.connection.loss()

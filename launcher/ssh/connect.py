@@ -122,7 +122,7 @@ def _exchange_keys(connection: Connection, route: Route) -> None:
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise HostUnreachable(
             f"its sshd and ddpctl have no algorithm in common: {error}",
-            "update OpenSSH there",
+            "update OpenSSH on that host",
         ) from None
     except BROKEN as error:
         if time.monotonic() - start >= timeout:  # paramiko's error is the same if sshd hung up
@@ -132,9 +132,8 @@ def _exchange_keys(connection: Connection, route: Route) -> None:
                 "check that this is sshd's port and that the machine is not overloaded",
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
-            raise HostUnreachable(
-                f"what answers{route.at} is not an SSH server", "correct the port of this host"
-            ) from None
+            what = f"the server that answered{route.at} is not an SSH server"
+            raise HostUnreachable(what, "correct the port of this host") from None
         raise
 
 

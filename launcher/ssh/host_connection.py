@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from .client import SshMachine
 
 R = TypeVar("R", bound="Resource")
-SHORT_OUTPUT, LONG_OUTPUT = (
-    8_000_000,
-    32_000_000,
-)  # bytes that a command may print; the latter if it prints a list
+SHORT_OUTPUT = 8_000_000  # bytes that a command may print
+LONG_OUTPUT = 32_000_000  # bytes that a command may print if it prints a list
 START_TIMEOUT = 30.0  # seconds within which a login shell must have started a command
 
 
@@ -158,7 +156,7 @@ class HostConnection:
         if self._resource and (explained := self._resource.explain(error)):
             return explained
         self._unusable = self._unusable or UnusableAnswer(
-            f"ddpctl could not handle its answer, {keep_traceback(error)}",
+            f"ddpctl could not handle its answer ({keep_traceback(error)})",
             "check that host; if nothing is wrong there, report this as a bug",
             host=self.name,
         )

@@ -1,6 +1,6 @@
 """Check a server's host key against known_hosts, following the policy in the ssh configuration.
 
-Lines are matched as `ssh` does (see sshd(8)): hashed names, wildcards, negations, `[host]:port`,
+Matches lines as `ssh` does (see sshd(8)): hashed names, wildcards, negations, `[host]:port`,
 @revoked and several files. paramiko's HostKeys supports only plain and hashed names.
 @cert-authority lines are not supported, but they are recognized for the error message.
 """
@@ -75,7 +75,7 @@ def read(files: Iterable[str]) -> list[KnownHostsLine]:
 
 
 def parse(text: str, file: str) -> list[KnownHostsLine]:
-    """Return the key lines in the text of one file. Skips all other lines, as `ssh` does. PURE."""
+    """Return the key lines in the text of one file. Skips all other lines, as `ssh` does. Pure."""
     lines = []
     for number, row in enumerate(text.split("\n"), 1):
         words = row.split()
@@ -91,7 +91,7 @@ def parse(text: str, file: str) -> list[KnownHostsLine]:
 def judge(
     lines: Sequence[KnownHostsLine], key: Key, names: Sequence[str]
 ) -> tuple[str, list[KnownHostsLine]]:
-    """Return a verdict on a host's `key`, and the lines that led to it. PURE.
+    """Return a verdict on a host's `key`, and the lines that led to it. Pure.
 
     The verdict is known, unknown, changed or revoked. As in `ssh`, the key is unknown rather than
     changed if all known keys are of other types. names: the host's names, most specific first.
@@ -114,8 +114,8 @@ def judge(
 def preferred_algorithms(route: Route, possible: Sequence[str]) -> tuple[str, ...]:
     """Return the algorithms in `possible`, with the types of the host's known keys first.
 
-    A server with several keys presents the one whose type comes first, so that should be a key
-    that we know.
+    A server with several keys presents the key whose type comes first, which should be a key that
+    we know.
     """
     lines = [line for line in _lines(route) if not line.marker]
     kinds = [line.key.kind for name in route.known_names for line in lines if line.matches(name)]

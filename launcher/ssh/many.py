@@ -56,7 +56,10 @@ def try_each(
 
 
 def one_per_account(connections: Iterable[HostConnection]) -> list[HostConnection]:
-    """Return one connection per account: several may log in to the same account of a machine."""
+    """Return one connection per account.
+
+    Several connections may log in to the same account on a machine.
+    """
     first: dict[tuple[str | None, str, int], HostConnection] = {}
     for connection in connections:
         first.setdefault(connection.host.account, connection)

@@ -47,16 +47,16 @@ def _direct(route: Route) -> Link:
 
 
 def _explained(error: OSError, route: Route) -> HostUnreachable:
-    what = f"cannot connect{route.at}: {error.strerror or error}"
+    what = f"cannot reach this host{route.at}: {error.strerror or error}"
     remedy = "check that the host is up, and check this machine's network"
     if isinstance(error, ConnectionRefusedError):
         what = f"connection refused{route.at}"
-        remedy = "check that sshd is running there and that the port is right"
+        remedy = "check that sshd is running on that host and that the port is right"
     elif isinstance(error, TimeoutError):
         what = f"no answer{route.at} within {duration(route.connect_timeout)}"
         remedy = "check that the machine is up and that no firewall blocks the port"
     elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
-        what = f"no route{route.at} ({error.strerror})"
+        what = f"no route to this host{route.at} ({error.strerror})"
         remedy = "check the network (VPN?), or set proxy_jump if the host is behind a bastion"
     return HostUnreachable(what, remedy)
 
@@ -73,7 +73,8 @@ def _through_jump(route: Route, jump: Connection) -> Link:
         elif isinstance(error, paramiko.ChannelException):
             why = f"cannot reach this host{route.at} ({error.text})"
             remedy = (
-                "check that its name resolves on the jump host and that its sshd uses that port"
+                "check that this host's name resolves on the jump host, and that its sshd uses "
+                "that port"
             )
         elif "Timeout" in str(error):
             why = f"got no answer from this host{route.at} within {duration(timeout)}"
@@ -82,5 +83,5 @@ def _through_jump(route: Route, jump: Connection) -> Link:
             why = (
                 f"hung up while connecting to this host{route.at}: {error or type(error).__name__}"
             )
-            remedy = "check that the jump host is up, and look at the log of its sshd"
+            remedy = "check that the jump host is up, and check the log of its sshd"
         raise HostUnreachable(f"jump host {jump.host} {why}", remedy) from None

@@ -24,7 +24,7 @@ CONNECT_TIMEOUT = 10.0  # seconds per step of a login, unless the ssh config has
 TIMEOUT = 20.0  # seconds for `ssh -G`, whose `Match exec` may run any command
 MAX_JUMPS = 8
 
-# These affect host keys, so ddpctl must not ignore them silently.
+# Keywords that affect host keys, so ddpctl must not ignore them silently.
 UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 
 # Values of StrictHostKeyChecking that `ssh -G` prints -> their names in `man ssh_config`.
@@ -62,10 +62,10 @@ class Route:
 
     @property
     def at(self) -> str:
-        """The target for messages: ` at HOST:PORT` or ` at port PORT`; "" if it is obvious."""
+        """The target for messages: ` at HOST:PORT` or ` on port PORT`; "" if it is obvious."""
         if self.hostname != self.host.name:
             return f" at {self.hostname}:{self.port}"
-        return f" at port {self.port}" if self.port != 22 else ""
+        return f" on port {self.port}" if self.port != 22 else ""
 
     @property
     def port_option(self) -> str:
@@ -92,9 +92,9 @@ def route_to(host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:
 
 
 def jump_route(route: Route) -> Route | None:
-    """Return the route to the last jump host, through the earlier ones; None without a jump host.
+    """Return the route to the last jump host, through the earlier ones; None if there is none.
 
-    That host has its own configuration, as with `ssh -J`. The hosts file's key is tried there too.
+    That host has its own configuration, as with `ssh -J`. The key in the hosts file is also tried.
     """
     if route.proxy_jump is None:
         return None
@@ -162,7 +162,7 @@ def _ask_ssh(host: Host) -> str:
         printed = "; ".join(done.stderr.strip().splitlines()) or "it printed nothing"
         remedy = "correct ~/.ssh/config"
         if "No user exists" in printed:
-            remedy = "add an entry for this account to /etc/passwd, which `ssh` needs"
+            remedy = "add an entry for this account to /etc/passwd, because `ssh` needs one"
         raise HostUnreachable(f"`ssh -G HOST` failed: {printed}", remedy, host=host.name)
     return done.stdout.replace(f" {account_home / '.ssh'}/", f" {home / '.ssh'}/")
 

@@ -1,4 +1,4 @@
-"""Turn argument lists into command lines that all login shells parse in the same way. PURE."""
+"""Turn argument lists into command lines that all login shells parse in the same way. Pure."""
 
 import os
 import re

@@ -3,8 +3,8 @@
 The stages of a launch, in Starter.try_to_run (run_attempt.py): a Request (what the user wants) ->
 CheckedHosts (what the hosts answered) -> PushResult (what was sent to them) -> Plan (all that will
 happen) -> PlannedAttempt (the plan with its connections) -> StartedRun (its containers are
-running), which launcher.follow follows to its Outcome. A Refused attempt waits in line and tries
-again.
+running), which launcher.follow follows to its Outcome. If the attempt is Refused, the run waits in
+line and tries again.
 
 Three marks on a host keep runs apart. `kill` removes or cancels each of them.
 - A created node is a claim to its GPUs from its creation until it ends (engines/claims.py).

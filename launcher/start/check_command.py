@@ -10,10 +10,11 @@ from ..text import nearest
 
 
 def check_command(job: Job) -> str | None:
-    """Check that the script in `job.command` is in `workdir` and compiles. Return a hint or None.
+    """Check that the script in `job.command` is in `job.workdir` and compiles.
 
-    Checks only relative paths: absolute ones and modules (`-m`) may come with the image. Raises
-    UsageError if the script is missing or has a syntax error.
+    Return a hint if the script is on this machine but is not sent, else None. Skips absolute paths
+    and modules (`-m`), because they may come with the image. Raises UsageError if the script is
+    missing or has a syntax error.
     """
     script = PurePosixPath(job.command[0])
     if script.is_absolute() or job.command[0].startswith("-"):
@@ -28,7 +29,7 @@ def check_command(job: Job) -> str | None:
         names = sorted(str(path.relative_to(workdir)) for path in scripts)
         near = nearest(str(script), names)
         remedy = f"did you mean {near}?" if near else "fix job.command or job.workdir"
-        raise UsageError(f"{script}, from job.command, is not in workdir {workdir}", remedy)
+        raise UsageError(f"job.command names {script}, which is not in {workdir}", remedy)
     try:
         with warnings.catch_warnings(action="ignore"):
             if script.suffix == ".py":

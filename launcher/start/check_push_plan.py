@@ -22,9 +22,9 @@ from .request import Request
 
 @dataclass(frozen=True)
 class CheckedHosts:
-    """The hosts of an attempt and what is known about them; without checks, only the facts."""
+    """The hosts of an attempt and the results of their checks. With --no-check, only their facts."""
 
-    connections: Sequence[HostConnection]  # in rank order, as `facts` is
+    connections: Sequence[HostConnection]  # in rank order, like `facts`
     facts: tuple[Facts, ...]
     images: KnownImages = NO_IMAGES
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
@@ -88,7 +88,7 @@ def make_plan(request: Request, hosts: CheckedHosts, pushed: PushResult, console
         dataset_digest=pushed.report.dataset_digest,
         workdir_digest=pushed.report.workdir_digest,
         image_digest=pushed.report.image_digest,
-        # the runs that reserved them may not be listening yet
+        # a run reserves its port before it listens on it
         used_ports=frozenset(int(s.master_port) for s in claims if s.alive and s.master_port),
         unreached=hosts.unreached,
     )

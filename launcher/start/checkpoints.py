@@ -1,8 +1,9 @@
 """Choose the checkpoint that an attempt resumes from, and send it to the hosts that lack it.
 
 There are two kinds of checkpoints. Our trainer writes folders `ckpt/step-N` with a MANIFEST. A
-folder is complete if its digests match, and the newest complete one on any host is chosen. For
-other scripts, ddpctl sees only files, so it chooses the files of the host that wrote last.
+folder is complete if its files have the digests in the MANIFEST, and the newest complete folder on
+any host is chosen. For other scripts, ddpctl sees only files, so it chooses the files of the host
+that wrote last.
 
 Files that are replaced are moved to `.before-attempt-N`.
 """
@@ -39,8 +40,8 @@ class File(NamedTuple):
 class Checkpoints(HostFolder):
     """The run's folder on a host, and the checkpoints in it."""
 
-    rank: int | None  # its node rank in the next attempt; None: not part of that attempt
-    same_rank: bool  # whether it had the same rank in the last attempt, so its files are its own
+    rank: int | None  # the host's node rank in the next attempt; None if it has none
+    same_rank: bool  # whether the last attempt gave it the same rank; then it keeps its files
     newest: str = ""  # the newest step that matches its MANIFEST, such as ckpt/step-00000012
     damaged: tuple[str, ...] = ()  # incomplete or damaged steps after `newest`
     files: Mapping[str, File] = field(default_factory=dict)  # by path; hidden files are omitted
@@ -51,7 +52,7 @@ class Checkpoints(HostFolder):
         return int(self.newest.rpartition("-")[2] or -1)
 
     def lacks(self, path: str, file: File) -> bool:
-        """Return whether the host needs `file`. If its rank is unchanged, it keeps its version."""
+        """Return whether to send `file`. A host whose rank is unchanged keeps its own version."""
         own = self.files.get(path)
         return own is None or not (self.same_rank or own == file)
 
@@ -86,7 +87,7 @@ def distribute_checkpoint(
         seen, failures = ask_each([*folders], lambda connection: with_content(folders[connection]))
     if failures:
         silent = f"no answer from {names(failures)}"
-        console.say(f"{silent}: ignoring any checkpoints stored only there")
+        console.say(f"{silent}: ignoring checkpoints that no other host has")
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.connection.name}: not using {path}, which is incomplete or damaged")
@@ -96,7 +97,7 @@ def distribute_checkpoint(
         console.say(f"no {which} has a checkpoint of this run: starting from scratch")
         return
     source = point.source.connection.name
-    console.say(f"resuming from {point.what}, on {source}")
+    console.say(f"resuming from {point.what} on {source}")
     aside, uid = f".before-attempt-{len(record.attempts) + 1}", fixed_uid(plan)
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.connection.name}"):
@@ -107,7 +108,7 @@ def distribute_checkpoint(
 def checkpoint_folders(
     connections: Sequence[HostConnection], former: Sequence[HostConnection], record: RunRecord
 ) -> list[Checkpoints]:
-    """Return each folder once: nodes on one machine or with a shared home use the same folder."""
+    """Return the run's folder on each host, but only once if several nodes or hosts share it."""
     before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
     ranks = {connection: rank for rank, connection in enumerate(connections)}
     folders = []
@@ -137,12 +138,12 @@ def with_content(folder: Checkpoints) -> Checkpoints:
 def choose(hosts: Sequence[Checkpoints]) -> ResumePoint | None:
     """Return the checkpoint to resume from; None if there is none. Pure.
 
-    hosts: the hosts of the next attempt in rank order, then the former ones.
+    hosts: the hosts of the next attempt in rank order, then the former hosts.
     """
     nodes = [host for host in hosts if host.rank is not None]
     if any(host.newest for host in hosts):
         source = max(hosts, key=lambda host: (host.step, host.rank is not None))
-        # one host of the attempt is enough: the trainer's ranks then share it
+        # one host of the attempt is enough, because the trainer's ranks share the checkpoint
         needed = nodes[:1] if source.rank is None else []
         name = source.newest.rpartition("/")[2]
         return ResumePoint(source, name, [(target, [source.newest]) for target in needed])

@@ -63,7 +63,7 @@ def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
     deadline = time.monotonic() + LEASE
 
     def rivals_after_cleanup(connection: HostConnection) -> list[NodeStatus]:
-        """Remove what dead launches left on the host. Return the other rivals there."""
+        """Remove what dead launches left on the host. Return the remaining rivals."""
         listed = []
         for engine in engines_on(connection, plan.engine.name):
             for rival in rivals(plan.run_id, wanted[connection], engine.claims()):
@@ -96,7 +96,7 @@ def in_the_way(
     listed: Mapping[HostConnection, Sequence[NodeStatus]],
     failures: Mapping[HostConnection, DdpctlError],
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals ahead or undecided, by host, and their errors together with `failures`.
+    """Return the rivals ahead or undecided, by host, and an error for each, followed by `failures`.
 
     A master port that the plan chose itself does not count, because the next plan chooses another.
     """

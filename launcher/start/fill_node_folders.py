@@ -28,8 +28,8 @@ def fill_folders(
 ) -> None:
     """Create and fill the folders that the node uses on its host.
 
-    documents: JSON values for the node's control folder, by file name. Raises CommandFailed if a
-    folder cannot be created, or if the pushed code or dataset is gone.
+    documents: what to write as JSON to files of the node's control folder, by file name. Raises
+    CommandFailed if a folder cannot be created, or if the pushed code or dataset is gone.
     """
     place = node_plan.place
     files = {name: json.dumps(document).encode() for name, document in documents.items()}
@@ -50,7 +50,10 @@ def fill_folders(
     if done.code == GONE:
         what = "another command has removed the pushed code or dataset in the meantime"
         raise CommandFailed(what, "start the run again", host=connection.name)
-    remedy = f"look at `df -h` and the permissions of {shlex.quote(place.run_dir)} there"
+    remedy = (
+        "check the free space (`df -h`) and the permissions of "
+        f"{shlex.quote(place.run_dir)} on that host"
+    )
     done.expect(f"could not create {place.run_dir}", remedy, connection.name)
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prints a row ending in NUL for each regular file: first all rows `SIZE TIME ./PATH`, then an empty
-# row, then all rows `SHA256  ./PATH`. $1: run folder, $2: a folder in it. stdin: paths of files and
-# folders, separated by NUL
+# Prints two rows for each regular file: first all rows `SIZE TIME ./PATH`, then an empty row, then all
+# rows `SHA256  ./PATH`. Each row ends in NUL. $1: run folder, $2: a folder in the run folder. stdin:
+# paths of files and folders, separated by NUL
 cd "$1/$2" || exit 1
 paths=$(mktemp) && trap 'rm -f "$paths"' EXIT
 xargs -0 -r -I@ find ./@ -type f -print0 > "$paths"

@@ -38,7 +38,10 @@ def new_run(cluster: Cluster, options: LaunchOptions, console: Console) -> Reque
 
 
 def plan_without_hosts(request: Request) -> Plan:
-    """Return the plan as far as it is known without the hosts; with --nodes N, for the first N hosts."""
+    """Return the plan as far as it is known without asking the hosts.
+
+    With --nodes N, it is for the first N hosts.
+    """
     hosts = request.cluster.hosts[: request.options.nodes]
     cluster = dataclasses.replace(request.cluster, hosts=hosts)
     return dataclasses.replace(request, cluster=cluster).plan()

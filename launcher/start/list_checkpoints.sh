@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints, separated by NUL: damaged steps after the newest complete one, that one, and all files.
-# $1: run folder
+# Prints rows ending in NUL: first the damaged steps after the newest complete step, then that complete
+# step, then all files. $1: run folder
 cd "$1/checkpoints" 2>/dev/null || exit 0
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
   [ -f "$step/MANIFEST" ] || continue

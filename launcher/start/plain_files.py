@@ -1,8 +1,8 @@
 """Copy files of a run's checkpoints from one host to another, through this machine.
 
 Only regular files and their folders are copied: the source lists them and sends their content. This
-machine checks both and writes the archive for the target itself. So the target receives only what
-was asked for, whatever the source sends.
+machine checks the list and the content, and writes the archive for the target itself. So the target
+receives only what was asked for, whatever the source sends.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 
 TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
-END_TIMEOUT = 60.0  # seconds without data, and for a command to end after its last data
-ARRIVING = ".arriving"  # the folder in the checkpoints that receives the files
+END_TIMEOUT = 60.0  # seconds to wait for more data, and for a command to end after its last data
+ARRIVING = ".arriving"  # the folder in checkpoints/ that receives the files
 HASH = load_script(__file__, "hash_files.sh")
 SEND = load_script(__file__, "send_files.sh")
 RECEIVE = load_script(__file__, "receive_files.sh")
 PLACE = load_script(__file__, "place_files.sh")
 SIZE = re.compile(rb"([0-9]{1,15}) ([0-9]{1,11})[.0-9]* \./(.+)", re.DOTALL)
 DIGEST = re.compile(rb"([0-9a-f]{64})  \./(.+)", re.DOTALL)
-LOOK_THERE = "look at `df -h` and the permissions there"
+CHECK_FOLDER = "check the free space (`df -h`) and the permissions of that folder"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class HostFolder:
             raise self.failed(done.reason)
         return done
 
-    def failed(self, reason: str, remedy: str = LOOK_THERE) -> CommandFailed:
+    def failed(self, reason: str, remedy: str = CHECK_FOLDER) -> CommandFailed:
         what = f"{self.run_dir}/checkpoints: {reason}"
         return CommandFailed(what, remedy, host=self.connection.name)
 
@@ -64,7 +64,7 @@ def listed_files(folder: HostFolder, below: str, paths: Sequence[bytes]) -> tupl
     """Return the regular files at or below `paths`, sorted by path.
 
     below: the folder in the run's folder that `paths` are relative to. Skips malformed rows, and
-    paths that were not asked for. Raises CommandFailed if the host cannot list them.
+    paths that were not asked for. Raises CommandFailed if the host cannot list the files.
     """
     rows = [*folder.script(HASH, below, stdin=b"".join(path + b"\0" for path in paths)).rows()]
     middle = rows.index(b"") if b"" in rows else 0
@@ -86,10 +86,10 @@ def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
 def copy_files(
     source: HostFolder, target: HostFolder, paths: Sequence[bytes], aside: str, uid: str
 ) -> None:
-    """Copy files and folders to the target's checkpoints, which do not change until all have arrived.
+    """Copy files and folders into the target's checkpoints, once all of them have arrived.
 
     aside: the folder in the target's checkpoints that keeps the replaced files. uid: see
-    `fixed_uid`. Raises CommandFailed if a file does not arrive undamaged.
+    `fixed_uid`. Raises CommandFailed if a file does not arrive intact.
     """
     files = listed_files(source, "checkpoints", paths)
     try:

@@ -14,7 +14,7 @@ from ..ssh.many import try_each
 from ..supervisor.failure_kinds import KINDS, Restart
 from ..text import counted
 
-# Failures that are blamed on the host. After two in a run, the host is used only as a last resort.
+# Failures that are blamed on the host. After two of them, the run uses the host only as a last resort.
 BLAMING = ("gpu-failed", "network-cut", "host-lost", "stopped")
 Problems = Mapping[Host, DdpctlError]
 
@@ -73,7 +73,7 @@ def replace_hosts(
 
 
 def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
-    """Return the hosts and spares that do not answer, have no working engine or lost a GPU."""
+    """Return the hosts and spares that do not answer, have no working engine or have lost a GPU."""
 
     def look(connection: HostConnection) -> None:
         connection.connect()
@@ -82,9 +82,8 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
             lost = before - {gpu.uuid for gpu in gather_one(connection).gpus}
             if lost:
                 what = f"lost {len(lost)} of this run's {counted(len(before), 'GPU')}"
-                raise PreflightError(
-                    what, "look at `nvidia-smi` and `dmesg` there", host=connection.name
-                )
+                remedy = "check `nvidia-smi` and `dmesg` on that host"
+                raise PreflightError(what, remedy, host=connection.name)
 
     with connected((*cluster.hosts, *cluster.spares)) as connections:
         _, failures = try_each(connections, look)

@@ -21,7 +21,7 @@ class Reservation:
 
     run_id: str
     attempt: int
-    handed_over: bool = False  # whether another process has made the reservation for this one
+    handed_over: bool = False  # whether another process has made the reservation for this process
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
 
     def take(self, connections: Sequence[HostConnection], console: Console) -> None:
@@ -48,10 +48,11 @@ class Reservation:
                 host=connection.name,
             )
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
-        done.expect(what, "look at `df -h` and the permissions of ~/.ddpctl there", connection.name)
+        remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
+        done.expect(what, remedy, connection.name)
 
     def raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
-        """Raise RunKilled if `kill` has cancelled the attempt on one of these hosts.
+        """Raise RunKilled if `kill` has cancelled the attempt on one of the hosts.
 
         Call this after the run's nodes or tickets are created, and before relying on them. `kill`
         marks the reservation first and then looks for nodes and tickets. So either `kill` sees

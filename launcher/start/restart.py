@@ -1,7 +1,7 @@
 """Restarts by the launcher: whether, when and on which hosts to start an attempt after a failure.
 
 The supervisors restart a run in place as long as its hosts are alive (launcher/supervisor). The
-launcher handles failures that they cannot handle, such as a lost host or container.
+launcher handles the other failures, such as a lost host or container.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ def tickets_kept_for_restart(
 ) -> Iterator[None]:
     """Context manager: if the run may restart, keep its claim on the GPUs after its nodes end."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(UsageError, OSError, RunKilled):  # in these cases, no restart
+        with contextlib.suppress(UsageError, OSError, RunKilled):  # then the run cannot restart
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_held(base))):

@@ -57,17 +57,18 @@ def resume(
 
 
 def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the run's folder. Without a record of it here, make one from the hosts' reports."""
+    """Return the run's folder. If this machine has no record of it, make one from the hosts' reports."""
     if hosts is not None and not names_hosts(target):
-        with contextlib.suppress(UsageError):  # not recorded here; the hosts may still know it
+        with contextlib.suppress(UsageError):  # not recorded here, but perhaps on the hosts
             return find_run(target)
     return find(target, hosts, console)
 
 
 def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Cluster:
-    """Return the cluster in the user's `file`, for a run of another machine.
+    """Return the cluster in the user's `file`, for a run that another machine started.
 
-    The command is that of `file`, as hosts do not report it. Raises UsageError if `file` is None.
+    The command comes from `file` too, because hosts do not report it. Raises UsageError if `file`
+    is None.
     """
     if file is None:
         raise UsageError(
@@ -80,7 +81,7 @@ def own_hosts_file(record: RunRecord, file: str | None, console: Console) -> Clu
 
 
 def require_environment(record: RunRecord, cluster: Cluster) -> None:
-    """Raise UsageError if a variable that the run was launched with has no value here."""
+    """Raise UsageError if this machine has no value for a variable that the run was launched with."""
     if missing := set(record.env_names) - set(user_env(cluster.job)):
         what = f"this machine does not have the values of {', '.join(sorted(missing))}"
         remedy = "set them under job.env in a hosts file, and pass it with --hosts"
@@ -103,8 +104,8 @@ def next_attempt(
 ) -> tuple[RunRecord, int]:
     """Return the record of the attempts so far, and the number of the next one.
 
-    Another machine may have resumed the run, so the hosts are asked too. Raises
-    UsageError if the run is live or, without `force`, if its newest attempt succeeded.
+    Asks the hosts too, because another machine may have resumed the run. Raises UsageError if the
+    run is live or, without `force`, if its newest attempt succeeded.
     """
     hosts, run_id = (*cluster.hosts, *former), own.run_id
     step = f"asking {counted(len(hosts), 'host')} about the run"

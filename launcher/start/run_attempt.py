@@ -107,13 +107,13 @@ class Starter:
             started = self.record_start(request.folder, planned, record, skews)
             line.leave(planned, self.former)
             if request.options.detach:
-                self.hook.close()  # wait for its events: the recorder runs the hook for later ones
+                self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
             with line.kept_for_restart(planned):
                 return follow(started, self.hook, self.interrupts, console)
 
     def reserve(self) -> None:
-        """Reserve the attempt. Raises RunKilled if a restarting run was killed before that.
+        """Reserve the attempt. Raises RunKilled if the run is restarting and was killed.
 
         A later `kill` cancels this reservation, so `start` asks again.
         """
@@ -123,9 +123,9 @@ class Starter:
                 self.line.restart_tickets.raise_if_killed()
 
     def raise_if_killed(self, planned: PlannedAttempt) -> None:
-        """Raise RunKilled if `kill` has cancelled the attempt or, in a restart, the former one."""
+        """Raise RunKilled if `kill` has cancelled this attempt or, in a restart, the previous one."""
         self.reservation.raise_if_killed(planned.connections)
-        if self.line.restart_tickets:  # a `kill` that knew only the former hosts cancelled that one
+        if self.line.restart_tickets:  # a `kill` may have known only the former hosts
             self.line.restart_tickets.raise_if_killed()
 
     def start(self, planned: PlannedAttempt) -> None:

@@ -45,7 +45,10 @@ class PlannedAttempt:
         return self.handle.by_connection[connection].engine
 
     def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
-        """Return the status of the host's node in each attempt. Omits tickets, which must stay."""
+        """Return the status of the host's node in each attempt.
+
+        Omits tickets, because callers stop and remove what this returns.
+        """
         listed = self.engine(connection).list(self.plan.run_id)
         rank = self.node_plans[connection].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]

@@ -43,7 +43,7 @@ class Tickets:
     """One run's tickets on the hosts that it may use."""
 
     def __init__(self, planned: PlannedAttempt, reservation: Reservation) -> None:
-        """planned: the tickets' hosts and labels. reservation: what `kill` cancels with them."""
+        """planned: the tickets' hosts and labels. reservation: `kill` cancels it too."""
         self.planned, self._reservation = planned, reservation
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -72,11 +72,11 @@ class Tickets:
         if not self._closed.is_set():
             self._closed.set()
             with self._lock:
-                # including those of an earlier process or attempt, with other node ranks
+                # also those of an earlier process or attempt, whose node ranks may differ
                 remove_tickets(self.planned.connections, self.planned.plan)
 
     def abandon(self) -> None:
-        """Leave the tickets to another process or the restart, to be renewed before they expire."""
+        """Leave the tickets to another process or to the restart, which renews them in time."""
         self._closed.set()
 
     def raise_if_killed(self) -> None:
@@ -162,7 +162,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     reservation: Reservation  # `kill` cancels it when it removes the run's tickets
     interrupts: Interrupts
     console: Console
-    restart_tickets: Tickets | None  # those of a restarting run; they stay if it does not start
+    restart_tickets: Tickets | None  # of a restarting run; they stay if this attempt does not start
     _tickets: Tickets | None = None
     _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -222,7 +222,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead. Return None, or the signal that came first.
 
-        printed: the reasons that were already printed. Raises Several after the limit.
+        printed: the reasons that were already printed. Raises Several after --wait-limit.
         """
         needed = self.request.options.nodes or self.request.cluster.nnodes
         with self.interrupts.held():

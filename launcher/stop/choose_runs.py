@@ -55,7 +55,7 @@ class HostedRun:
     """A run, and the hosts that may have it.
 
     owners: the other users whose nodes are to be stopped (`clean` lists this user, too). asked: all
-    hosts that were asked about the run, if they are more than these. cancel: see Stop.
+    hosts that were asked about the run, if they are more than `connections`. cancel: see Stop.
     """
 
     run_id: str

@@ -76,7 +76,7 @@ def confirm_owners(run: HostedRun, target: Target, *, yes: bool) -> bool:
     owners = ", ".join(run.owners)
     typed = target.typed if isinstance(target, KnownRun | NamedRun) else None
     refusal = None if typed == run.run_id else f"{run.run_id} belongs to {owners}"
-    return confirm(f"Stop run {run.run_id} of {owners}?", refusal, yes=yes)
+    return confirm(f"Stop run {run.run_id}, which belongs to {owners}?", refusal, yes=yes)
 
 
 def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:

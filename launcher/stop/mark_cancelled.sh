@@ -4,8 +4,8 @@
 # an NFS client may see those of other hosts too late. The marks are read by supervisor/main.py,
 # start/reservation_cancelled.sh and runs/reported_nodes.sh.
 . ../plan/attempts.sh
-# Twice, because a restart that reserves its attempt during the first pass may be missed there. It
-# then looks for the mark of the former attempt, which is there before the second pass.
+# Twice, because the first pass may miss a restart that reserves its attempt in the meantime. Such a
+# restart then looks for the previous attempt's mark, which exists before the second pass.
 for _ in 1 2; do
   for reserved in "$runs/$1"/reserved/*; do
     if [ -L "$reserved" ]; then : > "$reserved-cancelled-$(uname -n)" || exit 1; fi

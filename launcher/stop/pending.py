@@ -33,5 +33,5 @@ def finish_pending(
             runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
     for killed in stop_all(runs, cluster.job.engine, console):
         killed.report(console)
-        if killed.results:  # otherwise nothing is known that was not known before
+        if killed.results:  # if no host answered, nothing new is known
             killed.save(console)

@@ -41,7 +41,7 @@ class Stopped:
 
     def describe(self) -> str:
         count = counted(len(self.found), "node")
-        stopped = f"stopped and removed {count}" if self.found else "was not running"
+        stopped = f"stopped and removed {count}" if self.found else "no nodes found"
         still = ", ".join([*self.remaining, *(f"pid {pid}" for pid in self.orphans)])
         left = f"STILL THERE: {still}" if still else "nothing left"
         return f"{stopped}, {left}"
@@ -79,7 +79,7 @@ class Stop:
             return Stopped([], left_alone=left_alone)
         if self.cancel:
             what = f"could not mark {self.run_id} as cancelled"
-            remedy = "look at `df -h` and the permissions of ~/.ddpctl there"
+            remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
             connection.script(MARK_CANCELLED, self.run_id).expect(what, remedy, connection.name)
         found: list[NodeStatus] = []
         remaining: list[str] = []

@@ -107,4 +107,4 @@ def test_a_foreign_scripts_checkpoint_follows_it_to_other_hosts(
     assert sorted(line for line in resumed.stdout.splitlines() if "found" in line) == [
         f"[node{rank + 1}:{rank}] found what rank 0 has written ['--resume']" for rank in range(2)
     ]
-    assert "resuming from the newest checkpoint, on node0" in resumed.stderr
+    assert "resuming from the newest checkpoint on node0" in resumed.stderr

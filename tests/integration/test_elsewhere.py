@@ -79,7 +79,7 @@ def test_launched_on_a_machine_that_is_lost_and_lived_with_on_another(
     assert refused.returncode == 2 and "--hosts HOSTS" in refused.stderr
     resumed = other.ddpctl("resume", run_id, "--hosts", hosts)
     assert resumed.returncode == 0, resumed.stderr
-    assert "resuming from the newest checkpoint, on node0" in resumed.stderr
+    assert "resuming from the newest checkpoint on node0" in resumed.stderr
     fetched = other.ddpctl("fetch", run_id, "--to", tmp_path / "results")
     assert fetched.returncode == 0, fetched.stderr
     found = {path.name: path.read_text() for path in (tmp_path / "results").rglob("result-*")}

@@ -130,7 +130,7 @@ def test_every_reason_why_a_host_cannot_run_images_has_a_remedy() -> None:
 def test_a_missing_apptainer_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere:/bin")
     monkeypatch.setattr("launcher.engines.apptainer.CHECK", "exit 3")
-    with pytest.raises(CommandFailed, match="Apptainer is not installed; install it there"):
+    with pytest.raises(CommandFailed, match="Apptainer is not installed; install it on that host"):
         Apptainer(HostConnection(Host("local"))).engine_info("any")
 
 

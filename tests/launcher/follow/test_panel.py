@@ -74,12 +74,12 @@ def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
     panel = Panel("r", 2, 0, nodes, parse_progress(text, attempt=2))
     assert [state for _, state, _ in panel.rows(folded=False)] == [
         *["running"] * 2,
-        "slow: rank 2 at 1.6 times the median step",
+        "slow: rank 2 at 1.6 times the median step time",
         *["running"] * 2,
     ]
     assert next(panel.rows(folded=True))[:2] == (
         "2 gpu2",
-        "slow: rank 2 at 1.6 times the median step",
+        "slow: rank 2 at 1.6 times the median step time",
     )
     nodes[2].lost_since = 1.0
     assert [state for _, state, _ in panel.rows(folded=False)][2] == "contact lost"

@@ -32,7 +32,7 @@ def test_healthy_gpus_name_no_node() -> None:
 
 
 def test_the_trainers_slow_rank_names_its_node() -> None:
-    assert slow_nodes({5: 1.62}, usages()) == {2: "slow: rank 5 at 1.62 times the median step"}
+    assert slow_nodes({5: 1.62}, usages()) == {2: "slow: rank 5 at 1.62 times the median step time"}
     assert slow_nodes({77: 9.0}, usages()) == {}  # a rank that no node has
 
 

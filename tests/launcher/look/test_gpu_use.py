@@ -169,7 +169,7 @@ def test_ps_names_the_node_with_the_rank_that_the_trainer_calls_slow(fake_cluste
     metrics = cluster.hosts["gpu0"].home / ".ddpctl/runs" / run_id / "output" / "metrics.jsonl"
     metrics.write_text(json.dumps(train) + "\n")
     rows = cluster.ddpctl("ps", cluster.hosts_file, "--nodes")[1].splitlines()[1:3]
-    assert "slow: rank 3 at 1.6 times the median step" in rows[0] and "gpu1" in rows[0]
+    assert "slow: rank 3 at 1.6 times the median step time" in rows[0] and "gpu1" in rows[0]
     assert "running" in rows[1]
     [listed] = json.loads(cluster.ddpctl("ps", cluster.hosts_file, "--json")[1])["runs"]
     assert [bool(node["slow"]) for node in listed["nodes"]] == [False, True]

@@ -305,7 +305,7 @@ FAULTS = {
     ),
     "port promised to a run": (
         lambda m: with_engine(m, nodes=(status("night-1", 0, "running"),)),
-        ("failure", "ports", "port 29500 is taken by run night-1 of eve@head", "auto"),
+        ("failure", "ports", "port 29500 is taken by run night-1 (eve@head)", "auto"),
     ),
     "GPU of another run": (
         lambda m: with_engine(
@@ -314,11 +314,11 @@ FAULTS = {
                 replace(with_gpu(m, status("night-1", 1, "running")), container="c" * 64),
             ),
         ),
-        ("failure", "gpus", "run night-1 of eve@head has GPU 2", "--wait"),
+        ("failure", "gpus", "run night-1 (eve@head) has GPU 2", "--wait"),
     ),
     "GPU that a run waits for": (
         lambda m: with_engine(m, nodes=(with_gpu(m, status("night-1", 1, "waiting")),)),
-        ("failure", "gpus", "run night-1 of eve@head waits for GPU 2", "--wait"),
+        ("failure", "gpus", "run night-1 (eve@head) waits for GPU 2", "--wait"),
     ),
     "part of a run left": (
         lambda m: with_engine(m, nodes=(status("old", 1, "running"), status("old", 0, "exited"))),

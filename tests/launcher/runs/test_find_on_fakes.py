@@ -68,7 +68,7 @@ def test_a_host_that_is_missing_in_the_kept_hosts_file_is_one_line(
     rest = ["--", "true"] if command == "exec" else []
     code, _, err = cluster.ddpctl(command, out.strip(), *rest)
     assert (code, len(messages(err))) == (2, 1), err
-    assert "hosts.yaml: gpu1, the host of node 1, is missing; put it back" in err
+    assert "hosts.yaml: host gpu1 of node 1 is missing; put it back" in err
 
 
 def test_a_host_that_was_added_to_the_kept_hosts_file_hides_no_node(fake_cluster: Make) -> None:

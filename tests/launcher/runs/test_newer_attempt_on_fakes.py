@@ -1,4 +1,4 @@
-"""A run that another machine has resumed: the hosts are right, and this machine's record is older."""
+"""A run that another machine has resumed: the hosts are right; this machine's record is out of date."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_a_newer_attempt_is_asked_for_once_and_said_to_be_newer(
     code, _, err = cluster.ddpctl("logs")
     run_id = cluster.record["run_id"]
     assert (code, asked) == (0, [run_id]), err
-    assert f"{run_id}: this machine's record is older; gpu0 reports attempt 2 on 2 nodes" in err
+    assert f"{run_id}: this machine's record is out of date; gpu0 reports" in err
+    assert "gpu0 reports attempt 2 on 2 nodes" in err
     assert "no record" not in err
 
 

@@ -104,8 +104,8 @@ def stand_in(sshd: Server, connect_to: Connect, tmp_path: Path) -> Callable[[str
         ),
         ("echo \"docker: 'dial-stdio' is not a docker command.\" >&2; exit 1", "too old", "18.09"),
         ("printf '\\nUsage:\\tdocker system COMMAND\\n'; cat >/dev/null", "too old", "18.09"),
-        ("echo boom >&2; exit 3", "Docker does not answer: boom", ""),
-        ("exit 3", "Docker does not answer: `docker system dial-stdio` exited with 3", ""),
+        ("echo boom >&2; exit 3", "no usable answer from Docker: boom", ""),
+        ("exit 3", "no usable answer from Docker: `docker system dial-stdio` exited with 3", ""),
     ],
 )
 def test_an_engine_that_is_not_there_is_one_line(

@@ -51,7 +51,7 @@ def test_a_name_that_does_not_resolve(connect_to: Connect) -> None:
 def test_connection_refused(connect_to: Connect) -> None:
     port = free_port()
     message = why_not(connect_to(Host("127.0.0.1", port=port)))
-    assert f"connection refused at port {port};" in message
+    assert f"connection refused on port {port};" in message
     assert "check that sshd is running" in message
 
 
@@ -69,7 +69,7 @@ def test_no_answer_is_an_error_within_the_timeout(connect_to: Connect) -> None:
         assert 0.6 < time.monotonic() - start < 3
         for sock in queue:
             sock.close()
-    assert "no answer at port " in message
+    assert "no answer on port " in message
     assert "within 0.7s" in message
 
 
@@ -417,7 +417,7 @@ def test_the_error_of_an_early_login_is_raised_when_the_connection_is_used(
 ) -> None:
     host = Host("127.0.0.1", port=free_port())
     connect_early([host])
-    assert f"connection refused at port {host.port};" in why_not(connect_to(host))
+    assert f"connection refused on port {host.port};" in why_not(connect_to(host))
 
 
 def test_dropped_logins_are_retried(sshd: Server, connect_to: Connect) -> None:

@@ -144,7 +144,7 @@ def test_a_machine_that_the_jump_host_cannot_reach(
     target, _, name = behind()
     port = free_port()
     message = why_not(connect_to(target.host(proxy_jump=name, port=port)))
-    assert f"jump host 127.0.0.2 cannot reach this host at port {port} " in message
+    assert f"jump host 127.0.0.2 cannot reach this host on port {port} " in message
 
 
 def test_a_jump_host_that_forwards_nothing(

@@ -23,7 +23,7 @@ def test_a_misspelt_script_is_named_with_the_one_that_is_there(tmp_path: Path) -
     with pytest.raises(UsageError) as caught:
         check_command(job(tmp_path, "trian.py"))
     assert str(caught.value) == (
-        f"trian.py, from job.command, is not in workdir {tmp_path}; did you mean train.py?"
+        f"job.command names trian.py, which is not in {tmp_path}; did you mean train.py?"
     )
 
 

@@ -95,7 +95,7 @@ def test_a_launch_that_finds_a_gpu_taken_says_by_whom_and_leaves_nothing(make: M
     code, _, err = cluster.launch("--include", "gpu1:0,1@gpu2")
     assert code == 3
     [line] = [line for line in err.splitlines() if "error" in line]
-    assert f"gpu1: run {first} of " in line and " has GPU 1 (since 20" in line
+    assert f"gpu1: run {first} (" in line and " has GPU 1 (since 20" in line
     assert "--wait" in line
     assert {node.run_id for node in cluster.nodes} == {first}
 
@@ -113,7 +113,7 @@ def test_a_claim_that_its_launch_left_behind_is_removed_by_the_hosts_own_clock(m
     node.state = "created"  # as if the launch had died before the start
     host.ahead = 30.0  # the clock of a host may be anything: the claim is 30 s old
     code, _, err = cluster.launch("--detach")
-    assert code == 3 and f"run {left} of" in err and "is about to use GPUs 0-1" in err
+    assert code == 3 and f"run {left} (" in err and "is about to use GPUs 0-1" in err
     host.ahead = 90.0
     code, second, err = cluster.launch("--detach")
     assert code == 0, err
@@ -171,7 +171,7 @@ def test_a_launch_waits_until_the_gpus_are_free(
     once(lambda: len(cluster.tickets) == 2, lambda: end_all(running))
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
-    assert f"is waiting: gpu[0-1]: run {first} of" in err
+    assert f"is waiting: gpu[0-1]: run {first} (" in err
     assert left == [], "tickets go when the run starts, not when it ends"
 
 
@@ -304,7 +304,7 @@ def test_nobody_is_overtaken_but_by_a_run_that_wants_none_of_the_same_gpus(make:
     cluster.launch("--detach", "--include", "gpu0")
     waiting = cluster.launch("--detach", "--wait", "--include", "gpu0@gpu1")[1].strip()
     code, _, err = cluster.launch("--detach", "--include", "gpu1")
-    assert code == 3 and f"gpu1: run {waiting} of" in err and "waits for GPUs 0-1" in err
+    assert code == 3 and f"gpu1: run {waiting} (" in err and "waits for GPUs 0-1" in err
     assert cluster.launch("--detach", "--include", "gpu2")[0] == 0
 
 

@@ -84,7 +84,7 @@ def test_another_users_run_is_stopped_only_if_it_is_named_and_then_its_owner_is_
     monkeypatch.setattr("typer.confirm", lambda text, **_: questions.append(text))
     name = ["kill", "bob-run", "--hosts", cluster.hosts_file]
     assert cluster.ddpctl(*name)[0] == 130 and cluster.nodes
-    assert questions == ["Stop run bob-run of bob@there?"]
+    assert questions == ["Stop run bob-run, which belongs to bob@there?"]
     assert cluster.ddpctl(*name, "-y")[0] == 0 and not cluster.nodes
 
 

@@ -1,7 +1,7 @@
 """What one answer from a host may cost this machine: bytes, seconds and JSON values.
 
-All code that reads hosts' answers uses this. An answer that exceeds its budget is an error of that
-host.
+All code that reads hosts' answers uses this module. If an answer exceeds its budget, that is an error
+of the host.
 """
 
 import json
@@ -41,7 +41,7 @@ class Deadline:
 
 
 class Budget(Deadline):
-    """What is left of one answer's budget. what: the command or engine that answers, for errors."""
+    """What is left of one answer's budget. what: what answers, as errors name it."""
 
     def __init__(
         self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0

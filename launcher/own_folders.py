@@ -53,7 +53,7 @@ def cache_home() -> Path:
 
 
 def _own_folder(variable: str, default: str) -> Path:
-    base = os.environ.get(variable, "")  # XDG: ignore relative paths
+    base = os.environ.get(variable, "")  # the XDG specification says to ignore relative paths
     return (Path(base) if base.startswith("/") else home_folder() / default) / "ddpctl"
 
 
@@ -158,7 +158,7 @@ def read_cache(path: Path) -> dict[str, Any]:
 def _state_error(error: OSError, action: str, path: Path) -> StateError:
     what = f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StateError(what, "free up space there")
+        return StateError(what, "free up space on that disk")
     remedy = "fix its permissions, or choose another folder"
     remedy += " (XDG_STATE_HOME and XDG_CACHE_HOME set ddpctl's own)"
     return StateError(what, remedy)

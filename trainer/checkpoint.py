@@ -63,8 +63,8 @@ def save(root: Path, state: Mapping[str, Any], meta: Mapping[str, Any], keep: in
 
 
 def encoded(value: Mapping[str, Any]) -> memoryview:
-    """Return the bytes that torch.save writes. If it wrote the file itself, it would hide why a
-    write failed."""
+    """Return the bytes that torch.save writes. If torch.save wrote the file itself, it would hide why
+    a write failed."""
     buffer = io.BytesIO()
     torch.save(dict(value), buffer)
     return buffer.getbuffer()
@@ -142,7 +142,7 @@ def write_exports(out: Path, names: Sequence[str], weights: Mapping[str, torch.T
 def verify(path: Path) -> Saved:
     """Return the checkpoint in folder `path`, after reading and hashing all of it.
 
-    Raises CheckpointError that says what is wrong.
+    Raises CheckpointError, which says what is wrong.
     """
     name = NAME.fullmatch(path.name)
     if not name:
@@ -188,7 +188,7 @@ def read(path: Path) -> dict[str, bytes]:
 def decode(files: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (state, meta) from the bytes of a verified checkpoint, tensors on the CPU.
 
-    Raises CheckpointError if `save` did not write the bytes. Code in them is never run.
+    Raises CheckpointError if the bytes were not written by `save`. Never runs code in them.
     """
     try:
         state = torch.load(io.BytesIO(files["state.pt"]), map_location="cpu", weights_only=True)

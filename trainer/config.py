@@ -237,7 +237,7 @@ class Config:
 
     @property
     def parsed_profile(self) -> tuple[int, int] | None:
-        """The first and the last step to profile, counted from 1, or None without --profile."""
+        """The first and the last step to profile, counted from 1, or None if --profile is not set."""
         if not self.profile:
             return None
         first, last = map(int, self.profile.split(":"))

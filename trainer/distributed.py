@@ -77,8 +77,7 @@ class Ranks:
         """Context manager: if any rank raises a TrainerError in the block, all ranks raise it. A
         collective.
 
-        The ranks wait for one another through the store, for as long as those that are missing are
-        alive.
+        The ranks wait for one another through the store, as long as the missing ones are alive.
         """
         failure: TrainerError | None = None
         try:
@@ -123,7 +122,7 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
         return torch.device("cpu")
     if count == 0:
         raise UsageError(
-            "--device cuda: PyTorch sees no GPU here; check the driver and "
+            "--device cuda: PyTorch sees no GPU; check the driver and "
             "CUDA_VISIBLE_DEVICES, or use --device cpu"
         )
     local_rank = int(env.get("LOCAL_RANK", "0"))
@@ -140,8 +139,8 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
 def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> Ranks:
     """Wait for all other ranks and create the process group. Return `ranks` with their store.
 
-    `failure` is what went wrong on this rank so far, such as loading its images. All ranks learn
-    of it here and raise it. If ranks do not join, raises a TrainerError that names them.
+    failure: an error of this rank from before the join, such as one in loading its images. It is raised
+    on all ranks. If ranks do not join, raises a TrainerError that names them.
     """
     if ranks.world_size == 1:
         if failure:
@@ -151,7 +150,7 @@ def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exceptio
     facts = exchange(ranks, store, "join", failure, JOIN_TIMEOUT)
     if len({fact["device"] for fact in facts}) > 1:
         raise UsageError(
-            "some ranks have a GPU and others have none; use --device cpu, or hosts of one kind"
+            "some ranks have a GPU and others have none; use --device cpu, or only hosts with GPUs"
         )
     make_group(ranks, PrefixStore("group", store))
     kept.append(dist.group.WORLD)
@@ -202,7 +201,7 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
         return FileStore(env["TRAINER_STORE"], ranks.world_size)
     if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
         raise UsageError(
-            f"WORLD_SIZE={ranks.world_size} without MASTER_ADDR and MASTER_PORT; use torchrun"
+            f"WORLD_SIZE={ranks.world_size} needs MASTER_ADDR and MASTER_PORT; use torchrun"
         )
     limit = datetime.timedelta(seconds=JOIN_TIMEOUT)
     store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=limit))
@@ -213,7 +212,7 @@ def _store(ranks: Ranks, env: Mapping[str, str]) -> Store:
 def exchange(
     ranks: Ranks, store: Store, name: str, failure: Exception | None, timeout: float
 ) -> list[dict[str, str]]:
-    """Tell all ranks this rank's fact (see `as_fact`) through the store. Return all ranks' facts.
+    """Share this rank's fact (see `as_fact`) with all ranks through the store. Return all ranks' facts.
 
     Raises the error of the lowest rank that has one, with the same message on all ranks. Raises
     TrainerError once the missing ranks have shown no sign of life for `timeout` seconds.

@@ -128,8 +128,8 @@ class Watch:
         return reported(store)
 
     def _part(self, store: Store, reporter: bool) -> None:
-        """Let the failed rank leave first, so that launchers see it first, but only once the others
-        know of the failure, because it may hold the store."""
+        """Let the failed rank exit first, so that launchers see its exit first. It waits until the
+        others know of the failure, because it may hold the store."""
         with contextlib.suppress(RuntimeError, ConnectionError):
             if reporter:
                 others = self.ranks.world_size - 1
@@ -150,8 +150,8 @@ class Watch:
                 alone, error = (
                     True,
                     PeerLost(
-                        f"rank {self.ranks.rank} on {self.ranks.host} lost the store, which the first "
-                        "node holds; see that node's log for the first failure"
+                        f"rank {self.ranks.rank} on {self.ranks.host} lost contact with the key-value "
+                        "store on the first node; see that node's log for the first failure"
                     ),
                 )
             if error is not None and self.ending.acquire(blocking=False):
@@ -207,7 +207,7 @@ def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Excep
 
 
 def explain(ranks: Ranks, t: Training | None, error: Exception) -> TrainerError | None:
-    """Return a one-line error for a torch error that the user can act on, or None for any other."""
+    """Return a one-line error for a torch error that the user can act on, or None for any other error."""
     first = (str(error).strip().splitlines() or [""])[0][:200]
     where = f"rank {ranks.rank} on {ranks.host}"
     step = f" at step {t.step}" if t else ""

@@ -20,7 +20,7 @@ from .logs import eval_line, say, write_json
 from .poll import Stopped
 from .state import Training
 
-STOP_EVERY = 50  # blocks between checks for a stop, each of which waits for the GPU
+STOP_EVERY = 50  # blocks between checks for a stop; each check waits for the GPU
 
 
 def record_evaluation(t: Training, split: str) -> None:

@@ -53,7 +53,7 @@ class Log:
         self._warned: set[str] = set()
 
     def start(self, resumed_step: int | None) -> None:
-        """Continue the file from a step, or begin a new one. Raises OSError."""
+        """Continue the file from step `resumed_step`; if None, begin a new file. Raises OSError."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ class Progress:
         self.slow_changed |= self.slow.add(by_rank[2::3], by_rank[1::3])
 
     def pause(self, seconds: float) -> None:
-        """Exclude time spent on evaluating or saving."""
+        """Exclude `seconds`, spent on evaluating or saving, from the speed."""
         self.paused += seconds
 
     def due(self, step: int) -> bool:
@@ -277,7 +277,7 @@ def clock(seconds: float) -> str:
 
 
 def memory_mb(device: torch.device) -> int:
-    """Return the peak memory of this process in MiB: on the GPU, or resident if it uses the CPU."""
+    """Return this process's peak memory in MiB: GPU memory, or resident memory if it uses the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) >> 20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

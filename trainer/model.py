@@ -31,7 +31,7 @@ NAMES = (*SMALL, *LARGE)
 
 
 def choose_stem(name: str, stem: str, width: int | None, image_size: int) -> str:
-    """Return the stem, with `auto` resolved. At 224 pixels, cifar takes 16 times the work."""
+    """Return the stem, with `auto` resolved. At 224 pixels, cifar takes 16 times the work of imagenet."""
     if stem != "auto" or is_function_name(name):
         return stem
     return "imagenet" if name in LARGE and width is None and image_size >= 64 else "cifar"
@@ -68,8 +68,9 @@ def build_model(
 
 
 def load_weights(model: nn.Module, path: str) -> list[str]:
-    """Copy the weights of a .pth file (a state_dict) into the network. Return the names of those that
-    keep their values because their shape differs or the file lacks them, such as a new last layer.
+    """Copy the weights of a .pth file (a state_dict) into the network. Return the names of the network's
+    weights that keep their values because the file lacks them or has them in another shape, such as
+    those of a new last layer.
 
     Raises CheckpointError if the file cannot be read or none of its tensors fit.
     """

@@ -112,7 +112,7 @@ class Net:
             device_ids=[self.ranks.device.index] if on_gpu else None,
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused,
-            **sync,  # torch 2.13 renamed it
+            **sync,  # torch 2.13 renamed this argument
         )
         if self.exact:
             net.register_comm_hook(None, lambda _, bucket: self._sum(bucket))
@@ -163,8 +163,8 @@ class PartBuffers:
 def unused(model: nn.Module, shape: torch.Size) -> list[str]:
     """Return the names of parameters that need a gradient but get none. shape: the shape of an image.
 
-    Computes nothing, because tensors on the meta device have no values. If the network cannot
-    run there, returns ["unknown"].
+    Runs the network on the meta device, where tensors have no values, so nothing is computed. If the
+    network cannot run on that device, returns ["unknown"].
     """
     trial = copies.deepcopy(model).to("meta").train()
     try:

@@ -48,7 +48,7 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
         raise UsageError(f"--opt {config.opt}: use {names}, or package.module:function")
     optimizer = OPTIMIZERS[config.opt](groups, config)
     if config.opt == "sgd" and config.momentum:
-        # torch leaves these uninitialized if fp16 overflows in the first step.
+        # torch leaves momentum buffers uninitialized if fp16 overflows in the first step.
         for parameter in trained:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
@@ -74,15 +74,16 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def keeps_gradients(config: Config) -> bool:
-    """Return whether gradients must keep their memory from step to step, because torch.compile's own
-    CUDA graphs would overwrite gradients allocated for the first of several micro-batches."""
+    """Return whether gradients must keep their memory from step to step. With torch.compile's own CUDA
+    graphs they must: the graphs would overwrite gradients that the first of several micro-batches
+    allocated."""
     return config.compile and config.compile_mode != "default"
 
 
 class Ema:
     """Exponential moving average of a network's weights and running statistics (--ema).
 
-    The decay warms up, as otherwise the first steps' weights would count for hundreds of steps.
+    The decay warms up, because otherwise the first steps' weights would count for hundreds of steps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

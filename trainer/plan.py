@@ -31,7 +31,7 @@ class Plan:
     warmup_steps: int
 
     def parts_of(self, rank: int) -> range:
-        """Return the numbers of a rank's micro-batches."""
+        """Return the indices of a rank's micro-batches."""
         return range(*part_bounds(self.parts, self.world_size, rank))
 
     def batch_of(self, step: int) -> tuple[int, int]:
@@ -127,7 +127,7 @@ def make_plan(
 
 BATCH_FLAGS = ("batch_size", "global_batch", "grad_accum_steps", "canonical_shards")
 
-# (share of the run since the warm-up, from 0 to 1; epoch; settings) -> share of the peak rate
+# (how much of the run after the warm-up is done, from 0 to 1; epoch; settings) -> share of the peak rate
 SCHEDULES: dict[str, Callable[[float, int, Config], float]] = {
     "cosine": lambda done, epoch, c: (1 + math.cos(math.pi * done)) / 2,
     "multistep": lambda done, epoch, c: c.gamma ** sum(epoch >= m for m in c.parsed_milestones),

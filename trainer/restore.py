@@ -127,9 +127,9 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
 
 
 def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
-    """Make each disk ready for this run's checkpoints. Sets aside checkpoints that are damaged, newer
-    or of another run, and writes the one that the run resumes from to rank 0's disk if missing there.
-    A collective."""
+    """Make each disk ready for this run's checkpoints. Sets aside checkpoints that are damaged, that
+    belong to another run, or that are newer than the one to resume from. If rank 0's disk lacks the
+    one to resume from, writes it. A collective."""
     with ranks.agreeing():
         if not disks.own:
             return
@@ -190,7 +190,7 @@ def _nothing_found(
     if config.test_only and exact is None and not warnings:
         raise CheckpointError(f"--test-only: no checkpoint in {config.checkpoint_dir}")
     if exact is not None:
-        reason = warnings[0] if warnings else f"{exact}: no checkpoint there"
+        reason = warnings[0] if warnings else f"{exact}: found no checkpoint"
         raise CheckpointError(f"--resume {reason}")
     if warnings:
         raise CheckpointError(

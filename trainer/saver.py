@@ -56,8 +56,8 @@ class Saver:
         self._copy_problems: list[str] = []
 
     def due(self, step: int, every: tuple[int, str]) -> bool:
-        """Return whether --save-every asks for a checkpoint at this step. If it counts epochs, returns
-        False."""
+        """Return whether --save-every asks for a checkpoint at this step. Returns False if --save-every
+        counts epochs."""
         count, unit = every
         since = {"st": step - max(0, self.step), "s": time.monotonic() - self.at, "ep": 0}
         return 0 < count <= since[unit]
@@ -80,7 +80,8 @@ class Saver:
             self.writer.submit(write, then=lambda _: None)
 
     def collect(self) -> None:
-        """Note what has been written. After a failure, the next `finish` raises it on all ranks."""
+        """Note what has been written. If a write failed, the next `finish` raises its error on
+        all ranks."""
         if not self.writer.failed:
             self.writer.collect(wait=False)
 

@@ -139,8 +139,8 @@ def start_values(t: Training, restored: Restored | None) -> list[str]:
             parts = restored.meta["plan"]["parts"]
             if c.bn == "local" and parts != t.plan.parts:
                 notes.append(
-                    "continuing with other settings: micro-batches with batch-norm statistics of "
-                    f"their own {parts} -> {t.plan.parts}"
+                    f"continuing with other settings: micro-batches {parts} -> {t.plan.parts}; each "
+                    "has its own batch-norm statistics"
                 )
             from_checkpoint(t, restored.state, restored.meta)
         t.saver.newest, t.saver.step = restored.name, t.step
@@ -186,9 +186,9 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
 
 
 def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
-    """Store weights in NHWC on a GPU if --channels-last is set. On a CPU, the images decide the
-    layout, and the fused optimizer is twice as fast on plain weights. There, only 1x1 kernels get
-    NHWC strides, because their gradients have them, too."""
+    """Store all weights in NHWC if --channels-last is set and this rank trains on a GPU. Otherwise, give
+    NHWC strides only to 1x1 kernels, because their gradients have NHWC strides in any case. On a CPU,
+    the images decide the layout, and the fused optimizer is twice as fast on plain weights."""
     everywhere = config.channels_last and device.type == "cuda"
     for parameter in model.parameters():
         if parameter.ndim == 4 and (everywhere or parameter.shape[2:] == (1, 1)):
@@ -196,7 +196,7 @@ def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
 
 
 def compiler_problem(device: torch.device) -> str:
-    """Return why torch.compile does not work here, such as a missing C++ compiler, or "" if it works."""
+    """Return why torch.compile does not work, such as a missing C++ compiler, or "" if it works."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
     except Exception as error:
@@ -252,7 +252,7 @@ def introduce(
             even = dataclasses.replace(plan, parts=plan.world_size)
             say(
                 f"note: keeping {plan.parts} micro-batches gives the same result, but some ranks "
-                f"wait for others; --elastic even is faster, with {even}"
+                f"wait for others; --elastic even is faster, with global batch {even}"
             )
         if restored.meta["versions"] != versions():
             say(

@@ -69,7 +69,7 @@ class SlowRanks:
     """Finds the ranks whose own work took over SLOWER times the median for the whole window."""
 
     def __init__(self, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.ratios: dict[int, float] = {}  # slow rank -> its time divided by the median
+        self.ratios: dict[int, float] = {}  # slow rank -> its time per image divided by the median
         self._clock, self._since = clock, clock()
         self._work, self._images = [0.0] * world_size, [0.0] * world_size
         self._slices: deque[tuple[float, list[float]]] = deque()  # seconds, ratios of all ranks

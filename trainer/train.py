@@ -152,15 +152,15 @@ def backward(t: Training, batches: Iterator[Batch]) -> None:
 
 
 def lacks_statistics(t: Training, size: int) -> bool:
-    """Return whether a batch is too small for batch-norm statistics of its own and uses the running
-    ones: a part may have only one image, and with --bn sync, the stand-in image of an empty part
-    would count in the statistics of all ranks."""
+    """Return whether batch norms must use their running statistics because a batch of `size` images
+    is too small: a part may have only one image or, with --bn sync, none. The image that stands in
+    for an empty part would count in the statistics of all ranks."""
     return size < t.plan.parts * (1 if t.config.bn == "sync" else 2)
 
 
 def micro_batch_loss(t: Training, size: int, part: int, batches: Iterator[Batch]) -> torch.Tensor:
     """Return the summed loss of part `part` of a batch of `size` images. An empty part has zero
-    loss, but it has gradients, since every rank must take part in the all-reduce."""
+    loss, but still has gradients, because every rank must take part in the all-reduce."""
     c, epoch = t.config, t.step // t.plan.steps_per_epoch
     first, last = part_bounds(size, t.plan.parts, part)
     began = time.perf_counter()

@@ -30,7 +30,7 @@ from .parcel import CALLER, MAX_RESULTS, pack
 READ = load_script(__file__, "read_results.sh")
 READ_TIMEOUT = 600.0  # seconds
 ROW = re.compile(rb"(\d{1,7}) (.*)", re.DOTALL)
-MOST_VALUES = 2_000_000  # in one rank's result; so many take about 200 MB of memory
+MOST_VALUES = 2_000_000  # in one rank's result; that many take about 200 MB of memory
 SAVE_LARGE = "save large results to $DDPCTL_OUTPUT_DIR, and return their paths"
 RUN_AGAIN = "call run() again; a script on a host may have changed the files with the results"
 
@@ -137,7 +137,8 @@ def unpickled(outcome: RankResult) -> Any:
         return pickle.loads(base64.b64decode(outcome.pickle or ""))  # noqa: S301  trust=True
     except Exception as error:
         what = f"cannot unpickle a result: {error}"
-        remedy = "return numbers, strings, lists and dicts, or install the hosts' packages here"
+        packages = "install the hosts' packages on this machine"
+        remedy = f"return numbers, strings, lists and dicts, or {packages}"
         raise CommandFailed(what, remedy, host=outcome.host) from None
 
 

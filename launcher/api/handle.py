@@ -73,7 +73,8 @@ class Run:
     def state(self) -> RunState:
         """The state of the newest attempt as recorded on this machine. No host is contacted.
 
-        Equals WAITING, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or UNKNOWN, as a string.
+        It can be compared with strings: WAITING, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED or
+        UNKNOWN.
         """
         return self._folder.load().state
 

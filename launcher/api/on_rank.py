@@ -76,7 +76,7 @@ def returned(call: Call) -> str:
     if len(text) > limit:
         raise ValueError(
             "ddpctl.run: the result has %d bytes, but the limit is %d; write large results to "
-            "$DDPCTL_OUTPUT_DIR and fetch the run" % (len(text), limit)
+            "$DDPCTL_OUTPUT_DIR and fetch them with `ddpctl fetch`" % (len(text), limit)
         )
     return text
 

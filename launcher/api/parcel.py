@@ -89,7 +89,7 @@ def _copy_module(name: str, to: Path) -> None:
 
 
 def _copy_workdir(cluster: Cluster, workdir: str, to: Path) -> None:
-    """Copy those files of the workdir that a push would send."""
+    """Copy the files of the workdir that a push would send."""
     tree = scan_workdir(cluster, workdir)
     for entry in tree.manifest.entries:
         path = to / os.fsdecode(entry.path)

@@ -17,7 +17,7 @@ FUTURE = "from __future__ import annotations"
 
 
 class Source:
-    """The source of a function and of all that it needs. modules: those that the source imports.
+    """The source of a function and of all that it needs. modules: the modules that it imports.
 
     Raises UsageError if the function uses something that cannot be sent.
     """

@@ -8,7 +8,7 @@ from .options import flag
 def clean(
     hosts: str | None = options.HOSTS,
     host_list: str | None = options.HOST_LIST,
-    kill: bool = flag("--kill", "Stop live runs on these hosts first."),
+    kill: bool = flag("--kill", "Stop live runs on the hosts first."),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

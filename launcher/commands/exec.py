@@ -9,11 +9,15 @@ def exec(
     run: str | None = options.RUN,
     command: list[str] | None = argument("-- COMMAND...", "The command to run."),
     hosts: str | None = options.LOOK_ON,
-    node: int | None = option("--node", "K", "Run it on node K (default: 0).", reader=number(0)),
-    rank: int | None = option(
-        "--rank", "R", "Run it on the node that has rank R.", reader=number(0)
+    node: int | None = option(
+        "--node", "K", "Run the command on node K (default: 0).", reader=number(0)
     ),
-    on_all: bool = flag("--all-nodes", "Run it on every node; prefix each line with its host."),
+    rank: int | None = option(
+        "--rank", "R", "Run the command on the node that has rank R.", reader=number(0)
+    ),
+    on_all: bool = flag(
+        "--all-nodes", "Run the command on every node; prefix each line with its host."
+    ),
     stdin: bool = flag("--interactive", "Forward stdin to the command.", "-i"),
     tty: bool = flag("--tty", "Connect this terminal to the command; implies -i.", "-t"),
     quiet: bool = options.QUIET,

@@ -14,8 +14,8 @@ def fetch(
 ) -> int:
     """Copy a run's checkpoints, output and logs to this machine.
 
-    Each file is checked against its sha256 on the host. Files that are already here are skipped, and
-    an interrupted transfer continues where it stopped.
+    Each file is checked against its sha256 on the host. Files that this machine already has are
+    skipped, and an interrupted transfer continues where it stopped.
 
     \b
     ddpctl fetch

@@ -10,7 +10,7 @@ from .options import flag, option
 
 
 def image(
-    action: str = typer.Argument(help="The only action.", metavar="build"),
+    action: str = typer.Argument(help="Build an image; there is no other action.", metavar="build"),
     source: Path = typer.Argument(
         Path(),
         help="A requirements.txt, pyproject.toml or conda environment.yml, or a folder that has one.",
@@ -24,7 +24,7 @@ def image(
         "--name", "NAME", "The name of the image (default: ddpctl-FOLDER, tagged by content)."
     ),
     trainer: bool = flag("--trainer", "Build ddpctl-trainer:latest, for `-m trainer`."),
-    rebuild: bool = flag("--rebuild", "Build it even if an image with this content exists."),
+    rebuild: bool = flag("--rebuild", "Build the image even if one with this content exists."),
     dry_run: bool = flag("--dry-run", "Print the Dockerfile and build nothing."),
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
@@ -34,7 +34,8 @@ def image(
     Use the name as job.image in the hosts file.
 
     Building needs Docker or Podman on this machine; `push` and `launch` send the image to the hosts.
-    The base image's torch is kept as it is. Your code is not part of the image: use job.workdir.
+    The base image's torch is kept as it is. Your code is not part of the image: set
+    job.workdir to send it to the hosts.
 
     \b
     ddpctl image build

@@ -198,7 +198,7 @@ def _ask_about_hosts(
 
 
 def _ask_about_job(given: dict[str, Any], console: Console) -> None:
-    """Ask for the image, workdir, dataset or command that `given` lacks. Add the answers to it."""
+    """Ask for the image, workdir, dataset or command that `given` lacks. Add the answers to `given`."""
     from ..hosts import Job
 
     if "image" not in given:

@@ -11,7 +11,7 @@ def kill(
     ),
     hosts: str | None = options.LOOK_ON,
     everything: bool = flag(
-        "--all", "Stop all your runs on these hosts; remove the containers of finished ones."
+        "--all", "Stop all your runs on the hosts; remove the containers of finished ones."
     ),
     strays: bool = flag("--strays", "List what is left of dead runs; with -y, kill it."),
     yes: bool = options.YES,

@@ -60,7 +60,7 @@ def launch(
     """Check and push, then start torchrun on every node and follow the logs.
 
     Your script should save checkpoints to $DDPCTL_CHECKPOINT_DIR, where a resumed run finds them, and
-    other files to $DDPCTL_OUTPUT_DIR; `ddpctl fetch` copies both here.
+    other files to $DDPCTL_OUTPUT_DIR; `ddpctl fetch` copies both to this machine.
 
     docs/metrics.md lists the environment variables that --on-exit and --on-event commands get.
 

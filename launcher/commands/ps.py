@@ -19,9 +19,10 @@ def ps(
 ) -> int:
     """List runs and what uses each GPU, as the hosts report it.
 
-    Without HOSTS, it asks the hosts in ./hosts.yaml, if that exists, and those of this machine's live
-    runs. GPUs in the same state share a line. Lines that need attention come first: processes that
-    belong to no run, and idle GPUs of a busy run. Only NVIDIA GPUs show processes and utilization.
+    Without HOSTS, it asks the hosts in ./hosts.yaml, if that exists, and the hosts of the live runs
+    recorded on this machine. GPUs in the same state share a line. Lines that need attention come first:
+    processes that belong to no run, and idle GPUs of a busy run. Only NVIDIA GPUs show processes and
+    utilization.
 
     \b
     ddpctl ps hosts.yaml

@@ -22,7 +22,7 @@ def sanity(
     ),
     pairwise: bool = flag("--pairwise", "Measure every pair of nodes and name slow links."),
     min_busbw: float | None = option(
-        "--min-busbw", "GB/S", "Fail below this bus bandwidth.", reader=decimal
+        "--min-busbw", "GB/S", "Fail if the bus bandwidth is below this.", reader=decimal
     ),
     timeout: int = option(
         "--timeout",

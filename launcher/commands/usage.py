@@ -72,7 +72,7 @@ class Command(TyperCommand):
         ours = list(self._as_we_spell(args[:end]))
         if not self.takes_command:
             return super().parse_args(ctx, [*ours, *args[end:]])
-        if not ctx.resilient_parsing:  # not while completing
+        if not ctx.resilient_parsing:  # not during Tab completion
             self._refuse_script(ctx, ours, args[end + 1 :], has_separator=end < len(args))
         rest = super().parse_args(ctx, ours)
         ctx.params["command"] = args[end + 1 :]
@@ -122,7 +122,7 @@ class Command(TyperCommand):
             return  # the parser reports unknown flags
         ours = args[::-1]
         for word in script[::-1]:
-            if word in ours:  # it is not if it was part of `-xd`
+            if word in ours:  # the parser takes `-x` out of `-xd`, which remains in `ours`
                 ours.remove(word)
         ours.reverse()
         if "--env" in ours and "=" in script[0]:

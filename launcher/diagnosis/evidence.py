@@ -86,7 +86,10 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Return the evidence with the supervisors' clock skews, which are more accurate than SSH's."""
+    """Return the evidence with clock skews that the supervisors measured, where there are any.
+
+    They are more accurate than those measured over SSH.
+    """
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:

@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
     failure: FirstFailure
 
     def but(self, node: NodeEvidence | None = None, **changes: Any) -> "Candidate":
-        """Return a copy with these fields of its failure changed. node: if given, the node to blame."""
+        """Return a copy with `changes` made to its failure. node: if given, the node to blame."""
         node = node or self.node
         failure = replace(self.failure, host=node.host, node_rank=node.node_rank, **changes)
         return self._replace(node=node, failure=failure)
@@ -199,5 +199,5 @@ def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
         )
     if odd:
         names = "; ".join(f"{group.name} {group.first.describe()}" for group in odd)
-        message += f"; these ranks are in a different place from the rest: {names}"
+        message += f"; some ranks are not where the rest are: {names}"
     return candidate.but(message=message)

@@ -100,7 +100,7 @@ class StackGroup:
     @property
     def name(self) -> str:
         plural = "s" if len(self.members) > 1 else ""
-        return f"rank{plural} {ranges(self.ranks)} of {names(self.hosts)}"
+        return f"rank{plural} {ranges(self.ranks)} on {names(self.hosts)}"
 
     def excerpt(self, frames: int) -> list[str]:
         shown = [f"  {label(frame)}" for frame in self.first.frames[-frames:]]

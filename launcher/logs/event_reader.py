@@ -28,7 +28,7 @@ class Unreadable(Event):
     """Replaces an event that is malformed or of an unknown kind."""
 
     kind = "unreadable"
-    known: bool = True  # False if the kind is unknown, perhaps written by a newer version
+    known: bool = True  # False if the kind is unknown, perhaps because a newer version wrote it
 
 
 def parsed_event(text: bytes) -> Event:

@@ -34,7 +34,7 @@ class JournalReader:
         return entries
 
     def _entries(self, lines: list[bytes], offset: int) -> Iterator[LogEntry]:
-        """Yield the entries in whole lines. offset: where these begin in the journal.
+        """Yield the entries in whole lines. offset: where the lines begin in the journal.
 
         A malformed line, which a full disk may cause, becomes output without a rank. It gets the
         time of the entry before it.

@@ -113,7 +113,8 @@ class LogStore:
             self.node(node_rank).append(entries, attempt)
         except OSError as error:
             self._failed = True
-            self._warn(f"not recorded: {error.filename or 'the logs'}: {error.strerror}")
+            what = error.filename or self.folder
+            self._warn(f"the rest of the logs is not recorded: {what}: {error.strerror}")
 
     def close(self) -> None:
         """Release the lock, so that another process can write. Safe to repeat."""

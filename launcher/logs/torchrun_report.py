@@ -34,7 +34,7 @@ class AgentOutput:
 
 
 class TorchrunReports:
-    """Removes reports from entries. hidden_on: the ranks of nodes whose reports were hidden."""
+    """Removes reports from entries. hidden_on: the node ranks whose reports were hidden."""
 
     def __init__(self) -> None:
         self.hidden_on: set[int] = set()

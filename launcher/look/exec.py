@@ -62,7 +62,7 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
 
 
 def _output(running: Stream, host: str, *, tty: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield (file descriptor, data) of the output. If the command could not start, yield why."""
+    """Yield (file descriptor, data) of the output. If the command could not start, the data says why."""
     for number, data in running.output():
         if refusal := NOT_STARTED.match(data):
             number, end = (1, b"\r\n") if tty else (2, b"\n")
@@ -76,7 +76,7 @@ def _exit_code(running: Stream, host: str) -> int:
     except TimeoutError:
         raise CommandTimeout(
             f"the command was still running {duration(END_TIMEOUT)} after its output ended",
-            "it may still be running without output: look for it with `ps` inside the node",
+            "check with `ps`, run inside the node, whether it is still running",
             host=host,
         ) from None
 

@@ -26,7 +26,7 @@ from ..terminal.host_errors import unseen
 from ..text import counted
 
 LIST = load_script(__file__, "list_files.sh")
-SILENCE = 60.0  # seconds without data after which a host is given up
+SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
 ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
@@ -46,7 +46,7 @@ class FetchResult:
 
     to: Path
     files: int = 0
-    skipped: int = 0  # files that were here already
+    skipped: int = 0  # files that this machine already had
     bytes: int = 0
     failures: Mapping[str, DdpctlError] = field(default_factory=dict)
     errors: dict[str, DdpctlError] = field(default_factory=dict)  # the first error of each host
@@ -89,7 +89,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                     _fetch_one(file, target, done, console)
                 except DdpctlError as error:
                     done.errors.setdefault(connection.name, error)
-                    if not isinstance(error, CommandFailed):  # the host, not this file
+                    if not isinstance(error, CommandFailed):  # the host is to blame, not the file
                         stuck.add(connection)
         except OSError as error:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"

@@ -30,7 +30,7 @@ class GpuRow:
 def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus]) -> list[GpuRow]:
     """Return a row per GPU, in the order of the hosts. gpus: the GPUs by host.
 
-    Two entries for one machine report the same GPUs, which are shown once. A host cannot hide
+    Two hosts-file entries for one machine report the same GPUs, which are shown once. A host cannot hide
     another machine's GPUs by claiming them, because it does not know that machine's boot id.
     """
     live = [status for status in statuses if status.alive or status.state is ContainerState.CREATED]

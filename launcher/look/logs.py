@@ -97,8 +97,8 @@ def print_recorded(
 ) -> Marks:
     """Print this machine's copy of the logs. Return where it ends, by node rank.
 
-    Each attempt follows a line on stderr with its number, unless only one exists or is asked for, or
-    the filter has a tail.
+    Before each attempt's lines, print its number on stderr, unless there is only one attempt, the filter
+    selects one, or the filter has a tail.
     """
     known = known_marks(folder.logs)
     numbers = attempts_in(folder.logs, known)

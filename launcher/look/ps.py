@@ -69,7 +69,7 @@ def clusters_of(selection: Selection, console: Console) -> list[Cluster]:
     """Return the clusters to ask: the one that the user named or, by default, several.
 
     The default is the clusters of ./hosts.yaml and of the live runs that are recorded on this
-    machine; with `finished`, of all its runs. Warns about each unreadable file or record.
+    machine; with `finished`, of all runs recorded on it. Warns about each unreadable file or record.
     """
     if selection.hosts is not None:
         return [hosts_to_ask(selection.hosts, console)]

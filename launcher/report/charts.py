@@ -9,7 +9,7 @@ from ..logs.metrics import entries, number
 
 Point = tuple[float, float]
 NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
-MOST_CURVES = 16  # of single ranks or nodes in a chart; if there would be more, none is drawn
+MOST_CURVES = 16  # of single ranks or nodes in a chart; above this limit, none of them are drawn
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def kind(curve: Curve) -> str:
 
 
 def color_of(index: int) -> str:
-    """Return a unique color: one of COLORS or, after those, hues a golden angle apart."""
+    """Return a unique color: from COLORS or, after the last of them, a hue a golden angle further on."""
     if index < len(COLORS):
         return COLORS[index]
     return f"hsl({index * 137.508 % 360:.2f} 60% {45 + index % 3 * 8}%)"

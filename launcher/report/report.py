@@ -66,7 +66,7 @@ def _ask(
 
     Only rank 0 writes metrics, but a resume may have moved it to another host.
     """
-    step = console.step("reading the hosts' records")
+    step = console.step("reading the run's metrics and events on the hosts")
     with newest_attempt(folder, console, record) as attempt, step:
         machines: dict[tuple[str, str], HostConnection] = {}
         for member in attempt.members:

@@ -115,7 +115,7 @@ class ThisRank:
 
 
 def mesh(me: ThisRank) -> bool:
-    """Connect each node to all others by TCP, at the data addresses. Return whether all succeeded."""
+    """Connect each node by TCP to the others' addresses for data. Return whether all succeeded."""
     if me.local_rank == 0:
         server = socket.create_server(("", 0), backlog=me.nodes)  # the kernel accepts for us
         me.store.set(f"mesh/{me.node}", f"{own_address()} {server.getsockname()[1]}")
@@ -123,7 +123,7 @@ def mesh(me: ThisRank) -> bool:
     answers = [json.loads(me.store.get(f"reached/{n}")) for n in range(me.nodes)]
     if me.local_rank == 0:
         me.store.set(f"mesh-read/{me.node}", "1")
-    # After a failure, the ranks exit and node 0's store ends, so wait until all nodes have read it.
+    # After a failure, the ranks exit and node 0's store ends: wait until all have read the answers.
     me.store.wait([f"mesh-read/{n}" for n in range(me.nodes)])
     failed = [one for answer in answers for one in answer]
     me.report("mesh", failed=failed)
@@ -144,7 +144,10 @@ def unreached(me: ThisRank) -> list[dict[str, Any]]:
 
 
 def own_address() -> str:
-    """Return the address of the interface in GLOO_SOCKET_IFNAME, or else of the one toward node 0."""
+    """Return the address of the interface that GLOO_SOCKET_IFNAME names.
+
+    If there is none, return the address of the interface toward node 0.
+    """
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").encode()[:15]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with contextlib.suppress(OSError):  # no such interface, or it has no address
@@ -272,7 +275,10 @@ def one_way(me: ThisRank, x: torch.Tensor, source: int, target: int) -> float:
 
 
 def transports(me: ThisRank) -> dict[str, int]:
-    """Return the number of channels by transport, from all ranks' NCCL logs. Without CUDA: Gloo."""
+    """Return the number of channels by transport, from all ranks' NCCL logs.
+
+    Without CUDA, the only transport is Gloo's sockets.
+    """
     if not me.cuda:
         return {"sockets (Gloo)": 1}
     channels = Counter(

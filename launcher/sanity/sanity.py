@@ -113,7 +113,7 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
 def with_four_sockets(
     cluster: Cluster, options: SanityOptions, hosts: Sequence[str], console: Console
 ) -> float | None:
-    """Measure with four sockets. Return the bus bandwidth at the largest size; None on failure."""
+    """Measure again with four sockets. Return the bus bandwidth; None if the measurement fails."""
     report = Report(hosts)
     again = override_job(cluster, {"env": {"NCCL_NSOCKS_PERTHREAD": "4"}})
     options = dataclasses.replace(options, pairwise=False, largest_only=True)

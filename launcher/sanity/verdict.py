@@ -11,7 +11,7 @@ from ..logs.event_reader import parsed
 from ..text import counted, numbered
 
 MARK = b"@sanity "
-SLOW_PAIR = 0.4  # fraction of the fastest pair's rate; the median pair may contain a slow host
+SLOW_PAIR = 0.4  # fraction of the fastest pair's rate (the median pair may contain a slow host)
 WIDTHS = (12, 12, 8, 11, 10, 10)  # characters, by column of the table
 MODELS = (25 * 10**6, 125 * 10**6, 10**9)  # parameters: ResNet-50, GPT-2 small, a small LLM
 TYPES = {"fp32": 4, "bf16": 2}  # bytes per gradient value
@@ -50,7 +50,7 @@ class Report:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
-        self.four_sockets: float | None = None  # GB/s of the largest size; None: not measured
+        self.four_sockets: float | None = None  # GB/s at the largest size; None: not measured
 
     def take(self, text: bytes) -> bool:
         """Store a line of output if it is a well-formed record. Return whether it is."""
@@ -104,7 +104,7 @@ def problems(
         if right["verdict"] == "WRONG":
             lines.append(
                 f"{right['collective']} gave wrong results on {numbered('rank', right['ranks'])}: "
-                "memory or a network card may be faulty there; run the vendor's diagnostics"
+                "memory or a network card may be faulty; run the vendor's diagnostics"
             )
     lines += slow_pairs(report)
     below = ""
@@ -131,7 +131,7 @@ def _unreached(report: Report) -> list[str]:
     return [
         f"{report.name(target)} cannot be reached at {failed[0]['address']} from "
         f"{', '.join(report.name(each['source']) for each in failed)} ({failed[0]['error']}): "
-        "open the ports between the nodes in its firewall"
+        "check that its firewall lets the other nodes connect"
         for target, failed in sorted(by_target.items(), key=lambda item: -len(item[1]))
     ]
 
@@ -143,7 +143,7 @@ def _late(report: Report) -> list[str]:
     if not late["ranks"]:
         return [f"{late['act']} did not finish, although all ranks started it: check the network"]
     who, ranks = ", ".join(map(report.name, late["nodes"])), numbered("rank", late["ranks"])
-    host = "that host" if len(late["nodes"]) == 1 else "these hosts"
+    host = "that host" if len(late["nodes"]) == 1 else "those hosts"
     return [f"{who} {late['how']} {late['act']} ({ranks}): check {host}"]
 
 

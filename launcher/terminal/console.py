@@ -164,10 +164,7 @@ class Console:
 
     @contextlib.contextmanager
     def live(self, display: Live) -> Iterator[bool]:
-        """Context manager: keep `display` below all other output. Yield whether it is shown.
-
-        It is not shown unless `shows_live`.
-        """
+        """Context manager: keep `display` below all other output if `shows_live`. Yield `shows_live`."""
         if not self.shows_live:
             yield False
             return

@@ -16,8 +16,8 @@ from ..errors import DdpctlError
 def raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
     """Context manager: put stdin's terminal into raw mode, in which Ctrl-C is ordinary input.
 
-    stdin must be a terminal. A thread calls `resize(rows, columns)` at the start and whenever its
-    size changes.
+    stdin must be a terminal. A thread calls `resize(rows, columns)` at the start and whenever the
+    terminal's size changes.
     """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)

@@ -171,7 +171,7 @@ def test_a_firewall_that_comes_later_is_named_by_the_ranks(
     assert process.returncode == 1, err.decode()
     assert json.loads(out)["problems"] == [
         f"node1 (node 1) cannot be reached at {cluster.addresses['node1']} from node0 (node 0), "
-        "node2 (node 2) (timed out): open the ports between the nodes in its firewall"
+        "node2 (node 2) (timed out): check that its firewall lets the other nodes connect"
     ]
 
 

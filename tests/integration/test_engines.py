@@ -105,7 +105,7 @@ def test_a_run_is_seen_entered_killed_resumed_and_cleaned_from_another_machine(
     [run] = json.loads(ok(other, "ps", hosts, "--json"))["runs"]
     assert (run["run_id"], run["state"]) == (run_id, "RUNNING")
     lines = ok(other, "stacks", run_id, "--hosts", hosts).splitlines()
-    assert lines[-2].startswith("rank 3 of node1 is not where the other ranks are: at train.py:")
+    assert lines[-2].startswith("rank 3 on node1 is not where the other ranks are: at train.py:")
     assert "0-2,4-5 (5)  node[0-2]" in lines
 
     script = 'echo "$DDPCTL_NODE_RANK $TOKEN ${PWD##*/}"; seq 100000; exit 3'

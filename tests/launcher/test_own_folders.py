@@ -69,7 +69,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(
     monkeypatch.setattr(os, "fsync", full)
     path = tmp_path / "run.json"
     path.write_text("old")
-    with pytest.raises(StateError, match="no space left on device; free up space there"):
+    with pytest.raises(StateError, match="no space left on device; free up space on that disk"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]

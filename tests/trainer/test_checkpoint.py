@@ -205,7 +205,7 @@ def test_listing_hashes_every_checkpoint(
     assert main(["ckpt", "ls", str(tmp_path)]) == 4
     assert "state.pt is damaged (sha256 differs)  DAMAGED" in capsys.readouterr().out
     assert main(["ckpt", "ls", str(tmp_path / "nothing")]) == 4
-    assert "no checkpoint there" in capsys.readouterr().err
+    assert "found no checkpoint" in capsys.readouterr().err
 
 
 def test_exporting_takes_the_newest_intact_checkpoint_and_its_averaged_weights(

@@ -78,7 +78,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[torch.device]]
 def test_each_rank_of_a_machine_has_its_own_gpu(gpus: Callable[[int], list[torch.device]]) -> None:
     gpus(0)
     assert pick_device("auto", {}) == pick_device("cpu", {}) == CPU
-    with pytest.raises(UsageError, match="--device cuda: PyTorch sees no GPU here"):
+    with pytest.raises(UsageError, match="--device cuda: PyTorch sees no GPU;"):
         pick_device("cuda", {})
     current = gpus(2)
     assert pick_device("cpu", {"LOCAL_RANK": "1"}) == CPU and current == []
@@ -216,7 +216,7 @@ def test_a_lone_rank_joins_nothing_and_raises_its_own_error() -> None:
 def test_several_ranks_need_the_address_of_their_store(missing: str) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     del env[missing]
-    with pytest.raises(UsageError, match="WORLD_SIZE=2 without MASTER_ADDR and MASTER_PORT"):
+    with pytest.raises(UsageError, match="WORLD_SIZE=2 needs MASTER_ADDR and MASTER_PORT"):
         join(rank(0), env, 5.0, None)
 
 

@@ -288,7 +288,7 @@ def test_a_rank_that_has_lost_the_store_ends_and_says_so(tmp_path: Path) -> None
     process.join(30)
     assert process.exitcode == 1
     assert "error: rank 1 on " in (log := (tmp_path / "log").read_text())
-    assert "lost the store, which the first node holds" in log
+    assert "lost contact with the key-value store on the first node" in log
 
 
 def test_torchs_errors_that_a_user_can_act_on_are_one_line() -> None:

@@ -107,7 +107,7 @@ def test_from_four_ranks_to_three_and_back_the_losses_are_those_of_four(
     assert "world size 4 -> 3: same batches, same order" in fewer.log()
     if "--grad-accum-steps" not in flags:
         assert "global batch 24 = 12+6+6, ranks: 3, micro-batches: 4" in fewer.log()
-        assert "--elastic even is faster, with 24 = 3 x 8" in fewer.log()
+        assert "--elastic even is faster, with global batch 24 = 3 x 8" in fewer.log()
 
 
 def stop_at(step: int) -> Callable[[], None]:
@@ -133,7 +133,7 @@ def test_an_even_split_is_a_flag_and_keeps_the_batch(tmp_path: Path) -> None:
     Job(tmp_path / "run", *flags, count=4, first=stop_at(5)).codes()
     job = Job(tmp_path / "run", *flags, "--elastic", "even", count=5).done()
     assert "global batch 24 = 5+5+5+5+4, ranks: 5, micro-batches: 5" in job.log()
-    assert "micro-batches with batch-norm statistics of their own 4 -> 5" in job.log()
+    assert "micro-batches 4 -> 5; each has its own batch-norm statistics" in job.log()
     other = Job(tmp_path / "run", "--batch-size", "5", "--resume", "auto", *steps(12), count=4)
     assert other.codes() == [4] * 4 and "global batch 24 -> 20" in other.log()
 
@@ -310,7 +310,7 @@ def test_settings_that_change_the_result_are_warned_about(tmp_path: Path) -> Non
     assert "canonical shards 0 -> 2" in shards.log()
     Job(tmp_path / "parts", "--max-steps", "3", count=2).done()
     parts = Job(tmp_path / "parts", "--grad-accum-steps", "2", "--resume", "auto", count=2).done()
-    assert "micro-batches with batch-norm statistics of their own 2 -> 4" in parts.log()
+    assert "micro-batches 2 -> 4; each has its own batch-norm statistics" in parts.log()
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_resume_from_a_named_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.folders(tmp_path / "run")[0].name == "step-00000010"
     missing = Job(tmp_path / "run", *steps(10), "--resume", str(tmp_path / "nowhere"))
     assert missing.codes() == [4]
-    assert "no checkpoint there" in missing.log()
+    assert "found no checkpoint" in missing.log()
 
 
 def chosen(folder: Path, *flags: str, later_attempt: bool = False) -> Restored | None:
@@ -502,7 +502,7 @@ def test_finding_no_checkpoint_is_an_error_where_one_is_needed(tmp_path: Path) -
     assert chosen(tmp_path, "--resume", "auto", later_attempt=True) is None
     with pytest.raises(CheckpointError, match=f"^--test-only: no checkpoint in {tmp_path}$"):
         chosen(tmp_path, "--test-only")
-    with pytest.raises(CheckpointError, match=f"^--resume {tmp_path}: no checkpoint there$"):
+    with pytest.raises(CheckpointError, match=f"^--resume {tmp_path}: found no checkpoint$"):
         chosen(tmp_path, "--resume", str(tmp_path))
     (tmp_path / "metrics.jsonl").write_text('{"v": 1, "kind": "checkpoint", "step": 3}\n')
     assert chosen(tmp_path, "--resume", "auto") is None

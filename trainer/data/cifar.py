@@ -22,8 +22,9 @@ from .synthetic import Arrays
 TEN, HUNDRED = "cifar-10-batches-py", "cifar-100-python"
 BATCH = 10_000  # images in a file of CIFAR-10, unless its batches.meta says otherwise
 LARGEST = 1 << 30  # bytes; CIFAR-100's training file takes 155 MB
+FETCH_AGAIN = "remove its folder and fetch the dataset again with `python -m trainer data fetch`"
 INTEGERS = (b"u1", b"i1", b"u2", b"i2", b"u4", b"i4", b"u8", b"i8")
-NAMES = (  # names that numpy's arrays of numbers and Python 3's bytes need
+NAMES = (  # what pickles of numpy's arrays of numbers and of Python 3's bytes refer to
     *("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct"),
     *("numpy.core.numeric._frombuffer", "_codecs.encode"),
 )
@@ -76,16 +77,15 @@ def _batch(path: Path, count: int, labels_key: bytes, classes: int) -> tuple[Any
     try:
         x, y = (numbers(batch.get(key)) for key in (b"data", labels_key))
     except Exception as error:  # records of a hostile file can be anything
-        raise DataError(f"{path}: damaged ({type(error).__name__}); fetch it again") from None
+        raise DataError(f"{path}: damaged ({type(error).__name__}); {FETCH_AGAIN}") from None
     if x is None or x.dtype != np.uint8 or x.shape != (count, 3072):
         shape = "none" if x is None else f"{x.shape} of {x.dtype}"
         raise DataError(
-            f"{path}: expected {count} images of 3072 bytes, found {shape}; unpack the archive "
-            "again (`python -m trainer data fetch`)"
+            f"{path}: expected {count} images of 3072 bytes, found {shape}; {FETCH_AGAIN}"
         )
     if y is None or y.shape != (count,):
         shape = "none" if y is None else f"{y.shape}"
-        raise DataError(f"{path}: expected {count} labels, found {shape}; unpack the archive again")
+        raise DataError(f"{path}: expected {count} labels, found {shape}; {FETCH_AGAIN}")
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
             f"{path}: labels from {y.min()} to {y.max()}, but the classes are 0 to {classes - 1}"
@@ -131,7 +131,7 @@ def text(value: object) -> bytes:
 
 
 def read(path: Path) -> dict[bytes, Any]:
-    """Return a pickled table with bytes keys. Raises DataError for anything else."""
+    """Return the dict in a pickle file, with its keys as bytes. Raises DataError for other files."""
     try:
         if path.stat().st_size > LARGEST:
             raise DataError(f"larger than {LARGEST >> 20} MB, which no CIFAR file is")
@@ -144,7 +144,7 @@ def read(path: Path) -> dict[bytes, Any]:
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"{path}: damaged ({type(error).__name__}); fetch it again") from None
+        raise DataError(f"{path}: damaged ({type(error).__name__}); {FETCH_AGAIN}") from None
 
 
 class Record:

@@ -1,4 +1,4 @@
-"""The protocol of datasets, however they are stored."""
+"""`Images`, the protocol that every dataset follows, however its images are stored."""
 
 from __future__ import annotations
 

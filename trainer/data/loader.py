@@ -32,7 +32,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Request(NamedTuple):
     """Which samples to load, and how."""
 
-    split: str  # "train" or "test"; those of "val" are in "train"
+    split: str  # "train" or "test"; the samples of "val" are in "train"
     numbers: np.ndarray[Any, Any]  # (B,) int64
     width: int  # of the images, in pixels
     seed: int = 0
@@ -50,7 +50,7 @@ class Source(Protocol):
 
     def load(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
         """Return images and labels. Images are (B, H, W, 3) uint8 or (B, C, H, W) normalized
-        floats. Raises DataError that names the sample."""
+        floats. Raises DataError, which names the sample."""
 
 
 class Loaded(Images):
@@ -130,8 +130,8 @@ class Samples(Dataset[Any]):
 
 
 def make_loader(source: Source, queue: Queue, workers: int, pinned: bool) -> DataLoader[Any]:
-    """Return a DataLoader that starts its processes once. With 0 workers, it loads in this
-    process."""
+    """Return a DataLoader that starts its processes once. With 0 workers, this process loads the
+    samples."""
     parent = os.getpid()
 
     def start(worker: int) -> None:
@@ -143,7 +143,7 @@ def make_loader(source: Source, queue: Queue, workers: int, pinned: bool) -> Dat
     if workers:
         several = {"worker_init_fn": start, "multiprocessing_context": "fork"}
         several |= {"persistent_workers": True, "prefetch_factor": AHEAD}
-    # the warning of torch that there are more processes than cores
+    # torch's warning that there are more processes than cores
     warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
         Samples(source),

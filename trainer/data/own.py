@@ -49,7 +49,7 @@ class MapStyle:
         if config.num_classes is None and not hasattr(train, "classes"):
             raise DataError(
                 f"--data {config.data}: unknown number of classes; pass --num-classes, or give the "
-                "dataset a list `classes`"
+                "training dataset a `classes` list"
             )
         self.num_classes = config.num_classes or len(train.classes)
         digest = hashlib.sha256(f"{config.data} {self.sizes}".encode())

@@ -42,7 +42,8 @@ def read(source: Path | BinaryIO, name: object, edge: int) -> Any:
 
 
 def random_crop(image: Any, edge: int, seed: int) -> Any:
-    """Return a random part of the picture, resized: 8% to 100% of its area, aspect 3/4 to 4/3."""
+    """Return a random part of the picture, resized to `edge` x `edge` pixels. The part has 8% to 100%
+    of the picture's area and an aspect ratio of 3/4 to 4/3."""
     return image.crop(random_box(image.width, image.height, seed)).resize((edge, edge), BILINEAR)
 
 

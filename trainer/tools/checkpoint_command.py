@@ -40,7 +40,7 @@ def find(path: Path) -> list[Path]:
         return [path]
     folders = checkpoint.folders(path.parent if path.name == "ckpt" else path)[::-1]
     if not folders:
-        raise CheckpointError(f"{path}: no checkpoint there (ckpt/step-*)")
+        raise CheckpointError(f"{path}: found no checkpoint (ckpt/step-*)")
     return folders
 
 
@@ -77,6 +77,6 @@ def export(folders: list[Path], target: Path) -> None:
             continue
         state, meta = checkpoint.decode(checkpoint.read(path))
         checkpoint.write_weights(target, state["ema"] or state["model"])
-        print(f"{target}: {meta['config']['model']} of step {meta['step']} from {path}")
+        print(f"{target}: {meta['config']['model']} at step {meta['step']}, from {path}")
         return
     raise CheckpointError("no checkpoint is intact, so none was exported")

@@ -1,8 +1,8 @@
 """Ranks on this machine, without torchrun: `--spawn N`, and the older `--rank R --world-size N`.
 
 The ranks are ordinary processes with torchrun's variables, so everything behaves as under torchrun,
-except that exit codes are passed on. When one of them fails, the others are stopped. All of them
-end when the process that started them ends.
+except that exit codes are passed on. If one rank fails, the others are stopped. All ranks end when
+the process that started them ends.
 
 --rank and --world-size count nodes, as in the older scripts: the command is run on each node and
 starts one process per GPU there.
@@ -23,7 +23,7 @@ from ..errors import UsageError
 
 TRAINER = __package__.rpartition(".")[0]  # "trainer", or its name in an installed ddpctl
 OWN_END = 5.0  # seconds that the other ranks get to exit on their own after one has failed
-KILL_AFTER = 30.0  # seconds after the first failure, when the remaining ranks are killed
+KILL_AFTER = 30.0  # seconds from the first failure until the remaining ranks are killed
 
 
 def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:

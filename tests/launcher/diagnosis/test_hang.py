@@ -43,9 +43,9 @@ def test_the_straggler_is_the_first_failure() -> None:
         "main: time.sleep(3600); no progress for 30 s"
     )
     assert failure.excerpt.splitlines() == [
-        "rank 3 of node1:",
+        "rank 3 on node1:",
         "  train.py:29 in main: time.sleep(3600)",
-        "ranks 0-2,4-5 of node[0-2]:",
+        "ranks 0-2,4-5 on node[0-2]:",
         "  train.py:31 in main: dist.all_reduce(x)",
         "  torch/distributed/distributed_c10d.py:3252 in all_reduce: work.wait()",
     ]
@@ -54,9 +54,8 @@ def test_the_straggler_is_the_first_failure() -> None:
 def test_several_stragglers_are_all_named_and_none_is_blamed() -> None:
     failure = first_failure(hung({2, 3}))
     assert failure is not None and failure.rank is None
-    assert (
-        "these ranks are in a different place from the rest: ranks 2-3 of node1 at train.py:29"
-        in (failure.message)
+    assert "some ranks are not where the rest are: ranks 2-3 on node1 at train.py:29" in (
+        failure.message
     )
 
 

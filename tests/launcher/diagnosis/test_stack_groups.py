@@ -32,14 +32,14 @@ def test_the_one_that_sleeps_is_named_with_its_host_and_line() -> None:
     ranks = [rank(n, SLEEP if n == 3 else REDUCE) for n in (5, 3, 0, 1, 4, 2)]
     assert groups_of(*ranks) == ([[0, 1, 2, 4, 5], [3]], [[3]])
     assert verdict(grouped(ranks)) == [
-        "rank 3 of node1 is not where the other ranks are: at train.py:29 in main: time.sleep(3600)"
+        "rank 3 on node1 is not where the other ranks are: at train.py:29 in main: time.sleep(3600)"
     ]
 
 
 def test_two_that_sleep_are_named_together() -> None:
     ranks = [rank(n, SLEEP if n in (2, 3) else REDUCE) for n in range(6)]
     [sentence] = verdict(grouped(ranks))
-    assert sentence.startswith("ranks 2-3 of node1 are not where the other ranks are: at train.py")
+    assert sentence.startswith("ranks 2-3 on node1 are not where the other ranks are: at train.py")
 
 
 def test_a_line_inside_torch_splits_no_group_and_one_of_the_user_s_does() -> None:
@@ -82,8 +82,8 @@ def test_a_stopped_rank_is_a_straggler_and_one_without_a_stack_is_not() -> None:
     ranks = [rank(0, REDUCE), rank(1, REDUCE), rank(2, note="stopped"), rank(3, note="unprepared")]
     assert groups_of(*ranks)[1] == [[2]]
     stopped, unprepared = verdict(grouped(ranks))
-    assert stopped == "rank 2 of node1: stopped (SIGSTOP) until SIGCONT is sent"
-    assert unprepared.startswith("rank 3 of node1: no stack (")
+    assert stopped == "rank 2 on node1: stopped (SIGSTOP) until SIGCONT is sent"
+    assert unprepared.startswith("rank 3 on node1: no stack (")
 
 
 def test_a_rank_without_a_python_frame_is_named() -> None:

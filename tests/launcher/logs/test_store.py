@@ -53,7 +53,9 @@ def test_a_store_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
     (tmp_path / "node-0.log").mkdir()  # in the way
     for end in (20, 40):
         store.append(0, [LogEntry("a", 0, 10.0, 0, None, [b"one"], end)], attempt=1)
-    assert warnings == [f"not recorded: {tmp_path}/node-0.log: Is a directory"]
+    assert warnings == [
+        f"the rest of the logs is not recorded: {tmp_path}/node-0.log: Is a directory"
+    ]
 
 
 def test_a_full_disk_does_not_keep_the_lock(

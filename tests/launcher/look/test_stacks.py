@@ -92,7 +92,7 @@ def test_the_rank_elsewhere_is_named_and_the_run_goes_on(machine: Machine) -> No
     assert "\n0-2 (3)  local\n" in shown and "\n3  local\n" in shown
     assert "  train.py:8 in dawdle: wait()\n" in shown
     *_, sentence, caution = shown.splitlines()
-    assert sentence.startswith("rank 3 of local is not where the other ranks are: at train.py:")
+    assert sentence.startswith("rank 3 on local is not where the other ranks are: at train.py:")
     assert caution.startswith("this is a snapshot")
 
     state = machine.folder / "state"

@@ -185,7 +185,7 @@ def test_the_page_shows_what_changed_between_attempts_and_where_ranks_hung() -> 
     assert re.search(r"2\s+code\s+111111111111\s+222222222222", made)
     assert re.search(r"2\s+environment variables\s+-\s+NCCL_DEBUG", made)
     assert not re.search(r"2\s+kernelplain\s+6", made)  # it is the same
-    assert "rank 3 of gpu2 is not where the other ranks are" in made
+    assert "rank 3 on gpu2 is not where the other ranks are" in made
 
 
 def test_two_runs_are_compared_in_the_same_charts_and_what_differs_stands_out() -> None:

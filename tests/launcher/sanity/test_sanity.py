@@ -160,7 +160,7 @@ def test_the_node_that_did_not_start_is_named() -> None:
     [line] = problems(report(late), None, None)
     assert line.startswith("h1 (node 1) did not start all-gather (rank 1): check that host")
     [line] = problems(report({**late, "ranks": [1, 2], "nodes": [1, 2]}), None, None)
-    assert line.endswith("did not start all-gather (ranks 1-2): check these hosts")
+    assert line.endswith("did not start all-gather (ranks 1-2): check those hosts")
 
 
 def test_wrong_results_and_a_check_that_broke_off() -> None:

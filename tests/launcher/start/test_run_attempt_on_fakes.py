@@ -165,7 +165,9 @@ def test_the_exit_hook_runs_with_the_outcome_although_the_disk_filled_during_the
     note = cluster.folder / "note"
 
     def full(path: Path, *_: object, **__: object) -> None:
-        raise StateError(f"{path}: cannot be written: no space left on device; free up space there")
+        raise StateError(
+            f"{path}: cannot be written: no space left on device; free up space on that disk"
+        )
 
     def fill_and_fail(node: FakeNode) -> None:
         monkeypatch.setattr(record, "write_atomically", full)

@@ -222,7 +222,7 @@ def test_before_a_run_ends_as_hung_its_stacks_are_written_and_name_the_rank(
     assert cause is not None and (cause.kind, cause.rank, cause.host) == ("hung", 3, "gpu2")
     assert "is not where the other ranks are" in cause.message
     assert "in misbehave: select.select([], [], [], 120)" in cause.message
-    assert "ranks 0-2 of gpu[1-2]:" in cause.excerpt
+    assert "ranks 0-2 on gpu[1-2]:" in cause.excerpt
 
 
 def test_the_run_goes_on_without_its_control_folder(made: Attempt, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_frozen_rank_ends_the_others_within_the_timeout(tmp_path: Path) -> Non
         (("--global-batch", "16", "--grad-accum-steps", "9"), 2, "too small for 18 micro-batches"),
         (("--canonical-shards", "3"), 2, "is not divisible by 2, the number of ranks"),
         (("--canonical-shards", "6"), 2, "is not divisible into 6 canonical shards"),
-        (("--device", "cuda"), 2, "no GPU here"),
+        (("--device", "cuda"), 2, "PyTorch sees no GPU"),
         (("--model", "resnet9"), 2, "resnet9"),
         (("--opt", "lion"), 2, "--opt lion"),
         (("--loss", "torch.nn.functional:cross_entropy"), 2, "return one loss per sample"),

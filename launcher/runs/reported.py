@@ -150,7 +150,7 @@ class RunReports:
         return {n: max(s.attempt for s, _ in rows) for n, rows in self.by_host.items() if rows}
 
     def ahead_of(self, agreed: int) -> list[HostConnection]:
-        """Return the hosts that report a later attempt than the agreed one."""
+        """Return the hosts that report an attempt after `agreed` (see `agreed_attempt`)."""
         return [connection for connection, number in self.newest.items() if number > agreed]
 
     def of_attempt(self, number: int) -> dict[HostConnection, list[Report]]:

@@ -34,7 +34,7 @@ class PlannedAttempt:
 
     @cached_property
     def handle(self) -> AttemptHandle:
-        """The handle of the attempt, for whatever acts on its nodes."""
+        """The handles of the attempt's nodes, for code that acts on the nodes."""
         name = self.plan.engine.name
         members = (
             NodeHandle(n, engine_of(n, name), own.place) for n, own in self.node_plans.items()

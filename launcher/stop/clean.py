@@ -178,7 +178,7 @@ def without_new_runs(
     cluster: Cluster,
     console: Console,
 ) -> dict[HostConnection, Traces]:
-    """Look again. Return `listed` without hosts that now have a new run or do not answer."""
+    """Ask the hosts again. Return `listed` without hosts that now have a new run or do not answer."""
     now, _ = try_each([*listed], lambda connection: look(connection, leaders, cluster, sizes=False))
     new = {
         run_id

@@ -142,7 +142,7 @@ class Config:
     min_lr: float = flag(0.0, "learning rate at the end of the schedule", "--lr-min")
 
     preset: str = flag("", "a named set of defaults, which flags override", noted=False)
-    seed: int = flag(0, "seed of the initial weights, the sample order and augmentation",
+    seed: int = flag(0, "seed for the initial weights, sample order and augmentation",
                      "--random-seed", noted=False)
     deterministic: bool = flag(False, "use only deterministic algorithms",
                                "--use-deterministic-algorithms")
@@ -157,7 +157,7 @@ class Config:
                         "start or resume: 10:20", noted=False)
 
     resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl, after "
-                       "a restart and with --test-only; otherwise none)",
+                       "a restart or with --test-only; otherwise none)",
                        bare="auto", noted=False)
     resume_override: bool = flag(False, "accept a checkpoint with other data, batch or seed",
                                  noted=False)

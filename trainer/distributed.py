@@ -110,7 +110,8 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
         ) from error
     if not 0 <= rank < world_size:
         raise UsageError(
-            f"RANK={rank} with WORLD_SIZE={world_size}: the rank must be below the world size"
+            f"RANK={rank} with WORLD_SIZE={world_size}: RANK must be at least 0 and less than "
+            "WORLD_SIZE"
         )
     return ranks
 

@@ -132,7 +132,7 @@ def parse_env(words: list[str]) -> dict[str, str] | None:
         if not equals:
             if key not in os.environ:
                 what = f"--env {key}: not set on this machine"
-                raise UsageError(what, f"write --env {key}=VALUE")
+                raise UsageError(what, f"pass --env {key}=VALUE")
             value = os.environ[key]
         env[key] = value
     return env or None

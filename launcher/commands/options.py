@@ -48,7 +48,7 @@ def number(least: int, most: int = 10**9) -> Callable[[str, str], int]:
         if text.isdecimal() and len(text) < 12 and least <= int(text) <= most:
             return int(text)
         limit = f"a number from {least} to {most}" if most < 10**9 else f"{least} or more"
-        raise UsageError(f"{flag} {quoted(text)}: not a valid number", f"write {limit}")
+        raise UsageError(f"{flag} {quoted(text)}: not a valid number", f"pass {limit}")
 
     return read
 
@@ -59,7 +59,7 @@ def decimal(flag: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{flag} {quoted(text)}: not a number above 0", "write one such as 12.5")
+        raise UsageError(f"{flag} {quoted(text)}: not a number above 0", "pass one such as 12.5")
     return value
 
 
@@ -73,7 +73,7 @@ def seconds(flag: str, text: str) -> int:
 def some_seconds(flag: str, text: str) -> int:
     """Read a duration above zero. Raises UsageError for other text."""
     if not (read := seconds(flag, text)):
-        raise UsageError(f"{flag} {quoted(text)}: too short", "write a duration such as 30s")
+        raise UsageError(f"{flag} {quoted(text)}: too short", "pass a duration such as 30s")
     return read
 
 

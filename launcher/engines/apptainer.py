@@ -19,7 +19,6 @@ PYTHON = load_script(__file__, "python_in_apptainer.sh")
 CHECK = load_script(__file__, "check_apptainer.sh")
 ADMINISTRATOR = "ask the host's administrator to"
 INSTALL = "install it on that host: https://apptainer.org/docs/admin/latest"
-INSTALL = "install it on that host: https://apptainer.org/docs/admin/latest"
 PROBLEMS = {  # exit code of check_apptainer.sh -> the problem, the remedy
     3: ("Apptainer is not installed", INSTALL),
     4: (

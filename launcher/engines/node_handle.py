@@ -1,4 +1,4 @@
-"""What is needed to act on the nodes of an attempt, whether they run or not."""
+"""What is needed to act on the nodes of an attempt, whether or not they are running."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -38,8 +38,8 @@ class KernelLog:
     def addresses(self, uuids: Sequence[str]) -> tuple[str, ...]:
         """Return the PCI addresses of these GPUs; "" if unknown.
 
-        A GPU that no longer responds gets the address in the logged errors that no responding GPU
-        has, if there is exactly one such address.
+        If the logged errors name exactly one address that belongs to no responding GPU, a GPU that
+        no longer responds gets that address.
         """
         silent = {pci for pci, _ in self.xids}.difference(self.pci.values())
         only = silent.pop() if len(silent) == 1 else ""

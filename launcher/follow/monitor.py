@@ -112,9 +112,9 @@ class Notice:
 
 @dataclass(frozen=True)
 class Tick:
-    """The time to show the lines so far, save the record and handle signals.
+    """It is time to show the lines so far, save the record and handle signals.
 
-    It comes at least every inbox.POLL seconds, however much the ranks print.
+    Observed at least every inbox.POLL seconds, however much the ranks print.
     """
 
 
@@ -219,7 +219,7 @@ class Monitor:
         if item.lost is None:
             node.lost = node.lost_since = node.unseen = None
         elif is_news:
-            then = "the run goes on, still trying to reach it"
+            then = "the run continues, and ddpctl keeps trying to reach it"
             if item.gone:
                 then = "not waiting for it: another node has failed"
             node.lost = HostUnreachable(item.lost.what, then, host=node.host)

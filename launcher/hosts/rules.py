@@ -42,7 +42,7 @@ def broken_rules(
             first = by_address.setdefault(address, entry)
             if first.host.machine != entry.host.machine:
                 found = f"{address}, which is also the address of {first.key} (line {first.line})"
-                yield entry.mistake(".internal_ip", found, "write each machine's own address")
+                yield entry.mistake(".internal_ip", found, "give each machine its own address")
     for key, found, remedy in _container_rules(job):
         yield Mistake((lines or {}).get(key, 0), f"job.{key}", f"found {found}", remedy)
 

@@ -42,7 +42,7 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
     for word in map(str.strip, text.lower().split("@")):
         match = re.fullmatch(r"(.+?)(?::(\d{1,4}(?:,\d{1,4})*))?", word, re.ASCII)
         if match is None:
-            raise UsageError(f"{flag} {quoted(text)}: not a list of hosts", "write host1@host2:0,2")
+            raise UsageError(f"{flag} {quoted(text)}: not a list of hosts", "pass host1@host2:0,2")
         # the end of an IPv6 address may look like a list of GPUs
         name, listed = (word, None) if word in by_name else match.groups()
         if name in chosen:

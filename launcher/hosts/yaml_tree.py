@@ -136,7 +136,7 @@ class _Conversion:
             elif key.kind == MERGE:
                 merged += value.items or [value]
             elif key.text in entries:
-                what = f"written twice (first on line {entries[key.text].line})"
+                what = f"appears twice (first on line {entries[key.text].line})"
                 self.mistakes.append(Mistake(key.line, inner, what, "keep one of them"))
             else:
                 entries[key.text] = value

@@ -135,7 +135,7 @@ def safe_path(text: bytes) -> PurePosixPath | None:
 
 
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
-    """Return the files to fetch by local path.
+    """Return the files to fetch, keyed by local path.
 
     If nodes have different files with the same path, the file of the lowest node rank gets that
     path and the others go to nodes/RANK.

@@ -118,4 +118,4 @@ def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:
         return None if text is None else numbers_in(text, count or UNKNOWN_COUNT)
     except ValueError as error:
         what = f"{flag} {quoted(text or '')}: {error}"
-        raise UsageError(what, "write numbers and ranges, as in 0-3,5") from None
+        raise UsageError(what, "pass numbers and ranges, as in 0-3,5") from None

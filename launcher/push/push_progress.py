@@ -150,7 +150,7 @@ class PushProgress:
                 self._rows[connection, part] = self._bars.tasks[-1]
 
     def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
-        """Update a part's rows. total: bytes per host, once known. doing: what the push waits for."""
+        """Update a part's rows. total: bytes per host, once known. doing: what it is doing."""
         with self._lock:
             rows = [r for (_, name), r in self._rows.items() if name == part and not r.finished]
             for row in rows:

@@ -149,6 +149,6 @@ def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, 
 
 
 def began(record: RunRecord) -> float:
-    """Return when the first attempt started or, if unknown, was created, in unix seconds."""
+    """Return when the first attempt started or, if that is unknown, was created: unix seconds."""
     first = record.attempts[0]
     return parse_timestamp(first.started or first.created) or 0.0

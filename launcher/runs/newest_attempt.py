@@ -118,7 +118,7 @@ def sync_logs(
                         log.append(entries, place.attempt)
         except TooMuch:
             raise CommandFailed(
-                f"its log goes on after {decimal(LONGEST_SYNC)}, the most that one command copies",
+                f"its log continues after {decimal(LONGEST_SYNC)}, the most that one command copies",
                 "run the command again to copy the rest",
                 host=connection.name,
             ) from None

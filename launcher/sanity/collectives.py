@@ -40,7 +40,7 @@ TRANSPORTS = {  # by the prefix of the word after `via` in NCCL's log
     "NET/IB": "InfiniBand",
     "NET/Socket": "sockets",
     "NET/": "network plugin",
-    "P2P": "NVLink or PCIe peer to peer",
+    "P2P": "NVLink or PCIe peer-to-peer",
     "SHM": "shared memory",
 }
 

@@ -61,7 +61,7 @@ def replace_hosts(
     dropped = without if len(hosts) - len(without) >= fewest else missing
     if dropped and (fewer or not missing) and len(hosts) - len(dropped) >= fewest:
         hosts = [host for host in hosts if host not in dropped]
-        notes += [f"going on without {host.name}: {problems[host].what}" for host in dropped]
+        notes += [f"continuing without {host.name}: {problems[host].what}" for host in dropped]
         missing = []
     while len(hosts) < nnodes and good:
         hosts.append(good.pop(0))

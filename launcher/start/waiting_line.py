@@ -220,7 +220,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         return tickets.kept_for_restart(self.request.folder, self.console)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
-        """Wait until enough hosts have no rival ahead. Return None, or the signal that came first.
+        """Wait until enough hosts have no rival ahead, or until a signal arrives, and return it.
 
         printed: the reasons that were already printed. Raises Several after --wait-limit.
         """

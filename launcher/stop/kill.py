@@ -148,7 +148,7 @@ class Killed:
         if left_alone := {h: r.left_alone for h, r in results.items() if r.left_alone}:
             users = {status.owner for statuses in left_alone.values() for status in statuses}
             theirs = ", ".join(sorted(users)) or "an unknown user"
-            parts.append(f"left alone on {names(left_alone)}: nodes of {theirs}")
+            parts.append(f"did not touch nodes on {names(left_alone)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
     def _what_was_done(self) -> str:

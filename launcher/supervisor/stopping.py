@@ -35,7 +35,8 @@ class StopSequence:
     def begin(self, number: int, time_to_save: float, *, failed: bool) -> None:
         """Begin to stop. number: the signal for torchrun.
 
-        failed: whether the ranks first dump their last calls.
+        failed: whether the run has failed. If so, the ranks first dump their last collectives, if
+        they can.
         """
         self._kill_at = time.monotonic() + time_to_save
         self._unsent = number

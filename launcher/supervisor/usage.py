@@ -136,7 +136,10 @@ def oom_kills() -> int:
 
 
 def memory_figure(version2: str, version1: str, label: str = "") -> int:
-    """Return the number after `label` in the file of our memory cgroup (v2 or v1), or 0."""
+    """Return the number after `label` in a file of our memory cgroup, or 0 if there is none.
+
+    version2, version1: the file's name in cgroup v2 and v1.
+    """
     for line in read_text("/proc/self/cgroup").splitlines():
         _, controller, path = line.split(":", 2)
         if controller in ("", "memory"):

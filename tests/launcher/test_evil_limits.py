@@ -47,7 +47,7 @@ def test_logs_stops_an_endless_journal_by_its_size(
     cluster.evil.turn(scripts="endless", docker="silent")
     code, out, err = cluster.ddpctl("logs", cluster.run_id)
     assert code == Exit.UNREACHABLE and "line of good2" in out
-    assert "evil: its log goes on after 100.0 kB" in err
+    assert "evil: its log continues after 100.0 kB" in err
     assert sum(path.stat().st_size for path in cluster.folder.rglob("node-*.log")) < 300_000
 
 

@@ -45,8 +45,8 @@ def load_dataset(config: Config, device: torch.device) -> Images:
 
         return Loaded(Pictures(path, config), config, device)
     raise DataError(
-        f"--data {path}: has neither cifar-10-batches-py nor cifar-100-python, nor train/ and val/ "
-        "with one folder per class, and is not a pack"
+        f"--data {path}: not a dataset; pass a pack, or a folder that has cifar-10-batches-py, "
+        "cifar-100-python, or train/ and val/ with one folder per class"
     )
 
 

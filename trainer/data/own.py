@@ -84,8 +84,8 @@ class MapStyle:
             raise DataError(f"{where}: {error}; a sample must be an (image, label) pair") from error
         if not image.is_floating_point() or image.ndim != 3:
             raise DataError(
-                f"{where}: an image of {image.dtype}, shape {tuple(image.shape)}; "
-                "it must be normalized floats of shape (C, H, W)"
+                f"{where}: the image has dtype {image.dtype} and shape {tuple(image.shape)}; it "
+                "must be a normalized float tensor of shape (C, H, W)"
             )
         if not 0 <= label < self.num_classes:
             raise DataError(f"{where}: label {label}, but there are {self.num_classes} classes")

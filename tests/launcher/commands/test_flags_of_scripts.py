@@ -71,7 +71,7 @@ def test_commands_of_other_tools_are_understood(given: str, meant: str, fake_clu
         (["launch", "gpu1", "gpu2", "--", "t.py"], "-H gpu1,gpu2"),
         (["launch", "hosts.yaml", "--env", "A=1", "B=2", "--", "t.py"], "repeat --env"),
         (["launch", "hosts.yaml", "--name"], "requires an argument"),
-        (["launch", "hosts.yaml", "--nodes", "0"], "write 1 or more"),
+        (["launch", "hosts.yaml", "--nodes", "0"], "pass 1 or more"),
         (["launch", "hosts.yaml", "--time-limit", "24"], "write 24h or 24m"),
         (["launch", "hosts.yaml", "--wait-limit", "24"], "write 24h or 24m"),
         (["launch", "hosts.yaml", "--wait", "24"], "write 24h or 24m"),

@@ -253,8 +253,8 @@ def test_hosts_that_are_lost_or_back_at_once_are_one_line(
     )
     assert code == 0, err
     assert [text for text in said if "lost contact" in text] == [
-        "lost contact with gpu[0-4]: no answer within 10s; the run goes on, "
-        "still trying to reach it"
+        "lost contact with gpu[0-4]: no answer within 10s; the run "
+        "continues, and ddpctl keeps trying to reach it"
     ]
     events = (folder / "events").read_text().splitlines()
     restored = sorted(event for event in events if "restored" in event)

@@ -51,7 +51,7 @@ def test_fewer_hosts_go_on_and_the_others_become_spares() -> None:
     assert replace_hosts(two, 3, {B: DEAD}, {}).missing == (DEAD,)  # wait for it first
     choice = replace_hosts(two, 3, {B: DEAD}, {}, fewer=True)
     assert names(choice) == ("ac", "b")
-    assert choice.notes == ("going on without b: no answer",)
+    assert choice.notes == ("continuing without b: no answer",)
     assert replace_hosts(two, 3, {A: DEAD, B: DEAD}, {}, fewer=True).missing == (DEAD, DEAD)
     assert names(replace_hosts(two, 3, {}, {B: SICK})) == ("ac", "b")
     assert names(replace_hosts(two, 3, {}, {A: SICK, B: SICK})) == ("abc", "")

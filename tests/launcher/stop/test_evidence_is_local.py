@@ -107,7 +107,7 @@ def test_a_container_of_someone_else_that_carries_my_runs_id_is_left_alone(
     run_id = cluster.launch("--detach")[1].strip()
     show(cluster, "good", run_id, 1, nnodes="2", owner=BOB)
     code, _, err = cluster.ddpctl("kill", run_id)
-    assert code == 0 and f"left alone on good: nodes of {BOB}" in err
+    assert code == 0 and f"did not touch nodes on good that belong to {BOB}" in err
     assert [node.node_rank for node in cluster.nodes] == [1]
 
 

@@ -287,7 +287,7 @@ def test_json_names_the_owners_of_nodes_that_were_left_alone(fake_cluster: Make)
     labels = cluster.hosts["gpu1"].nodes[f"ddpctl-{run_id}-1"].arguments["labels"]
     labels["io.ddpctl.owner"] = "alice@ws"
     code, out, err = cluster.ddpctl("kill", run_id, "--json")
-    assert code == 0 and "left alone on gpu1: nodes of alice@ws" in err
+    assert code == 0 and "did not touch nodes on gpu1 that belong to alice@ws" in err
     hosts = json.loads(out)["runs"][0]["hosts"]
     assert [host["left_alone"] for host in hosts] == [[], ["alice@ws"]]
     assert [node.host for node in cluster.nodes] == ["gpu1"]

@@ -68,7 +68,7 @@ class Engine(Protocol):
     def using(self, folder: str) -> Sequence[NodeStatus]:
         """Return the nodes on this host that use anything below `folder`.
 
-        The result includes the tickets of launches that have died.
+        An engine may add the tickets of launches that have died.
         """
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:

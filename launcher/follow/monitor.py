@@ -148,9 +148,9 @@ class Monitor:
         try:
             while self._waiting():
                 for item in self._inbox.take():
-                    yield from self._take(item)
+                    yield from self._observe(item)
                 yield Tick()
-                yield from map(NodeEnded, self._take_ended())
+                yield from map(NodeEnded, self._newly_ended())
                 yield from self._contact_changes(CONTACT_TIME)
             yield from self._contact_changes(0.0)
         finally:
@@ -163,14 +163,14 @@ class Monitor:
 
     # --- from the watchers' items to observations ----------------------------------------------
 
-    def _take(self, item: Item) -> list[Observation]:
+    def _observe(self, item: Item) -> list[Observation]:
         node = self.nodes[item.node_rank]
         node.reported_at = time.monotonic()
         match item:
             case NewEntries():
-                return [item, *self._take_entries(node, item)]
+                return [item, *self._note_entries(node, item)]
             case ContactReport():
-                self._take_contact(node, item)
+                self._note_contact(node, item)
             case Exited():
                 node.exited, node.size = True, item.size
                 node.oom_killed = item.status.oom_killed
@@ -178,18 +178,18 @@ class Monitor:
                     node.exit_code = item.status.exit_code
         return []
 
-    def _take_entries(self, node: FollowedNode, new: NewEntries) -> list[Observation]:
+    def _note_entries(self, node: FollowedNode, new: NewEntries) -> list[Observation]:
         observations = []
         for entry in new.entries:
             if entry.event is None:
                 newest = (line[:LONGEST_TEXT] for line in entry.lines[-TAIL_LINES:])
                 node.tail.extend((entry.time, entry.rank, text) for text in newest)
-            elif observation := self._take_event(node, entry.time, entry.event):
+            elif observation := self._note_event(node, entry.time, entry.event):
                 observations.append(observation)
         node.consumed = new.consumed
         return observations
 
-    def _take_event(self, node: FollowedNode, at: float, event: Event) -> Observation | None:
+    def _note_event(self, node: FollowedNode, at: float, event: Event) -> Observation | None:
         """Keep an event. Return the observation that it causes, or None.
 
         at: unix seconds, by the node's clock.
@@ -206,13 +206,13 @@ class Monitor:
         node.event_bytes += len(repr(event))
         is_first_end = isinstance(event, End) and node.end is None
         if node.event_bytes > MOST_EVENTS and not is_first_end:
-            return None  # no genuine supervisor writes so many events events
+            return None  # no genuine supervisor writes so many events
         node.events.append((at, event))
         if isinstance(event, End):
             node.exit_code, node.end_received = event.exit_code, time.monotonic()
         return Restarted(node, at, event) if isinstance(event, RestartInPlace) else None
 
-    def _take_contact(self, node: FollowedNode, item: ContactReport) -> None:
+    def _note_contact(self, node: FollowedNode, item: ContactReport) -> None:
         """Note whether the node's host can be reached."""
         # the node's end may have arrived during the probe
         is_news = node.end is None if item.gone else node.lost is None
@@ -242,7 +242,7 @@ class Monitor:
 
     # --- which nodes have ended ----------------------------------------------------------------
 
-    def _take_ended(self) -> list[FollowedNode]:
+    def _newly_ended(self) -> list[FollowedNode]:
         """Mark and return the nodes that have ended since the last call."""
         waiting, now = self._waiting(), time.monotonic()
         for node in waiting:

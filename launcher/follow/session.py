@@ -39,7 +39,7 @@ from .monitor import (
 from .panel import live_panel
 from .run_lines import RunLines
 
-ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # of nodes
+ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # see FollowedNode.state
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
 
@@ -234,8 +234,8 @@ class Session:
         explain(self.run.handle, self.run.folder, self.record, nodes, self.console)
         attempt.settle_nodes()
         not_seen = {node.host for node in nodes.values() if node.end is None and not node.exited}
-        silent = {connection.name for connection in unconfirmed}
-        self.record.pending_stop = sorted(silent | not_seen)
+        not_stopped = {connection.name for connection in unconfirmed}
+        self.record.pending_stop = sorted(not_stopped | not_seen)
         self.run.folder.try_save(self.record, self.console)
         report_unconfirmed(by_name(self.run.handle.connections, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)

@@ -128,7 +128,7 @@ def survey_all(
     Problems of spares are only warnings. with_containers, waits: see `survey_hosts`; they do not
     apply to spares.
     """
-    alone = replace(cluster, hosts=cluster.spares, spares=())
+    alone = replace(cluster, hosts=tuple(spare.host for spare in spares), spares=())
     of_spares = in_background(lambda: survey_hosts(spares, alone).findings if spares else ())
     survey = survey_hosts(connections, cluster, with_containers=with_containers, waits=waits)
     warnings = [replace(finding, severity="warning") for finding in of_spares.result()]

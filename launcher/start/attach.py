@@ -16,7 +16,7 @@ from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
-from .waiting_line import WAITING
+from .waiting_line import WAITING_LOCK
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
@@ -52,7 +52,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
 def wait_for_start(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
     """Wait until a run that waits in line has started or ended. Return its record."""
     console.say(f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows which ones")
-    if not is_locked(folder.path / WAITING):
+    if not is_locked(folder.path / WAITING_LOCK):
         detach.start_recorder(folder)
     while record.state in (RunState.WAITING, RunState.PENDING):
         time.sleep(POLL)

@@ -58,7 +58,10 @@ def claim_gpus(
 def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
     """Return an error for each rival ahead of this run. Waits up to LEASE while rivals are undecided."""
     plan = planned.plan
-    wanted = {connection: plan.resources(own) for connection, own in planned.node_plans.items()}
+    wanted = {
+        connection: plan.resources(node_plan)
+        for connection, node_plan in planned.node_plans.items()
+    }
     sharing = [connection for connection in wanted if wanted[connection]]
     deadline = time.monotonic() + LEASE
 
@@ -77,8 +80,11 @@ def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
     while True:
         listed = each_node(sharing, rivals_after_cleanup)
         late = time.monotonic() > deadline
-        _, reasons = _ahead_with_reasons(planned, listed, wanted, or_undecided=late)
-        if reasons:
+        ahead = {
+            connection: those_ahead(here, plan.key, or_undecided=late)
+            for connection, here in listed.items()
+        }
+        if reasons := _reasons(planned, wanted, ahead):
             return reasons
         if not any(undecided(rival) for here in listed.values() for rival in here):
             return []
@@ -103,32 +109,23 @@ def in_the_way(
     plan = planned.plan
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
     wanted = {
-        connection: plan.resources(own) - port for connection, own in planned.node_plans.items()
+        connection: plan.resources(node_plan) - port
+        for connection, node_plan in planned.node_plans.items()
     }
-    found = {
-        connection: rivals(plan.run_id, wanted[connection], here)
-        for connection, here in listed.items()
-    }
-    ahead, reasons = _ahead_with_reasons(planned, found, wanted, or_undecided=True)
-    return ahead, [*reasons, *failures.values()]
+    ahead = {}
+    for connection, here in listed.items():
+        others = rivals(plan.run_id, wanted[connection], here)
+        ahead[connection] = those_ahead(others, plan.key, or_undecided=True)
+    return ahead, [*_reasons(planned, wanted, ahead), *failures.values()]
 
 
-def _ahead_with_reasons(
+def _reasons(
     planned: PlannedAttempt,
-    found: Mapping[HostConnection, Sequence[NodeStatus]],
     wanted: Mapping[HostConnection, Collection[str]],
-    *,
-    or_undecided: bool,
-) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return which of the rivals `found` come first, by host, and an error for each of them.
-
-    wanted: the GPUs and ports that the run wants. or_undecided: also rivals that may come first.
-    """
-    ahead = {
-        connection: those_ahead(here, planned.plan.key, or_undecided=or_undecided)
-        for connection, here in found.items()
-    }
-    reasons: list[DdpctlError] = [
+    ahead: Mapping[HostConnection, Sequence[NodeStatus]],
+) -> list[DdpctlError]:
+    """Return an error for each rival that comes first: what it has taken of the `wanted` resources."""
+    return [
         PreflightError(
             taken(wanted[connection], planned.node_plans[connection].gpu_ids, rival),
             host=connection.name,
@@ -136,4 +133,3 @@ def _ahead_with_reasons(
         for connection, here in ahead.items()
         for rival in here
     ]
-    return ahead, reasons

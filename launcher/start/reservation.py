@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import RunKilled, UsageError
+from ..errors import NodesFailed, RunKilled, UsageError
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import try_each
+from ..ssh.many import ask_each, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 
@@ -29,27 +29,27 @@ class Reservation:
 
         The first host in the hosts' order that answers decides, because all commands for a run ask
         its hosts in the same order.
-        Raises UsageError if another command was first.
+        Raises UsageError if another command was first, and NodesFailed if no host answers.
         """
         if self.handed_over:
             return
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
-            answers, failures = try_each(
+            answers, failures = ask_each(
                 connections, lambda connection: connection.script(RESERVE, *arguments)
             )
         if not answers:
-            raise failures[connections[-1]]
-        connection, done = next(iter(answers.items()))
+            raise NodesFailed(failures)
+        name, done = next(iter(answers.items()))
         if done.code == REFUSED:
             raise UsageError(
                 f"attempt {self.attempt} was already started by another command or machine",
                 "run `ddpctl ps HOSTS` to see it",
-                host=connection.name,
+                host=name,
             )
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
-        done.expect(what, remedy, connection.name)
+        done.expect(what, remedy, name)
 
     def raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
         """Raise RunKilled if `kill` has cancelled the attempt on one of the hosts.

@@ -167,7 +167,7 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 
 
 @contextlib.contextmanager
-def tickets_kept_for_restart(
+def tickets_held_while_followed(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
     """Context manager: if the run may restart, keep its claim on the GPUs after its nodes end."""
@@ -176,7 +176,7 @@ def tickets_kept_for_restart(
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_held(base))):
-                stack.enter_context(tickets.kept_for_restart(folder, console))
+                stack.enter_context(tickets.held_while_followed(folder, console))
         yield
 
 

@@ -85,6 +85,8 @@ class Starter:
         line, console = self.line, self.console
         chosen = choose_hosts(request, self.connections, console)
         if isinstance(chosen, Refused):
+            # `kill` cancels the reservation of a waiting run. It is not made earlier, because it is
+            # never removed, and failed checks must not use up the attempt.
             self.reserve()
             return chosen
         request = request.on(chosen)  # with --nodes N
@@ -109,7 +111,8 @@ class Starter:
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
-            with line.kept_for_restart(planned):
+            tickets = Tickets(planned, self.reservation)
+            with tickets.held_while_followed(request.folder, console):
                 return follow(started, self.hook, self.interrupts, console)
 
     def reserve(self) -> None:

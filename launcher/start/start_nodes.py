@@ -37,7 +37,8 @@ class PlannedAttempt:
         """The handles of the attempt's nodes, for code that acts on the nodes."""
         name = self.plan.engine.name
         members = (
-            NodeHandle(n, engine_of(n, name), own.place) for n, own in self.node_plans.items()
+            NodeHandle(connection, engine_of(connection, name), node_plan.place)
+            for connection, node_plan in self.node_plans.items()
         )
         return AttemptHandle(tuple(members))
 

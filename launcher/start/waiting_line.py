@@ -36,7 +36,7 @@ RENEW = LEASE / 3  # the age in seconds at which a ticket is renewed
 KEEP = LEASE / 6  # seconds between renewals in the background
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
-WAITING = "waiting.lock"  # locked by the process that waits in line for the run
+WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run
 
 
 class Tickets:
@@ -84,7 +84,7 @@ class Tickets:
         self._reservation.raise_if_killed(self.planned.connections)
 
     @contextlib.contextmanager
-    def kept_for_restart(self, folder: RunFolder, console: Console) -> Iterator[None]:
+    def held_while_followed(self, folder: RunFolder, console: Console) -> Iterator[None]:
         """Context manager: hold the tickets while the run is followed, if it may restart.
 
         They stay if the run goes on or restarts, because another process or the restart then renews
@@ -140,9 +140,9 @@ class Tickets:
         return [s for s in listed if s.is_ticket and (s.run_id, s.node_rank) == mine]
 
     def _put(self, connection: HostConnection) -> None:
-        own = self.planned.node_plans[connection]
-        name = f"{own.place.container}-{secrets.token_hex(3)}"
-        self.planned.engine(connection).wait_in_line(name, own.container.labels)
+        node_plan = self.planned.node_plans[connection]
+        name = f"{node_plan.place.container}-{secrets.token_hex(3)}"
+        self.planned.engine(connection).wait_in_line(name, node_plan.container.labels)
 
     def _replace(self, connection: HostConnection, own: Sequence[NodeStatus]) -> None:
         self._put(connection)
@@ -164,7 +164,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     console: Console
     restart_tickets: Tickets | None  # of a restarting run; they stay if this attempt does not start
     _tickets: Tickets | None = None
-    _lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
         self._until = self.request.until
@@ -172,7 +172,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     def __exit__(self, *_: object) -> None:
         if self._tickets:
             self._tickets.close()
-        self._lock.close()
+        self._waiting_lock.close()
 
     def wait(self, refused: Refused) -> Outcome | None:
         """Wait for this run's turn. Return None, or an Outcome if this command stops waiting first.
@@ -189,7 +189,9 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             time.sleep(POLL)
             return None
         if self._tickets is None:
-            self._lock.enter_context(locked(make_folder(request.folder.path) / WAITING))
+            self._waiting_lock.enter_context(
+                locked(make_folder(request.folder.path) / WAITING_LOCK)
+            )
             self._tickets = Tickets(refused.planned, self.reservation)
         self._record(refused)
         self._tickets.join()
@@ -210,14 +212,10 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         for tickets in (self.restart_tickets, self._tickets):
             if tickets:
                 tickets.close()
-        # a process that waited for or followed the run earlier may have left tickets
+        # `since` was set before only if another process or attempt asked for the GPUs; it may have
+        # left tickets
         if self.request.since is not None:
             remove_tickets([*planned.connections, *former], planned.plan)
-
-    def kept_for_restart(self, planned: PlannedAttempt) -> AbstractContextManager[None]:
-        """Context manager: hold new tickets while the run is followed, if it may restart."""
-        tickets = Tickets(planned, self.reservation)
-        return tickets.kept_for_restart(self.request.folder, self.console)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead, or until a signal arrives, and return it.

@@ -54,8 +54,8 @@ Target = KnownRun | NamedRun | OwnRuns
 class HostedRun:
     """A run, and the hosts that may have it.
 
-    owners: the other users whose nodes are to be stopped (`clean` lists this user, too). asked: all
-    hosts that were asked about the run, if they are more than `connections`. cancel: see Stop.
+    owners: the other users whose nodes are to be stopped. asked: all hosts that were asked about the
+    run, if they are more than `connections`. cancel: see Stop.
     """
 
     run_id: str
@@ -104,15 +104,22 @@ def choose_runs(
         case NamedRun(typed=typed):
             with console.step(f"asking {counted(len(connections), 'host')} about the run"):
                 run_id = find_id(connections, cluster, typed)
+            return [with_owners(run_id, connections, cluster, console)]
         case KnownRun(folder=folder):
-            run_id = folder.run_id
             record = folder.load_if_readable(console)
             if record and not record.adopted:  # launched here, by this user
-                return [HostedRun(run_id, connections)]
+                return [HostedRun(folder.run_id, connections)]
+            return [with_owners(folder.run_id, connections, cluster, console)]
+
+
+def with_owners(
+    run_id: str, connections: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> HostedRun:
+    """Return the run with its hosts and the other users who own nodes of it there."""
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)
     owners = {status.owner for status in statuses if status.user != account_name()}
-    return [HostedRun(run_id, connections, sorted(owners))]
+    return HostedRun(run_id, connections, sorted(owners))
 
 
 def own_runs(

@@ -135,7 +135,7 @@ class Killed:
     def report(self, console: Console) -> None:
         """Print what was stopped and, with --verbose, where. Leftovers are printed as an error."""
         for host, result in self.results_by_name.items():
-            if result.found or not result.clean:
+            if result.nodes or not result.clean:
                 console.detail(f"{host}: {result.describe()}")
         if self.results:
             clean = all(result.clean for result in self.results.values())
@@ -152,7 +152,7 @@ class Killed:
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
     def _what_was_done(self) -> str:
-        statuses = [status for result in self.results.values() for status in result.found]
+        statuses = [status for result in self.results.values() for status in result.nodes]
         if not statuses:
             return "nothing to stop"
         if any(status.alive or status.waits for status in statuses):
@@ -188,7 +188,7 @@ class Killed:
             "hosts": [
                 {
                     "host": host,
-                    "stopped": len(result.found),
+                    "stopped": len(result.nodes),
                     "left": [*result.remaining, *map(str, result.orphans)],
                     "clean": result.clean,
                     "left_alone": sorted({status.owner for status in result.left_alone}),

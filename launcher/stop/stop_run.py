@@ -1,4 +1,4 @@
-"""Stop one run, and verify that it has stopped: mark, SIGTERM, SIGKILL, remove, list."""
+"""Stop one run, and verify that it has stopped: mark, SIGTERM, SIGKILL, remove, list, wait."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -24,13 +24,13 @@ POLL = 0.3  # seconds between checks for these processes
 class Stopped:
     """The result of a stop on one host.
 
-    found: the run's nodes here when the stop began, in any state. Tickets count, except those of
+    nodes: the run's nodes here when the stop began, in any state. Tickets count, except those of
     live nodes and those that the stop keeps (see Stop.cancel). remaining: the names of the nodes
     and tickets that are left. orphans: the pids of the run's processes that are left. left_alone:
     nodes with the run's id that belong to another user, and so were not stopped.
     """
 
-    found: Sequence[NodeStatus]
+    nodes: Sequence[NodeStatus]
     remaining: Sequence[str] = ()
     orphans: Sequence[int] = ()
     left_alone: Sequence[NodeStatus] = ()
@@ -40,8 +40,8 @@ class Stopped:
         return not self.remaining and not self.orphans
 
     def describe(self) -> str:
-        count = counted(len(self.found), "node")
-        stopped = f"stopped and removed {count}" if self.found else "no nodes found"
+        count = counted(len(self.nodes), "node")
+        stopped = f"stopped and removed {count}" if self.nodes else "no nodes found"
         still = ", ".join([*self.remaining, *(f"pid {pid}" for pid in self.orphans)])
         left = f"STILL THERE: {still}" if still else "nothing left"
         return f"{stopped}, {left}"
@@ -81,38 +81,38 @@ class Stop:
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
             connection.script(MARK_CANCELLED, self.run_id).expect(what, remedy, connection.name)
-        found: list[NodeStatus] = []
+        nodes: list[NodeStatus] = []
         remaining: list[str] = []
         for engine in engines_on(connection, self.engine):
             ended, left = self._stop_on(engine)
-            found += without_idle_tickets(ended)
+            nodes += without_idle_tickets(ended)
             remaining += left
-        return Stopped(found, remaining, self._wait_for_orphans(connection), left_alone)
+        return Stopped(nodes, remaining, self._wait_for_orphans(connection), left_alone)
 
     def _stop_on(self, engine: Engine) -> tuple[list[NodeStatus], list[str]]:
         """End the run's nodes on one engine. Return them, and the names of what is left.
 
         Lists the nodes anew at each step: a launch may create more of them until it sees the mark.
         """
-        own = self._own(engine.list(self.run_id))
-        self._end(engine, own)
+        to_end = self._to_end(engine.list(self.run_id))
+        self._end(engine, to_end)
         statuses, unreadable = engine.list_all(self.run_id)
-        late = [each for each in self._own(statuses) if self.cancel and each.state in UNSTARTED]
+        late = [each for each in self._to_end(statuses) if self.cancel and each.state in UNSTARTED]
         if late:
             self._end(engine, late)
             statuses, unreadable = engine.list_all(self.run_id)
-        left = [s.handle for s in self._own(statuses) if s.alive or self.remove]
-        return own, [*left, *(f"{name} (its labels are unreadable)" for name in unreadable)]
+        left = [s.handle for s in self._to_end(statuses) if s.alive or self.remove]
+        return to_end, [*left, *(f"{name} (its labels are unreadable)" for name in unreadable)]
 
-    def _own(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
+    def _to_end(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         """Return the nodes to end and, if the run is cancelled, its tickets.
 
         Checks the run id as well, because hosts are not trusted: one may list other runs.
         """
-        own = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
-        return own if self.cancel else [status for status in own if not status.is_ticket]
+        to_end = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
+        return to_end if self.cancel else [status for status in to_end if not status.is_ticket]
 
-    def _end(self, engine: Engine, own: Sequence[NodeStatus]) -> None:
+    def _end(self, engine: Engine, statuses: Sequence[NodeStatus]) -> None:
         """End these nodes and, with `remove`, remove them.
 
         `Engine.stop` sends SIGTERM, and SIGKILL after the timeout.
@@ -124,9 +124,9 @@ class Stop:
                 engine.stop(status, self.timeout)
 
         # concurrently, so that one node does not wait for another's timeout
-        with ThreadPoolExecutor(len(own) or 1) as pool:
-            list(pool.map(end, own))
-        for status in own if self.remove else ():
+        with ThreadPoolExecutor(len(statuses) or 1) as pool:
+            list(pool.map(end, statuses))
+        for status in statuses if self.remove else ():
             engine.remove(status)
 
     def _wait_for_orphans(self, connection: HostConnection) -> list[int]:

@@ -86,7 +86,8 @@ class Console:
         began = time.monotonic()
         timer = threading.Timer(QUIET_BEFORE, self.say, [f"{text} ..."])
         timer.daemon = True
-        timer.start()
+        if not self.verbose:
+            timer.start()
         try:
             yield
         finally:

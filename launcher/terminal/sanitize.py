@@ -1,7 +1,8 @@
 """Make log lines safe for a terminal: of all escape sequences, only colors are kept.
 
-Escape sequences can move a terminal's cursor, set its title and write to the clipboard, and hosts,
-images and scripts control the text of logs. For messages, see `text.printable`.
+Other control characters go too, and so does text that a carriage return would overwrite. Escape
+sequences can move a terminal's cursor, set its title and write to the clipboard, and hosts, images
+and scripts control the text of logs. For messages, see `text.printable`.
 """
 
 import codecs

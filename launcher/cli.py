@@ -16,7 +16,7 @@ import typer
 from typer.completion import completion_init, install_callback, show_callback  # type: ignore
 
 from . import __version__
-from .commands.usage import COMMANDS, Command, CommandGroup, ParserError, usage_error
+from .commands.parsing import COMMANDS, Command, CommandGroup, ParserError, usage_error
 from .errors import DdpctlError
 from .outcomes import Exit, Outcome
 from .own_folders import keep_traceback

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 import typer.main  # noqa: E402
 
 from launcher.cli import application  # noqa: E402
-from launcher.commands.usage import COMMANDS, GROUPS  # noqa: E402
+from launcher.commands.parsing import COMMANDS, GROUPS  # noqa: E402
 
 MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\n"
 

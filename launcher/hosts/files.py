@@ -5,8 +5,8 @@ import stat
 from pathlib import Path
 
 from ..text import LONGEST_PATH, quoted
+from .job import Job
 from .mistakes import Mistake, Wrong, hosts_file_error
-from .model import Job
 from .values import wrong_env_name
 
 MAX_BYTES = 1_000_000

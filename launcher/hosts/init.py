@@ -8,7 +8,7 @@ import yaml
 
 from ..own_folders import expanded
 from . import Host, Job, parse
-from .model import changed
+from .cluster import changed
 from .schema import FILE
 
 INCLUDE_DEPTH = 16  # the same limit as ssh

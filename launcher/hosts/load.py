@@ -15,6 +15,7 @@ from ..own_folders import current_folder, expanded
 from ..text import LONGEST_PATH, names_in, quoted
 from . import other_tools
 from .addresses import split_login
+from .cluster import Cluster, Host
 from .files import check_path, text_of
 from .hostfile import (
     SCHEDULERS,
@@ -24,8 +25,8 @@ from .hostfile import (
     read_host_list,
     read_hostfile,
 )
+from .job import Job
 from .mistakes import MOST, Mistake, Wrong, hosts_file_error
-from .model import Cluster, Host, Job
 from .rules import HostEntry, broken_rules
 from .schema import DEFAULTS, HOST, JOB, SECTIONS, unknown
 from .select import select

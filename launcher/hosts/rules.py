@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..text import quoted
+from .cluster import Host
+from .job import Job
 from .mistakes import Mistake
-from .model import Host, Job
 from .schema import JOB, PACKAGES_REMEDY
 
 _OWN_FOLDERS = ("/", "/checkpoints", "/output", "/ddpctl", "/ddpctl-metrics", "/ddpctl-cache")

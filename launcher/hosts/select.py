@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..errors import UsageError
 from ..text import names, numbered, quoted
-from .model import Cluster, Gpus, Host
+from .cluster import Cluster, Gpus, Host
 
 
 def select(cluster: Cluster, include: str | None, exclude: str | None) -> Cluster:

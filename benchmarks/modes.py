@@ -26,7 +26,7 @@ from typing import Any
 
 from trainer.config import Config
 from trainer.errors import TrainerError, UsageError, print_error
-from trainer.flags import Parser, as_json, parse
+from trainer.parse_flags import Parser, as_json, parse
 
 
 @dataclass(frozen=True)

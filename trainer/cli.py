@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from .config import Config
 from .errors import TrainerError, UsageError, print_error
-from .flags import as_json, parse
 from .parent import die_with_parent
+from .parse_flags import as_json, parse
 
 COMMANDS = {"ckpt": "checkpoint_command", "data": "data_command"}  # modules of trainer/tools
 

@@ -30,7 +30,7 @@ from trainer.errors import (
     TrainerError,
     UsageError,
 )
-from trainer.flags import parse
+from trainer.parse_flags import parse
 from trainer.state import Training
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from trainer_ranks import CONTEXT, Job, _enter, make
 from trainer import distributed, ending
 from trainer.data.order import epoch_order
 from trainer.errors import DataError, OutOfMemory, PeerLost, TrainerError
-from trainer.flags import parse
+from trainer.parse_flags import parse
 from trainer.plan import part_bounds
 
 

@@ -21,8 +21,8 @@ from trainer.config import Config
 from trainer.data.order import epoch_order, mixed_seed
 from trainer.distributed import Ranks
 from trainer.errors import Diverged
-from trainer.flags import parse
 from trainer.net import flops, unused
+from trainer.parse_flags import parse
 from trainer.plan import lr_at
 from trainer.state import Training
 

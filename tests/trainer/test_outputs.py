@@ -21,7 +21,6 @@ from trainer import train
 from trainer.data.order import epoch_order
 from trainer.distributed import Ranks
 from trainer.ending import finish
-from trainer.flags import parse
 from trainer.logs import (
     LONGEST_SILENCE,
     Log,
@@ -31,6 +30,7 @@ from trainer.logs import (
     train_line,
     truncate,
 )
+from trainer.parse_flags import parse
 from trainer.state import Training
 from trainer.train import set_determinism
 

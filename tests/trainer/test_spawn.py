@@ -14,7 +14,7 @@ import pytest
 
 from trainer import parent
 from trainer.errors import UsageError
-from trainer.flags import parse
+from trainer.parse_flags import parse
 from trainer.tools import spawn as spawning
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainer.config import Config
 from trainer.data.order import epoch_order
 from trainer.errors import UsageError
-from trainer.flags import parse
+from trainer.parse_flags import parse
 from trainer.plan import Plan, lr_at, make_plan, part_bounds
 
 

@@ -58,8 +58,8 @@ def make(ranks: Ranks | None = None, *more: str) -> Training:
 
     from trainer.data import load_dataset
     from trainer.distributed import identify
-    from trainer.flags import parse
     from trainer.model import norms
+    from trainer.parse_flags import parse
     from trainer.plan import make_plan
     from trainer.setup import build, resolve
 

@@ -52,7 +52,7 @@ def test_a_process_is_who_torchruns_variables_say(env: str, who: tuple[int, ...]
     ("env", "words"),
     [
         ({"RANK": "one"}, "RANK, WORLD_SIZE or a similar variable in the environment: .*'one'"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 with WORLD_SIZE=2: the rank must be below"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 with WORLD_SIZE=2: RANK must be at least 0"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 with WORLD_SIZE=2"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
-from launcher.errors import HostUnreachable, UsageError
+from launcher.errors import HostUnreachable, NodesFailed, UsageError
 from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
 from launcher.start.reservation import Reservation
@@ -54,7 +54,7 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
     own.take([lost, connection], console)
     with pytest.raises(UsageError, match=r"^local: attempt 2 was already started"):
         Reservation("r1", 2).take([lost, connection], console)
-    with pytest.raises(HostUnreachable):
+    with pytest.raises(NodesFailed, match="gpu0: no answer"):
         Reservation("r1", 2).take([lost], console)
 
 

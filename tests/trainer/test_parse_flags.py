@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed.run import get_args_parser
 
-from trainer import flags
+from trainer import parse_flags
 from trainer.cli import main
 from trainer.config import GROUPS, PRESETS, Config
 from trainer.errors import UsageError
@@ -19,11 +19,11 @@ from trainer.tools import checkpoint_command, data_command
 
 
 def parse(*argv: str, **env: str) -> Config:
-    return flags.parse(argv, env)[0]
+    return parse_flags.parse(argv, env)[0]
 
 
 def all_spellings() -> list[str]:
-    actions = flags.make_parser()._actions
+    actions = parse_flags.make_parser()._actions
     dashed = [name for action in actions for name in action.option_strings]
     return [*dashed, *(n[:2] + n[2:].replace("-", "_") for n in dashed if "-" in n[2:])]
 
@@ -75,8 +75,8 @@ def test_spellings(argv: list[str], field: str, value: object) -> None:
 def test_every_flag_has_both_spellings() -> None:
     names = set(all_spellings())
     for name in names:
-        assert flags.dashed(name) in names
-    assert flags.dashed("--out=my_folder") == "--out=my_folder"
+        assert parse_flags.dashed(name) in names
+    assert parse_flags.dashed("--out=my_folder") == "--out=my_folder"
     assert parse("--grad_accum_steps=3", "--data", "__x").data == "__x"
 
 
@@ -203,7 +203,7 @@ def test_under_ddpctl_folders_and_resume_come_from_it() -> None:
 
 
 def test_older_ways_to_say_who_is_where() -> None:
-    _, other = flags.parse(
+    _, other = parse_flags.parse(
         ["--init_method", "tcp://10.0.0.1:1234", "--rank", "1", "--world_size", "2"], {}
     )
     assert other["env"] == {
@@ -212,23 +212,27 @@ def test_older_ways_to_say_who_is_where() -> None:
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "1234",
     }
-    _, other = flags.parse(["--init-method", "file:///x/y", "--init_method", "tcp://[::1]:9"], {})
+    _, other = parse_flags.parse(
+        ["--init-method", "file:///x/y", "--init_method", "tcp://[::1]:9"], {}
+    )
     assert other["env"] == {"MASTER_ADDR": "::1", "MASTER_PORT": "9"}
-    assert flags.parse(["--init-method", "file:///x/y"], {})[1]["env"] == {"TRAINER_STORE": "/x/y"}
-    assert flags.parse(["--init-method", "env://"], {})[1]["env"] == {}
-    _, other = flags.parse(["--ip", "h", "--port", "5", "--local_rank=3"], {})
+    assert parse_flags.parse(["--init-method", "file:///x/y"], {})[1]["env"] == {
+        "TRAINER_STORE": "/x/y"
+    }
+    assert parse_flags.parse(["--init-method", "env://"], {})[1]["env"] == {}
+    _, other = parse_flags.parse(["--ip", "h", "--port", "5", "--local_rank=3"], {})
     assert other["env"] == {"MASTER_ADDR": "h", "MASTER_PORT": "5", "LOCAL_RANK": "3"}
 
 
 def test_help_shows_every_setting_in_its_group() -> None:
-    text = flags.make_parser().format_help()
+    text = parse_flags.make_parser().format_help()
     for field in dataclasses.fields(Config):
         assert "--" + field.name.replace("_", "-") in text or f"[no-]{field.name}" in text.replace(
             "-", "_"
         ).replace("[no_]", "[no-]")
     for title in GROUPS.values():
         assert f"{title}:" in text
-    assert isinstance(flags.make_parser(), argparse.ArgumentParser)
+    assert isinstance(parse_flags.make_parser(), argparse.ArgumentParser)
 
 
 # What each recipe says of itself: by its authors, or by docs/trainer.md for our own.
@@ -329,7 +333,7 @@ def test_values_at_a_limit_are_allowed_and_beyond_it_are_not(
 
 
 def test_config_survives_json() -> None:
-    assert json.loads(flags.as_json(parse()))["model"] == "resnet18"
+    assert json.loads(parse_flags.as_json(parse()))["model"] == "resnet18"
 
 
 def test_settings_that_may_change_on_resume_without_a_word_leave_the_results_alone() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .. import checkpoint
 from ..errors import CheckpointError, UsageError
-from ..flags import Parser
+from ..parse_flags import Parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ from ..data.cifar import TEN
 from ..data.fetch import fetch
 from ..data.synthetic import Arrays, synthetic
 from ..errors import DataError
-from ..flags import Parser
+from ..parse_flags import Parser
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fashion-mnist
 

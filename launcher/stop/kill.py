@@ -90,14 +90,19 @@ def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[
 
 
 def stop_all(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
-    """Stop all runs concurrently, each on all its hosts at once, and return the results."""
+    """Stop all runs concurrently, each on all its hosts at once, and return the results.
+
+    engine: of runs without a record here; a hosts file may name another than the run was started
+    with.
+    """
 
     def stop_one(run: HostedRun) -> Killed:
         record = run_folder(run.run_id).load_if_readable(console)
         timeout = record.stop_timeout if record else STOP_TIMEOUT
         recorded = [record.owner] if record else []
         owners = [*run.owners, *recorded]
-        stop = Stop(run.run_id, engine, timeout, owners, cancel=run.cancel)
+        own_engine = record.engine if record else engine
+        stop = Stop(run.run_id, own_engine, timeout, owners, cancel=run.cancel)
         machines = one_per_account(run.connections)
         return Killed(run, machines, *try_each(machines, stop.on_host))
 

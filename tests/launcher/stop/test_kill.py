@@ -59,6 +59,22 @@ def test_an_unconfirmed_stop_is_remembered_and_finished_at_the_next_contact(
     assert cluster.record["pending_stop"] == []
 
 
+def test_a_pending_stop_uses_the_runs_own_engine_whatever_the_hosts_file_says(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    cluster.hosts["gpu1"].reachable = False
+    assert cluster.ddpctl("kill", run_id)[0] == 6
+    cluster.hosts["gpu1"].reachable = True
+    document = json.loads(Path(cluster.hosts_file).read_text())
+    document["job"] = {**document["job"], "engine": "process"}
+    Path(cluster.hosts_file).write_text(json.dumps(document))
+    cluster.ddpctl("ps", cluster.hosts_file)
+    assert cluster.nodes == []
+    assert cluster.record["pending_stop"] == []
+
+
 def test_a_pending_stop_does_not_cancel_a_run_that_was_resumed_on_other_hosts(
     fake_cluster: Make,
 ) -> None:

@@ -1,7 +1,7 @@
 """What one answer from a host may cost this machine: bytes, seconds and JSON values.
 
-All code that reads hosts' answers uses this module. If an answer exceeds its budget, that is an error
-of the host.
+All code that reads hosts' answers uses this module. An answer that exceeds its budget is reported as
+an error on that host.
 """
 
 import json

@@ -135,7 +135,7 @@ def replaced(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
 
 class ResNet(nn.Module):
     """A ResNet with the CIFAR stem. blocks: the number of blocks in each stage. Each stage but
-    the first halves the image."""
+    the first halves the resolution."""
 
     def __init__(self, blocks: list[int], num_classes: int, width: int, bottleneck: bool) -> None:
         super().__init__()

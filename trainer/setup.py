@@ -241,7 +241,7 @@ def introduce(
     c, plan = t.config, t.plan
     if restored:
         for warning in restored.warnings:
-            say(f"WARNING: damaged checkpoint, falling back to an older one: {warning}")
+            say(f"WARNING: ignoring a damaged checkpoint: {warning}")
         say(f"resumed from {restored.name} (step {t.step} of {plan.total_steps})")
         if restored.sender is not None:
             say(f"rank {restored.sender} sent the checkpoint to ranks that do not have it on disk")

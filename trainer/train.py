@@ -268,8 +268,10 @@ def save_last(t: Training) -> None:
 def make_profiler(
     config: Config, ranks: Ranks
 ) -> contextlib.AbstractContextManager[profile | None]:
-    """Return a profiler for --profile FIRST:LAST: call its `step` after each step. Steps count from
-    the start or the resume, so that a resumed run can also be profiled."""
+    """Return a profiler for --profile FIRST:LAST; call its `step` after each step.
+
+    Steps are counted from the start or the resume, so that a resumed run can also be profiled.
+    """
     if config.parsed_profile is None:
         return contextlib.nullcontext()
     first, last = config.parsed_profile

@@ -109,7 +109,7 @@ class _Conversion:
             self.values[id(node)] = self._convert(node, path, line)
         if (value := self.values[id(node)]) is None:
             what = "found an alias inside the value that it stands for"
-            raise Wrong(Mistake(line, path, what, "write the value in full"))
+            raise Wrong(Mistake(line, path, what, "remove the alias"))
         return value
 
     def _convert(self, node: Any, path: str, line: int) -> RawValue:

@@ -51,7 +51,7 @@ class NodeLog:
         index, log = read_index(folder, node_rank), folder / f"node-{node_rank}.log"
         if index.damaged:
             shutil.copyfile(log, f"{log}.damaged")
-            again = "rereading everything after the damaged entry from the host"
+            again = "reading the log again from the host, from the damaged entry on"
             warn(f"{log}: its index was damaged; {again}")
         self.mark = index.last
         self._log = log.open("ab")

@@ -105,7 +105,7 @@ def _ask(member: NodeHandle, kind: str) -> Answer:
 
 
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
-    """Format the groups as `clush -b` does, then the nodes without ranks and the verdict."""
+    """Format the groups as `clush -b` does, with the verdict and the nodes that have no ranks."""
 
     def nodes(state: str, text: str) -> list[str]:
         return [f"{a.host} (node {a.node_rank}): {text}" for a in answers if a.state == state]

@@ -112,9 +112,9 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
         what = f"internal_ip {ip} is an address of {owner.name}"
         return failure(what, "fix `internal_ip:` in the hosts file")
     if router := _router(machine, ip, _failed(tried), fleet):
-        remedy = f"let {router.name} forward it (`sysctl net.ipv4.ip_forward=1`"
+        remedy = f"enable IP forwarding on {router.name} (`sysctl -w net.ipv4.ip_forward=1`"
         if router.in_containers:
-            remedy += "; Docker's iptables rules drop it: `iptables -I DOCKER-USER -j ACCEPT`"
+            remedy += "; if Docker's iptables rules drop it, `iptables -I DOCKER-USER -j ACCEPT`"
         return failure(f"{what}, on its way through {router.name}", f"{remedy}), or fix the route")
     firewall = next((f" ({name} is installed there)" for name in machine.details.firewalls), "")
     given = any(host.internal_ip for host in machine.hosts)

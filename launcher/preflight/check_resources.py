@@ -70,7 +70,7 @@ def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         yield warning(what, "raise nofile in /etc/security/limits.conf there")
     limited = not machine.in_containers or (machine.engine and machine.engine.can.rootless)
     if machine.facts.rdma_ports and details.memlock != "unlimited" and limited:
-        what = f"memlock is limited to {details.memlock} KiB, so InfiniBand cannot register memory"
+        what = f"memlock is {details.memlock} KiB: InfiniBand cannot register more memory than that"
         yield warning(what, "set memlock to unlimited in /etc/security/limits.conf there")
 
 

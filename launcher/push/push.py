@@ -77,7 +77,7 @@ def push(
 ) -> PushResult:
     """Send `parts` of the job to the hosts that lack them.
 
-    only_verify: send nothing; a host that lacks a part has failed.
+    only_verify: send nothing; a host that lacks a part counts as failed.
     known: images that are not looked up again, except on a host whose push is retried.
     spares: they get the same parts, but the failure of a spare is only a warning.
     Raises HostsNotReady with the error of each failed host; the others are ready.

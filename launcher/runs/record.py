@@ -223,7 +223,10 @@ class RunFolder:
         return os.path.lexists(self.record_file)
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
-        """Return the path for the evidence of an attempt's failure, or of its failure before `restart`."""
+        """Return the path for the evidence of an attempt's failure.
+
+        restart: the number of a restart in place, for the failure that led to it.
+        """
         name = f"attempt-{attempt}" if restart is None else f"attempt-{attempt}-restart-{restart}"
         return make_folder(self.logs) / f"failure-{name}.txt"
 

@@ -121,7 +121,7 @@ def agreed_attempt(newest: Iterable[int]) -> int:
 
 
 def ended_nodes(connections: Sequence[HostConnection]) -> list[NodeStatus]:
-    """Return the ended nodes of all runs, except those of attempts before the agreed attempt."""
+    """Return each run's ended nodes, without attempts older than its `agreed_attempt`."""
     by_host, _ = reported_nodes(connections)
     newest: dict[str, dict[HostConnection, int]] = {}  # by run
     for connection, reports in by_host.items():

@@ -168,6 +168,8 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
 
     def __post_init__(self) -> None:
         self._until = self.request.until
+        # by another process or attempt, which may have left tickets
+        self._asked_before = self.request.since is not None
 
     def __exit__(self, *_: object) -> None:
         if self._tickets:
@@ -212,9 +214,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         for tickets in (self.restart_tickets, self._tickets):
             if tickets:
                 tickets.close()
-        # `since` was set before only if another process or attempt asked for the GPUs; it may have
-        # left tickets
-        if self.request.since is not None:
+        if self._asked_before:
             remove_tickets([*planned.connections, *former], planned.plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:

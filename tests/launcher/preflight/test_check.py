@@ -149,7 +149,7 @@ def test_a_host_that_drops_forwarded_packets_is_named(
         )
         for source, to in ((3, 2), (2, 3))  # also the answers of host 3 go that way
     ]
-    assert all(f"let {net.address(1)} forward it" in found.remedy for found in findings)
+    assert all(f"enable IP forwarding on {net.address(1)}" in found.remedy for found in findings)
 
 
 def test_a_port_in_use_is_reported_with_its_owner(

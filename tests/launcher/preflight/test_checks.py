@@ -278,7 +278,7 @@ FAULTS = {
             with_facts(with_details(m, memlock="8192"), infiniband=("uverbs0",),
                        rdma_ports=(rail(0),)),
             can=Capabilities(rootless=True)),
-        ("warning", "memory", "memlock is limited to 8192 KiB", "limits.conf"),
+        ("warning", "memory", "memlock is 8192 KiB", "limits.conf"),
     ),
     "clock": (
         lambda m: with_facts(m, clock_skew=-42.0, clock_error=0.05),

@@ -225,8 +225,8 @@ def test_a_host_on_the_path_of_failing_connections_is_named() -> None:
     reach = Reach(dialed(machines) | {Dial(2, 1, "10.0.0.2"): DialResult("timeout")})
     assert lines(findings(machines, reach)) == [
         "failure: gpu2: network: a connection to 10.0.0.2 timed out from 1 of 2 hosts (gpu3), on "
-        "its way through gpu1; let gpu1 forward it (`sysctl net.ipv4.ip_forward=1`; Docker's "
-        "iptables rules drop it: `iptables -I DOCKER-USER -j ACCEPT`), or fix the route"
+        "its way through gpu1; enable IP forwarding on gpu1 (`sysctl -w net.ipv4.ip_forward=1`; if "
+        "Docker's iptables rules drop it, `iptables -I DOCKER-USER -j ACCEPT`), or fix the route"
     ]
     machines[0] = replace(machines[0], engine=None)
     (finding,) = findings(machines, reach)

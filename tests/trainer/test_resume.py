@@ -263,7 +263,7 @@ def test_a_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path, damage: s
         (newest / "state.pt").write_bytes(content if damage == "flip" else content[:-100])
     # One rank sees the damaged disk, the other an empty one: both go back to the same step.
     again = Job(out, *steps(14), count=2, env=dirs(a, b)).done()
-    assert "WARNING: damaged checkpoint" in again.log()
+    assert "WARNING: ignoring a damaged checkpoint" in again.log()
     assert "resumed from ckpt/step-00000007" in again.log()
     assert same(newest_state(a), reference)
     assert (a / "ckpt" / "damaged-step-00000014").is_dir()

@@ -169,9 +169,11 @@ class _Sending:
 
     def _send_whole(self, connections: Sequence[HostConnection]) -> Failures:
         """Send the whole image, as the engine saves it. Return the errors of failed hosts."""
-        self.refs.append(self.name)  # the archive names the image
+        if not connections:
+            return {}
+        self.refs.append(self.name)  # unlike the archives of layers, this one names the image
         whole = Payload("image", self.load, None, partial(self.local.save, self.name))
-        return self._fan_out([whole], connections, 0) if connections else {}
+        return self._fan_out([whole], connections, 0)
 
     def _fan_out(
         self, payloads: Iterable[Payload], connections: Sequence[HostConnection], first: int

@@ -23,9 +23,9 @@ from ..terminal.host_errors import report_unconfirmed
 from ..text import counted
 from . import detach
 from .attempt_end import explain, report_end
+from .ctrl_c import LEAVING, Interrupts
 from .hooks import EventHook
 from .inbox import NewEntries
-from .interrupts import LEAVING, Interrupts
 from .monitor import (
     ContactChange,
     FollowedNode,

@@ -4,8 +4,8 @@ import dataclasses
 from contextlib import closing
 
 from ..errors import UsageError
+from ..follow.ctrl_c import Interrupts
 from ..follow.inbox import NewEntries
-from ..follow.interrupts import Interrupts
 from ..follow.monitor import Monitor, Notice, Tick
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged

@@ -4,8 +4,8 @@ import time
 
 from ..follow import detach
 from ..follow.attempt_end import report_end, report_next
+from ..follow.ctrl_c import Interrupts
 from ..follow.hooks import EventHook
-from ..follow.interrupts import Interrupts
 from ..follow.run_lines import RunLines
 from ..follow.session import StartedRun, follow
 from ..logs.query import LogFilter

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..errors import RunKilled
 from ..follow import detach
+from ..follow.ctrl_c import Interrupts
 from ..follow.hooks import EventHook
-from ..follow.interrupts import Interrupts
 from ..follow.session import StartedRun, follow
 from ..hosts import user_env
 from ..outcomes import NodeState, Outcome, RunState

@@ -19,7 +19,7 @@ from ..engines.choose import engines_on
 from ..engines.status import LEASE, NodeStatus
 from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, lines
 from ..follow import detach
-from ..follow.interrupts import LEAVING, Interrupts
+from ..follow.ctrl_c import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
 from ..own_folders import locked, make_folder
 from ..plan.plan import Plan

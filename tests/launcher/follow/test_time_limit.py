@@ -8,8 +8,8 @@ import pytest
 from builders import run_record
 from local_attempt import local_attempt
 
+from launcher.follow.ctrl_c import Interrupts
 from launcher.follow.hooks import EventHook
-from launcher.follow.interrupts import Interrupts
 from launcher.follow.session import StartedRun, follow
 from launcher.outcomes import Exit
 from launcher.runs.record import RunFolder

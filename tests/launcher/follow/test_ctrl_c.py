@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.follow.interrupts import LEAVING, SIGNALS, Interrupts
+from launcher.follow.ctrl_c import LEAVING, SIGNALS, Interrupts
 
 
 def interrupts_at_once(number: signal.Signals = signal.SIGINT) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..engines.node_handle import AttemptHandle
 from ..errors import DdpctlError
@@ -190,14 +190,12 @@ class Session:
         """Begin to stop all nodes, unless that has already begun."""
         if self._stopping is not None:
             return
-        connections, record = self.run.handle.connections, self.record
+        connections = self.run.handle.connections
         hosts = {connection.name for connection in connections}
         self.console.say(f"stopping the run on {counted(len(hosts), 'host')}")
-        timeout: float = record.stop_timeout
+        stop = Stop.of(self.record, remove=False, cancel=cancel)
         if not cancel:
-            timeout = min(timeout, PEER_STOP_TIMEOUT)
-        owners = [record.owner]
-        stop = Stop(record.run_id, record.engine, timeout, owners, remove=False, cancel=cancel)
+            stop = replace(stop, timeout=min(stop.timeout, PEER_STOP_TIMEOUT))
         self._stopping = in_background(lambda: try_each(connections, stop.on_host)[1])
 
     def _only_unreachable_left(self) -> bool:

@@ -105,8 +105,8 @@ def connected_to(clusters: Sequence[Cluster]) -> Iterator[Connected]:
 
 def ask(clusters: Connected, selection: Selection, console: Console, *, slow: bool) -> Listing:
     """Finish stops that were not confirmed, then list the runs. slow: see `list_runs`."""
-    for cluster, connections in clusters:
-        finish_pending(connections, cluster, console)
+    for _, connections in clusters:
+        finish_pending(connections, console)
     return list_runs(clusters, finished=selection.finished, slow=slow)
 
 

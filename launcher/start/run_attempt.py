@@ -52,7 +52,7 @@ def run_attempt(
         PlaceInLine(request, reservation, interrupts, console, restart_tickets) as line,
     ):
         require_writable(request.folder.path.parent)
-        finish_pending(connections, request.cluster, console)
+        finish_pending(connections, console)
         starter = Starter(connections, former, spares, reservation, line, interrupts, hook, console)
         while True:
             result = starter.try_to_run(request)

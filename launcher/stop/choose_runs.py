@@ -54,15 +54,14 @@ Target = KnownRun | NamedRun | OwnRuns
 class HostedRun:
     """A run, and the hosts that may have it.
 
-    owners: the other users whose nodes are to be stopped. asked: all hosts that were asked about the
-    run, if they are more than `connections`. cancel: see Stop.
+    asked: all hosts that were asked about the run, including `connections`. owners: the other users
+    whose nodes are to be stopped.
     """
 
     run_id: str
     connections: Sequence[HostConnection]
+    asked: Sequence[HostConnection]
     owners: Sequence[str] = ()
-    asked: Sequence[HostConnection] = ()
-    cancel: bool = True
 
 
 def read_target(
@@ -108,7 +107,7 @@ def choose_runs(
         case KnownRun(folder=folder):
             record = folder.load_if_readable(console)
             if record and not record.adopted:  # launched here, by this user
-                return [HostedRun(folder.run_id, connections)]
+                return [HostedRun(folder.run_id, connections, connections)]
             return [with_owners(folder.run_id, connections, cluster, console)]
 
 
@@ -119,7 +118,7 @@ def with_owners(
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)
     owners = {status.owner for status in statuses if status.user != account_name()}
-    return HostedRun(run_id, connections, sorted(owners))
+    return HostedRun(run_id, connections, connections, sorted(owners))
 
 
 def own_runs(
@@ -165,6 +164,5 @@ def own_runs(
         return connection in failures or run_id in {s.run_id for s in answers[connection][0]}
 
     return [
-        HostedRun(each, [m for m in machines if may_have(m, each)], asked=connections)
-        for each in run_ids
+        HostedRun(each, [m for m in machines if may_have(m, each)], connections) for each in run_ids
     ]

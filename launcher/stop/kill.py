@@ -80,8 +80,8 @@ def confirm_owners(run: HostedRun, target: Target, *, yes: bool) -> bool:
 
 
 def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
-    """Stop runs, print what was stopped, and record it."""
-    killed = stop_all(runs, engine, console)
+    """Stop runs, print what was stopped, and record it. engine: of runs without a record here."""
+    killed = stop_all([(run, make_stop(run, engine, console)) for run in runs], console)
     for each in killed:
         each.report(console)
         report_unconfirmed(each.errors_by_name, console)
@@ -89,47 +89,47 @@ def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[
     return killed
 
 
-def stop_all(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
-    """Stop all runs concurrently, each on all its hosts at once, and return the results.
+def make_stop(run: HostedRun, engine: str, console: Console) -> Stop:
+    """Return the stop of a run, as recorded here. engine: of a run without a record."""
+    if record := run_folder(run.run_id).load_if_readable(console):
+        return Stop.of(record, run.owners)
+    return Stop(run.run_id, engine, STOP_TIMEOUT, run.owners)
 
-    engine: of runs without a record here; a hosts file may name another than the run was started
-    with.
-    """
 
-    def stop_one(run: HostedRun) -> Killed:
-        record = run_folder(run.run_id).load_if_readable(console)
-        timeout = record.stop_timeout if record else STOP_TIMEOUT
-        recorded = [record.owner] if record else []
-        owners = [*run.owners, *recorded]
-        own_engine = record.engine if record else engine
-        stop = Stop(run.run_id, own_engine, timeout, owners, cancel=run.cancel)
-        machines = one_per_account(run.connections)
-        return Killed(run, machines, *try_each(machines, stop.on_host))
+def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[Killed]:
+    """Stop all runs concurrently, each on all its hosts at once, and return the results."""
 
-    if not runs:
+    def stop_one(run: HostedRun, stop: Stop) -> Killed:
+        return Killed(run, *try_each(one_per_account(run.connections), stop.on_host))
+
+    if not stops:
         return []
-    run_ids = ", ".join(run.run_id for run in runs)
-    hosts = names(dict.fromkeys(connection.name for run in runs for connection in run.connections))
+    run_ids = ", ".join(run.run_id for run, _ in stops)
+    hosts = names(
+        dict.fromkeys(connection.name for run, _ in stops for connection in run.connections)
+    )
     with console.step(f"stopping {run_ids} on {hosts}"):
-        return [each.result() for each in [in_background(stop_one, run) for run in runs]]
+        return [each.result() for each in [in_background(stop_one, *each) for each in stops]]
 
 
 @dataclass(frozen=True)
 class Killed:
-    """The result of stopping one run on each of its machines, or that machine's error."""
+    """The result of stopping one run on each of its hosts, or that host's error.
+
+    Of several connections to one account, only the first is used.
+    """
 
     run: HostedRun
-    machines: Sequence[HostConnection]  # one connection per account
     results: Mapping[HostConnection, Stopped]
     errors: Mapping[HostConnection, DdpctlError]
 
     @cached_property
     def results_by_name(self) -> dict[str, Stopped]:
-        return by_name(self.machines, self.results)
+        return by_name(self.run.connections, self.results)
 
     @cached_property
     def errors_by_name(self) -> dict[str, DdpctlError]:
-        return by_name(self.machines, self.errors)
+        return by_name(self.run.connections, self.errors)
 
     @property
     def unconfirmed(self) -> list[str]:
@@ -177,7 +177,7 @@ class Killed:
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
             return
-        asked = {connection.name for connection in (*self.run.connections, *self.run.asked)}
+        asked = {connection.name for connection in self.run.asked}
         before = {*record.pending_stop}
         record.pending_stop = sorted({*self.unconfirmed, *(before - asked)})
         asked_all = {*record.hosts} <= asked

@@ -2,23 +2,21 @@
 
 from collections.abc import Sequence
 
-from ..hosts import Cluster
 from ..outcomes import RunState
 from ..runs.record import UnreadableRecord, run_folders
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from .choose_runs import HostedRun
 from .kill import stop_all
+from .stop_run import Stop
 
 
-def finish_pending(
-    connections: Sequence[HostConnection], cluster: Cluster, console: Console
-) -> None:
+def finish_pending(connections: Sequence[HostConnection], console: Console) -> None:
     """Complete the stops that records on this machine list as unconfirmed on these hosts.
 
     Does not report hosts that do not answer, because the caller does.
     """
-    runs = []
+    stops = []
     for folder in run_folders():
         if folder.is_settled():
             continue
@@ -30,8 +28,9 @@ def finish_pending(
             connection for connection in connections if connection.name in record.pending_stop
         ]:
             may_restart = record.state is RunState.FAILED  # so its tickets must stay
-            runs.append(HostedRun(folder.run_id, here, cancel=not may_restart))
-    for killed in stop_all(runs, cluster.job.engine, console):
+            stop = Stop.of(record, cancel=not may_restart)
+            stops.append((HostedRun(folder.run_id, here, here), stop))
+    for killed in stop_all(stops, console):
         killed.report(console)
         if killed.results:  # if no host answered, nothing new is known
             killed.save(console)

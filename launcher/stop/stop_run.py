@@ -4,11 +4,13 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 from ..engines.base import Engine
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import UNSTARTED, NodeStatus
+from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.script_files import load_script
@@ -65,6 +67,12 @@ class Stop:
     owners: Collection[str]
     remove: bool = True
     cancel: bool = True
+
+    @classmethod
+    def of(cls, record: RunRecord, owners: Collection[str] = (), **options: bool) -> Self:
+        """Return the stop of a recorded run. owners: besides the one in the record."""
+        everyone = [*owners, record.owner]
+        return cls(record.run_id, record.engine, record.stop_timeout, everyone, **options)
 
     @property
     def users(self) -> set[str]:

@@ -37,7 +37,7 @@ def push(
     from ..push import push as pushing
     from ..push.push_progress import HostsNotReady
     from ..ssh.host_connection import connected
-    from ..stop.prune_pushed import prune as prune_hosts
+    from ..stop.prune_pushed import prune_unused
 
     console = options.console(quiet, verbose)
     if prune and not yes and (as_json or not ask.can_ask()):
@@ -55,7 +55,7 @@ def push(
     parts = {part for part, given in chosen.items() if given} or {*chosen}
     with connected(cluster.hosts) as connections, connected(cluster.spares) as spares:
         if prune:
-            pruned = prune_hosts(connections, cluster, confirm, console)
+            pruned = prune_unused(connections, cluster, confirm, console)
             if as_json:
                 console.json(pruned.document())
             console.say(pruned.summary())

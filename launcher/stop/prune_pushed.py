@@ -59,7 +59,7 @@ class PruneResult:
         return {"version": 1, "removed": self.removed, "unused": rows}
 
 
-def prune(
+def prune_unused(
     connections: Sequence[HostConnection],
     cluster: Cluster,
     confirm: Callable[[str, str], bool],

@@ -19,8 +19,7 @@ from launcher.push.files.scan import scan_file
 from launcher.push.push_progress import HostsNotReady
 from launcher.stop import prune_pushed
 from launcher.stop.inventory import parse_inventory
-from launcher.stop.prune_pushed import PruneResult, unused_trees
-from launcher.stop.prune_pushed import prune as prune_hosts
+from launcher.stop.prune_pushed import PruneResult, prune_unused, unused_trees
 from launcher.terminal.console import Console
 
 
@@ -41,7 +40,7 @@ def versions(machine: Machine, data: Path, count: int) -> list[str]:
 
 def prune(machine: Machine, data: Path, confirm: Callable[[str, str], bool]) -> PruneResult:
     cluster = Cluster((machine.connection.host,), Job(engine="process", dataset=str(data)))
-    return prune_hosts([machine.connection], cluster, confirm, Console())
+    return prune_unused([machine.connection], cluster, confirm, Console())
 
 
 def test_what_this_hosts_file_or_an_open_attempt_uses_is_kept(
@@ -86,7 +85,7 @@ def test_the_image_file_that_this_hosts_file_uses_is_kept(
         digests.append(scan_file(str(image), IMAGE_FILE).manifest.digest)
         (machine.home / ".ddpctl" / "images" / digests[-1]).mkdir(parents=True)
     cluster = Cluster((machine.connection.host,), Job(engine="apptainer", image=str(image)))
-    done = prune_hosts([machine.connection], cluster, lambda text, total: True, Console())
+    done = prune_unused([machine.connection], cluster, lambda text, total: True, Console())
     assert {tree.name for tree in done.trees} == {f"images/{digests[0]}"}
 
 
@@ -191,7 +190,7 @@ def test_nothing_is_removed_from_a_host_whose_engine_does_not_answer(
     hosts = tuple(machine.connection.host for machine in (good, blind))
     cluster = Cluster(hosts, Job(engine="process", dataset=str(data)))
     with pytest.raises(HostsNotReady) as caught:
-        prune_hosts([good.connection, blind.connection], cluster, lambda *_: True, Console())
+        prune_unused([good.connection, blind.connection], cluster, lambda *_: True, Console())
     assert list(caught.value.failures) == [blind.connection.name]
     assert "the Docker daemon is not running" in str(caught.value)
     assert len(good.trees("datasets")) == 1
@@ -209,7 +208,7 @@ def test_a_tree_that_another_host_with_the_same_home_uses_is_kept(
         (one.connection.host, other.connection.host), Job(engine="process", dataset=str(data))
     )
     found: list[str] = []
-    prune_hosts(
+    prune_unused(
         [one.connection, other.connection],
         cluster,
         lambda text, _: bool(found.append(text)),

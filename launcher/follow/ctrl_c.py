@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # a closed terminal and Ctrl-\: the run goes on
+LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # a closed terminal and Ctrl-\: the run continues
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *LEAVING)
 
 
@@ -23,7 +23,7 @@ class Interrupts:
     completed or undone, and code that handles signals can `take` them. Such blocks may be nested.
     If a Ctrl-C or SIGTERM has not been taken, the end of the outermost block raises
     KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
-    because they let the run go on.
+    because they let the run continue.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ def start_recorder(folder: RunFolder) -> None:
         why = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     except OSError as error:
         why = f"{error.filename or log}: {error.strerror}"
-    what = f"{folder.run_id}: the run goes on, but its recorder did not start: {why}"
+    what = f"{folder.run_id}: the run continues, but its recorder did not start: {why}"
     remedy = f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
     raise CommandFailed(what, remedy)
 

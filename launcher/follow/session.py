@@ -69,7 +69,7 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
                 raise
             except Exception as error:
                 error.add_note(
-                    f"the run goes on; follow it with `ddpctl attach {run.folder.run_id}`"
+                    f"the run continues; follow it with `ddpctl attach {run.folder.run_id}`"
                 )
                 raise
         if outcome.interrupted:
@@ -171,7 +171,7 @@ class Session:
     # --- signals and stopping ------------------------------------------------------------------
 
     def _handle_signal(self, number: int) -> bool:
-        """Handle a signal. Return whether to stop following now and let the run go on."""
+        """Handle a signal. Return whether to stop following now and let the run continue."""
         if number in LEAVING or not self.run.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()
@@ -217,7 +217,7 @@ class Session:
                 detach.start_recorder(self.run.folder)
             except DdpctlError as error:
                 self.console.error(str(error))
-        self.console.say(f"the run goes on; follow it with `ddpctl attach {self.record.run_id}`")
+        self.console.say(f"the run continues; follow it with `ddpctl attach {self.record.run_id}`")
         return Outcome(RunState.RUNNING, interrupted=number != signal.SIGQUIT)
 
     def _conclude(self) -> Outcome:

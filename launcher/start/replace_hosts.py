@@ -1,4 +1,4 @@
-"""Choose the hosts of a restart: spares replace unusable hosts, or the run goes on with fewer."""
+"""Choose the hosts of a restart: spares replace unusable hosts, or the run continues with fewer."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ def replace_hosts(
 ) -> NextHosts:
     """Return the next hosts, with spares in place of unusable and avoided hosts. Pure.
 
-    nnodes: how many nodes the user started the run with. fewer: if spares run out, go on with fewer
-    hosts, but at least job.min_nodes. Hosts that are left out become spares; replaced hosts are not
-    used again.
+    nnodes: how many nodes the user started the run with. fewer: if spares run out, continue with
+    fewer hosts, but at least job.min_nodes. Hosts that are left out become spares; replaced hosts
+    are not used again.
     """
     fewest = cluster.job.min_nodes or nnodes
     spares = [host for host in cluster.spares if host not in unusable]

@@ -87,8 +87,8 @@ class Tickets:
     def held_while_followed(self, folder: RunFolder, console: Console) -> Iterator[None]:
         """Context manager: hold the tickets while the run is followed, if it may restart.
 
-        They stay if the run goes on or restarts, because another process or the restart then renews
-        them.
+        They stay if the run continues or restarts, because another process or the restart then
+        renews them.
         """
         most = self.planned.plan.job.max_restarts
         if most == 0:

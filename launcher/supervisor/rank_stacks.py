@@ -44,7 +44,7 @@ class StackThread(threading.Thread):
         self._late_at = float("inf")
 
     def run(self) -> None:
-        with contextlib.suppress(Exception):  # no stacks; the run goes on
+        with contextlib.suppress(Exception):  # no stacks; the run continues
             every = any(kind == "all" for kind, _ in self.requests)
             number = ALL_THREADS if every else MAIN_THREAD
             asked = [ask(rank, self._folder, number) for rank in self._ranks]

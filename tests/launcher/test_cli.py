@@ -201,13 +201,13 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
 
     def broken() -> int:
         error = RuntimeError("boom")
-        error.add_note("the run goes on; follow it with `ddpctl attach r1`")
+        error.add_note("the run continues; follow it with `ddpctl attach r1`")
         raise error
 
     for folder in ("ddpctl", ""):
         assert cli.with_exit_code(broken)() == 70
         said = capsys.readouterr().err
-        ending = "; the run goes on; follow it with `ddpctl attach r1`\n"
+        ending = "; the run continues; follow it with `ddpctl attach r1`\n"
         assert said.endswith(ending) and said.count("\n") == 1
         [path] = re.findall(r"internal error, details in (\S+);", said)
         assert "RuntimeError: boom" in Path(path).read_text()

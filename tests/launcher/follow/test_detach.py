@@ -60,10 +60,12 @@ def test_one_that_does_not_start_is_an_error(
         detach.start_recorder(folder)  # there is no record to read
     monkeypatch.setattr(detach, "BOOT", "import time; time.sleep(60)")
     monkeypatch.setattr(detach, "START_TIMEOUT", 0.2)
-    with pytest.raises(CommandFailed, match="r1: the run goes on, but its recorder did not start"):
+    with pytest.raises(
+        CommandFailed, match="r1: the run continues, but its recorder did not start"
+    ):
         detach.start_recorder(folder)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_and_the_run_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed, match="the run goes on, but its recorder did not start"):
+    with pytest.raises(CommandFailed, match="the run continues, but its recorder did not start"):
         detach.start_recorder(RunFolder(tmp_path / "gone" / "r1"))

@@ -35,6 +35,8 @@ def explain(
     nodes: by rank. The attempt's state must already be in the record.
     """
     attempt = record.attempt
+    for node in nodes.values():
+        node.unseen = str(node.contact.lost) if node.contact.lost else None
     evidence = Evidence(attempt.world_size, [*nodes.values()])
     if attempt.state is RunState.FAILED:
         ask_kernels(handle, record, nodes, console)

@@ -33,15 +33,29 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class ContactReport:
-    """Whether a node's host answers. lost: why not; None if it does. gone: whether a probe failed."""
+class Reached:
+    """The node's host answers."""
 
     node_rank: int
-    lost: DdpctlError | None
-    gone: bool = False
 
 
-Item = NewEntries | Exited | ContactReport
+@dataclass(frozen=True)
+class Lost:
+    """The node's host cannot be reached. The watcher keeps trying."""
+
+    node_rank: int
+    why: DdpctlError
+
+
+@dataclass(frozen=True)
+class ProbeFailed:
+    """The node's host did not answer a probe."""
+
+    node_rank: int
+    why: DdpctlError
+
+
+Item = NewEntries | Exited | Reached | Lost | ProbeFailed
 
 
 class Inbox:

@@ -5,6 +5,7 @@ with a host is reported but is not a failure. A node counts as ended only if its
 or if another node has failed and this one cannot be reached.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -12,13 +13,13 @@ from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.node_handle import AttemptHandle
-from ..errors import HostUnreachable, lines
+from ..errors import DdpctlError, HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
 from ..logs.store import Marks, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, EndState, Event, RestartInPlace, Usage
 from ..text import names
-from .inbox import ContactReport, Exited, Inbox, Item, NewEntries
+from .inbox import Exited, Inbox, Item, Lost, NewEntries, ProbeFailed, Reached
 from .node_watcher import PROBE_TIMEOUT, NodeWatcher
 
 DRAIN_TIMEOUT = 15.0  # seconds of silence until we give up on the rest of an ended node's journal
@@ -28,6 +29,26 @@ PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before 
 CONTACT_TIME = 1.0  # seconds during which lost or restored contacts are collected into one notice
 MOST_EVENTS = 8 << 20  # bytes of events kept per node
 TAIL_LINES = 400  # lines kept per node, to find the last lines of a failed rank
+TRYING = "the run continues, and ddpctl keeps trying to reach it"
+GIVEN_UP = "not waiting for it: another node has failed"
+
+
+@dataclass
+class Contact:
+    """This machine's contact with a node's host. Times are from time.monotonic()."""
+
+    lost: DdpctlError | None = None  # why contact was lost; None: in contact
+    lost_at: float = math.inf
+    gone: bool = False  # whether a probe after another node's failure got no answer
+    announced: DdpctlError | None = None  # the `lost` that the user was told about
+    probed_at: float = 0.0
+
+    def lose(self, why: DdpctlError, *, gone: bool = False) -> None:
+        self.lost, self.gone = why, gone
+        self.lost_at = min(self.lost_at, time.monotonic())
+
+    def restore(self) -> None:
+        self.lost, self.lost_at, self.gone = None, math.inf, False
 
 
 @dataclass
@@ -43,15 +64,11 @@ class FollowedNode(NodeEvidence):
     event_bytes: int = 0  # the size of `events` as text
     consumed: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
     size: int = 0  # bytes of the journal once the node has ended
-    lost: HostUnreachable | None = None  # why contact was lost; None: in contact
-    announced: HostUnreachable | None = None  # the `lost` that the user was told about
-    gone: bool = False  # whether a probe after another node's failure got no answer
+    contact: Contact = field(default_factory=Contact)
     done: bool = False
     # times by time.monotonic()
     reported_at: float = 0.0  # the last report of the node's watcher
     end_received: float = 0.0
-    probed_at: float = 0.0
-    lost_since: float | None = None
 
     @property
     def state(self) -> NodeState:
@@ -81,8 +98,12 @@ class ContactChange:
     @property
     def texts(self) -> list[str]:
         """Lines for the user. Hosts that were lost for the same reason share a line."""
-        lost = lines(node.lost for node in self.nodes if node.lost)
-        restored = names(node.host for node in self.nodes if not node.lost)
+        lost = lines(
+            HostUnreachable(why.what, GIVEN_UP if node.contact.gone else TRYING, host=node.host)
+            for node in self.nodes
+            if (why := node.contact.lost)
+        )
+        restored = names(node.host for node in self.nodes if not node.contact.lost)
         back = [f"{restored}: contact restored"] if restored else []
         return [*(f"lost contact with {line}" for line in lost), *back]
 
@@ -124,12 +145,16 @@ Observation = NewEntries | NodeEnded | Restarted | ContactChange | Notice | Tick
 class Monitor:
     """Follows one attempt to its end, beginning with the first line that is not yet on screen."""
 
-    def __init__(self, handle: AttemptHandle, shown: Marks) -> None:
-        """shown: where the lines on screen end, by node rank."""
+    def __init__(
+        self, handle: AttemptHandle, shown: Marks, clock_skews: Sequence[float] = ()
+    ) -> None:
+        """shown: where the lines on screen end, by node rank. clock_skews: see StartedRun."""
         self.nodes = {
             rank: FollowedNode(rank, member.connection.name, unit=member.engine.traits.unit)
             for rank, member in enumerate(handle.members)
         }
+        for node, skew in zip(self.nodes.values(), clock_skews, strict=False):
+            node.clock_skew = skew
         self._inbox = Inbox()
         self._watchers = [
             NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._inbox)
@@ -169,8 +194,12 @@ class Monitor:
         match item:
             case NewEntries():
                 return [item, *self._note_entries(node, item)]
-            case ContactReport():
-                self._note_contact(node, item)
+            case Reached():
+                node.contact.restore()
+            case Lost(_, why) if not node.contact.lost:
+                node.contact.lose(why)
+            case ProbeFailed(_, why) if not node.end:  # which may have come during the probe
+                node.contact.lose(why, gone=True)
             case Exited():
                 node.exited, node.size = True, item.size
                 node.oom_killed = item.status.oom_killed
@@ -212,32 +241,19 @@ class Monitor:
             node.exit_code, node.end_received = event.exit_code, time.monotonic()
         return Restarted(node, at, event) if isinstance(event, RestartInPlace) else None
 
-    def _note_contact(self, node: FollowedNode, item: ContactReport) -> None:
-        """Note whether the node's host can be reached."""
-        # the node's end may have arrived during the probe
-        is_news = node.end is None if item.gone else node.lost is None
-        if item.lost is None:
-            node.lost = node.lost_since = node.unseen = None
-        elif is_news:
-            then = "the run continues, and ddpctl keeps trying to reach it"
-            if item.gone:
-                then = "not waiting for it: another node has failed"
-            node.lost = HostUnreachable(item.lost.what, then, host=node.host)
-            node.gone, node.unseen = item.gone, str(item.lost)
-            node.lost_since = node.lost_since or time.monotonic()
-
     def _contact_changes(self, wait: float) -> list[ContactChange]:
         """Return the contacts that were lost or restored since the last call.
 
         Returns them only once `wait` seconds have passed since the first change.
         """
-        changed = [node for node in self.nodes.values() if node.lost is not node.announced]
+        nodes = self.nodes.values()
+        changed = [node for node in nodes if node.contact.lost is not node.contact.announced]
         if not changed:
             self._changed_at = time.monotonic()
         if not changed or time.monotonic() - self._changed_at < wait:
             return []
         for node in changed:
-            node.announced = node.lost
+            node.contact.announced = node.contact.lost
         return [ContactChange([*{node.host: node for node in changed}.values()])]
 
     # --- which nodes have ended ----------------------------------------------------------------
@@ -254,7 +270,7 @@ class Monitor:
         return [node for node in waiting if node.done]
 
     def _has_ended(self, node: FollowedNode, now: float) -> bool:
-        if node.gone:
+        if node.contact.gone:
             return True
         if node.end is not None:  # the `end` event is enough if the engine no longer answers
             silent = now - node.end_received > ENGINE_TIMEOUT
@@ -275,8 +291,8 @@ class Monitor:
         lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "host-lost"}
         if all(node.node_rank in lost_by_peers for node in waiting):
             return now - max(node.end_received for node in ended) > ENGINE_TIMEOUT
-        silent = [now if node.lost_since is None else node.lost_since for node in waiting]
-        return any(not node.succeeded for node in ended) and now - max(silent) > SILENCE_TIMEOUT
+        silence = now - max(node.contact.lost_at for node in waiting)
+        return any(not node.succeeded for node in ended) and silence > SILENCE_TIMEOUT
 
     def _probe_remaining_nodes(self, now: float) -> None:
         """After a node has failed, probe the nodes that still seem to be running.
@@ -290,7 +306,7 @@ class Monitor:
             return
         for watcher in self._watchers:
             node = self.nodes[watcher.node_rank]
-            seems_to_run = not (node.done or node.gone or node.end)
-            if seems_to_run and now - node.probed_at >= PROBE_TIMEOUT:
-                node.probed_at = now
+            seems_to_run = not (node.done or node.contact.gone or node.end)
+            if seems_to_run and now - node.contact.probed_at >= PROBE_TIMEOUT:
+                node.contact.probed_at = now
                 watcher.probe()

@@ -10,7 +10,7 @@ from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..supervisor.events import End
-from .inbox import ContactReport, Exited, Inbox, Item, NewEntries
+from .inbox import Exited, Inbox, Item, Lost, NewEntries, ProbeFailed, Reached
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 CHUNK = 32 << 10  # bytes of a journal read at once
@@ -51,33 +51,33 @@ class NodeWatcher:
         try:
             connection.connect()
         except HostUnreachable as error:
-            self._inbox.put(ContactReport(self.node_rank, error, gone=True))
+            self._inbox.put(ProbeFailed(self.node_rank, error))
         finally:
             connection.close()
 
     def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
         """Call `watch` until it ends without an error, and put what it yields into the inbox.
 
-        Two failures in a row count as lost contact, unless `watch` yielded something other than a
-        ContactReport between them.
+        Two failures count as lost contact, unless `watch` yielded something other than Reached
+        between them.
         """
         connection, tries = self._member.connection, 0
         while not self._inbox.closed.is_set():
             try:
                 for item in watch():
-                    if not isinstance(item, ContactReport):
+                    if not isinstance(item, Reached):
                         tries = 0
                     self._inbox.put(item)
                 return
             except Exception as error:
                 reason = connection.explain(error)
             if tries and not self._inbox.closed.is_set():
-                self._inbox.put(ContactReport(self.node_rank, reason))
+                self._inbox.put(Lost(self.node_rank, reason))
             self._inbox.closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
             tries += 1
 
     def _read_journal(self) -> Iterator[Item]:
-        """Yield the journal's entries up to `end`, and a ContactReport once the host answers.
+        """Yield the journal's entries up to `end`, and Reached once the host answers.
 
         Resumes where the reader stopped, even in a line that a lost connection cut off.
         """
@@ -92,7 +92,7 @@ class NodeWatcher:
         start = self._reader.consumed + 1  # `tail -c` counts bytes from 1
         stream = connection.open_script(TAIL, str(start), journal, stdin=False)
         self._stream = stream
-        yield ContactReport(self.node_rank, None)
+        yield Reached(self.node_rank)
         while data := stream.read(CHUNK):
             entries = self._reader.feed(data)
             yield NewEntries(self.node_rank, entries, self._reader.consumed)

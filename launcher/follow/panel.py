@@ -157,7 +157,7 @@ def state_of(node: FollowedNode) -> str:
     if node.done:
         code = "" if node.exit_code is None else f" ({node.exit_code})"
         return "succeeded" if node.succeeded else f"{node.state.lower()}{code}"
-    if node.lost_since is not None:
+    if node.contact.lost:
         return "contact lost"
     phases = [e for _, e in node.events if isinstance(e, Stopping | RestartInPlace)]
     if phases and isinstance(phases[-1], Stopping):

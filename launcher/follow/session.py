@@ -58,9 +58,7 @@ class StartedRun:
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user stops following it."""
     with interrupts.held(), log_store(run.folder, console) as store:
-        monitor = Monitor(run.handle, run.shown)
-        for node, skew in zip(monitor.nodes.values(), run.clock_skews, strict=False):
-            node.clock_skew = skew
+        monitor = Monitor(run.handle, run.shown, run.clock_skews)
         session = Session(run, monitor, store, hook, interrupts, console)
         with live_panel(run.record, run.handle.members[0], monitor.nodes, console):
             try:
@@ -143,7 +141,7 @@ class Session:
         for line in change.texts:
             self.console.say(line)
         for node in change.nodes:
-            event = "contact-lost" if node.lost else "contact-restored"
+            event = "contact-lost" if node.contact.lost else "contact-restored"
             where = {"host": node.host, "node_rank": node.node_rank}
             self.hook(event, self.record, message=ContactChange([node]).texts[0], **where)
 

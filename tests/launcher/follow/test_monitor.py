@@ -16,7 +16,7 @@ from local_attempt import local_attempt
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.follow import inbox
 from launcher.follow import monitor as module
-from launcher.follow.inbox import ContactReport, Exited, NewEntries
+from launcher.follow.inbox import Exited, NewEntries, Reached
 from launcher.follow.monitor import FollowedNode, Monitor, NodeEnded, Notice, Restarted, Tick
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
@@ -110,7 +110,7 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
         Exited(0, NodeStatus(1, 0, "local", "", ContainerState.EXITED, 1), len(JOURNAL))
     )
     for _ in range(40):
-        monitor._inbox.put(ContactReport(1, None))
+        monitor._inbox.put(Reached(1))
     monitor._inbox.put(NewEntries(0, JournalReader().feed(JOURNAL), len(JOURNAL)))
     clock = itertools.count(0.0, inbox.POLL / 1.5)
     slow = SimpleNamespace(monotonic=lambda: next(clock))

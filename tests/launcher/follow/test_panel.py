@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
+from launcher.errors import HostUnreachable
 from launcher.follow.monitor import FollowedNode
 from launcher.follow.panel import Panel, gpu_words, state_of
 from launcher.follow.trainer_progress import parse_progress
@@ -81,7 +82,7 @@ def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
         "2 gpu2",
         "slow: rank 2 at 1.6 times the median step time",
     )
-    nodes[2].lost_since = 1.0
+    nodes[2].contact.lose(HostUnreachable("no answer"))
     assert [state for _, state, _ in panel.rows(folded=False)][2] == "contact lost"
 
 
@@ -101,7 +102,7 @@ def test_a_scripts_newest_line_is_shown_without_its_cursor_movements() -> None:
     nodes = {rank: FollowedNode(rank, f"h{rank}") for rank in range(2)}
     nodes[0].tail.append((1.0, 0, b"older"))
     nodes[1].tail.append((2.0, 3, b"10%\r20% \x1b[2Jdone"))
-    nodes[0].lost_since = 5.0
+    nodes[0].contact.lose(HostUnreachable("no answer"))
     panel = Panel("r", 1, time.time() - 3600.1, nodes)
     assert "r  up 1:00:00" in panel.lines(80, 9)[1]
     assert panel.below(3.0) == "[h1:3] 20% done"
@@ -143,7 +144,7 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     for node in nodes.values():
         node.tail.append((1.0, 0, b"x"))
         node.usage = Usage(1.0, (GpuLoad(97, 61000, 81920),) * 8)
-    nodes[7].lost_since = 1.0
+    nodes[7].contact.lose(HostUnreachable("no answer"))
     nodes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)
     shown = plain_panel(nodes, *size)[3:]
     assert [" ".join(row.split()) for row in shown] == [

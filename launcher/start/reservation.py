@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import NodesFailed, RunKilled, UsageError
+from ..plan.plan import Plan
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
+from .start_nodes import PlannedAttempt
 
 RESERVE = load_script(__file__, "reserve_attempt.sh")
 CANCELLED = load_script(__file__, "reservation_cancelled.sh")
@@ -22,14 +24,16 @@ class Reservation:
     run_id: str
     attempt: int
     handed_over: bool = False  # whether another process has made the reservation for this process
+    previous: PlannedAttempt | None = None  # the attempt that this one restarts, on its own hosts
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
 
     def take(self, connections: Sequence[HostConnection], console: Console) -> None:
-        """Reserve the attempt. A second call has no effect.
+        """Reserve the attempt. A second call reserves nothing more.
 
         The first host in the hosts' order that answers decides, because all commands for a run ask
         its hosts in the same order.
-        Raises UsageError if another command was first, and NodesFailed if no host answers.
+        Raises UsageError if another command was first, NodesFailed if no host answers, and RunKilled
+        if `kill` has cancelled the previous attempt. A later `kill` cancels this reservation.
         """
         if self.handed_over:
             return
@@ -50,17 +54,27 @@ class Reservation:
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
+        if self.previous:
+            with console.step("asking whether the run was killed"):
+                raise_if_cancelled(self.previous.plan, self.previous.connections)
 
-    def raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
-        """Raise RunKilled if `kill` has cancelled the attempt on one of the hosts.
+    def raise_if_killed(self, planned: PlannedAttempt) -> None:
+        """Raise RunKilled if `kill` has cancelled the attempt, as planned, or the previous one."""
+        raise_if_cancelled(planned.plan, planned.connections)
+        if self.previous:  # a `kill` may have known only its hosts
+            raise_if_cancelled(self.previous.plan, self.previous.connections)
 
-        Call this after the run's nodes or tickets are created, and before relying on them. `kill`
-        marks the reservation first and then looks for nodes and tickets. So either `kill` sees
-        them, or this call sees the mark.
-        """
-        arguments = self.run_id, str(self.attempt)
-        answers, _ = try_each(
-            connections, lambda connection: connection.script(CANCELLED, *arguments).code
-        )
-        if REFUSED in answers.values():
-            raise RunKilled(f"run {self.run_id} was killed before it started")
+
+def raise_if_cancelled(plan: Plan, connections: Sequence[HostConnection]) -> None:
+    """Raise RunKilled if `kill` has cancelled the plan's attempt on one of the hosts.
+
+    Call this after the run's nodes or tickets are created, and before relying on them. `kill` marks
+    the reservation first and then looks for nodes and tickets. So either `kill` sees them, or this
+    call sees the mark.
+    """
+    arguments = plan.run_id, str(plan.attempt)
+    answers, _ = try_each(
+        connections, lambda connection: connection.script(CANCELLED, *arguments).code
+    )
+    if REFUSED in answers.values():
+        raise RunKilled(f"run {plan.run_id} was killed before it started")

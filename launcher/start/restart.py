@@ -32,7 +32,6 @@ from .replace_hosts import (
     unusable_hosts,
 )
 from .request import Request
-from .reservation import Reservation
 from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
 from .waiting_line import Tickets
@@ -194,8 +193,7 @@ def tickets_held(base: Request) -> Iterator[Tickets | None]:
             if facts:
                 inputs = PlanInputs(tuple(facts.values()))
                 plan = base.on([*facts]).plan(inputs)
-                reservation = Reservation(base.run_id, base.attempt)
-                tickets = Tickets(PlannedAttempt(plan, [*facts]), reservation)
+                tickets = Tickets(PlannedAttempt(plan, [*facts]))
                 tickets.join()
         try:
             yield tickets

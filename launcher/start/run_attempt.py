@@ -31,17 +31,16 @@ from .waiting_line import PlaceInLine, Tickets
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
 
-def run_attempt(
-    request: Request, console: Console, restart_tickets: Tickets | None = None
-) -> Outcome:
+def run_attempt(request: Request, console: Console, previous: Tickets | None = None) -> Outcome:
     """Start the attempt on all nodes, and follow it until it ends or this command leaves it.
 
-    With --wait, first waits in line while other runs use the GPUs. restart_tickets: the tickets
-    that a restarting run holds.
+    With --wait, first waits in line while other runs use the GPUs. previous: the tickets of the
+    attempt that this one restarts.
     """
     # prepare spares too, so that a later restart can use them at once
     spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
-    reservation = Reservation(request.run_id, request.attempt, request.handed_over)
+    restarted = previous.planned if previous else None
+    reservation = Reservation(request.run_id, request.attempt, request.handed_over, restarted)
     with (
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
@@ -49,7 +48,7 @@ def run_attempt(
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         failed_start_recorded(request, hook, console),
-        PlaceInLine(request, reservation, interrupts, console, restart_tickets) as line,
+        PlaceInLine(request, previous, interrupts, console) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(connections, console)
@@ -87,13 +86,13 @@ class Starter:
         if isinstance(chosen, Refused):
             # `kill` cancels the reservation of a waiting run. It is not made earlier, because it is
             # never removed, and failed checks must not use up the attempt.
-            self.reserve()
+            self.reservation.take(self.connections, console)
             return chosen
         request = request.on(chosen)  # with --nodes N
         checked = check(request, chosen, self.spares, console)
         pushed = push(request, checked, self.spares, console)
         plan = make_plan(request, checked, pushed, console)
-        self.reserve()
+        self.reservation.take(self.connections, console)
         record = request.remember(plan)
         if request.earlier:
             compare(request.earlier, plan, console)
@@ -111,31 +110,15 @@ class Starter:
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
-            tickets = Tickets(planned, self.reservation)
+            tickets = Tickets(planned)
             with tickets.held_while_followed(request.folder, console):
                 return follow(started, self.hook, self.interrupts, console)
-
-    def reserve(self) -> None:
-        """Reserve the attempt. Raises RunKilled if the run is restarting and was killed.
-
-        A later `kill` cancels this reservation, so `start` asks again.
-        """
-        self.reservation.take(self.connections, self.console)
-        if self.line.restart_tickets:
-            with self.console.step("asking whether the run was killed"):
-                self.line.restart_tickets.raise_if_killed()
-
-    def raise_if_killed(self, planned: PlannedAttempt) -> None:
-        """Raise RunKilled if `kill` has cancelled this attempt or, in a restart, the previous one."""
-        self.reservation.raise_if_killed(planned.connections)
-        if self.line.restart_tickets:  # a `kill` may have known only the former hosts
-            self.line.restart_tickets.raise_if_killed()
 
     def start(self, planned: PlannedAttempt) -> None:
         """Start all nodes or none. Raises RunKilled if `kill` has cancelled the attempt."""
         try:
             with self.console.step("asking whether the run was killed"):
-                self.raise_if_killed(planned)
+                self.reservation.raise_if_killed(planned)
             start_nodes(planned, self.console)
         except RunKilled:
             remove_nodes(planned, self.console, folders=True)
@@ -143,7 +126,7 @@ class Starter:
         except BaseException:
             remove_nodes(planned, self.console)
             # the cause may be that `kill` removed a node just before its start
-            self.raise_if_killed(planned)
+            self.reservation.raise_if_killed(planned)
             raise
 
     def record_start(

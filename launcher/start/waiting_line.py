@@ -29,7 +29,7 @@ from ..ssh.many import ask_each, try_each
 from ..terminal.console import Console
 from .claim_gpus import Claims, Refused, in_the_way, list_claims
 from .request import Request
-from .reservation import Reservation
+from .reservation import raise_if_cancelled
 from .start_nodes import PlannedAttempt
 
 RENEW = LEASE / 3  # the age in seconds at which a ticket is renewed
@@ -42,9 +42,9 @@ WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for th
 class Tickets:
     """One run's tickets on the hosts that it may use."""
 
-    def __init__(self, planned: PlannedAttempt, reservation: Reservation) -> None:
-        """planned: the tickets' hosts and labels. reservation: `kill` cancels it too."""
-        self.planned, self._reservation = planned, reservation
+    def __init__(self, planned: PlannedAttempt) -> None:
+        """planned: the tickets' hosts and labels. `kill` also cancels its reservation."""
+        self.planned = planned
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -62,7 +62,7 @@ class Tickets:
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
         self._keeper.start()
         try:
-            self.raise_if_killed()
+            raise_if_cancelled(self.planned.plan, self.planned.connections)
         except RunKilled:
             self.close()
             raise
@@ -78,10 +78,6 @@ class Tickets:
     def abandon(self) -> None:
         """Leave the tickets to another process or to the restart, which renews them in time."""
         self._closed.set()
-
-    def raise_if_killed(self) -> None:
-        """Raise RunKilled if the run was killed."""
-        self._reservation.raise_if_killed(self.planned.connections)
 
     @contextlib.contextmanager
     def held_while_followed(self, folder: RunFolder, console: Console) -> Iterator[None]:
@@ -132,7 +128,7 @@ class Tickets:
             ]
             if due and not self._closed.is_set():
                 try_each(due, lambda connection: self._replace(connection, own[connection]))
-                self._reservation.raise_if_killed(due)
+                raise_if_cancelled(self.planned.plan, due)
             return listed, failures
 
     def _own(self, connection: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
@@ -159,10 +155,9 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     """
 
     request: Request
-    reservation: Reservation  # `kill` cancels it when it removes the run's tickets
+    previous: Tickets | None  # of the attempt that this one restarts; they stay until it starts
     interrupts: Interrupts
     console: Console
-    restart_tickets: Tickets | None  # of a restarting run; they stay if this attempt does not start
     _tickets: Tickets | None = None
     _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -194,7 +189,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self._waiting_lock.enter_context(
                 locked(make_folder(request.folder.path) / WAITING_LOCK)
             )
-            self._tickets = Tickets(refused.planned, self.reservation)
+            self._tickets = Tickets(refused.planned)
         self._record(refused)
         self._tickets.join()
         if request.options.detach:
@@ -211,7 +206,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
 
     def leave(self, planned: PlannedAttempt, former: Sequence[HostConnection]) -> None:
         """Remove all tickets of the run, because it has started. former: its earlier hosts."""
-        for tickets in (self.restart_tickets, self._tickets):
+        for tickets in (self.previous, self._tickets):
             if tickets:
                 tickets.close()
         if self._asked_before:

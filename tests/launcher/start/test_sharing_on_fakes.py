@@ -34,7 +34,7 @@ from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
 from launcher.start.claim_gpus import Refused, claim_gpus, in_the_way, list_claims
 from launcher.start.request import Request
-from launcher.start.reservation import Reservation
+from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
 from launcher.start.start_nodes import PlannedAttempt, start_nodes
 from launcher.stop.stop_run import Stop
@@ -249,9 +249,8 @@ def place_in_line(cluster: FakeCluster) -> Iterator[waiting_line.Tickets]:
     with connected(given.hosts) as connections:
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
-        reservation = Reservation(plan.run_id, 1)
-        reservation.take(connections, Console(quiet=True))
-        place = waiting_line.Tickets(PlannedAttempt(plan, connections), reservation)
+        Reservation(plan.run_id, 1).take(connections, Console(quiet=True))
+        place = waiting_line.Tickets(PlannedAttempt(plan, connections))
         place.join()
         yield place
         place.close()
@@ -263,7 +262,7 @@ def test_a_kill_during_a_long_push_is_not_forgotten(make: Make) -> None:
         kill_from_elsewhere(cluster, "later")
         assert cluster.tickets == []
         with pytest.raises(RunKilled):
-            place.raise_if_killed()
+            raise_if_cancelled(place.planned.plan, place.planned.connections)
         with pytest.raises(RunKilled):
             place.renew()
     assert cluster.tickets == []

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from .channel import Decision, Status
 from .events import Phase, Reason, RestartInPlace
+from .hang import seconds_hung
 from .restart_rule import PastRestart, refusal, without_progress
 from .spec import Spec
 
-SILENT_START = 600.0  # seconds for ranks to import, load and compile before their first output
 STACKS_TIMEOUT = 5.0  # seconds for all nodes to write their ranks' stacks
 JOIN_GRACE = 10.0  # seconds after the start during which node 0 stays to inform late nodes
 RECONNECT = 1.0  # seconds for a broken connection to be restored
@@ -185,14 +185,10 @@ class Coordinator:
         return min(exits, key=lambda reason: reason.time)
 
     def _hung(self, now: float) -> Reason | None:
-        timeout, statuses = self.spec.hang_timeout, self.statuses.values()
-        if not timeout or not any(status.alive for status in statuses):
-            return None
-        ages = [s.progress_age for s in statuses if s.progress_age is not None]
-        age = min(ages or [s.log_age for s in statuses])
-        if not ages and not any(s.begun for s in statuses):
-            timeout = max(timeout, SILENT_START)
-        if age < timeout:
+        """Return the reason to stop if the run hangs, once the nodes have written their stacks."""
+        statuses = self.statuses.values()
+        age = seconds_hung(statuses, self.spec.hang_timeout)
+        if age is None:
             self._stacks_since = None
             return None
         self._stacks_since = self._stacks_since or now

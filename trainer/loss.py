@@ -3,6 +3,7 @@ function of your own: `--loss package.module:function`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from .config import Config, is_function_name, named_function
-from .errors import UsageError
+from .errors import Diverged, UsageError
 
 # (logits (B, C), labels (B,)) -> the loss of each sample, (B,)
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -54,3 +55,9 @@ def per_sample(name: str) -> Loss:
         return losses
 
     return loss
+
+
+def check_finite(loss: float, step: int) -> None:
+    """Raise Diverged if the loss, summed over all ranks, is not finite."""
+    if not math.isfinite(loss):
+        raise Diverged(f"step {step}: the loss is {loss}; lower --lr or raise --warmup-epochs")

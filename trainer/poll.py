@@ -13,8 +13,9 @@ from types import FrameType
 import torch
 
 from .distributed import Ranks
-from .errors import KILLED, Diverged
+from .errors import KILLED
 from .logs import Progress
+from .loss import check_finite
 from .slow_ranks import OwnWork
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -98,10 +99,7 @@ class Poll:
             step, numbers = self._unread.popleft()
             values = numbers()
             totals, by_rank = values[: NORM + 1], values[NORM + 1 :]
-            if not math.isfinite(totals[LOSS]):
-                raise Diverged(
-                    f"step {step}: the loss is {totals[LOSS]}; lower --lr or raise --warmup-epochs"
-                )
+            check_finite(totals[LOSS], step)
             norm = totals[NORM] / self.ranks.world_size
             self.progress.add(totals[LOSS], totals[IMAGES], by_rank, norm)
             self._stopping |= bool(totals[STOP])

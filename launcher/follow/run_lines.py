@@ -28,14 +28,14 @@ class RunLines:
     def flush(self) -> None:
         """Print the lines that have waited long enough for folding, and flush the console."""
         if self._fold:
-            self._console.write(self._fold.take_older(time.monotonic()))
+            self._console.show(self._fold.take_older(time.monotonic()))
         self._console.flush()
 
     def settle(self) -> None:
         """Print all lines that were held back, and a note if lines were hidden."""
         self._print(self._reports.take_held())
         if self._fold:
-            self._console.write(self._fold.take_all())
+            self._console.show(self._fold.take_all())
         self._console.flush()
         if count := len(self._reports.hidden_on):
             hidden = f"torchrun's own report from {counted(count, 'node')} is hidden"
@@ -44,6 +44,5 @@ class RunLines:
 
     def _print(self, entries: Sequence[LogEntry]) -> None:
         if self._fold:
-            self._console.write(self._fold.feed(entries, time.monotonic()))
-        else:
-            self._console.show(entries)
+            entries = self._fold.feed(entries, time.monotonic())
+        self._console.show(entries)

@@ -21,20 +21,20 @@ class Group:
     """One text and who wrote it: ranks, or hosts if the text belongs to no rank."""
 
     text: tuple[type, bytes]  # int for ranks or str for hosts, and the text without its newline
-    first: bytes  # the label of the group's first line
+    first: LogEntry  # the group's first line
     born: float  # time.monotonic() of the first line
     who: list[Any] = field(default_factory=list)
 
-    def render(self) -> bytes:
-        of, text = self.text
+    @property
+    def entry(self) -> LogEntry:
         if len(self.who) == 1:
-            return self.first + text + b"\n"
-        who = ranges(self.who) if of is int else names(self.who)
-        return b"[%b] %b\n" % (who.encode(errors="surrogateescape"), text)
+            return self.first
+        who = ranges(self.who) if self.text[0] is int else names(self.who)
+        return self.first._replace(host=who, rank=None)
 
 
 class Fold:
-    """Folds lines into groups, and renders the groups in the order in which they began."""
+    """Folds lines into groups, and returns each group as an entry, in the order in which they began."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -43,33 +43,33 @@ class Fold:
         self._alike: dict[tuple[type, bytes], list[int]] = {}  # numbers of open groups, by text
         self._last: dict[int | str, int] = {}  # number of the newest group of each rank or host
 
-    def feed(self, entries: Iterable[LogEntry], now: float = 0.0) -> bytes:
+    def feed(self, entries: Iterable[LogEntry], now: float = 0.0) -> list[LogEntry]:
         """Add lines. If too many groups are open, close and return the oldest ones."""
         for entry in entries:
             who = entry.host if entry.rank is None else entry.rank
             for line in entry.lines:
-                self._add(who, line, entry.label, now)
+                self._add(who, line, entry, now)
         return self._take(len(self._open) - self._limit)
 
-    def take_older(self, now: float, wait: float = WAIT) -> bytes:
+    def take_older(self, now: float, wait: float = WAIT) -> list[LogEntry]:
         """Close and return the groups that began more than `wait` seconds ago."""
         return self._take(sum(1 for group in self._open.values() if group.born <= now - wait))
 
-    def take_all(self) -> bytes:
+    def take_all(self) -> list[LogEntry]:
         return self._take(len(self._open))
 
-    def _add(self, who: int | str, line: bytes, first: bytes, now: float) -> None:
+    def _add(self, who: int | str, line: bytes, entry: LogEntry, now: float) -> None:
         text = (type(who), line)
         alike = self._alike.setdefault(text, [])
         place = bisect.bisect_right(alike, self._last.get(who, -1))
         if place == len(alike):
             alike.append(self._next)
-            self._open[self._next] = Group(text, first, now)
+            self._open[self._next] = Group(text, entry._replace(lines=[line]), now)
             self._next += 1
         self._last[who] = alike[place]
         self._open[alike[place]].who.append(who)
 
-    def _take(self, count: int) -> bytes:
+    def _take(self, count: int) -> list[LogEntry]:
         taken = []
         for _ in range(count):
             group = self._open.pop(next(iter(self._open)))
@@ -77,5 +77,5 @@ class Fold:
             del alike[0]  # the oldest group is also the oldest with its text
             if not alike:
                 del self._alike[group.text]
-            taken.append(group.render())
-        return b"".join(taken)
+            taken.append(group.entry)
+        return taken

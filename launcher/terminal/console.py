@@ -132,7 +132,7 @@ class Console:
         self.print(table(rows, head, colors if shown else None))
 
     def show(self, entries: Iterable[LogEntry]) -> None:
-        """Print log lines, not folded. `ddpctl sanity` overrides this to get the entries.
+        """Print log lines. `ddpctl sanity` overrides this to get the entries.
 
         They are sure to be visible only after `flush`.
         """

@@ -28,7 +28,7 @@ from ..start.launch import new_run, run_with_restarts
 from ..stop.choose_runs import HostedRun
 from ..stop.kill import kill_runs
 from ..terminal.console import Console
-from ..terminal.sanitize import Sanitizer
+from ..terminal.sanitize import Sanitizer, cleaned
 from ..text import names
 
 POLL = 0.2  # seconds
@@ -138,7 +138,7 @@ class Run:
             last = not (follow and has_recorder(self._folder))  # checked before lines are read
             known = known_marks(self._folder.logs)
             for records in merged(self._folder.logs, log_filter, known, shown):
-                yield from sanitizer.feed(render(records)).split("\n")[:-1]
+                yield from sanitizer.feed(render(map(cleaned, records))).split("\n")[:-1]
             if last:
                 break
             shown, log_filter = known, dataclasses.replace(log_filter, tail=None)

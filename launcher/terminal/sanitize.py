@@ -8,19 +8,25 @@ and scripts control the text of logs. For messages, see `text.printable`.
 import codecs
 import re
 
+from ..logs.log_entry import LogEntry
 from ..text import ESCAPE_BODY, ESCAPES
 
 LONGEST = 4096  # maximum characters in an unfinished escape sequence
 
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 _UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
-# Text that a carriage return would overwrite, as in progress bars; the [host:rank] prefix stays.
-_OVERWRITTEN = re.compile(r"^(\[[^\]\n]*\] )?[^\n]*\r(?=[^\r\n])", re.MULTILINE)
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)  # as in progress bars
 
 
 def colored(text: str) -> str:
     """Return the text without control characters and escape sequences other than colors (SGR)."""
     return ESCAPES.sub(lambda match: match[0] if _COLOR.fullmatch(match[0]) else "", text)
+
+
+def cleaned(entry: LogEntry) -> LogEntry:
+    """Return the entry without overwritten text. Once it is rendered, its label would go too."""
+    lines = [_OVERWRITTEN.sub("", line.decode(errors="replace")).encode() for line in entry.lines]
+    return entry._replace(lines=lines)
 
 
 class Sanitizer:
@@ -35,4 +41,4 @@ class Sanitizer:
         cut = _UNFINISHED.search(text)
         whole = text[: cut.start()] if cut and len(cut[0]) < LONGEST else text
         self._rest = text[len(whole) :]
-        return colored(_OVERWRITTEN.sub(r"\1", whole))
+        return colored(_OVERWRITTEN.sub("", whole))

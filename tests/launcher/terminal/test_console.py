@@ -17,8 +17,11 @@ from launcher.terminal.table import table
 
 EVIL = b"[gpu1:0] \x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b2J\x1b[31mred\x1b[0m\n"
 
+PROGRESS = b"[gpu1:0] 10%\r20%\n"
+
 PROGRAM = f"""
 import sys
+from launcher.logs.log_entry import parse
 from launcher.terminal.console import Console
 console = Console()
 console.write({EVIL!r})
@@ -26,6 +29,7 @@ console.print("a title \\x1b]0;owned\\x07")
 console.say("saying \\x1b[2J\\x1b[31mred")
 console.error("one\\x1b[31m\\ntwo \\u202e")
 console.table([["\\x1b[2Jgpu1", "ok"]], ["HOST", "SSH"], {{"ok": "32"}})
+console.show(parse({PROGRESS!r}, 0, 1.0))
 for _ in range(20000):
     console.write(b"a line of a rank\\n")
 console.flush()
@@ -63,6 +67,7 @@ def on_terminal(program: str, **env: str) -> bytes:
 def test_a_terminal_gets_colors_and_no_other_escape() -> None:
     seen = on_terminal(PROGRAM)
     assert b"[gpu1:0] \xef\xbf\xbd2J\x1b[31mred\x1b[0m\n" in seen
+    assert b"\n[gpu1:0] 20%\n" in seen
     assert b"a title \n" in seen
     assert b"ddpctl: saying red\n" in seen
     assert b"ddpctl: error: one\nddpctl: error: two \n" in seen
@@ -76,7 +81,7 @@ def test_a_terminal_gets_colors_and_no_other_escape() -> None:
 def test_a_file_gets_log_lines_byte_for_byte_and_messages_are_clean_everywhere() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True)
     assert done.stdout.startswith(EVIL + b"a title \x1b]0;owned\x07\n")
-    assert b"gpu1  ok\n" in done.stdout
+    assert b"gpu1  ok\n" + PROGRESS in done.stdout
     assert b"\x1b" not in done.stderr
 
 

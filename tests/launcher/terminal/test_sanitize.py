@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.terminal.sanitize import Sanitizer, colored
+from launcher.logs.log_entry import parse, render
+from launcher.terminal.sanitize import Sanitizer, cleaned, colored
 from launcher.text import printable
 
 PIECES = st.sampled_from(
@@ -61,14 +62,25 @@ def test_text_in_pieces_gives_the_same_result(text: str, sizes: list[int]) -> No
         ("\x1b]0;never ends\nnext", "0;never ends\nnext"),
         ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
         ("\x1b[31;\x1b[2Jm", "31;m"),
-        ("[gpu1:3] 10%\r20%\r30%\n", "[gpu1:3] 30%\n"),
-        ("[gpu1:3] a\r\n", "[gpu1:3] a\n"),
-        ("[gpu1:3] 10%\r", "[gpu1:3] 10%"),
+        ("10%\r20%\r30%\n", "30%\n"),
+        ("a\r\n", "a\n"),
+        ("10%\r", "10%"),
     ],
 )
 def test_text_is_reduced_to_what_a_terminal_would_show(written: str, shown: str) -> None:
     sanitizer = Sanitizer()
     assert sanitizer.feed(written.encode()) == shown
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [("10%\r20%\r30%", "30%"), ("a\r", "a"), ("[x] \xff\r\r\x1b[31mred", "\x1b[31mred")],
+)
+def test_the_label_of_an_overwritten_line_stays(written: str, shown: str) -> None:
+    label = b"[gpu1:3] "
+    entries = parse(label + written.encode("latin-1") + b"\n", node_rank=0, time=1.0)
+    data = render(map(cleaned, entries))
+    assert Sanitizer().feed(data) == f"{label.decode()}{shown}\n"
 
 
 def test_text_after_an_endless_escape_sequence_is_shown_in_the_end() -> None:

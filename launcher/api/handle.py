@@ -154,7 +154,7 @@ class Run:
         """
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as connections:
-            run = HostedRun(self.id, connections, connections)
+            run = HostedRun(self.id, connections, asked=connections)
             [killed] = kill_runs([run], cluster.job.engine, self._console)
         if killed.unconfirmed:
             hosts = names(killed.unconfirmed)

@@ -191,7 +191,7 @@ class Session:
         connections = self.run.handle.connections
         hosts = {connection.name for connection in connections}
         self.console.say(f"stopping the run on {counted(len(hosts), 'host')}")
-        stop = Stop.of(self.record, remove=False, cancel=cancel)
+        stop = replace(Stop.of(self.record), remove=False, cancel=cancel)
         if not cancel:
             stop = replace(stop, timeout=min(stop.timeout, PEER_STOP_TIMEOUT))
         self._stopping = in_background(lambda: try_each(connections, stop.on_host)[1])

@@ -107,7 +107,7 @@ def choose_runs(
         case KnownRun(folder=folder):
             record = folder.load_if_readable(console)
             if record and not record.adopted:  # launched here, by this user
-                return [HostedRun(folder.run_id, connections, connections)]
+                return [HostedRun(folder.run_id, connections, asked=connections)]
             return [with_owners(folder.run_id, connections, cluster, console)]
 
 
@@ -118,7 +118,7 @@ def with_owners(
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)
     owners = {status.owner for status in statuses if status.user != account_name()}
-    return HostedRun(run_id, connections, connections, sorted(owners))
+    return HostedRun(run_id, connections, asked=connections, owners=sorted(owners))
 
 
 def own_runs(

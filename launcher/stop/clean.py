@@ -230,7 +230,7 @@ def remove(
             for s in to_remove[connection].nodes
             if s.run_id == run_id
         }
-        return HostedRun(run_id, there, [*answered], sorted(owners))
+        return HostedRun(run_id, there, asked=[*answered], owners=sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
     kill_runs([hosted(run_id) for run_id in live], cluster.job.engine, console)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..engines.choose import engine_traits
 from ..engines.status import ContainerState
 from ..errors import DdpctlError, NodesFailed
 from ..outcomes import Exit, RunState
@@ -45,8 +44,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         if not all(confirm_owners(run, target, yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, cluster.job.engine, console)
-        keeps_containers = engine_traits(cluster.job.engine).keeps_containers
-        if keeps_containers and isinstance(target, OwnRuns) and target.everything:
+        if isinstance(target, OwnRuns) and target.everything:
             remove_finished(connections, cluster, console)
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed], "unseen": []})

@@ -1,6 +1,7 @@
 """Complete stops that could not be confirmed earlier, because a host did not answer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..outcomes import RunState
 from ..runs.record import UnreadableRecord, run_folders
@@ -28,8 +29,8 @@ def finish_pending(connections: Sequence[HostConnection], console: Console) -> N
             connection for connection in connections if connection.name in record.pending_stop
         ]:
             may_restart = record.state is RunState.FAILED  # so its tickets must stay
-            stop = Stop.of(record, cancel=not may_restart)
-            stops.append((HostedRun(folder.run_id, here, here), stop))
+            stop = replace(Stop.of(record), cancel=not may_restart)
+            stops.append((HostedRun(folder.run_id, here, asked=here), stop))
     for killed in stop_all(stops, console):
         killed.report(console)
         if killed.results:  # if no host answered, nothing new is known

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..engines.choose import engines_on
+from ..engines.choose import engine_traits, engines_on
 from ..errors import CommandFailed
 from ..hosts import Cluster
 from ..ssh.host_connection import HostConnection
@@ -17,6 +17,8 @@ def remove_finished(
     connections: Sequence[HostConnection], cluster: Cluster, console: Console
 ) -> None:
     """Remove the containers of this user's finished runs, but no folders. Print the count."""
+    if not engine_traits(cluster.job.engine).keeps_containers:
+        return
 
     def remove(connection: HostConnection) -> set[str]:
         run_ids = set()

@@ -26,10 +26,10 @@ POLL = 0.3  # seconds between checks for these processes
 class Stopped:
     """The result of a stop on one host.
 
-    nodes: the run's nodes here when the stop began, in any state. Tickets count, except those of
-    live nodes and those that the stop keeps (see Stop.cancel). remaining: the names of the nodes
-    and tickets that are left. orphans: the pids of the run's processes that are left. left_alone:
-    nodes with the run's id that belong to another user, and so were not stopped.
+    nodes: the run's nodes here when the stop began, in any state. Tickets (places in line) count,
+    except those of live nodes and those that the stop keeps (see Stop.cancel). remaining: the names
+    of the nodes and tickets that are left. orphans: the pids of the run's processes that are left.
+    left_alone: nodes with the run's id that belong to another user, and so were not stopped.
     """
 
     nodes: Sequence[NodeStatus]
@@ -69,10 +69,9 @@ class Stop:
     cancel: bool = True
 
     @classmethod
-    def of(cls, record: RunRecord, owners: Collection[str] = (), **options: bool) -> Self:
+    def of(cls, record: RunRecord, owners: Collection[str] = ()) -> Self:
         """Return the stop of a recorded run. owners: besides the one in the record."""
-        everyone = [*owners, record.owner]
-        return cls(record.run_id, record.engine, record.stop_timeout, everyone, **options)
+        return cls(record.run_id, record.engine, record.stop_timeout, [*owners, record.owner])
 
     @property
     def users(self) -> set[str]:

@@ -1,6 +1,6 @@
 """Start attempts: launch, resume, automatic restarts, attach.
 
-The stages of a launch, in Starter.try_to_run (run_attempt.py): a Request (what the user wants) ->
+The stages of a launch, in Starter.try_to_run_on (run_attempt.py): a Request (what the user wants) ->
 CheckedHosts (what the hosts answered) -> PushResult (what was sent to them) -> Plan (all that will
 happen) -> PlannedAttempt (the plan with its connections) -> StartedRun (its containers are
 running), which launcher.follow follows to its Outcome. With --wait, a Refused attempt waits in line

@@ -53,14 +53,10 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         require_writable(request.folder.path.parent)
         finish_pending(connections, console)
         starter = Starter(connections, former, spares, reservation, line, interrupts, hook, console)
-        while True:
-            result = starter.try_to_run(request)
-            if isinstance(result, Outcome):
-                return result
-            # keep the time of the first request, and so the run's turn
-            request = dataclasses.replace(request, since=result.planned.plan.since)
+        while isinstance(result := starter.try_to_run(line.request), Refused):
             if outcome := line.wait(result):
                 return outcome
+        return result
 
 
 @dataclass(frozen=True)
@@ -77,18 +73,26 @@ class Starter:
     console: Console
 
     def try_to_run(self, request: Request) -> Outcome | Refused:
+        """Run the attempt on its hosts or, with --nodes N, on any N of them that are free.
+
+        Return Refused if other runs come first.
+        """
+        chosen = choose_hosts(request, self.connections, self.console)
+        if isinstance(chosen, Refused):
+            # `kill` cancels the reservation of a waiting run. It is not made earlier, because it is
+            # never removed, and failed checks must not use up the attempt.
+            self.reservation.take(self.connections, self.console)
+            return chosen
+        return self.try_to_run_on(chosen, request.on(chosen))
+
+    def try_to_run_on(
+        self, chosen: Sequence[HostConnection], request: Request
+    ) -> Outcome | Refused:
         """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
 
         Return Refused if other runs come first.
         """
-        line, console = self.line, self.console
-        chosen = choose_hosts(request, self.connections, console)
-        if isinstance(chosen, Refused):
-            # `kill` cancels the reservation of a waiting run. It is not made earlier, because it is
-            # never removed, and failed checks must not use up the attempt.
-            self.reservation.take(self.connections, console)
-            return chosen
-        request = request.on(chosen)  # with --nodes N
+        console = self.console
         checked = check(request, chosen, self.spares, console)
         pushed = push(request, checked, self.spares, console)
         plan = make_plan(request, checked, pushed, console)
@@ -106,7 +110,7 @@ class Starter:
             self.start(planned)
             skews = [facts.clock_skew for facts in checked.facts]
             started = self.record_start(request.folder, planned, record, skews)
-            line.leave(planned, self.former)
+            self.line.leave(planned, self.former)
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)

@@ -7,6 +7,7 @@ free when a node ends. `kill` removes the tickets and cancels the run's reservat
 """
 
 import contextlib
+import dataclasses
 import secrets
 import signal
 import threading
@@ -154,7 +155,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     process has taken over its place.
     """
 
-    request: Request
+    request: Request  # after a refusal: with the time of the run's turn and the end of its wait
     previous: Tickets | None  # of the attempt that this one restarts; they stay until it starts
     interrupts: Interrupts
     console: Console
@@ -162,7 +163,6 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        self._until = self.request.until
         # by another process or attempt, which may have left tickets
         self._asked_before = self.request.since is not None
 
@@ -177,11 +177,13 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         Raises Several without --wait or after --wait-limit, RunKilled if the run was killed, and
         KeyboardInterrupt after Ctrl-C or SIGTERM.
         """
-        request, limit = self.request, self.request.options.wait
+        limit = self.request.options.wait
         if limit is None:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
             raise refusal(refused.reasons, remedy)
-        self._until = self._until or (time.time() + limit if limit else None)
+        since = refused.planned.plan.since  # of the first refusal, because `request` keeps it
+        until = self.request.until or (time.time() + limit if limit else None)
+        request = self.request = dataclasses.replace(self.request, since=since, until=until)
         if refused.choose_again:
             time.sleep(POLL)
             return None
@@ -223,7 +225,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                 ahead, reasons = in_the_way(tickets.planned, *tickets.renew())
                 if sum(not listed for listed in ahead.values()) >= needed:
                     return None
-                if self._until is not None and time.time() >= self._until:
+                if self.request.until is not None and time.time() >= self.request.until:
                     remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
                     raise refusal(reasons, remedy)
                 for line in lines(reasons):
@@ -238,7 +240,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     def _record(self, refused: Refused) -> None:
         folder, record = self.request.folder, self.request.remember(refused.planned.plan)
         record.attempt.state = RunState.WAITING
-        record.attempt.waiting_until = self._until
+        record.attempt.waiting_until = self.request.until
         folder.try_save(record, self.console)
         for line in lines(refused.reasons):
             self.console.say(f"run {folder.run_id} is waiting: {line}")

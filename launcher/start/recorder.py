@@ -19,7 +19,7 @@ from ..terminal.console import Console
 from .attach import attach
 from .launch import run_with_restarts
 from .request import Request
-from .restart import restart_until_done, tickets_held_while_followed
+from .restart import restart_until_done, turn_kept_for_restart
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
     if record.state is RunState.WAITING:
         return run_with_restarts(still_waiting(folder, record, options), console)
     with hooks.ExitHook(folder, console) as hook:
-        with tickets_held_while_followed(folder, record, options, console):
+        with turn_kept_for_restart(folder, record, options, console):
             outcome = attach(folder, console, on_event)
         hook.outcome = restart_until_done(folder, options, outcome, console)
     return hook.outcome

@@ -77,7 +77,7 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
     if why or failure is None:
         console.say(f"not restarting: {why}")
         return None
-    with tickets_held(base) as tickets:
+    with tickets_until_restart(base) as tickets:
         saved = has_saved(folder, record, console)
         if why := record.why_not_restarted(most, saved=saved):
             console.say(f"not restarting: {why}")
@@ -166,22 +166,22 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 
 
 @contextlib.contextmanager
-def tickets_held_while_followed(
+def turn_kept_for_restart(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
-    """Context manager: if the run may restart, keep its claim on the GPUs after its nodes end."""
+    """Context manager: Tickets.kept_for_restart, for a run that another process has started."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UsageError, OSError, RunKilled):  # then the run cannot restart
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
-            if may_restart and (tickets := stack.enter_context(tickets_held(base))):
-                stack.enter_context(tickets.held_while_followed(folder, console))
+            if may_restart and (tickets := stack.enter_context(tickets_until_restart(base))):
+                stack.enter_context(tickets.kept_for_restart(folder, console))
         yield
 
 
 @contextlib.contextmanager
-def tickets_held(base: Request) -> Iterator[Tickets | None]:
-    """Context manager: hold tickets for the GPUs of a run that may restart, and yield them.
+def tickets_until_restart(base: Request) -> Iterator[Tickets | None]:
+    """Context manager: hold tickets on the hosts of the newest attempt. Yield them, then close them.
 
     Yields None if no host answers. Raises RunKilled if the run was killed.
     """

@@ -114,8 +114,7 @@ class Starter:
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
-            tickets = Tickets(planned)
-            with tickets.held_while_followed(request.folder, console):
+            with Tickets(planned).kept_for_restart(request.folder, console):
                 return follow(started, self.hook, self.interrupts, console)
 
     def start(self, planned: PlannedAttempt) -> None:

@@ -81,8 +81,8 @@ class Tickets:
         self._closed.set()
 
     @contextlib.contextmanager
-    def held_while_followed(self, folder: RunFolder, console: Console) -> Iterator[None]:
-        """Context manager: hold the tickets while the run is followed, if it may restart.
+    def kept_for_restart(self, folder: RunFolder, console: Console) -> Iterator[None]:
+        """Context manager: while the run is followed, hold tickets for a restart, if it may restart.
 
         They stay if the run continues or restarts, because another process or the restart then
         renews them.

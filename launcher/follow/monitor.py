@@ -8,7 +8,7 @@ or if another node has failed and this one cannot be reached.
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -38,7 +38,7 @@ class Contact:
     """This machine's contact with a node's host. Times are from time.monotonic()."""
 
     lost: DdpctlError | None = None  # why contact was lost; None: in contact
-    lost_at: float = math.inf
+    lost_at: float = math.inf  # inf: in contact
     gone: bool = False  # whether a probe after another node's failure got no answer
     announced: DdpctlError | None = None  # the `lost` that the user was told about
     probed_at: float = 0.0
@@ -160,7 +160,7 @@ class Monitor:
             NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._inbox)
             for rank, member in enumerate(handle.members)
         ]
-        self._changed_at = 0.0  # time.monotonic() of the first contact change to announce
+        self._announced_at = 0.0  # time.monotonic() when the user last knew every contact's state
 
     def observations(self) -> Generator[Observation]:
         """Yield observations until all nodes have ended. Closing the generator ends the watchers.
@@ -176,6 +176,7 @@ class Monitor:
                     yield from self._observe(item)
                 yield Tick()
                 yield from map(NodeEnded, self._newly_ended())
+                self._probe_remaining_nodes()
                 yield from self._contact_changes(CONTACT_TIME)
             yield from self._contact_changes(0.0)
         finally:
@@ -241,20 +242,16 @@ class Monitor:
             node.exit_code, node.end_received = event.exit_code, time.monotonic()
         return Restarted(node, at, event) if isinstance(event, RestartInPlace) else None
 
-    def _contact_changes(self, wait: float) -> list[ContactChange]:
-        """Return the contacts that were lost or restored since the last call.
-
-        Returns them only once `wait` seconds have passed since the first change.
-        """
+    def _contact_changes(self, wait: float) -> Iterator[ContactChange]:
+        """Announce the contacts that were lost or restored, `wait` seconds after the first of them."""
         nodes = self.nodes.values()
         changed = [node for node in nodes if node.contact.lost is not node.contact.announced]
         if not changed:
-            self._changed_at = time.monotonic()
-        if not changed or time.monotonic() - self._changed_at < wait:
-            return []
-        for node in changed:
-            node.contact.announced = node.contact.lost
-        return [ContactChange([*{node.host: node for node in changed}.values()])]
+            self._announced_at = time.monotonic()
+        elif time.monotonic() - self._announced_at >= wait:
+            for node in changed:
+                node.contact.announced = node.contact.lost
+            yield ContactChange([*{node.host: node for node in changed}.values()])
 
     # --- which nodes have ended ----------------------------------------------------------------
 
@@ -263,7 +260,6 @@ class Monitor:
         waiting, now = self._waiting(), time.monotonic()
         for node in waiting:
             node.done = self._has_ended(node, now)
-        self._probe_remaining_nodes(now)
         if self._remaining_nodes_are_lost(now):
             for node in waiting:
                 node.done = True
@@ -294,12 +290,13 @@ class Monitor:
         silence = now - max(node.contact.lost_at for node in waiting)
         return any(not node.succeeded for node in ended) and silence > SILENCE_TIMEOUT
 
-    def _probe_remaining_nodes(self, now: float) -> None:
+    def _probe_remaining_nodes(self) -> None:
         """After a node has failed, probe the nodes that still seem to be running.
 
         All nodes should end within seconds of a failure. A node that does not end may be on a host
         without power, which SSH alone takes much longer to notice.
         """
+        now = time.monotonic()
         ended = [node for node in self.nodes.values() if node.done or node.end]
         failed_at = (node.end_received for node in ended if not node.succeeded)
         if now - min(failed_at, default=now) < PROBE_DELAY:

@@ -175,8 +175,8 @@ class Docker(Engine):
 
     def engine_info(self, image: str) -> EngineInfo:
         with self._api.explained("inspect the engine"):
-            about, nodes = self._api.about, tuple(self.list())
-        return parse_engine(about, ImageStore(self.connection).inspect(image), nodes)
+            about = self._api.about
+        return parse_engine(about, ImageStore(self.connection).inspect(image))
 
     def python_in_image(self, image: str) -> Sequence[str]:
         return engine_command(*PYTHON_IN_IMAGE, image)

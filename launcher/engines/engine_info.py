@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .status import NodeStatus, array, mapping
+from .status import array, mapping
 
 WRITE_CDI_SPEC = "on that host, run `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 PODMAN_WITH_GPUS = (5, 4)  # earlier versions accept GPU requests but ignore them
@@ -71,12 +71,9 @@ class EngineInfo:
     runtimes: frozenset[str] = frozenset()
     can: Capabilities = field(default_factory=Capabilities)
     image: ImageInfo | None = None
-    nodes: tuple[NodeStatus, ...] = ()  # ddpctl's containers on the host, in any state
 
 
-def parse_engine(
-    about: Mapping[str, Any], image: ImageInfo | None, nodes: tuple[NodeStatus, ...]
-) -> EngineInfo:
+def parse_engine(about: Mapping[str, Any], image: ImageInfo | None) -> EngineInfo:
     """Parse facts about the engine. about: its answer to /info."""
     return EngineInfo(
         version=str(about.get("ServerVersion", "")),
@@ -86,7 +83,6 @@ def parse_engine(
         runtimes=frozenset(mapping(about.get("Runtimes"))),
         can=parse_capabilities(about),
         image=image,
-        nodes=nodes,
     )
 
 

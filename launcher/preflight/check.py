@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..engines.choose import engine_of, engine_traits, image_here
+from ..engines.choose import engine_of, engine_traits, image_here, nodes_on
 from ..engines.engine_info import EngineInfo, ImageInfo
+from ..engines.status import NodeStatus
 from ..errors import DdpctlError, HostUnreachable, Several
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
@@ -222,12 +223,14 @@ def examine(
     check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
     engine: EngineInfo | None = None
     engine_error: DdpctlError | None = None
+    run_nodes: tuple[NodeStatus, ...] = ()
     connection.connect()
     agent = in_background(lambda: probe.start(first, connections[first]) if probe else None)
     answer = in_background(gather_one, connection, [USUAL_ROOT, *check])
     python = None if engine_traits(job.engine).in_container else versions_or_error(connection, job)
     try:
         engine = engine_of(connection, job.engine).engine_info(job.image)
+        run_nodes = tuple(nodes_on(connection, job.engine))
     except HostUnreachable:
         raise
     except Exception as error:
@@ -237,7 +240,8 @@ def examine(
         facts = gather_one(connection, [engine.root, *check])
     agent.result()
     hosts = tuple(connection.host for connection in connections.values())
-    return Machine(name, tuple(connections), hosts, facts, engine, engine_error, python)
+    ranks = tuple(connections)
+    return Machine(name, ranks, hosts, facts, engine, engine_error, python, run_nodes)
 
 
 def local_image(job: Job) -> ImageInfo | None:

@@ -148,7 +148,7 @@ def check_free(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     }
     for gpu in machine.gpu_states:
         for process in gpu.processes:
-            run = containers.get(process.container)
+            run = containers.get(process.container) or process.run_id
             if process.mib < BUSY_MIB or (run, uuids.get(gpu.index)) in claimed:
                 continue  # GPUs that runs have claimed are reported above
             who = f"pid {process.pid}"

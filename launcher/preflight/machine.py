@@ -39,7 +39,8 @@ class Machine:
     """A machine and its nodes. engine: None if the engine does not answer or the job needs none.
 
     python: the versions of the job's Python and its packages, or why they are unknown; None if the
-    image has its own Python. report: None if no container was tested.
+    image has its own Python. run_nodes: the nodes and tickets of all runs there, in any state. report:
+    None if no container was tested.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Machine:
     engine: EngineInfo | None = None
     engine_error: DdpctlError | None = None
     python: Mapping[str, str] | DdpctlError | None = None
+    run_nodes: tuple[NodeStatus, ...] = ()
     report: ContainerReport | None = None
 
     @property
@@ -93,10 +95,6 @@ class Machine:
     @property
     def gpu_states(self) -> list[GpuState]:
         return [gpu for gpu in self.details.nvidia.gpus if gpu.index in self.gpus]
-
-    @property
-    def run_nodes(self) -> tuple[NodeStatus, ...]:
-        return self.engine.nodes if self.engine else ()
 
     @property
     def has_driver(self) -> bool:

@@ -243,7 +243,7 @@ def test_nvidia_smi(tags: list[tuple[str, str]], noise: str, owners: list[str]) 
 @some("engines")
 def test_answers_of_an_engine(about: dict[str, Any], image: dict[str, Any]) -> None:
     parse_image(image)
-    parse_engine(about, None, ())
+    parse_engine(about, None)
 
 
 PATHS = st.lists(
@@ -352,7 +352,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "journals of a report": lambda text: HEAD.split(text.encode()),
     "terminal": lambda text: Sanitizer().feed(text.encode()),
     "message": lambda text: str(UsageError(text)),
-    "engine": lambda text: parse_engine({"ServerVersion": text, "Driver": text}, None, ()),
+    "engine": lambda text: parse_engine({"ServerVersion": text, "Driver": text}, None),
     "failure": lambda text: first_failure(
         Evidence(1, [NodeEvidence(0, "gpu1", tail=[(1.0, 0, text.encode())] * 3, exit_code=1)])
     ),

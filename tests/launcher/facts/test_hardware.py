@@ -313,6 +313,7 @@ def test_an_unusual_docker_root_is_asked_for_too(
             return engine
 
     monkeypatch.setattr(run, "engine_of", lambda *_: Engine())
+    monkeypatch.setattr(run, "nodes_on", lambda *_: [])
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")

@@ -174,9 +174,9 @@ FAULTS = {
         ("failure", "gpus", "MIG is enabled on GPU 0", "nvidia-smi -mig 0"),
     ),
     "busy GPU": (
-        lambda m: with_engine(
+        lambda m: replace(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            nodes=(replace(status("night-1", 1, "running"), container="c" * 64),),
+            run_nodes=(replace(status("night-1", 1, "running"), container="c" * 64),),
         ),
         ("failure", "gpus", "GPU 2 is in use: python (pid 4711, user eve, run night-1) holds "
          "30000 MiB", "`ddpctl kill night-1`"),
@@ -304,29 +304,29 @@ FAULTS = {
          "master_port: auto"),
     ),
     "port promised to a run": (
-        lambda m: with_engine(m, nodes=(status("night-1", 0, "running"),)),
+        lambda m: replace(m, run_nodes=(status("night-1", 0, "running"),)),
         ("failure", "ports", "port 29500 is taken by run night-1 (eve@head)", "auto"),
     ),
     "GPU of another run": (
-        lambda m: with_engine(
+        lambda m: replace(
             with_process(m, 2, Process(4711, 30000, "python", "eve", "c" * 64)),
-            nodes=(
+            run_nodes=(
                 replace(with_gpu(m, status("night-1", 1, "running")), container="c" * 64),
             ),
         ),
         ("failure", "gpus", "run night-1 (eve@head) has GPU 2", "--wait"),
     ),
     "GPU that a run waits for": (
-        lambda m: with_engine(m, nodes=(with_gpu(m, status("night-1", 1, "waiting")),)),
+        lambda m: replace(m, run_nodes=(with_gpu(m, status("night-1", 1, "waiting")),)),
         ("failure", "gpus", "run night-1 (eve@head) waits for GPU 2", "--wait"),
     ),
     "part of a run left": (
-        lambda m: with_engine(m, nodes=(status("old", 1, "running"), status("old", 0, "exited"))),
+        lambda m: replace(m, run_nodes=(status("old", 1, "running"), status("old", 0, "exited"))),
         ("warning", "runs", "node 1 of run old (eve@head) is still running, but another node has ended",
          "`ddpctl kill old`"),
     ),
     "paused": (
-        lambda m: with_engine(m, nodes=(status("old", 1, "paused"),)),
+        lambda m: replace(m, run_nodes=(status("old", 1, "paused"),)),
         ("warning", "runs", "node 1 of run old (eve@head) is paused", "`ddpctl kill old`"),
     ),
 }  # fmt: skip
@@ -344,8 +344,12 @@ def with_gpu(made: Machine, node: NodeStatus) -> NodeStatus:
     return replace(node, gpus=(made.facts.gpus[2].uuid,))
 
 
-def test_a_launch_that_waits_is_not_refused_what_other_runs_have() -> None:
-    taken = with_engine(machine(0), nodes=(with_gpu(machine(0), status("night-1", 0, "running")),))
+@pytest.mark.parametrize("process", ["in a container", "without one"])
+def test_a_launch_that_waits_is_not_refused_what_other_runs_have(process: str) -> None:
+    container, run_id = ("c" * 64, "") if process == "in a container" else ("", "night-1")
+    node = replace(with_gpu(machine(0), status("night-1", 0, "running")), container=container)
+    busy = Process(4711, 30000, "python", "eve", container, run_id)
+    taken = replace(with_process(machine(0), 2, busy), run_nodes=(node,))
     seen = Fleet(cluster(), [taken, machine(1)], IMAGE)
     assert {f.check for f in run.judge(seen)} == {"gpus", "ports"}
     assert run.judge(replace(seen, waits=True)) == []
@@ -483,7 +487,7 @@ def test_any_port_will_do_for_auto() -> None:
 
 def test_live_runs_and_cleanly_ended_ones_are_no_strays() -> None:
     nodes = (status("a", 0, "running"), status("a", 1, "running"), status("b", 0, "exited"))
-    leftover = with_engine(machine(0), nodes=nodes)
+    leftover = replace(machine(0), run_nodes=nodes)
     assert judge(leftover, of=cluster(master_port="auto")) == []
 
 

@@ -198,6 +198,8 @@ class Progress:
         """Return the fields of a `train` line of metrics.jsonl, and start the next interval."""
         steps = max(1, step - self.step)
         seconds = max(1e-9, time.perf_counter() - self.since - self.paused)
+        # not self.images: on a GPU, the newest losses are not read yet
+        speed = (self.plan.samples_by(step) - self.plan.samples_by(self.step)) / seconds
         fields: dict[str, Any] = {
             "step": step,
             "epoch": epoch,
@@ -205,8 +207,8 @@ class Progress:
             "loss": self.loss_sum / max(1.0, self.images),
             "lr": lr,
             "grad_norm": self.grad_norm,
-            "img_s": round(self.images / seconds, 1),
-            **self._utilization(self.images / seconds),
+            "img_s": round(speed, 1),
+            **self._utilization(speed),
             "step_ms": round(1000 * seconds / steps, 2),
             "data_ms": round(1000 * self.data_seconds / steps, 3),
             "mem_mb": memory_mb(self.ranks.device),
@@ -216,7 +218,7 @@ class Progress:
             losses, images, work = (self.by_rank[place::3] for place in range(3))
             fields["ranks"] = {
                 "loss": [round(a / max(1.0, n), 6) for a, n in zip(losses, images, strict=True)],
-                "img_s": [round(n / seconds, 1) for n in images],
+                "img_s": [round(speed * n / max(1.0, self.images), 1) for n in images],
                 "work_ms": [round(1000 * own / steps, 2) for own in work],
                 "slow": {str(rank): ratio for rank, ratio in self.slow.ratios.items()},
             }

@@ -17,6 +17,7 @@ from trainer_ranks import CONTEXT, Job, batches, make, newest_state, same
 from trainer import checkpoint, evaluate, train
 from trainer.data.loader import Request
 from trainer.distributed import identify, make_group
+from trainer.optim import set_rate
 from trainer.state import Training, from_checkpoint, to_checkpoint
 
 pytestmark = [
@@ -81,6 +82,7 @@ def test_the_fast_paths_train_as_plain_fp32_does(flags: tuple[str, ...]) -> None
 
 def test_compiling_happens_once_also_with_evaluation_and_a_smaller_last_batch() -> None:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     t = make(identify({}, DEVICE), *GPU, "--compile", "--synthetic-train", "250")
     for _ in range(2):
         train.train_epoch(t)
@@ -205,6 +207,7 @@ def test_momentum_of_a_gpu_goes_on_on_a_cpu() -> None:
         here.grad = torch.randn_like(here)
         there.grad = torch.empty_like(there).copy_(here.grad)
     for t in (on_cpu, on_gpu):
+        set_rate(t.optimizer, 0.1)
         t.optimizer.step()
     for here, there in zip(on_cpu.net.parameters, on_gpu.net.parameters, strict=True):
         torch.testing.assert_close(here, there.cpu())

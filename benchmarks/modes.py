@@ -96,6 +96,7 @@ def technique_rows(ranks: int) -> list[Row]:
         "+ bf16": ("bf16", "--no-channels-last", "--no-compile"),
         "+ channels_last": ("bf16", "--channels-last", "--no-compile"),
         "+ compile": ("bf16", "--channels-last", "--compile"),
+        "+ CUDA graphs": ("bf16", "--compile", "--compile-mode", "reduce-overhead"),
     }
     return [Row(name, ranks, ("--amp", *flags)) for name, flags in techniques.items()]
 

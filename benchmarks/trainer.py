@@ -111,11 +111,12 @@ def on_gpu() -> int:
         common = ["--data", str(data), "--model", "resnet18", "--global-batch", "512"]
         counts = [str(n) for n in (1, 2, 4, 8) if n <= count]
         tables = {
-            "One technique at a time": ["--techniques", "--ranks", "1", "--epochs", "2"],
-            "DP, DDP and AMP": ["--ranks", str(count), "--epochs", "2"],
-            "Ranks": ["--scaling", ",".join(counts), "--epochs", "2"],
+            "One technique at a time": ["--techniques", "--ranks", "1", "--epochs", "6"],
             "--preset fast": ["--scaling", str(count), "--preset", "fast", "--epochs", "10"],
         }
+        if count > 1:
+            tables["DP, DDP and AMP"] = ["--ranks", str(count), "--epochs", "6"]
+            tables["Ranks"] = ["--scaling", ",".join(counts), "--epochs", "6"]
         text = f"{count} x {torch.cuda.get_device_name()}, torch {torch.__version__}; "
         text += "ResNet-18, Fashion-MNIST in CIFAR-10's layout, global batch 512.\n"
         for title, flags in tables.items():

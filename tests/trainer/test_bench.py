@@ -35,7 +35,7 @@ def test_the_modes_are_those_of_published_recipes() -> None:
         ("DDP+AMP", 4, "bf16"),
     ]
     names = [row.name for row in technique_rows(1)]
-    assert names == ["fp32", "+ bf16", "+ channels_last", "+ compile"]
+    assert names == ["fp32", "+ bf16", "+ channels_last", "+ compile", "+ CUDA graphs"]
 
 
 def test_all_rows_have_the_same_global_batch() -> None:

@@ -259,12 +259,14 @@ RECIPES = {
     "fast": {
         "model": "resnet18", "global_batch": 512, "epochs": 35, "opt": "sgd", "lr": 0.4,
         "momentum": 0.9, "weight_decay": 5e-4, "schedule": "triangular", "warmup_epochs": 5.0,
-        "label_smoothing": 0.1, "amp": "bf16", "compile": True, "drop_last": True,
+        "label_smoothing": 0.1, "amp": "bf16", "compile": True, "compile_mode": "reduce-overhead",
+        "drop_last": True,
     },
     "speed96": {
         "model": "resnet18", "global_batch": 512, "epochs": 160, "opt": "sgd", "lr": 0.4,
         "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine", "warmup_epochs": 5.0,
         "label_smoothing": 0.1, "cutout": 16, "ema": 0.999, "amp": "bf16", "compile": True,
+        "compile_mode": "reduce-overhead",
         "drop_last": True, "eval_every": 20, "export_every": 0, "save_every": "0",
     },
     "imagenet": {  # Goyal et al. 2017, with label smoothing and an average: 0.1 per 256 images

@@ -171,7 +171,7 @@ def _with_ddpctl_defaults(config: Config, env: Mapping[str, str]) -> Config:
     out = config.out or env.get("DDPCTL_OUTPUT_DIR") or "output"
     return dataclasses.replace(
         config,
-        data=config.data or ("/data" if under else "data"),
+        data=config.data or env.get("DDPCTL_DATA_DIR") or ("/data" if under else "data"),
         out=out,
         checkpoint_dir=config.checkpoint_dir or env.get("DDPCTL_CHECKPOINT_DIR") or out,
         resume=config.resume or ("auto" if under or restarted or config.test_only else "none"),

@@ -196,6 +196,8 @@ def test_under_ddpctl_folders_and_resume_come_from_it() -> None:
     )
     assert (config.data, config.out, config.checkpoint_dir) == ("/data", "/output", "/checkpoints")
     assert config.resume == "auto"
+    without_container = parse(DDPCTL_RUN_ID="r", DDPCTL_DATA_DIR="/home/ann/.ddpctl/datasets/1")
+    assert without_container.data == "/home/ann/.ddpctl/datasets/1"
     alone = parse()
     assert (alone.out, alone.checkpoint_dir, alone.resume) == ("output", "output", "none")
     assert parse(TORCHELASTIC_RESTART_COUNT="1").resume == "auto"

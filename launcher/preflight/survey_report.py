@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..engines.choose import engine_traits
 from ..hosts import user_env
 from ..plan.node_gpus import nproc_on
 from ..plan.topology import rank_cores
@@ -18,6 +19,7 @@ from .machine import Machine
 
 COLUMNS = ("ssh", *CHECKS)
 BY_ENGINE = ("image", "runs")  # columns that are not checked if the engine does not answer
+WITH_CONTAINERS = ("docker", "image")  # columns that are not checked for a job without containers
 COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "-": "2"}
 
 
@@ -25,7 +27,9 @@ def print_survey(survey: Survey, console: Console) -> None:
     """Print a table of all checks, the addresses and GPUs that a launch will use, and the findings."""
     names = [*dict.fromkeys([*survey.ranks, *survey.spares])]
     heads = ["HOST", *(column.upper() for column in COLUMNS)]
-    console.table(table(names, survey.findings), heads, COLORS)
+    in_container = engine_traits(survey.fleet.cluster.job.engine).in_container
+    left_out = () if in_container else WITH_CONTAINERS
+    console.table(table(names, survey.findings, left_out), heads, COLORS)
     print_addresses(survey.fleet, console)
     for line in lines(survey.findings):
         console.print(line)
@@ -34,10 +38,16 @@ def print_survey(survey: Survey, console: Console) -> None:
         console.print(f"{count} checked, no problems found")
 
 
-def table(hosts: Sequence[str], findings: Sequence[Finding]) -> list[list[str]]:
-    """Return a row per host: its name, then ok, warn, FAIL or `-` (not checked) for each check."""
+def table(
+    hosts: Sequence[str], findings: Sequence[Finding], left_out: Sequence[str] = ()
+) -> list[list[str]]:
+    """Return a row per host: its name, then ok, warn, FAIL or `-` (not checked) for each check.
+
+    left_out: checks that are not made on any host.
+    """
     failed = [f for f in findings if f.severity == "failure"]
-    cells = {(f.host, check): "-" for f in findings if f.check == "ssh" for check in COLUMNS}
+    cells = {(host, check): "-" for host in hosts for check in left_out}
+    cells |= {(f.host, check): "-" for f in findings if f.check == "ssh" for check in COLUMNS}
     cells |= {(f.host, check): "-" for f in failed if f.check == "docker" for check in BY_ENGINE}
     cells |= {(f.host, f.check): "warn" for f in findings}
     cells |= {(f.host, f.check): "FAIL" for f in failed}

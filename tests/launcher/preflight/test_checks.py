@@ -555,6 +555,10 @@ def test_findings_are_ordered_and_tabled() -> None:
     assert rows[0] == ["a", *["ok"] * 4, "warn", *["ok"] * 5]
     assert rows[1][-2] == "FAIL"
     assert rows[2] == ["c", "FAIL", *["-"] * 9]
+    (row,) = table(["a"], [], left_out=["docker", "image"])
+    assert dict(zip(COLUMNS, row[1:], strict=True)) == {
+        check: "-" if check in ("docker", "image") else "ok" for check in COLUMNS
+    }
     (row,) = table(["a"], [failure("f", "r").at("a", "docker")])
     assert row == ["a", "ok", "FAIL", "ok", "-", *["ok"] * 5, "-"]
 

@@ -110,7 +110,8 @@ class Starter:
             self.start(planned)
             skews = [facts.clock_skew for facts in checked.facts]
             started = self.record_start(request.folder, planned, record, skews)
-            self.line.leave(planned, self.former)
+            # its tickets may be on hosts that it does not use
+            self.line.leave(plan, [*self.connections, *self.former])
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)

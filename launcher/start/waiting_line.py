@@ -194,25 +194,29 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self._tickets = Tickets(refused.planned)
         self._record(refused)
         self._tickets.join()
-        if request.options.detach:
+        with self.interrupts.held():
+            if request.options.detach:
+                outcome = detach.detach(request.folder, RunState.WAITING, self.console)
+                outcome = dataclasses.replace(outcome, interrupted=bool(self.interrupts.take()))
+            else:
+                number = self._await_turn(self._tickets, lines(refused.reasons))
+                if number is None:
+                    return None
+                if number not in LEAVING:
+                    raise KeyboardInterrupt
+                detach.start_recorder(request.folder)
+                outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
             self._tickets.abandon()
-            return detach.detach(request.folder, RunState.WAITING, self.console)
-        number = self._await_turn(self._tickets, lines(refused.reasons))
-        if number is None:
-            return None
-        if number not in LEAVING:
-            raise KeyboardInterrupt
-        self._tickets.abandon()
-        detach.start_recorder(request.folder)
-        return Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
+            self.interrupts.forget()  # the run is the recorder's now, so they do not cancel it
+            return outcome
 
-    def leave(self, planned: PlannedAttempt, former: Sequence[HostConnection]) -> None:
-        """Remove all tickets of the run, because it has started. former: its earlier hosts."""
+    def leave(self, plan: Plan, connections: Sequence[HostConnection]) -> None:
+        """Remove all tickets of the run, because it has started. connections: to all its hosts."""
         for tickets in (self.previous, self._tickets):
             if tickets:
                 tickets.close()
         if self._asked_before:
-            remove_tickets([*planned.connections, *former], planned.plan)
+            remove_tickets(connections, plan)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead, or until a signal arrives, and return it.
@@ -220,22 +224,21 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         printed: the reasons that were already printed. Raises Several after --wait-limit.
         """
         needed = self.request.options.nodes or self.request.cluster.nnodes
-        with self.interrupts.held():
-            while True:
-                ahead, reasons = in_the_way(tickets.planned, *tickets.renew())
-                if sum(not listed for listed in ahead.values()) >= needed:
-                    return None
-                if self.request.until is not None and time.time() >= self.request.until:
-                    remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
-                    raise refusal(reasons, remedy)
-                for line in lines(reasons):
-                    if line not in printed:
-                        self.console.say(f"run {self.request.run_id} is waiting: {line}")
-                printed = lines(reasons)
-                for _ in range(round(POLL / TICK)):
-                    time.sleep(TICK)
-                    if (number := self.interrupts.take()) is not None:
-                        return number
+        while True:
+            ahead, reasons = in_the_way(tickets.planned, *tickets.renew())
+            if sum(not listed for listed in ahead.values()) >= needed:
+                return None
+            if self.request.until is not None and time.time() >= self.request.until:
+                remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
+                raise refusal(reasons, remedy)
+            for line in lines(reasons):
+                if line not in printed:
+                    self.console.say(f"run {self.request.run_id} is waiting: {line}")
+            printed = lines(reasons)
+            for _ in range(round(POLL / TICK)):
+                time.sleep(TICK)
+                if (number := self.interrupts.take()) is not None:
+                    return number
 
     def _record(self, refused: Refused) -> None:
         folder, record = self.request.folder, self.request.remember(refused.planned.plan)

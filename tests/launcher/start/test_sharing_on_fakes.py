@@ -18,21 +18,23 @@ import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode
 
 from launcher.engines.status import LEASE
-from launcher.errors import PreflightError, RunKilled, UsageError
+from launcher.errors import CommandFailed, PreflightError, RunKilled, UsageError
 from launcher.facts.gather import gather
+from launcher.follow import detach
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
+from launcher.runs.record import RunFolder
 from launcher.ssh.host_connection import connected
 from launcher.ssh.many import try_each
 from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
 from launcher.start.choose_hosts import choose_hosts
-from launcher.start.claim_gpus import Refused, claim_gpus, in_the_way, list_claims
+from launcher.start.claim_gpus import Claims, Refused, claim_gpus, in_the_way, list_claims
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
@@ -205,6 +207,85 @@ def test_a_detached_run_waits_with_its_recorder_and_is_shown(
     once(lambda: cluster.hosts["gpu0"].count("create") > asked, lambda: end_all(running))
     assert run_recorder(cluster, second, monkeypatch) == 0
     assert record(cluster, second)["state"] == "SUCCEEDED"
+    assert cluster.tickets == []
+
+
+def test_a_detached_run_that_starts_leaves_no_ticket_on_the_hosts_that_it_does_not_use(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0", "gpu1")
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach", "--nodes", "1")[1].strip()
+    assert len(cluster.tickets) == 2
+    end_all(cluster.nodes)
+    cluster.nodes_end(0)
+    assert run_recorder(cluster, waiting, monkeypatch) == 0
+    assert cluster.tickets == []
+
+
+def recorder_starts_during(
+    number: signal.Signals, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Make the signal arrive while the recorder starts."""
+
+    def start_recorder(folder: RunFolder) -> None:
+        cluster.recorders.append(folder.run_id)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(detach, "start_recorder", start_recorder)
+
+
+@pytest.mark.parametrize("second", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("first", "code"), [(signal.SIGHUP, 130), (signal.SIGQUIT, 0)])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_signal_after_one_that_leaves_a_waiting_run_does_not_cancel_it(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    first: signal.Signals,
+    code: int,
+    second: signal.Signals,
+    together: bool,
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    renew = waiting_line.Tickets.renew
+
+    def interrupted(tickets: waiting_line.Tickets) -> Claims:
+        for number in (first, second) if together else (first,):
+            signal.raise_signal(number)
+        return renew(tickets)
+
+    monkeypatch.setattr(waiting_line.Tickets, "renew", interrupted)
+    if not together:
+        recorder_starts_during(second, cluster, monkeypatch)
+    assert cluster.launch("--wait")[0] == code
+    assert record(cluster, cluster.recorders[-1])["state"] == "WAITING"
+    assert len(cluster.tickets) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_a_waiting_run_is_detached_does_not_cancel_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    recorder_starts_during(number, cluster, monkeypatch)
+    code, run_id, err = cluster.launch("--wait", "--detach")
+    assert code == 130 and cluster.recorders[-1] == run_id.strip(), err
+    assert record(cluster, run_id.strip())["state"] == "WAITING"
+
+
+def test_a_run_whose_recorder_does_not_start_leaves_no_ticket(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+
+    def start_recorder(_: RunFolder) -> None:
+        raise CommandFailed("the recorder did not start")
+
+    monkeypatch.setattr(detach, "start_recorder", start_recorder)
+    assert cluster.launch("--wait", "--detach")[0] != 0
     assert cluster.tickets == []
 
 

@@ -48,7 +48,7 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         failed_start_recorded(request, hook, console),
-        PlaceInLine(request, previous, interrupts, console) as line,
+        PlaceInLine([*connections, *former], request, previous, interrupts, console) as line,
     ):
         require_writable(request.folder.path.parent)
         finish_pending(connections, console)
@@ -110,8 +110,7 @@ class Starter:
             self.start(planned)
             skews = [facts.clock_skew for facts in checked.facts]
             started = self.record_start(request.folder, planned, record, skews)
-            # its tickets may be on hosts that it does not use
-            self.line.leave(plan, [*self.connections, *self.former])
+            self.line.leave()
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)

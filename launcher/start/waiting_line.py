@@ -23,7 +23,6 @@ from ..follow import detach
 from ..follow.ctrl_c import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
 from ..own_folders import locked, make_folder
-from ..plan.plan import Plan
 from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
@@ -74,7 +73,7 @@ class Tickets:
             self._closed.set()
             with self._lock:
                 # also those of an earlier process or attempt, whose node ranks may differ
-                remove_tickets(self.planned.connections, self.planned.plan)
+                self._remove()
 
     def abandon(self) -> None:
         """Leave the tickets to another process or to the restart, which renews them in time."""
@@ -111,7 +110,7 @@ class Tickets:
             try:
                 self.renew()
             except RunKilled:
-                remove_tickets(self.planned.connections, self.planned.plan)
+                self._remove()
                 return
 
     def renew(self) -> Claims:
@@ -131,6 +130,10 @@ class Tickets:
                 try_each(due, lambda connection: self._replace(connection, own[connection]))
                 raise_if_cancelled(self.planned.plan, due)
             return listed, failures
+
+    def _remove(self) -> None:
+        plan = self.planned.plan
+        remove_tickets(self.planned.connections, plan.engine.name, plan.run_id)
 
     def _own(self, connection: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
         mine = (self.planned.plan.run_id, self.planned.node_plans[connection].node_rank)
@@ -155,6 +158,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     process has taken over its place.
     """
 
+    hosts: Sequence[HostConnection]  # all that may have tickets of the run
     request: Request  # after a refusal: with the time of the run's turn and the end of its wait
     previous: Tickets | None  # of the attempt that this one restarts; they stay until it starts
     interrupts: Interrupts
@@ -166,9 +170,11 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         # by another process or attempt, which may have left tickets
         self._asked_before = self.request.since is not None
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         if self._tickets:
             self._tickets.close()
+        elif error and self.request.handed_over:
+            self._remove_earlier()
         self._waiting_lock.close()
 
     def wait(self, refused: Refused) -> Outcome | None:
@@ -194,6 +200,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self._tickets = Tickets(refused.planned)
         self._record(refused)
         self._tickets.join()
+        # once a recorder has taken over the run, a signal must not record the run as cancelled
         with self.interrupts.held():
             if request.options.detach:
                 outcome = detach.detach(request.folder, RunState.WAITING, self.console)
@@ -207,16 +214,20 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                 detach.start_recorder(request.folder)
                 outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
             self._tickets.abandon()
-            self.interrupts.forget()  # the run is the recorder's now, so they do not cancel it
+            self.interrupts.forget()
             return outcome
 
-    def leave(self, plan: Plan, connections: Sequence[HostConnection]) -> None:
-        """Remove all tickets of the run, because it has started. connections: to all its hosts."""
+    def leave(self) -> None:
+        """Remove all tickets of the run, because it has started."""
         for tickets in (self.previous, self._tickets):
             if tickets:
                 tickets.close()
         if self._asked_before:
-            remove_tickets(connections, plan)
+            self._remove_earlier()
+
+    def _remove_earlier(self) -> None:
+        """Remove the tickets that another process or attempt has left."""
+        remove_tickets(self.hosts, self.request.cluster.job.engine, self.request.run_id)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
         """Wait until enough hosts have no rival ahead, or until a signal arrives, and return it.
@@ -253,13 +264,13 @@ def refusal(reasons: Sequence[DdpctlError], remedy: str) -> Several:
     return Several(PreflightError(each.what, remedy, host=each.host) for each in reasons)
 
 
-def remove_tickets(connections: Sequence[HostConnection], plan: Plan) -> None:
+def remove_tickets(connections: Sequence[HostConnection], engine_name: str, run_id: str) -> None:
     """Remove the run's tickets from these hosts. On a host that does not answer, they expire."""
 
     def remove(connection: HostConnection) -> None:
-        for engine in engines_on(connection, plan.engine.name):
+        for engine in engines_on(connection, engine_name):
             for status in engine.claims():
-                if status.is_ticket and status.run_id == plan.run_id:
+                if status.is_ticket and status.run_id == run_id:
                     engine.withdraw(status)
 
     try_each(connections, remove)

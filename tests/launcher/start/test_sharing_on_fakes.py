@@ -223,6 +223,18 @@ def test_a_detached_run_that_starts_leaves_no_ticket_on_the_hosts_that_it_does_n
     assert cluster.tickets == []
 
 
+def test_a_detached_run_whose_first_try_fails_leaves_no_ticket(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0", "gpu1")
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    cluster.hosts["gpu1"].refuses["info"] = cluster.hosts["gpu1"].refuses["create"] = "broken"
+    assert run_recorder(cluster, waiting, monkeypatch) != 0
+    assert record(cluster, waiting)["state"] == "FAILED"
+    assert cluster.tickets == []
+
+
 def recorder_starts_during(
     number: signal.Signals, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

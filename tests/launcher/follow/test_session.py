@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from fakes import FakeCluster, FakeNode, signal_once_started
 from supervisors import until
 
 from launcher.follow import node_watcher
+from launcher.follow.ctrl_c import LEAVING
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -47,6 +49,25 @@ def test_ctrl_backslash_leaves_the_run_to_a_recorder_and_exits_with_0(fake_clust
     assert not any(node.ended.is_set() for node in cluster.nodes)
     assert cluster.recorders == [cluster.record["run_id"]]
     assert f"`ddpctl attach {cluster.record['run_id']}`" in err
+
+
+@pytest.mark.parametrize("number", LEAVING)
+def test_a_stop_that_has_begun_goes_on_when_the_terminal_closes(
+    fake_cluster: Make, number: int
+) -> None:
+    cluster = fake_cluster()
+    signal_once_started(cluster, signal.SIGINT)
+
+    def stop_late(node: FakeNode) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(0.6)  # several ticks, one of which takes the signal
+        node.stop()
+
+    cluster.hosts["gpu0"].on_stop = stop_late
+    code, _, err = cluster.launch()
+    assert code == 130, err
+    assert "the run continues" not in err
+    assert cluster.record["state"] == "CANCELLED" and cluster.recorders == []
 
 
 @pytest.mark.parametrize(("exit_code", "command"), [(0, "fetch"), (1, "resume")])

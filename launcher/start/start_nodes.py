@@ -14,10 +14,12 @@ from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
+from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted
 from .fill_node_folders import fill_folders
 
+REMOVE = load_script(__file__, "remove_attempt.sh")
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
 
 
@@ -90,7 +92,8 @@ def start_nodes(planned: PlannedAttempt, console: Console) -> None:
 def remove_nodes(planned: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
     """Stop and remove the nodes of this attempt. If that fails, `kill` finds them by their labels.
 
-    folders: also delete the attempt's control folders, as if the attempt had never existed.
+    folders: also delete the attempt's folders and its copy of the code, as if the attempt had never
+    existed.
     """
 
     def remove(connection: HostConnection) -> None:
@@ -100,7 +103,8 @@ def remove_nodes(planned: PlannedAttempt, console: Console, *, folders: bool = F
                 engine.stop(status, UNDO_TIMEOUT)
                 engine.remove(status)
         if folders:
-            connection.run(["rm", "-rf", "--", planned.node_plans[connection].place.control_dir])
+            place = planned.node_plans[connection].place
+            connection.script(REMOVE, place.run_dir, place.control_dir, timeout=120.0)
 
     with console.step(f"removing {counted(planned.plan.nnodes, 'node')}"):
         try_each(planned.connections, remove)

@@ -612,6 +612,64 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
     assert "the run uses gpu0" in err and "the run uses gpu1" in err and "waits" not in err
 
 
+@pytest.mark.parametrize("removal_fails", [False, True])
+def test_a_run_that_has_waited_runs_the_code_that_was_pushed_last(
+    make: Make, monkeypatch: pytest.MonkeyPatch, removal_fails: bool
+) -> None:
+    cluster = make("gpu0")
+    cluster.nodes_end(0)
+    code = cluster.folder / "code"
+    code.mkdir()
+    (code / "train.py").write_text("old")
+    (code / "gone.py").touch()
+    home = cluster.hosts["gpu0"].home
+    tries: list[list[str]] = []
+
+    def lose_once(_: PlannedAttempt) -> list[PreflightError]:
+        [workspace] = home.glob(".ddpctl/runs/*/workspace")
+        tries.append([(workspace / "train.py").read_text(), *(p.name for p in workspace.iterdir())])
+        if len(tries) > 1:
+            return []
+        (code / "train.py").write_text("new")
+        (code / "gone.py").unlink()
+        return [PreflightError("another run was faster", host="gpu0")]
+
+    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_once)
+    if removal_fails:
+        monkeypatch.setattr("launcher.start.start_nodes.REMOVE", "exit 1")
+    flags = ("--no-check", "--wait", "--workdir", str(code))
+    exit_code, _, err = cluster.ddpctl("launch", cluster.hosts_file, *flags)
+    assert exit_code == 0, err
+    first, second = tries
+    assert first[0] == "old" and second[0] == "new"
+    assert ("gone.py" in second) == removal_fails
+
+
+@pytest.mark.usefixtures("make")
+def test_a_try_of_a_later_attempt_keeps_what_the_run_has_written_to_its_workspace(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    cluster.nodes_end(1)
+    (cluster.folder / "code").mkdir()
+    (cluster.folder / "code" / "train.py").touch()
+    flags = ("--no-check", "--wait", "--workdir", str(cluster.folder / "code"))
+    assert cluster.ddpctl("launch", cluster.hosts_file, *flags)[0] == 1
+    [workspace] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/workspace")
+    (workspace / "written").touch()
+    cluster.nodes_end(0)
+    tries: list[bool] = []
+
+    def lose_once(_: PlannedAttempt) -> list[PreflightError]:
+        tries.append((workspace / "written").exists())
+        return [PreflightError("another run was faster", host="gpu0")] if len(tries) == 1 else []
+
+    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_once)
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err
+    assert tries == [True, True]
+
+
 def test_any_host_will_do_though_the_first_is_silent(make: Make) -> None:
     cluster = make()
     cluster.hosts["gpu0"].reachable = False

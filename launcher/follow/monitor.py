@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
 from ..engines.node_handle import AttemptHandle
+from ..engines.status import warn_once
 from ..errors import DdpctlError, HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
 from ..logs.store import Marks, offset_in
@@ -60,7 +61,6 @@ class FollowedNode(NodeEvidence):
         default_factory=lambda: deque(maxlen=TAIL_LINES)
     )
     usage: Usage | None = None  # the newest
-    unreadable: bool = False  # whether malformed events were skipped
     event_bytes: int = 0  # the size of `events` as text
     consumed: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
     size: int = 0  # bytes of the journal once the node has ended
@@ -125,13 +125,6 @@ class Restarted:
 
 
 @dataclass(frozen=True)
-class Notice:
-    """A message for the user about the log itself."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Tick:
     """It is time to show the lines so far, save the record and handle signals.
 
@@ -139,7 +132,7 @@ class Tick:
     """
 
 
-Observation = NewEntries | NodeEnded | Restarted | ContactChange | Notice | Tick
+Observation = NewEntries | NodeEnded | Restarted | ContactChange | Tick
 
 
 class Monitor:
@@ -208,27 +201,26 @@ class Monitor:
                     node.exit_code = item.status.exit_code
         return []
 
-    def _note_entries(self, node: FollowedNode, new: NewEntries) -> list[Observation]:
-        observations = []
+    def _note_entries(self, node: FollowedNode, new: NewEntries) -> list[Restarted]:
+        restarts = []
         for entry in new.entries:
             if entry.event is None:
                 newest = (line[:LONGEST_TEXT] for line in entry.lines[-TAIL_LINES:])
                 node.tail.extend((entry.time, entry.rank, text) for text in newest)
-            elif observation := self._note_event(node, entry.time, entry.event):
-                observations.append(observation)
+            elif restarted := self._note_event(node, entry.time, entry.event):
+                restarts.append(restarted)
         node.consumed = new.consumed
-        return observations
+        return restarts
 
-    def _note_event(self, node: FollowedNode, at: float, event: Event) -> Observation | None:
-        """Keep an event. Return the observation that it causes, or None.
+    def _note_event(self, node: FollowedNode, at: float, event: Event) -> Restarted | None:
+        """Keep an event. Return what to observe if it reports a restart in place, else None.
 
         at: unix seconds, by the node's clock.
         """
         if isinstance(event, Unreadable):
-            if node.unreadable or not event.known:
-                return None
-            node.unreadable = True
-            return Notice(f"{node.host}: skipping unreadable events in its journal")
+            if event.known:
+                warn_once(f"{node.host}: skipping unreadable events in its journal")
+            return None
         if isinstance(event, Usage):  # keep only the newest, because one arrives every few seconds
             node.usage = event
             node.gpus_before = node.gpus_before or event.gpus

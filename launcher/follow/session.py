@@ -31,7 +31,6 @@ from .monitor import (
     FollowedNode,
     Monitor,
     NodeEnded,
-    Notice,
     Observation,
     Restarted,
     Tick,
@@ -118,8 +117,6 @@ class Session:
                     self._restarted(observation)
                 case ContactChange():
                     self._contact_changed(observation)
-                case Notice(text):
-                    self.console.say(text)
                 case Tick():
                     self._lines.flush()
                     self._save_changes()  # once for all nodes that ended together

@@ -6,7 +6,7 @@ from contextlib import closing
 from ..errors import UsageError
 from ..follow.ctrl_c import Interrupts
 from ..follow.inbox import NewEntries
-from ..follow.monitor import Monitor, Notice, Tick
+from ..follow.monitor import Monitor, Tick
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged
 from ..logs.store import Marks, known_marks
@@ -81,8 +81,6 @@ def show_logs(
                             if store:
                                 store.append(node_rank, entries, number)
                             lines.show(log_filter.choose(entries))
-                        case Notice(text):
-                            console.say(text)
                         case Tick():
                             lines.flush()
                             if interrupts.take() is not None:

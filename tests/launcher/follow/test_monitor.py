@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from local_attempt import local_attempt
 
-from launcher.engines.status import ContainerState, NodeStatus
+from launcher.engines.status import ContainerState, NodeStatus, warn_once
 from launcher.follow import inbox
 from launcher.follow import monitor as module
 from launcher.follow.inbox import Exited, NewEntries, Reached
-from launcher.follow.monitor import FollowedNode, Monitor, NodeEnded, Notice, Restarted, Tick
+from launcher.follow.monitor import FollowedNode, Monitor, NodeEnded, Restarted, Tick
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
@@ -66,12 +66,13 @@ def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_pat
     assert [event.kind for _, event in node.events] == ["stopping", "end"]
 
 
-def test_events_that_cannot_be_read_are_skipped_with_one_warning(tmp_path: Path) -> None:
+def test_events_that_cannot_be_read_are_skipped_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
     garbage = b'1.0\t!\t{"kind": "end"}\n1.1\t!\t\xff\n1.2\t!\t{"kind": "of a newer version"}\n'
-    *notices, node = followed(tmp_path, garbage + JOURNAL, 0)
-    assert [each.text for each in notices if isinstance(each, Notice)] == [
-        "local: skipping unreadable events in its journal"
-    ]
+    [node] = followed(tmp_path, garbage + JOURNAL, 0)
+    assert caplog.messages == ["local: skipping unreadable events in its journal"]
     assert [event.kind for _, event in node.events] == ["stopping", "end"]
 
 

@@ -16,11 +16,11 @@ POLL = 0.2  # seconds that one `take` may last
 
 @dataclass(frozen=True)
 class NewEntries:
-    """New entries of a node's journal. consumed: bytes read so far, including an unfinished line."""
+    """New entries of a node's journal. offset: bytes read so far, including an unfinished line."""
 
     node_rank: int
     entries: list[LogEntry]
-    consumed: int
+    offset: int
 
 
 @dataclass(frozen=True)

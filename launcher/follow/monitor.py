@@ -62,7 +62,7 @@ class FollowedNode(NodeEvidence):
     )
     usage: Usage | None = None  # the newest
     event_bytes: int = 0  # the size of `events` as text
-    consumed: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
+    offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     contact: Contact = field(default_factory=Contact)
     done: bool = False
@@ -209,7 +209,7 @@ class Monitor:
                 node.tail.extend((entry.time, entry.rank, text) for text in newest)
             elif restarted := self._note_event(node, entry.time, entry.event):
                 restarts.append(restarted)
-        node.consumed = new.consumed
+        node.offset = new.offset
         return restarts
 
     def _note_event(self, node: FollowedNode, at: float, event: Event) -> Restarted | None:
@@ -264,7 +264,7 @@ class Monitor:
             silent = now - node.end_received > ENGINE_TIMEOUT
             return node.exited or (silent and self._inbox.was_empty)
         late = now - node.reported_at > DRAIN_TIMEOUT and self._inbox.was_empty
-        return node.exited and (late or node.consumed >= node.size)
+        return node.exited and (late or node.offset >= node.size)
 
     def _remaining_nodes_are_lost(self, now: float) -> bool:
         """Return whether every node that has not ended was lost by its peers or by this machine.

@@ -1,7 +1,7 @@
 """Watch one node: read its journal, wait for its end, and notice when its host does not answer."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ..engines.node_handle import NodeHandle
 from ..errors import HostUnreachable
@@ -18,6 +18,8 @@ PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
 TAIL = load_script(__file__, "tail_journal.sh")
 EVENTS = load_script(__file__, "past_events.sh")
 
+Watch = Callable[[], Iterator[Item]]
+
 
 class NodeWatcher:
     """Watches one node in two threads, which put items into the Monitor's inbox.
@@ -29,14 +31,13 @@ class NodeWatcher:
         """offset: how many bytes of the journal were already shown."""
         self.node_rank = member.place.node_rank
         self._member, self._inbox = member, inbox
-        self._past = offset  # bytes of the journal whose events have not been read yet
         self._reader = JournalReader(member.connection.name, self.node_rank, offset)
         self._stream: Stream | None = None
         self._read_whole = False  # whether the journal was read up to its end
 
     def start(self) -> None:
-        for watch in (self._read_journal, self._wait_for_exit):
-            threading.Thread(target=self._repeat, args=(watch,), daemon=True).start()
+        for watches in ([self._past_events, self._new_entries], [self._wait_for_exit]):
+            threading.Thread(target=self._repeat_each, args=(watches,), daemon=True).start()
 
     def close(self) -> None:
         if self._stream:
@@ -55,7 +56,11 @@ class NodeWatcher:
         finally:
             connection.close()
 
-    def _repeat(self, watch: Callable[[], Iterator[Item]]) -> None:
+    def _repeat_each(self, watches: Sequence[Watch]) -> None:
+        for watch in watches:
+            self._repeat(watch)
+
+    def _repeat(self, watch: Watch) -> None:
         """Call `watch` until it ends without an error, and put what it yields into the inbox.
 
         Two failures count as lost contact, unless `watch` yielded something other than Reached
@@ -76,31 +81,33 @@ class NodeWatcher:
             self._inbox.closed.wait(BACKOFF[min(tries, len(BACKOFF) - 1)])
             tries += 1
 
-    def _read_journal(self) -> Iterator[Item]:
+    def _past_events(self) -> Iterator[Item]:
+        """Yield the events among the lines that were shown before; the diagnosis needs them."""
+        if not (offset := self._reader.offset):
+            return
+        connection, journal = self._member.connection, self._member.place.journal
+        done = connection.script(EVENTS, journal, str(offset), "\t!\t", limit=LONG_OUTPUT)
+        entries = JournalReader(connection.name, self.node_rank).feed(done.stdout)
+        # let them end where the shown lines end, so that the store's mark does not move back
+        yield NewEntries(self.node_rank, [each._replace(end=offset) for each in entries], offset)
+
+    def _new_entries(self) -> Iterator[Item]:
         """Yield the journal's entries up to `end`, and Reached once the host answers.
 
         Resumes where the reader stopped, even in a line that a lost connection cut off.
         """
-        connection, journal = self._member.connection, self._member.place.journal
-        if self._past:  # the lines were shown before, but the diagnosis needs the events
-            done = connection.script(EVENTS, journal, str(self._past), "\t!\t", limit=LONG_OUTPUT)
-            entries = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-            # let them end where the shown lines end, so that the store's mark does not move back
-            entries = [entry._replace(end=self._past) for entry in entries]
-            yield NewEntries(self.node_rank, entries, self._past)
-            self._past = 0
-        start = self._reader.consumed + 1  # `tail -c` counts bytes from 1
-        stream = connection.open_script(TAIL, str(start), journal, stdin=False)
-        self._stream = stream
+        start = self._reader.offset + 1  # `tail -c` counts bytes from 1
+        argv = [str(start), self._member.place.journal]
+        self._stream = stream = self._member.connection.open_script(TAIL, *argv, stdin=False)
         yield Reached(self.node_rank)
         while data := stream.read(CHUNK):
             entries = self._reader.feed(data)
-            yield NewEntries(self.node_rank, entries, self._reader.consumed)
+            yield NewEntries(self.node_rank, entries, self._reader.offset)
             if entries and isinstance(entries[-1].event, End):
                 self._read_whole = True
                 return
         stream.close()
-        raise HostUnreachable("its log stream ended", host=connection.name)
+        raise HostUnreachable("its log stream ended", host=self._member.connection.name)
 
     def _wait_for_exit(self) -> Iterator[Item]:
         status = self._member.engine.wait(self._member.place)

@@ -14,8 +14,8 @@ class JournalReader:
     """Parses one journal, fed in pieces of any size. Only whole lines become entries."""
 
     def __init__(self, host: str = "", node_rank: int = 0, offset: int = 0) -> None:
-        """host, node_rank: labels for the lines. offset: where the first piece begins, in bytes."""
-        self.consumed = offset  # bytes of the journal so far, including the unfinished line
+        """host, node_rank: labels for the lines. offset: where the first piece begins."""
+        self.offset = offset  # bytes of the journal so far, including the unfinished line
         self._host, self._node_rank = host, node_rank
         self._partial = bytearray()  # the unfinished line, up to LONGEST_LINE
         self._time = 0.0  # the time of the last entry
@@ -24,8 +24,8 @@ class JournalReader:
         """Parse the next piece. Return the entries whose lines end in it."""
         first, *lines = data.split(b"\n")
         self._partial += first[: LONGEST_LINE - len(self._partial)]
-        begin = self.consumed + len(first) - len(self._partial)  # wrong only if the line was cut
-        self.consumed += len(data)
+        begin = self.offset + len(first) - len(self._partial)  # wrong only if the line was cut
+        self.offset += len(data)
         if not lines:
             return []
         rest = lines.pop()

@@ -110,7 +110,7 @@ def sync_logs(
         try:
             log = store.node(place.node_rank)
             reader = JournalReader(connection.name, place.node_rank, offset_in(place, log.mark))
-            argv = ["tail", "-c", f"+{reader.consumed + 1}", place.journal]
+            argv = ["tail", "-c", f"+{reader.offset + 1}", place.journal]
             budget = Budget("`tail` of its journal", connection.name, LONGEST_SYNC, SYNC_TIMEOUT)
             with connection.open(argv, stdin=False) as stream:
                 for data in budget.chunks(stream):

@@ -189,7 +189,7 @@ def test_journal_events(document: Any, noise: bytes) -> None:
     parsed_event(noise)
     reader = JournalReader()
     data = b"1.5\t!\t" + text + b"\n" + noise + b"\n"
-    assert reader.feed(data)[-1].end == reader.consumed == len(data)
+    assert reader.feed(data)[-1].end == reader.offset == len(data)
     parse_progress(text + b"\n" + noise, 1)
     charts(text + b"\n" + noise)
 

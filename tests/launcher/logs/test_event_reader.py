@@ -167,7 +167,7 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
     for node_rank, data in enumerate((first, second)):
         reader = JournalReader()
         entries = reader.feed(data)
-        assert reader.consumed == len(data)
+        assert reader.offset == len(data)
         assert [entry.end for entry in entries[-1:]] in ([], [data.rfind(b"\n") + 1])
         nodes.append(evidence_in(entries, node_rank))
     failure = first_failure(Evidence(4, nodes))
@@ -187,7 +187,7 @@ def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPat
         if entries:
             [entry] = entries
             assert len(entry.lines[0]) <= 100 and entry.end == ends.pop(0)
-        assert reader.consumed == fed
+        assert reader.offset == fed
     [event, after] = reader.feed(b"}\n2.0\t1\tafter\n")
     assert (event.event, after.lines, after.rank) == (Unreadable(), [b"after"], 1)
     assert (event.end, after.end) == (fed + 2, fed + 14)

@@ -39,7 +39,7 @@ def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random
             found += [(entry.time, entry.rank, line) for line in entry.lines]
             assert data[entry.end - 1 : entry.end] == b"\n"
             assert data[: entry.end].count(b"\n") == len(found)
-        assert reader.consumed == fed
+        assert reader.offset == fed
     assert found == lines
 
 

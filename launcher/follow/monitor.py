@@ -65,13 +65,13 @@ class FollowedNode(NodeEvidence):
     offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     contact: Contact = field(default_factory=Contact)
-    done: bool = False
+    done: bool = False  # whether it has ended and nothing more will come from it
     # times by time.monotonic()
     reported_at: float = 0.0  # the last report of the node's watcher
     end_received: float = 0.0
 
     @property
-    def state(self) -> NodeState:
+    def end_state(self) -> NodeState:
         """The state of a node that has ended: FAILED unless it succeeded or was cancelled.
 
         FAILED is provisional. Once all nodes have ended, `AttemptRecord.settle_nodes` changes it to
@@ -86,7 +86,30 @@ class FollowedNode(NodeEvidence):
 
     @property
     def succeeded(self) -> bool:
-        return self.state is NodeState.SUCCEEDED
+        return self.end_state is NodeState.SUCCEEDED
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has reported its end or is done."""
+        return self.done or self.end is not None
+
+    def is_done(self, now: float, drained: bool) -> bool:
+        """Return whether the node has ended and nothing more will come from it, in one of five ways:
+
+        - Its host did not answer a probe after another node's failure.
+        - The node and its engine have reported its end.
+        - The node has reported its end, and its engine is silent for ENGINE_TIMEOUT.
+        - Its engine has reported its end, and its whole journal was read.
+        - Its engine has reported its end, and its journal is silent for DRAIN_TIMEOUT.
+
+        now: time.monotonic(). drained: whether the Monitor has taken all items from its inbox.
+        """
+        if self.contact.gone:
+            return True
+        if self.end:
+            return self.exited or (drained and now - self.end_received > ENGINE_TIMEOUT)
+        silent = drained and now - self.reported_at > DRAIN_TIMEOUT
+        return self.exited and (silent or self.offset >= self.size)
 
 
 @dataclass(frozen=True)
@@ -248,38 +271,29 @@ class Monitor:
     # --- which nodes have ended ----------------------------------------------------------------
 
     def _newly_ended(self) -> list[FollowedNode]:
-        """Mark and return the nodes that have ended since the last call."""
+        """Mark and return the nodes that are done since the last call."""
         waiting, now = self._waiting(), time.monotonic()
         for node in waiting:
-            node.done = self._has_ended(node, now)
-        if self._remaining_nodes_are_lost(now):
-            for node in waiting:
+            node.done = node.is_done(now, drained=self._inbox.was_empty)
+        remaining = [node for node in waiting if not node.ended]
+        if self._are_lost(remaining, now):
+            for node in remaining:
                 node.done = True
         return [node for node in waiting if node.done]
 
-    def _has_ended(self, node: FollowedNode, now: float) -> bool:
-        if node.contact.gone:
-            return True
-        if node.end is not None:  # the `end` event is enough if the engine no longer answers
-            silent = now - node.end_received > ENGINE_TIMEOUT
-            return node.exited or (silent and self._inbox.was_empty)
-        late = now - node.reported_at > DRAIN_TIMEOUT and self._inbox.was_empty
-        return node.exited and (late or node.offset >= node.size)
-
-    def _remaining_nodes_are_lost(self, now: float) -> bool:
-        """Return whether every node that has not ended was lost by its peers or by this machine.
+    def _are_lost(self, remaining: Sequence[FollowedNode], now: float) -> bool:
+        """Return whether all remaining nodes were lost by their peers or by this machine.
 
         As long as no node has ended, losing contact with all nodes proves nothing about the run.
         """
-        waiting = self._waiting()
-        ended = [node for node in self.nodes.values() if node.done]
-        if not waiting or not ended:
+        ended = [node for node in self.nodes.values() if node.ended]
+        if not remaining or not ended:
             return False
         reasons = [node.end.reason for node in ended if node.end]
         lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "host-lost"}
-        if all(node.node_rank in lost_by_peers for node in waiting):
+        if all(node.node_rank in lost_by_peers for node in remaining):
             return now - max(node.end_received for node in ended) > ENGINE_TIMEOUT
-        silence = now - max(node.contact.lost_at for node in waiting)
+        silence = now - max(node.contact.lost_at for node in remaining)
         return any(not node.succeeded for node in ended) and silence > SILENCE_TIMEOUT
 
     def _probe_remaining_nodes(self) -> None:
@@ -289,13 +303,12 @@ class Monitor:
         without power, which SSH alone takes much longer to notice.
         """
         now = time.monotonic()
-        ended = [node for node in self.nodes.values() if node.done or node.end]
+        ended = [node for node in self.nodes.values() if node.ended]
         failed_at = (node.end_received for node in ended if not node.succeeded)
         if now - min(failed_at, default=now) < PROBE_DELAY:
             return
         for watcher in self._watchers:
             node = self.nodes[watcher.node_rank]
-            seems_to_run = not (node.done or node.contact.gone or node.end)
-            if seems_to_run and now - node.contact.probed_at >= PROBE_TIMEOUT:
+            if not node.ended and now - node.contact.probed_at >= PROBE_TIMEOUT:
                 node.contact.probed_at = now
                 watcher.probe()

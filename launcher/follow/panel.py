@@ -156,7 +156,7 @@ class Panel:
 def state_of(node: FollowedNode) -> str:
     if node.done:
         code = "" if node.exit_code is None else f" ({node.exit_code})"
-        return "succeeded" if node.succeeded else f"{node.state.lower()}{code}"
+        return "succeeded" if node.succeeded else f"{node.end_state.lower()}{code}"
     if node.contact.lost:
         return "contact lost"
     phases = [e for _, e in node.events if isinstance(e, Stopping | RestartInPlace)]

@@ -38,7 +38,7 @@ from .monitor import (
 from .panel import live_panel
 from .run_lines import RunLines
 
-ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # see FollowedNode.state
+ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # see FollowedNode.end_state
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
 
@@ -154,13 +154,13 @@ class Session:
     def _node_ended(self, node: FollowedNode) -> None:
         entry = self.record.attempt.nodes[node.node_rank]
         is_news = entry.state not in ENDED
-        entry.exit_code, entry.state = node.exit_code, node.state
+        entry.exit_code, entry.state = node.exit_code, node.end_state
         self._unsaved = True
         if is_news:  # otherwise, an earlier command has reported it
             code = "" if node.exit_code is None else node.exit_code
             where = {"host": node.host, "node_rank": node.node_rank, "exit_code": code}
             self.hook("node-ended", self.record, message=entry.state, **where)
-        if node.state is NodeState.FAILED and self._failed_at is None:
+        if node.end_state is NodeState.FAILED and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     # --- signals and stopping ------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Session:
         if self._interrupted and not all(node.succeeded for node in nodes.values()):
             attempt.state = RunState.UNKNOWN if unconfirmed else RunState.CANCELLED
         else:
-            attempt.state = run_state([node.state for node in nodes.values()], len(nodes))
+            attempt.state = run_state([node.end_state for node in nodes.values()], len(nodes))
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
         explain(self.run.handle, self.run.folder, self.record, nodes, self.console)
         attempt.settle_nodes()

@@ -14,16 +14,18 @@ import pytest
 from local_attempt import local_attempt
 
 from launcher.engines.status import ContainerState, NodeStatus, warn_once
+from launcher.errors import HostUnreachable
 from launcher.follow import inbox
 from launcher.follow import monitor as module
 from launcher.follow.inbox import Exited, NewEntries, Reached
-from launcher.follow.monitor import FollowedNode, Monitor, NodeEnded, Restarted, Tick
+from launcher.follow.monitor import Contact, FollowedNode, Monitor, NodeEnded, Restarted, Tick
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
 from launcher.logs.store import Mark
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import Completed
+from launcher.supervisor.events import End, EndState
 
 JOURNAL = b"""\
 1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled", "message": "", "node_rank": 0}}
@@ -74,6 +76,37 @@ def test_events_that_cannot_be_read_are_skipped_with_one_warning(
     [node] = followed(tmp_path, garbage + JOURNAL, 0)
     assert caplog.messages == ["local: skipping unreadable events in its journal"]
     assert [event.kind for _, event in node.events] == ["stopping", "end"]
+
+
+END = {"events": [(1.7, End(EndState.FAILED, 1))], "end_received": 100.0}
+EXITED = {"exited": True, "size": 10, "reported_at": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("known", "done"),
+    [
+        ({}, False),
+        ({"contact": Contact(HostUnreachable("no answer"))}, False),
+        ({"contact": Contact(HostUnreachable("no answer"), gone=True)}, True),
+        ({**EXITED, **END}, True),
+        ({**EXITED, "offset": 10}, True),
+    ],
+)
+def test_a_node_is_done_once_all_of_it_was_read_or_a_probe_of_its_host_failed(
+    known: dict[str, Any], done: bool
+) -> None:
+    node = FollowedNode(0, "gpu1", **known)
+    assert node.is_done(100.0, drained=False) is node.is_done(1000.0, drained=True) is done
+
+
+@pytest.mark.parametrize(("known", "silence"), [(END, 1.5), ({**EXITED, "offset": 9}, 15.0)])
+def test_a_node_that_has_ended_is_done_after_a_silence_in_which_no_line_waits(
+    known: dict[str, Any], silence: float
+) -> None:
+    node = FollowedNode(0, "gpu1", **known)
+    assert node.is_done(100.1 + silence, drained=True)
+    assert not node.is_done(99.9 + silence, drained=True)
+    assert not node.is_done(100.1 + silence, drained=False)
 
 
 def test_the_memory_that_events_take_is_bounded_but_the_end_is_taken(

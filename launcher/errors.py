@@ -128,6 +128,13 @@ class HostsFileError(Several, UsageError):
     """Raised with every mistake that was found in a hosts file."""
 
 
+def exit_of(error: BaseException) -> Exit:
+    """Return the exit code of a command that `error` ends."""
+    if isinstance(error, DdpctlError):
+        return error.exit_code
+    return Exit.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Exit.INTERNAL
+
+
 def formatted(where: str, what: str, remedy: str) -> str:
     """Return `WHERE: WHAT; REMEDY`, leaving out empty parts."""
     return ": ".join(filter(None, [where, "; ".join(filter(None, [what, remedy]))]))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..errors import DdpctlError
+from ..errors import exit_of
 from ..outcomes import Exit, Outcome, RunState
 from ..own_folders import current_folder, read_record, write_atomically
 from ..plan.plan import LaunchOptions
@@ -63,7 +63,7 @@ class ExitHook(contextlib.AbstractContextManager["ExitHook"]):
         path = self._folder.path / ON_EXIT
         if self.outcome.state.is_live or not path.exists():
             return
-        code = Exit(error.exit_code) if isinstance(error, DdpctlError) else self.outcome.exit
+        code = exit_of(error) if error else self.outcome.exit
         record = self._folder.load_if_readable(self._console)
         if record is None:
             self._console.say(f"warning: the --on-exit command did not run; it is in {path}")

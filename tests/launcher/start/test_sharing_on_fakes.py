@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
 import sys
@@ -183,6 +184,32 @@ def test_a_wait_ends_after_its_duration(make: Make) -> None:
     code, _, err = cluster.launch("--wait-limit", "1s")
     assert code == 3 and "gave up waiting" in err and first in err
     assert cluster.tickets == [] and {node.run_id for node in cluster.nodes} == {first}
+
+
+def test_on_exit_gets_the_exit_code_of_a_wait_that_ctrl_c_ends(make: Make) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    once(lambda: cluster.tickets, lambda: os.kill(os.getpid(), signal.SIGINT))
+    note = 'echo "$DDPCTL_STATE $DDPCTL_EXIT_CODE" > note'
+    assert cluster.launch("--wait", "--on-exit", note)[0] == 130
+    assert (cluster.folder / "note").read_text() == "CANCELLED 130\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"), [(KeyboardInterrupt, "CANCELLED 130"), (ZeroDivisionError, "FAILED 70")]
+)
+def test_on_exit_gets_the_exit_code_of_a_start_that_fails(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], noted: str
+) -> None:
+    cluster = make("gpu0")
+
+    def claim(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", claim)
+    note = 'echo "$DDPCTL_STATE $DDPCTL_EXIT_CODE" > note'
+    code = cluster.launch("--on-exit", note)[0]
+    assert (cluster.folder / "note").read_text() == f"{noted}\n" and noted.endswith(f" {code}")
 
 
 def test_a_detached_run_waits_with_its_recorder_and_is_shown(

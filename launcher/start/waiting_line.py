@@ -191,6 +191,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         until = self.request.until or (time.time() + limit if limit else None)
         request = self.request = dataclasses.replace(self.request, since=since, until=until)
         if refused.choose_again:
+            self._raise_if_too_late(refused.reasons)
             time.sleep(POLL)
             return None
         if self._tickets is None:
@@ -239,9 +240,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             ahead, reasons = in_the_way(tickets.planned, *tickets.renew())
             if sum(not listed for listed in ahead.values()) >= needed:
                 return None
-            if self.request.until is not None and time.time() >= self.request.until:
-                remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
-                raise refusal(reasons, remedy)
+            self._raise_if_too_late(reasons)
             for line in lines(reasons):
                 if line not in printed:
                     self.console.say(f"run {self.request.run_id} is waiting: {line}")
@@ -250,6 +249,12 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                 time.sleep(TICK)
                 if (number := self.interrupts.take()) is not None:
                     return number
+
+    def _raise_if_too_late(self, reasons: Sequence[DdpctlError]) -> None:
+        """Raise Several with the reasons after --wait-limit."""
+        if self.request.until is not None and time.time() >= self.request.until:
+            remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
+            raise refusal(reasons, remedy)
 
     def _record(self, refused: Refused) -> None:
         folder, record = self.request.folder, self.request.remember(refused.planned.plan)

@@ -186,6 +186,22 @@ def test_a_wait_ends_after_its_duration(make: Make) -> None:
     assert cluster.tickets == [] and {node.run_id for node in cluster.nodes} == {first}
 
 
+def test_a_wait_in_which_each_chosen_host_is_lost_ends_after_its_duration(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0", "gpu1")
+    end = time.monotonic() + 30
+
+    def refuse(planned: PlannedAttempt, *_: object) -> Refused:
+        assert time.monotonic() < end, "it waits for ever"
+        return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
+
+    monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
+    code, _, err = cluster.launch("--nodes", "1", "--wait-limit", "1s")
+    assert code == 3, err
+    assert "gpu0: another run was faster; gave up waiting" in err
+
+
 def test_on_exit_gets_the_exit_code_of_a_wait_that_ctrl_c_ends(make: Make) -> None:
     cluster = make("gpu0")
     cluster.launch("--detach")

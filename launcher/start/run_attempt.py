@@ -56,6 +56,7 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         while isinstance(result := starter.try_to_run(line.request), Refused):
             if outcome := line.wait(result):
                 return outcome
+            console.steps.clear()  # the summary of the start omits the refused try
         return result
 
 

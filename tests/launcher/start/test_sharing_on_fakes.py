@@ -599,8 +599,12 @@ def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
         return claim_gpus(planned, *more)
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
+    monkeypatch.setattr(run_attempt_module, "QUIET_BEFORE", 0.0)
+    monkeypatch.setattr(run_attempt_module, "SHORTEST", 0.0)
     code, _, err = cluster.launch("--wait")
     assert code == 0, err
+    [took] = [line for line in err.splitlines() if ": took " in line]
+    assert took.count("creating 1 node") == took.count("asking 1 host ") == 1
     assert len(asked_at) == 1
     first, second, third = listed
     assert first == [] and len(second) == 1 and second == third

@@ -32,6 +32,19 @@ def names_hosts(text: str | None) -> bool:
         return False
 
 
+def run_and_hosts(target: str | None, hosts: str | None) -> tuple[str | None, str | None]:
+    """Return the run and the hosts that RUN-or-HOSTS and --hosts name, each None if not given.
+
+    Raises UsageError if both arguments name hosts.
+    """
+    if target is None or not names_hosts(target):
+        return target, hosts
+    if hosts is not None:
+        what = f"hosts given twice, as {quoted(target)} and {quoted(hosts)}"
+        raise UsageError(what, "pass one of them")
+    return None, target
+
+
 def hosts_to_ask(source: Source, console: Console) -> Cluster:
     """Load the hosts that may have nodes of runs. Includes spares, because a run may use one.
 
@@ -55,8 +68,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     looks for the run on those hosts, and writes a record of it if this machine has none. Raises
     UsageError or NodesFailed if the run cannot be found.
     """
-    if names_hosts(target):
-        hosts, target = target, None
+    target, hosts = run_and_hosts(target, hosts)
     if hosts is None:
         return find_run(target)
     cluster = hosts_to_ask(hosts, console)

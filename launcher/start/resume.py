@@ -39,7 +39,8 @@ def resume(
     if record.state is RunState.SUCCEEDED and not force:
         raise has_succeeded(record.run_id)
     if record.adopted:
-        cluster = own_hosts_file(record, target if names_hosts(target) else hosts, console)
+        named = target if names_hosts(target) else None
+        cluster = own_hosts_file(record, hosts or named, console)
     else:
         cluster = before if hosts is None else on_other_hosts(before, load(hosts))
     cluster = select(cluster, None, exclude)
@@ -57,8 +58,13 @@ def resume(
 
 
 def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the run's folder. If this machine has no record of it, make one from the hosts' reports."""
-    if hosts is not None and not names_hosts(target):
+    """Return the run's folder. If this machine has no record of it, make one from the hosts' reports.
+
+    hosts: those to resume on. They are asked about the run unless `target` names hosts.
+    """
+    if names_hosts(target):
+        return find(target, None, console)
+    if hosts is not None:
         with contextlib.suppress(UsageError):  # not recorded here, but perhaps on the hosts
             return find_run(target)
     return find(target, hosts, console)

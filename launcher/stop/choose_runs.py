@@ -10,7 +10,7 @@ from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import HostsFileError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
 from ..run_id import time_of
-from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, names_hosts
+from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, run_and_hosts
 from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
@@ -71,9 +71,7 @@ def read_target(
 
     Without hosts, the hosts are those of the run, which must be recorded on this machine.
     """
-    run = run_or_hosts
-    if names_hosts(run_or_hosts):
-        hosts, run = run_or_hosts, None
+    run, hosts = run_and_hosts(run_or_hosts, hosts)
     if hosts is None:
         folder = find_run(run)
         cluster = hosts_of(folder)

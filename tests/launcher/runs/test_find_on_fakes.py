@@ -8,6 +8,7 @@ import pytest
 from fakes import FakeCluster, messages
 
 from launcher.runs.find import newest_run
+from launcher.text import quoted
 
 Make = Callable[..., FakeCluster]
 
@@ -33,6 +34,20 @@ def test_no_run_is_claimed_only_for_the_hosts_that_answered(fake_cluster: Make) 
     assert code == 4
     assert first.startswith("ddpctl: error: gpu1: no answer")
     assert "no run on gpu0;" in second
+
+
+@pytest.mark.parametrize("command", ["attach", "exec", "fetch", "kill", "logs", "report", "stacks"])
+def test_hosts_given_twice_are_a_usage_error(fake_cluster: Make, command: str) -> None:
+    cluster = fake_cluster("gpu0")
+    assert cluster.launch("--detach")[0] == 0
+    rest = ["--", "true"] if command == "exec" else []
+    given = [command, cluster.hosts_file, "--hosts", "gpu7,gpu8", *rest]
+    code, _, err = cluster.ddpctl(*given)
+    assert (code, len(messages(err))) == (2, 1), err
+    assert (
+        f"hosts given twice, as {quoted(cluster.hosts_file)} and gpu7,gpu8; pass one of them" in err
+    )
+    assert len(cluster.nodes) == 1
 
 
 def test_hosts_without_a_run_are_a_usage_error(fake_cluster: Make) -> None:

@@ -165,6 +165,23 @@ def test_a_host_that_never_had_the_run_is_sent_its_checkpoint(
     assert there.read_text() == "weights"
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_newest_run_of_some_hosts_resumes_on_others(
+    fake_cluster: Make, tmp_path: Path, recorded: bool
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch("--include", "gpu0")[0] == 0
+    if not recorded:
+        cluster.forget()
+    document = json.loads(Path(cluster.hosts_file).read_text())
+    (tmp_path / "other.yaml").write_text(json.dumps({**document, "hosts": ["gpu1"]}))
+    given = ["resume", cluster.hosts_file, "--hosts", tmp_path / "other.yaml"]
+    code, _, err = cluster.ddpctl(*given, "--force")
+    assert code == 0, err
+    assert [node["host"] for node in cluster.record["attempts"][1]["nodes"]] == ["gpu1"]
+
+
 def test_a_resume_without_a_host_says_what_changes(fake_cluster: Make, tmp_path: Path) -> None:
     cluster = fake_cluster("gpu0", "gpu1", "gpu2")
     cluster.nodes_end(exit_code=1)

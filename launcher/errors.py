@@ -117,10 +117,11 @@ class Several(DdpctlError):
 
 
 class NodesFailed(Several):
-    """The errors of several hosts. failures: each host's error, by host name."""
+    """The errors of several hosts. failures: each host's error, by host name. more: other errors."""
 
-    def __init__(self, failures: Mapping[str, DdpctlError]) -> None:
-        super().__init__(each if each.host else each.on(host) for host, each in failures.items())
+    def __init__(self, failures: Mapping[str, DdpctlError], *more: DdpctlError) -> None:
+        of_hosts = (each if each.host else each.on(host) for host, each in failures.items())
+        super().__init__([*of_hosts, *more])
         self.failures = dict(failures)
 
 

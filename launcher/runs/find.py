@@ -7,7 +7,7 @@ from pathlib import Path
 from ..engines.choose import nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import NodeStatus
-from ..errors import DdpctlError, NodesFailed, Several, UsageError
+from ..errors import DdpctlError, NodesFailed, UsageError
 from ..hosts import Cluster, is_host_list, load
 from ..hosts.load import Source
 from ..run_id import is_run_id, is_sanity_run, time_of
@@ -126,8 +126,8 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
 
     Without a prefix, return the id of the newest live run or, if none is alive, of the newest run.
     Killed runs are found by their folders. Raises UsageError if there is no such run, or if only
-    one host lists the newest run and the others list an older one. If no run was found and some
-    hosts did not answer, the error includes theirs.
+    one host lists the newest run and the others list an older one. Raises NodesFailed if no run was
+    found but some hosts did not answer.
     """
     statuses, failures = list_nodes(connections, cluster)
     arguments = [prefix] if prefix else []
@@ -159,7 +159,7 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
         ]
         no_run = UsageError(f"{cluster.source}: no run{which} on {names(answered)}", remedy)
         if failures:
-            raise Several([NodesFailed(failures), *([no_run] if answered else [])])
+            raise NodesFailed(failures, *([no_run] if answered else []))
         raise no_run
     return run_id
 

@@ -309,16 +309,27 @@ def test_json_names_the_owners_of_nodes_that_were_left_alone(fake_cluster: Make)
     assert [node.host for node in cluster.nodes] == ["gpu1"]
 
 
-@pytest.mark.parametrize("flags", [[], ["--all", "-y"]])
+@pytest.mark.parametrize("flags", [[], ["--all", "-y"], ["r-20261121", "--hosts"]])
 def test_json_is_printed_even_if_no_host_answers(fake_cluster: Make, flags: list[str]) -> None:
     cluster = fake_cluster()
     for host in cluster:
         host.reachable = False
-    code, out, err = cluster.ddpctl("kill", cluster.hosts_file, "--json", *flags)
+    code, out, err = cluster.ddpctl("kill", "--json", *flags, cluster.hosts_file)
     document = json.loads(out)
     assert code == 4 and len(messages(err)) == 1
     assert document["runs"] == []
     assert [each["host"] for each in document["unseen"]] == ["gpu0", "gpu1"]
+
+
+def test_json_names_the_host_that_may_have_a_run_that_the_others_do_not_have(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    cluster.hosts["gpu1"].reachable = False
+    code, out, err = cluster.ddpctl("kill", "r-2026", "--hosts", cluster.hosts_file, "--json")
+    assert code == 4 and "no run r-2026 on gpu0" in err
+    document = json.loads(out)
+    assert document["runs"] == [] and [each["host"] for each in document["unseen"]] == ["gpu1"]
 
 
 def test_a_kill_on_some_hosts_of_a_run_does_not_record_that_it_ended(fake_cluster: Make) -> None:

@@ -5,6 +5,7 @@ inherits the default methods for containers and images.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from ..plan.plan import Container, EngineTraits, NodePlan, Place
@@ -12,6 +13,18 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.stream import Stream
 from .engine_info import EngineInfo
 from .status import NodeStatus
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The nodes and tickets of a run, or of all runs, on one host.
+
+    unreadable: the names of further nodes, whose labels are missing or wrong. As long as there are
+    any, a stop is unconfirmed.
+    """
+
+    nodes: Sequence[NodeStatus]
+    unreadable: Sequence[str]
 
 
 class Engine(Protocol):
@@ -43,24 +56,21 @@ class Engine(Protocol):
         Return the node's status, without the fields that come from labels.
         """
 
-    def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
-        return [*self.list_all(run_id)[0]]
+    def listing(self, run_id: str | None = None) -> Listing:
+        """List the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
-    def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
-        """Return what `list` returns, and the names of nodes whose labels are missing or wrong.
-
-        A stop is unconfirmed while such nodes exist.
-        """
+    def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:
+        """Return the nodes and tickets of `listing`. May be faster."""
+        return self.listing(run_id).nodes
 
     def claims(self) -> Sequence[NodeStatus]:
         """Return at least the nodes and tickets that use or want GPUs or a port on this host.
 
-        Faster than `list`, but the statuses have fewer fields.
+        Faster than `nodes`, but the statuses have fewer fields.
         """
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
-        """Create a ticket, which `list` and `claims` report as a node in state `waiting`."""
+        """Create a ticket, which `nodes` and `claims` report as a node in state `waiting`."""
 
     def withdraw(self, status: NodeStatus) -> bool:
         """Remove a ticket or an unstarted node. Return False if the node has started after all."""

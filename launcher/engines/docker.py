@@ -10,12 +10,12 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.labels import LABEL
-from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name
+from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name, name_prefix
 from ..run_id import MADE
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..text import duration
-from .base import Engine
+from .base import Engine, Listing
 from .command import engine_command
 from .docker_client import Api, docker_of
 from .engine_info import Capabilities, EngineInfo, parse_engine
@@ -32,7 +32,7 @@ from .status import (
 )
 
 RUN_LABEL = f"{LABEL}.run-id"
-NODE_NAME = re.compile(rf"ddpctl-({MADE.pattern})-\d{{1,6}}")  # see container_name
+NODE_NAME = re.compile(rf"{name_prefix(None)}({MADE.pattern})-\d{{1,6}}")  # see container_name
 PYTHON_IN_IMAGE = (
     "run --pull=never --rm -i --network host --security-opt no-new-privileges --entrypoint python3"
 ).split()
@@ -70,20 +70,20 @@ class Docker(Engine):
             except docker.errors.NotFound:
                 return NodeStatus(state=ContainerState.DEAD, error="the container was removed")
 
-    def list(self, run_id: str | None = None) -> list[NodeStatus]:
-        label = RUN_LABEL + (f"={run_id}" if run_id else "")
-        return [*self._inspected(self._containers(label=label)), *self._tickets(label)]
-
-    def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
+    def listing(self, run_id: str | None = None) -> Listing:
         unreadable = []
-        for row in self._containers(name=container_name(run_id or "", 0)[:-2]):
+        for row in self._containers(name=name_prefix(run_id)):
             name = _name(row)
             match = NODE_NAME.fullmatch(name)
             if match and run_id in (None, match[1]):
                 status = self._read(name, row, seen_in_list(row))
                 if not status or container_name(status.run_id, status.node_rank) != name:
                     unreadable.append(name)
-        return self.list(run_id), unreadable
+        return Listing(self.nodes(run_id), unreadable)
+
+    def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:
+        label = RUN_LABEL + (f"={run_id}" if run_id else "")
+        return [*self._inspected(self._containers(label=label)), *self._tickets(label)]
 
     def claims(self) -> Sequence[NodeStatus]:
         rows = self._containers(label=RUN_LABEL)

@@ -18,7 +18,7 @@ from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 from ..supervisor.events import End
-from .base import Engine
+from .base import Engine, Listing
 from .status import UNSTARTED, ContainerState, NodeStatus, read_status
 
 CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
@@ -69,14 +69,14 @@ class Processes(Engine):
                 output = (output + chunk)[-TAIL:]
         return _state(output.decode(errors="replace"))
 
-    def list_all(self, run_id: str | None = None) -> tuple[Sequence[NodeStatus], Sequence[str]]:
+    def listing(self, run_id: str | None = None) -> Listing:
         statuses, unreadable = [], []
         for about, status in self._listed("list the nodes of runs", LIST, *filter(None, [run_id])):
             if status is None:
                 unreadable += [about.handle] if about.is_process and about.alive else []
             elif status.is_process or (status.is_ticket and run_id in (None, status.run_id)):
                 statuses.append(status)
-        return statuses, unreadable
+        return Listing(statuses, unreadable)
 
     def claims(self) -> Sequence[NodeStatus]:
         listed = self._listed("list the claims", LIST_CLAIMS)
@@ -111,7 +111,7 @@ class Processes(Engine):
         return not self._script("withdraw a claim", WITHDRAW, _claim(status)).stdout
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        return [status for status in self.list() if status.handle.startswith(f"{folder}/")]
+        return [status for status in self.nodes() if status.handle.startswith(f"{folder}/")]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         arguments = status.handle, f"exec {shlex.join(command)}"

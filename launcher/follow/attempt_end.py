@@ -75,7 +75,7 @@ def ask_kernels(
         member = members[connection]
         rank = member.place.node_rank
         log = read_kernel_log(connection, seconds)
-        listed = member.engine.list(record.run_id)
+        listed = member.engine.nodes(record.run_id)
         gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
         node = nodes[rank]
         node.gpus, node.xids = log.addresses(gpus), log.xids

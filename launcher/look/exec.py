@@ -126,7 +126,7 @@ def _chosen(attempt: AttemptHandle, run_id: str, wanted: ExecOptions) -> NodeHan
 def _start(member: NodeHandle, run_id: str, wanted: ExecOptions) -> Stream:
     """Start the command. Raises UsageError if the node is not running."""
     rank, state = member.place.node_rank, "gone"
-    for status in member.engine.list(run_id):
+    for status in member.engine.nodes(run_id):
         if status.node_rank == rank:
             state = status.state
             if status.state is ContainerState.RUNNING:

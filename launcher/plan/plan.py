@@ -217,7 +217,12 @@ def total(counts: Sequence[int | None]) -> int | None:
 
 
 def container_name(run_id: str, node_rank: int) -> str:
-    return f"ddpctl-{run_id}-{node_rank}"
+    return f"{name_prefix(run_id)}{node_rank}"
+
+
+def name_prefix(run_id: str | None) -> str:
+    """Return how the names of the run's containers begin; None: those of all runs."""
+    return f"ddpctl-{run_id}-" if run_id else "ddpctl-"
 
 
 def run_dir_in(store: str, run_id: str) -> str:

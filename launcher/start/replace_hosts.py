@@ -77,7 +77,7 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
 
     def look(connection: HostConnection) -> None:
         connection.connect()
-        listed = engine_of(connection, cluster.job.engine).list(run_id)
+        listed = engine_of(connection, cluster.job.engine).nodes(run_id)
         if before := {uuid for each in listed if not each.is_ticket for uuid in each.gpus}:
             lost = before - {gpu.uuid for gpu in gather_one(connection).gpus}
             if lost:

@@ -52,7 +52,7 @@ class PlannedAttempt:
 
         Omits tickets, because callers stop and remove what this returns.
         """
-        listed = self.engine(connection).list(self.plan.run_id)
+        listed = self.engine(connection).nodes(self.plan.run_id)
         rank = self.node_plans[connection].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
 

@@ -131,9 +131,9 @@ def own_runs(
     machines = one_per_account(connections)
 
     def ask(connection: HostConnection) -> tuple[list[NodeStatus], list[str]]:
-        listed = [each.list_all() for each in engines_on(connection, cluster.job.engine)]
-        own = [s for statuses, _ in listed for s in statuses if s.user == account_name()]
-        return own, [name for _, unreadable in listed for name in unreadable]
+        listings = [each.listing() for each in engines_on(connection, cluster.job.engine)]
+        own = [s for each in listings for s in each.nodes if s.user == account_name()]
+        return own, [name for each in listings for name in each.unreadable]
 
     with console.step(f"asking {counted(len(connections), 'host')} about their runs"):
         answers, failures = try_each(machines, ask)

@@ -23,7 +23,7 @@ def remove_finished(
     def remove(connection: HostConnection) -> set[str]:
         run_ids = set()
         for engine in engines_on(connection, cluster.job.engine):
-            for status in engine.list() if engine.traits.keeps_containers else ():
+            for status in engine.nodes() if engine.traits.keeps_containers else ():
                 if status.user == account_name() and status.has_ended:
                     engine.remove(status)
                     run_ids.add(status.run_id)

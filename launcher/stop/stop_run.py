@@ -101,15 +101,16 @@ class Stop:
 
         Lists the nodes anew at each step: a launch may create more of them until it sees the mark.
         """
-        to_end = self._to_end(engine.list(self.run_id))
+        to_end = self._to_end(engine.nodes(self.run_id))
         self._end(engine, to_end)
-        statuses, unreadable = engine.list_all(self.run_id)
-        late = [each for each in self._to_end(statuses) if self.cancel and each.state in UNSTARTED]
+        after = engine.listing(self.run_id)
+        late = [s for s in self._to_end(after.nodes) if self.cancel and s.state in UNSTARTED]
         if late:
             self._end(engine, late)
-            statuses, unreadable = engine.list_all(self.run_id)
-        left = [s.handle for s in self._to_end(statuses) if s.alive or self.remove]
-        return to_end, [*left, *(f"{name} (its labels are unreadable)" for name in unreadable)]
+            after = engine.listing(self.run_id)
+        left = [s.handle for s in self._to_end(after.nodes) if s.alive or self.remove]
+        unreadable = [f"{name} (its labels are unreadable)" for name in after.unreadable]
+        return to_end, [*left, *unreadable]
 
     def _to_end(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         """Return the nodes to end and, if the run is cancelled, its tickets.

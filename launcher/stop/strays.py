@@ -147,7 +147,7 @@ def end_strays(
         own = [stray for stray in strays if stray.host == hosts[connection]]
         handles = {stray.handle for stray in own if stray.kind != "process"}
         for engine in engines_on(connection, cluster.job.engine) if handles else ():
-            for status in engine.list():
+            for status in engine.nodes():
                 if status.handle in handles and status.user == account_name():
                     engine.stop(status, STOP_TIMEOUT)
                     engine.remove(status)

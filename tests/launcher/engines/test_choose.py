@@ -70,7 +70,7 @@ def test_a_host_that_is_asked_about_one_run_is_not_believed_about_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     listed = [NodeStatus(run_id="asked"), NodeStatus(run_id="other")]
-    monkeypatch.setattr(Docker, "list", lambda *_: listed)
+    monkeypatch.setattr(Docker, "nodes", lambda *_: listed)
     assert nodes_on(REMOTE, "docker", "asked") == listed[:1]
     assert nodes_on(REMOTE, "docker") == listed
 

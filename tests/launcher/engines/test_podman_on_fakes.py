@@ -33,7 +33,7 @@ def launched_on_podman(
     cluster = podman_hosts(folder, monkeypatch)
     assert cluster.launch()[0] == 0
     engine = Docker(HostConnection(Host("gpu1")))
-    [status] = engine.list()
+    [status] = engine.nodes()
     return cluster, engine, status
 
 

@@ -158,7 +158,7 @@ def test_odd_files_of_the_process_engine_are_skipped(
     control("r-list", "attempt-1", "[]")
     control("r-torn", "attempt-1", '{"run-id"')
     control("r-word", "attempt-1", json.dumps({**whole, "attempt": "abc"}))
-    listed = Processes(HostConnection(Host("local"))).list()
+    listed = Processes(HostConnection(Host("local"))).nodes()
     [status] = [each for each in listed if not each.is_ticket]  # of a test beside this one
     assert (status.run_id, status.state) == ("20261122-101500-ab12", "created")
 

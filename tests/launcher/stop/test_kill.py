@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from fakes import FakeCluster, FakeNode, messages
 
+from launcher.engines.base import Listing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
@@ -215,17 +216,17 @@ def test_a_node_that_its_launch_creates_during_the_kill_is_removed_too(
     run_id = running(cluster)
     cluster.nodes[0].state = "created"
     not_yet = [cluster.nodes[0].host]
-    list_nodes, list_all = Docker.list, Docker.list_all
+    nodes, listing = Docker.nodes, Docker.listing
 
-    def before(docker: Docker, run_id: str | None = None) -> list[NodeStatus]:
-        return [node for node in list_nodes(docker, run_id) if node.host not in not_yet]
+    def before(docker: Docker, run_id: str | None = None) -> Sequence[NodeStatus]:
+        return [node for node in nodes(docker, run_id) if node.host not in not_yet]
 
-    def after(docker: Docker, run_id: str | None = None) -> object:  # the second look of a stop
+    def after(docker: Docker, run_id: str | None = None) -> Listing:  # the second look of a stop
         not_yet.clear()
-        return list_all(docker, run_id)
+        return listing(docker, run_id)
 
-    monkeypatch.setattr(Docker, "list", before)
-    monkeypatch.setattr(Docker, "list_all", after)
+    monkeypatch.setattr(Docker, "nodes", before)
+    monkeypatch.setattr(Docker, "listing", after)
     code, _, err = cluster.ddpctl("kill", run_id)
     assert code == 0, err
     assert cluster.nodes == []

@@ -16,7 +16,7 @@ from .status import NodeStatus
 
 
 @dataclass(frozen=True)
-class Listing:
+class NodeListing:
     """The nodes and tickets of a run, or of all runs, on one host.
 
     unreadable: the names of further nodes, whose labels are missing or wrong. As long as there are
@@ -56,7 +56,7 @@ class Engine(Protocol):
         Return the node's status, without the fields that come from labels.
         """
 
-    def listing(self, run_id: str | None = None) -> Listing:
+    def listing(self, run_id: str | None = None) -> NodeListing:
         """List the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
     def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:

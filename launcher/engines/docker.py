@@ -15,7 +15,7 @@ from ..run_id import MADE
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..text import duration
-from .base import Engine, Listing
+from .base import Engine, NodeListing
 from .command import engine_command
 from .docker_client import Api, docker_of
 from .engine_info import Capabilities, EngineInfo, parse_engine
@@ -70,7 +70,7 @@ class Docker(Engine):
             except docker.errors.NotFound:
                 return NodeStatus(state=ContainerState.DEAD, error="the container was removed")
 
-    def listing(self, run_id: str | None = None) -> Listing:
+    def listing(self, run_id: str | None = None) -> NodeListing:
         unreadable = []
         for row in self._containers(name=name_prefix(run_id)):
             name = _name(row)
@@ -79,7 +79,7 @@ class Docker(Engine):
                 status = self._read(name, row, seen_in_list(row))
                 if not status or container_name(status.run_id, status.node_rank) != name:
                     unreadable.append(name)
-        return Listing(self.nodes(run_id), unreadable)
+        return NodeListing(self.nodes(run_id), unreadable)
 
     def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")

@@ -18,7 +18,7 @@ from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 from ..supervisor.events import End
-from .base import Engine, Listing
+from .base import Engine, NodeListing
 from .status import UNSTARTED, ContainerState, NodeStatus, read_status
 
 CLAIM, EXEC, LIST, LIST_CLAIMS, START, STOP, WAIT, WITHDRAW = (
@@ -69,14 +69,14 @@ class Processes(Engine):
                 output = (output + chunk)[-TAIL:]
         return _state(output.decode(errors="replace"))
 
-    def listing(self, run_id: str | None = None) -> Listing:
+    def listing(self, run_id: str | None = None) -> NodeListing:
         statuses, unreadable = [], []
         for about, status in self._listed("list the nodes of runs", LIST, *filter(None, [run_id])):
             if status is None:
                 unreadable += [about.handle] if about.is_process and about.alive else []
             elif status.is_process or (status.is_ticket and run_id in (None, status.run_id)):
                 statuses.append(status)
-        return Listing(statuses, unreadable)
+        return NodeListing(statuses, unreadable)
 
     def claims(self) -> Sequence[NodeStatus]:
         listed = self._listed("list the claims", LIST_CLAIMS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, FakeNode, messages
 
-from launcher.engines.base import Listing
+from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
@@ -221,7 +221,9 @@ def test_a_node_that_its_launch_creates_during_the_kill_is_removed_too(
     def before(docker: Docker, run_id: str | None = None) -> Sequence[NodeStatus]:
         return [node for node in nodes(docker, run_id) if node.host not in not_yet]
 
-    def after(docker: Docker, run_id: str | None = None) -> Listing:  # the second look of a stop
+    def after(
+        docker: Docker, run_id: str | None = None
+    ) -> NodeListing:  # the second look of a stop
         not_yet.clear()
         return listing(docker, run_id)
 

@@ -28,7 +28,7 @@ from ..start.launch import new_run, run_with_restarts
 from ..stop.choose_runs import HostedRun
 from ..stop.kill import kill_runs
 from ..terminal.console import Console
-from ..terminal.sanitize import Sanitizer, cleaned
+from ..terminal.sanitize import colored, visible
 from ..text import names
 
 POLL = 0.2  # seconds
@@ -132,13 +132,13 @@ class Run:
     def _lines(
         self, log_filter: LogFilter, follow: bool, failures: Mapping[str, DdpctlError]
     ) -> Iterator[str]:
-        sanitizer = Sanitizer()
         shown: Marks = {}
         while True:
             last = not (follow and has_recorder(self._folder))  # checked before lines are read
             known = known_marks(self._folder.logs)
             for records in merged(self._folder.logs, log_filter, known, shown):
-                yield from sanitizer.feed(render(map(cleaned, records))).split("\n")[:-1]
+                text = render(map(visible, records)).decode(errors="replace")
+                yield from colored(text).split("\n")[:-1]
             if last:
                 break
             shown, log_filter = known, dataclasses.replace(log_filter, tail=None)

@@ -7,8 +7,8 @@ Round.copy_output asks) -> Journal (one entry per line).
 `tail_journal.sh` then sends the journal over SSH. On this machine: NodeWatcher (JournalReader makes
 LogEntries) -> Inbox (items from all nodes) -> Monitor (observations) -> Session -> LogStore (a
 copy), and RunLines (hide, fold) -> Console.show (render) -> ResultStream. On a terminal, Console
-removes text that a carriage return would overwrite, and ResultStream removes control characters and
-all escapes except colors.
+removes text that a carriage return would overwrite, before the line gets its label, and ResultStream
+removes control characters and all escapes except colors.
 
 Some entries of a journal are events (supervisor/events.py), which are never shown.
 """

@@ -23,6 +23,7 @@ from ..runs.record import RunRecord, parse_timestamp
 from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
 from ..terminal.console import Console
 from ..terminal.live import Live
+from ..terminal.sanitize import without_overwritten
 from ..text import counted, names, printable, ranges
 from .monitor import FollowedNode
 from .slow_ranks import slow_nodes
@@ -201,8 +202,8 @@ def script_words(nodes: Mapping[int, FollowedNode], now: float) -> str:
     words = "  ".join(counts[name] for name in PROGRESS if name in counts)
     written, text, who = recent[0]
     if not words:
-        text = text.rpartition(b"\r")[2] or text  # the newest state of a progress bar
-        words = f"[{who}] {printable(text[:LONGEST].decode(errors='replace'))[:LAST_LINE].strip()}"
+        newest = without_overwritten(text)[:LONGEST].decode(errors="replace")
+        words = f"[{who}] {printable(newest)[:LAST_LINE].strip()}"
     silent = now - written
     return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 

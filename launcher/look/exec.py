@@ -1,5 +1,6 @@
 """The `exec` command: run a command on one node of a run or on all of them."""
 
+import codecs
 import contextlib
 import os
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import ContainerState
 from ..errors import CommandTimeout, DdpctlError, NodesFailed, UsageError
+from ..logs.log_entry import LogEntry
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
@@ -19,16 +21,18 @@ from ..ssh.stream import CHUNK, Stream
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from ..terminal.raw import raw_terminal
-from ..terminal.sanitize import Sanitizer
-from ..text import duration
+from ..terminal.sanitize import colored, without_overwritten
+from ..text import ESCAPE_BODY, duration
 
 LONGEST_LINE = 1 << 20  # bytes; longer lines are printed in parts
+LONGEST_ESCAPE = 4096  # maximum characters in an unfinished escape sequence
 END_TIMEOUT = 60.0  # seconds for a command to end after its output has ended
 # what Docker prints as output, including the reason, if it cannot start the command
 NOT_STARTED = re.compile(
     rb"(?:OCI runtime exec failed: .*?exec|Error response from daemon): (.*?)(?:: unknown)?\r?\n?$",
     re.DOTALL,
 )
+UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
 # two numbers in spec.json, as a pattern for both Python and grep -E
 RANKS = r'"(first_rank|nproc_per_node)": ([0-9]{1,7})'
 
@@ -83,17 +87,32 @@ def _exit_code(running: Stream, host: str) -> int:
 
 def _print_output(running: Stream, host: str, console: Console, *, unchanged: bool) -> None:
     """Print the output. On a terminal, remove escape sequences except colors, unless `unchanged`."""
-    errors = Sanitizer()
+    sanitizers = {1: Sanitizer(), 2: Sanitizer()}
     for number, data in _output(running, host, tty=unchanged):
+        stream = sys.stdout if number == 1 else sys.stderr
+        if stream.isatty() and not unchanged:
+            data = sanitizers[number].feed(data)
         if number == 1 and not unchanged:
             console.write(data)
             console.flush()
-            continue
-        if number == 2 and sys.stderr.isatty():
-            data = errors.feed(data).encode(errors="replace")
-        stream = sys.stdout if number == 1 else sys.stderr
-        stream.buffer.write(data)
-        stream.buffer.flush()
+        else:
+            stream.buffer.write(data)
+            stream.buffer.flush()
+
+
+class Sanitizer:
+    """Sanitizes output for a terminal. It arrives in pieces, which may split an escape sequence."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""  # an unfinished escape sequence
+
+    def feed(self, data: bytes) -> bytes:
+        text = self._rest + self._decode(data)
+        cut = UNFINISHED.search(text)
+        whole = text[: cut.start()] if cut and len(cut[0]) < LONGEST_ESCAPE else text
+        self._rest = text[len(whole) :]
+        return colored(without_overwritten(whole.encode()).decode()).encode()
 
 
 def _chosen(attempt: AttemptHandle, run_id: str, wanted: ExecOptions) -> NodeHandle:
@@ -146,19 +165,24 @@ def _forward_stdin(running: Stream) -> None:
 
 def _on_all(attempt: AttemptHandle, run_id: str, wanted: ExecOptions, console: Console) -> int:
     def run(connection: HostConnection) -> int:
-        prefix = f"[{connection.name}] ".encode()
+        member = attempt.by_connection[connection]
         partial = {1: b"", 2: b""}
-        with _start(attempt.by_connection[connection], run_id, wanted) as running:
+
+        def show(*lines: bytes) -> None:
+            node_rank = member.place.node_rank
+            console.show([LogEntry(connection.name, node_rank, 0.0, None, None, lines)])
+
+        with _start(member, run_id, wanted) as running:
             for number, data in _output(running, connection.name, tty=False):
                 *lines, partial[number] = (partial[number] + data).split(b"\n")
                 if lines:
-                    console.write(b"".join(prefix + line + b"\n" for line in lines))
+                    show(*lines)
                     console.flush()
                 if len(partial[number]) > LONGEST_LINE:  # shown in parts
-                    console.write(prefix + partial[number] + b"\n")
+                    show(partial[number])
                     partial[number] = b""
             for rest in filter(None, partial.values()):
-                console.write(prefix + rest + b"\n")
+                show(rest)
             return _exit_code(running, connection.name)
 
     codes, failures = try_each(attempt.connections, run)

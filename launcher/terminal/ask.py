@@ -3,6 +3,7 @@
 import sys
 
 from ..errors import UsageError
+from ..text import printable
 
 
 def can_ask() -> bool:
@@ -20,7 +21,7 @@ def confirm(question: str, refusal: str | None, *, yes: bool) -> bool:
     if can_ask():
         import typer  # slow to load, and the Python API never asks
 
-        return typer.confirm(question, err=True)
+        return typer.confirm(printable(question), err=True)
     if refusal:
         raise UsageError(refusal, "pass -y as well")
     return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..logs.log_entry import LogEntry, render
 from ..text import printable
-from .sanitize import cleaned
+from .sanitize import visible
 from .streams import ResultStream, reserve, write_message
 from .table import table
 
@@ -137,7 +137,7 @@ class Console:
 
         They are sure to be visible only after `flush`.
         """
-        self.write(render(map(cleaned, entries) if self.on_terminal else entries))
+        self.write(render(map(visible, entries) if self.on_terminal else entries))
 
     def write(self, data: bytes) -> None:
         """Print bytes to stdout. They are sure to be visible only after `flush`."""

@@ -8,17 +8,16 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ..text import printable
-from .sanitize import Sanitizer
+from .sanitize import colored
 
 
 class ResultStream:
-    """stdout. Files and pipes get all bytes unchanged; for terminals, see Sanitizer."""
+    """stdout. Files and pipes get all bytes unchanged. A terminal gets no escapes except colors."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
         """on_failure: called once, with the reason, when stdout can no longer be written to."""
         self.closed = reserve("stdout")
         self._on_failure = on_failure
-        self._sanitizer = Sanitizer()
 
     @property
     def on_terminal(self) -> bool:
@@ -26,7 +25,7 @@ class ResultStream:
 
     def write(self, data: bytes) -> None:
         if self.on_terminal:
-            text = self._sanitizer.feed(data)
+            text = colored(data.decode(errors="replace"))
             data = text.encode(sys.stdout.encoding or "utf-8", errors="replace")
         self._try(lambda: sys.stdout.buffer.write(data))
 

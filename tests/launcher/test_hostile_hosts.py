@@ -35,6 +35,7 @@ from launcher.follow.trainer_progress import parse_progress
 from launcher.logs.event_reader import parsed_event
 from launcher.logs.journal_reader import JournalReader
 from launcher.look import fetch
+from launcher.look.exec import Sanitizer
 from launcher.push.files import manifest
 from launcher.push.files.manifest import is_inside
 from launcher.push.files.push_tree import parse_trees
@@ -46,7 +47,7 @@ from launcher.runs.reported import parse_reports
 from launcher.stop.inventory import parse_inventory
 from launcher.stop.prune_pushed import unused_trees
 from launcher.supervisor.usage import parse_gpus
-from launcher.terminal.sanitize import Sanitizer
+from launcher.terminal.sanitize import colored, without_overwritten
 from launcher.text import printable
 
 pytestmark = pytest.mark.slow
@@ -317,8 +318,10 @@ def test_results_of_ranks(document: Any, noise: bytes) -> None:
 @some("terminal")
 def test_terminal(pieces: list[bytes], message: str) -> None:
     sanitizer = Sanitizer()
-    shown = "".join(sanitizer.feed(piece) for piece in pieces)
-    assert not ESCAPE.search(re.sub(r"\x1b\[[0-9;:]*m", "", shown))
+    joined = b"".join(sanitizer.feed(piece) for piece in pieces).decode()
+    apart = "".join(colored(piece.decode(errors="replace")) for piece in pieces)
+    for shown in (joined, apart):
+        assert not ESCAPE.search(re.sub(r"\x1b\[[0-9;:]*m", "", shown))
     assert not ESCAPE.search(printable(message))
     assert not ESCAPE.search(str(UsageError(message)))
 
@@ -350,7 +353,9 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "inventory": lambda text: parse_inventory(text, "gpu1"),
     "trees": parse_trees,
     "journals of a report": lambda text: HEAD.split(text.encode()),
-    "terminal": lambda text: Sanitizer().feed(text.encode()),
+    "terminal": colored,
+    "carriage returns": lambda text: without_overwritten(text.encode()),
+    "output in pieces": lambda text: Sanitizer().feed(text.encode()),
     "message": lambda text: str(UsageError(text)),
     "engine": lambda text: parse_engine({"ServerVersion": text, "Driver": text}, None),
     "failure": lambda text: first_failure(

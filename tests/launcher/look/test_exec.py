@@ -14,6 +14,8 @@ import pytest
 from fakes import FakeCluster
 from local_machine import ON_TERMINAL, Machine
 
+from launcher.terminal.console import Console
+
 Make = Callable[..., FakeCluster]
 
 
@@ -127,6 +129,16 @@ def test_on_all_nodes_lines_are_complete_and_prefixed(running: FakeCluster) -> N
     )
 
 
+def test_on_all_nodes_an_overwritten_line_keeps_its_prefix(
+    running: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "on_terminal", True)
+    for host in running:
+        host.exec_script = r"printf '10%%\r20%%\n'"
+    _, out, _ = running.ddpctl("exec", "--all", "--", "ls")
+    assert sorted(out.splitlines()) == [f"[gpu{number}] 20%" for number in range(3)]
+
+
 def test_on_all_nodes_one_silent_host_does_not_hide_the_others(running: FakeCluster) -> None:
     for host in running:
         host.exec_script = "echo fine"
@@ -209,14 +221,14 @@ def test_ctrl_c_ends_a_local_command_too(local: Machine, flags: list[str]) -> No
 
 def test_without_t_a_terminal_gets_no_escape_sequences_but_colors(local: Machine) -> None:
     script = """
-        printf '\\033]0;title\\007\\033[31mred\\033[0m\\n'
+        printf '\\033]0;ti'; sleep 0.2; printf 'tle\\007\\033[31mred\\033[0m\\n'
         printf '\\033[2Jcleared\\n' >&2
         sleep 0.2; echo ready; sleep 60
     """
     code, shown = local.in_terminal("exec", "--", "sh", "-c", script)
     assert code == 130
     assert "\x1b[31mred\x1b[0m" in shown and "cleared" in shown
-    assert "\x1b]0" not in shown and "\x1b[2J" not in shown
+    assert "tle" not in shown and "\x1b[2J" not in shown
 
 
 def test_a_damaged_record_stops_no_command_in_the_run(running: FakeCluster) -> None:

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ..errors import UsageError
 from ..hosts import Host, Job
@@ -51,7 +50,6 @@ class LaunchOptions(RunOptions):
     detach: bool = False
     on_exit: str | None = None  # command for `sh -c` once the run has ended; may contain a secret
     on_event: str | None = None  # command for `sh -c` on each event; may contain a secret
-    by: Literal["launch", "resume", "restart"] = "launch"  # what starts this attempt
 
     def settled(self, command: Sequence[str]) -> LaunchOptions:
         """Return the options with the default hang timeout filled in. Only our trainer has a default."""

@@ -322,8 +322,8 @@ def run_folder(run_id: str) -> RunFolder:
     return RunFolder(state_home() / "runs" / run_id)
 
 
-def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
-    """Return a record with a new PENDING attempt after those of `earlier`."""
+def new_record(plan: Plan, earlier: RunRecord | None = None, *, by: str = "launch") -> RunRecord:
+    """Return a record with a new PENDING attempt after those of `earlier`. by: what starts it."""
     hosts = [node.host.name for node in plan.nodes]
     image, dataset, workdir = plan.image_digest, plan.dataset_digest, plan.workdir_digest
     inputs = {"image": image, "dataset": dataset, "code": workdir}
@@ -335,7 +335,7 @@ def new_record(plan: Plan, earlier: RunRecord | None = None) -> RunRecord:
         world_size=plan.world_size or 0,
         master_addr=plan.master_addr or "",
         master_port=plan.master_port or 0,
-        by=plan.options.by,
+        by=by,
         waiting_since=plan.since,
         digests={what: digest for what, digest in inputs.items() if digest},
     )

@@ -58,6 +58,7 @@ def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) 
         folder.run_id,
         earlier if earlier.attempts else None,
         attempt.number,
+        attempt.by,
         since=attempt.waiting_since,
         until=attempt.waiting_until,
         handed_over=True,

@@ -27,6 +27,7 @@ class Request:
     run_id: str
     earlier: RunRecord | None = None  # the record of the attempts so far
     attempt: int = 1
+    by: str = "launch"  # what starts it; see AttemptRecord
     former: tuple[Host, ...] = ()  # hosts no longer used that may have the run's checkpoints
     since: float | None = None  # when the run asked for its GPUs; None: it asks now. See Plan.since
     until: float | None = None  # when it stops waiting: unix seconds on this machine's clock
@@ -39,7 +40,7 @@ class Request:
 
     def plan(self, inputs: PlanInputs | None = None) -> Plan:
         """Return the plan of this attempt, as far as `inputs` determine it."""
-        restarts = self.options.by == "restart"
+        is_restart = self.by == "restart"
         asks_now = request_time(inputs.facts[0]) if inputs else None
         plan = build_plan(
             self.cluster,
@@ -50,7 +51,7 @@ class Request:
             attempt=self.attempt,
             inputs=inputs,
             env_names=list(user_env(self.cluster.job)),
-            past_restarts=self.earlier.past_restarts if restarts and self.earlier else (),
+            past_restarts=self.earlier.past_restarts if is_restart and self.earlier else (),
             since=self.since or asks_now,
         )
         before = self.earlier.attempt.world_size if self.earlier else None
@@ -61,7 +62,7 @@ class Request:
 
     def remember(self, plan: Plan) -> RunRecord:
         """Save a PENDING attempt, its hosts file and its hooks on this machine. Return the record."""
-        record = new_record(plan, self.earlier)
+        record = new_record(plan, self.earlier, by=self.by)
         self.folder.keep_cluster(self.cluster)
         self.folder.save(record)
         hooks.keep(self.folder, self.options)

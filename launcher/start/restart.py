@@ -160,9 +160,10 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 
     Raises UsageError or OSError if this machine's record of the hosts is gone.
     """
-    options = dataclasses.replace(options, by="restart", detach=False, nodes=None)
+    options = dataclasses.replace(options, detach=False, nodes=None)
     number, since = record.attempt.number, record.attempt.waiting_since
-    return Request(folder.kept_cluster(), options, folder.run_id, record, number, since=since)
+    cluster = folder.kept_cluster()
+    return Request(cluster, options, folder.run_id, record, number, "restart", since=since)
 
 
 @contextlib.contextmanager

@@ -52,8 +52,8 @@ def resume(
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
     if hosts is not None or (record.options.nodes or 0) > cluster.nnodes:
         kept["nodes"] = None  # use all hosts of the new file, or all that are left
-    options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event, by="resume")
-    request = Request(cluster, options, record.run_id, record, number, former)
+    options = LaunchOptions(**kept, detach=detach, on_exit=on_exit, on_event=on_event)
+    request = Request(cluster, options, record.run_id, record, number, "resume", former)
     return run_with_restarts(request, console)
 
 

@@ -38,7 +38,7 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
     attempt that this one restarts.
     """
     # prepare spares too, so that a later restart can use them at once
-    spares_to_prepare = () if request.options.by == "restart" else request.cluster.spares
+    spares_to_prepare = () if request.by == "restart" else request.cluster.spares
     restarted = previous.planned if previous else None
     reservation = Reservation(request.run_id, request.attempt, request.handed_over, restarted)
     with (

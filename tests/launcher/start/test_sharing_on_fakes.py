@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +29,12 @@ from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
 from launcher.runs.record import RunFolder
-from launcher.ssh.host_connection import connected
+from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import try_each
 from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
+from launcher.start.check_push_plan import CheckedHosts
 from launcher.start.choose_hosts import choose_hosts
 from launcher.start.claim_gpus import Claims, Refused, claim_gpus, in_the_way, list_claims
 from launcher.start.request import Request
@@ -85,6 +86,16 @@ def kill_from_elsewhere(cluster: FakeCluster, run_id: str) -> None:
     with connected(load(cluster.hosts_file).hosts) as connections:
         stopped, failures = try_each(connections, Stop(run_id, "docker", 1.0, ()).on_host)
     assert not failures and all(each.clean for each in stopped.values())
+
+
+def unchecked(
+    request: Request,
+    connections: Sequence[HostConnection],
+    spares: Sequence[HostConnection],
+    console: Console,
+) -> CheckedHosts:
+    """Check nothing, as with --no-check, which `resume` does not have."""
+    return CheckedHosts(connections, gather(connections))
 
 
 def end_all(nodes: list[FakeNode]) -> None:
@@ -251,6 +262,60 @@ def test_a_detached_run_waits_with_its_recorder_and_is_shown(
     assert run_recorder(cluster, second, monkeypatch) == 0
     assert record(cluster, second)["state"] == "SUCCEEDED"
     assert cluster.tickets == []
+
+
+@pytest.mark.usefixtures("make")
+def test_a_restart_that_waits_counts_as_a_restart_after_a_recorder_has_taken_over(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", gpus=2, master_port="auto", max_restarts=1)
+    monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
+    cluster.hosts["gpu0"].on_start = lambda node: (
+        node.event("rank_exit", rank=0, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL"),
+        node.end(1, reason={"kind": "rank", "message": "rank 0 was killed", "node_rank": 0}),
+    )
+
+    def refuse_restart(planned: PlannedAttempt, *more: Any) -> Refused | None:
+        if planned.plan.attempt == 1:
+            return claim_gpus(planned, *more)
+        return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
+
+    renew = waiting_line.Tickets.renew
+
+    def leave(tickets: waiting_line.Tickets) -> Claims:
+        signal.raise_signal(signal.SIGQUIT)
+        listed, _ = renew(tickets)
+        return {}, dict.fromkeys(listed, PreflightError("another run was faster"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_attempt_module, "claim_gpus", refuse_restart)
+        patch.setattr(waiting_line.Tickets, "renew", leave)
+        assert cluster.launch("--wait")[0] == 0
+    [run_id] = cluster.recorders
+    assert run_recorder(cluster, run_id, monkeypatch) == 1
+    attempts = cluster.record["attempts"]
+    assert [(each["state"], each["by"]) for each in attempts] == [
+        ("FAILED", "launch"),
+        ("FAILED", "restart"),
+    ]
+
+
+def test_a_resume_that_waits_counts_as_a_resume_after_a_recorder_has_taken_over(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    monkeypatch.setattr("launcher.start.run_attempt.check", unchecked)
+    cluster.nodes_end(1)
+    assert cluster.launch("--wait")[0] == 1
+    resumed = cluster.record["run_id"]
+    cluster.hosts["gpu0"].on_start = lambda node: None
+    assert cluster.launch("--detach")[0] == 0
+    assert cluster.ddpctl("resume", resumed, "--detach")[0] == 0
+    end_all(cluster.nodes)
+    cluster.nodes_end(0)
+    assert run_recorder(cluster, resumed, monkeypatch) == 0
+    attempts = record(cluster, resumed)["attempts"]
+    assert [each["by"] for each in attempts] == ["launch", "resume"]  # type: ignore[attr-defined]
 
 
 def test_a_detached_run_that_starts_leaves_no_ticket_on_the_hosts_that_it_does_not_use(

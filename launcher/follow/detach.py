@@ -30,15 +30,15 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
     """Leave the run to a recorder on this machine. Print the run id."""
     console.print(folder.run_id)
-    start_recorder(folder)
+    start_recorder(folder, state)
     console.say(f"detached; to follow the run again, run `ddpctl attach {folder.run_id}`")
     return Outcome(state)
 
 
-def start_recorder(folder: RunFolder) -> None:
+def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
     """Start a recorder outside this terminal's session, and wait until it is ready.
 
-    Raises CommandFailed if it does not start.
+    Raises CommandFailed if it does not start. Its text says what that means for a run in `state`.
     """
     log = folder.path / "recorder.log"
     try:
@@ -57,9 +57,12 @@ def start_recorder(folder: RunFolder) -> None:
         why = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     except OSError as error:
         why = f"{error.filename or log}: {error.strerror}"
-    what = f"{folder.run_id}: the run continues, but its recorder did not start: {why}"
+    fate = "the run continues, but its recorder did not start"
     remedy = f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
-    raise CommandFailed(what, remedy)
+    if state is RunState.WAITING:
+        fate = "the run no longer waits in line, because its recorder did not start"
+        remedy = f"to try again, run `ddpctl resume {folder.run_id}`"
+    raise CommandFailed(f"{folder.run_id}: {fate}: {why}", remedy)
 
 
 def recording(folder: RunFolder) -> AbstractContextManager[None]:

@@ -212,7 +212,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                     return None
                 if number not in LEAVING:
                     raise KeyboardInterrupt
-                detach.start_recorder(request.folder)
+                detach.start_recorder(request.folder, RunState.WAITING)
                 outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
             self._tickets.abandon()
             self.interrupts.forget()

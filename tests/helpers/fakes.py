@@ -396,7 +396,7 @@ class FakeCluster:
         monkeypatch.setattr(docker_client, "_connect", self._docker)
         monkeypatch.setattr(
             "launcher.follow.detach.start_recorder",
-            lambda folder: self.recorders.append(folder.run_id),
+            lambda folder, *_: self.recorders.append(folder.run_id),
         )
         monkeypatch.setenv("HOME", str(folder / "home"))
         monkeypatch.setenv("XDG_STATE_HOME", str(self.state))

@@ -19,12 +19,12 @@ import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode
 
 from launcher.engines.status import LEASE
-from launcher.errors import CommandFailed, PreflightError, RunKilled, UsageError
+from launcher.errors import PreflightError, RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow import detach
 from launcher.follow.session import Session
 from launcher.hosts import load
-from launcher.outcomes import Exit, Outcome
+from launcher.outcomes import Exit, Outcome, RunState
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
@@ -348,7 +348,7 @@ def recorder_starts_during(
 ) -> None:
     """Make the signal arrive while the recorder starts."""
 
-    def start_recorder(folder: RunFolder) -> None:
+    def start_recorder(folder: RunFolder, _: RunState) -> None:
         cluster.recorders.append(folder.run_id)
         signal.raise_signal(number)
 
@@ -395,18 +395,33 @@ def test_a_signal_while_a_waiting_run_is_detached_does_not_cancel_it(
     assert record(cluster, run_id.strip())["state"] == "WAITING"
 
 
-def test_a_run_whose_recorder_does_not_start_leaves_no_ticket(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flags", [("--wait", "--detach"), ("--wait",)])
+def test_a_waiting_run_whose_recorder_does_not_start_has_failed_and_says_so(
+    make: Make, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
+    start_recorder, renew = detach.start_recorder, waiting_line.Tickets.renew
     cluster = make("gpu0")
-    cluster.launch("--detach")
+    first = cluster.launch("--detach")[1].strip()
 
-    def start_recorder(_: RunFolder) -> None:
-        raise CommandFailed("the recorder did not start")
+    def leave(tickets: waiting_line.Tickets) -> Claims:
+        signal.raise_signal(signal.SIGQUIT)
+        return renew(tickets)
 
+    monkeypatch.setattr(waiting_line.Tickets, "renew", leave)
     monkeypatch.setattr(detach, "start_recorder", start_recorder)
-    assert cluster.launch("--wait", "--detach")[0] != 0
+    monkeypatch.setattr(detach, "BOOT", "exit('no memory')")
+    code, _, err = cluster.launch(*flags)
+    assert code == 1
+    [error] = [line for line in err.splitlines() if "error: " in line]
+    assert "no longer waits in line, because its recorder did not start: no memory" in error
+    assert "the run continues" not in err
+    [second] = {path.name for path in cluster.state.glob("ddpctl/runs/*")} - {first}
+    assert record(cluster, second)["state"] == "FAILED"
     assert cluster.tickets == []
+    end_all(cluster.nodes)
+    cluster.nodes_end(0)
+    monkeypatch.setattr("launcher.start.run_attempt.check", unchecked)
+    assert cluster.ddpctl("resume", second)[0] == 0, "as the remedy says"
 
 
 def test_kill_ends_a_run_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

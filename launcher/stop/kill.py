@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..engines.status import ContainerState
 from ..errors import DdpctlError, NodesFailed
 from ..outcomes import Exit, RunState
 from ..runs.record import run_folder, timestamp
@@ -132,36 +131,29 @@ class Killed:
     @property
     def unconfirmed(self) -> list[str]:
         """The names of the hosts on which something may be left."""
-        unclean = [connection for connection, result in self.results.items() if not result.clean]
-        return sorted({connection.name for connection in (*self.errors, *unclean)})
+        left = [connection for connection, result in self.results.items() if result.left]
+        return sorted({connection.name for connection in (*self.errors, *left)})
 
     def report(self, console: Console) -> None:
         """Print what was stopped and, with --verbose, where. Leftovers are printed as an error."""
         for host, result in self.results_by_name.items():
-            if result.nodes or not result.clean:
+            if result.nodes or result.left:
                 console.detail(f"{host}: {result.describe()}")
         if self.results:
-            clean = all(result.clean for result in self.results.values())
-            (console.say if clean else console.error)(self.summary())
+            left = any(result.left for result in self.results.values())
+            (console.error if left else console.say)(self.summary())
 
     def summary(self) -> str:
         results = self.results_by_name
-        unclean = [f"{host}: {r.describe()}" for host, r in results.items() if not r.clean]
-        parts = unclean or [f"{self._what_was_done()} on {names(results)}"]
-        if left_alone := {h: r.left_alone for h, r in results.items() if r.left_alone}:
-            users = {status.owner for statuses in left_alone.values() for status in statuses}
-            theirs = ", ".join(sorted(users)) or "an unknown user"
-            parts.append(f"did not touch nodes on {names(left_alone)} that belong to {theirs}")
+        parts = [f"{host}: {result.describe()}" for host, result in results.items() if result.left]
+        if not parts:
+            whole = Stopped([status for result in results.values() for status in result.nodes])
+            parts = [f"{whole.describe()} on {names(results)}"]
+        if untouched := {h: r.untouched for h, r in results.items() if r.untouched}:
+            owners = {status.owner for statuses in untouched.values() for status in statuses}
+            theirs = ", ".join(sorted(owners)) or "an unknown user"
+            parts.append(f"did not touch nodes on {names(untouched)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
-
-    def _what_was_done(self) -> str:
-        statuses = [status for result in self.results.values() for status in result.nodes]
-        if not statuses:
-            return "nothing to stop"
-        if any(status.alive or status.waits for status in statuses):
-            return "stopped, nothing left"
-        started = any(status.state is not ContainerState.CREATED for status in statuses)
-        return f"had {'already ended' if started else 'not started'}; removed, nothing left"
 
     def save(self, console: Console) -> None:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
@@ -192,9 +184,9 @@ class Killed:
                 {
                     "host": host,
                     "stopped": len(result.nodes),
-                    "left": [*result.remaining, *map(str, result.orphans)],
-                    "clean": result.clean,
-                    "left_alone": sorted({status.owner for status in result.left_alone}),
+                    "left": [*map(str, result.left)],
+                    "clean": not result.left,
+                    "left_alone": sorted({status.owner for status in result.untouched}),
                 }
                 for host, result in self.results_by_name.items()
             ],

@@ -9,16 +9,15 @@ from typing import Self
 from ..engines.base import Engine
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
-from ..engines.status import UNSTARTED, NodeStatus
+from ..engines.status import UNSTARTED, ContainerState, NodeStatus
 from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.script_files import load_script
-from ..text import counted
 from .inventory import processes_on
 
 MARK_CANCELLED = load_script(__file__, "mark_cancelled.sh")
-ORPHAN_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end
+PROCESS_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end
 POLL = 0.3  # seconds between checks for these processes
 
 
@@ -27,26 +26,26 @@ class Stopped:
     """The result of a stop on one host.
 
     nodes: the run's nodes here when the stop began, in any state. Tickets (places in line) count,
-    except those of live nodes and those that the stop keeps (see Stop.cancel). remaining: the names
-    of the nodes and tickets that are left. orphans: the pids of the run's processes that are left.
-    left_alone: nodes with the run's id that belong to another user, and so were not stopped.
+    except those of live nodes and those that the stop keeps (see Stop.cancel). left: the names of
+    the nodes and tickets, and the pids of the run's processes, that are still there. untouched:
+    nodes with the run's id that belong to another user.
     """
 
     nodes: Sequence[NodeStatus]
-    remaining: Sequence[str] = ()
-    orphans: Sequence[int] = ()
-    left_alone: Sequence[NodeStatus] = ()
-
-    @property
-    def clean(self) -> bool:
-        return not self.remaining and not self.orphans
+    left: Sequence[str | int] = ()
+    untouched: Sequence[NodeStatus] = ()
 
     def describe(self) -> str:
-        count = counted(len(self.nodes), "node")
-        stopped = f"stopped and removed {count}" if self.nodes else "no nodes found"
-        still = ", ".join([*self.remaining, *(f"pid {pid}" for pid in self.orphans)])
-        left = f"STILL THERE: {still}" if still else "nothing left"
-        return f"{stopped}, {left}"
+        """Return what is left or, if nothing is left, what was done."""
+        if self.left:
+            still = (f"pid {each}" if isinstance(each, int) else each for each in self.left)
+            return f"STILL THERE: {', '.join(still)}"
+        if not self.nodes:
+            return "nothing to stop"
+        if any(status.alive or status.waits for status in self.nodes):
+            return "stopped, nothing left"
+        started = any(status.state is not ContainerState.CREATED for status in self.nodes)
+        return f"had {'already ended' if started else 'not started'}; removed, nothing left"
 
 
 @dataclass(frozen=True)
@@ -81,20 +80,21 @@ class Stop:
     def on_host(self, connection: HostConnection) -> Stopped:
         """Stop the run on one host, and return what was found and what is left."""
         listed = nodes_on(connection, self.engine, self.run_id)
-        left_alone = [status for status in listed if status.user not in self.users]
-        if left_alone and left_alone == listed:  # the run is not ours here: do not even mark it
-            return Stopped([], left_alone=left_alone)
+        untouched = [status for status in listed if status.user not in self.users]
+        if untouched and untouched == listed:  # the run is not ours here: do not even mark it
+            return Stopped([], untouched=untouched)
         if self.cancel:
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
             connection.script(MARK_CANCELLED, self.run_id).expect(what, remedy, connection.name)
         nodes: list[NodeStatus] = []
-        remaining: list[str] = []
+        left: list[str | int] = []
         for engine in engines_on(connection, self.engine):
-            ended, left = self._stop_on(engine)
+            ended, still_there = self._stop_on(engine)
             nodes += without_idle_tickets(ended)
-            remaining += left
-        return Stopped(nodes, remaining, self._wait_for_orphans(connection), left_alone)
+            left += still_there
+        left += self._wait_for_processes(connection)
+        return Stopped(nodes, left, untouched)
 
     def _stop_on(self, engine: Engine) -> tuple[list[NodeStatus], list[str]]:
         """End the run's nodes on one engine. Return them, and the names of what is left.
@@ -137,9 +137,9 @@ class Stop:
         for status in statuses if self.remove else ():
             engine.remove(status)
 
-    def _wait_for_orphans(self, connection: HostConnection) -> list[int]:
-        """Return the pids of the run's processes that are still there after ORPHAN_TIMEOUT."""
-        deadline = time.monotonic() + ORPHAN_TIMEOUT
-        while (orphans := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
+    def _wait_for_processes(self, connection: HostConnection) -> list[int]:
+        """Return the pids of the run's processes that are still there after PROCESS_TIMEOUT."""
+        deadline = time.monotonic() + PROCESS_TIMEOUT
+        while (left := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)
-        return [orphan.pid for orphan in orphans]
+        return [process.pid for process in left]

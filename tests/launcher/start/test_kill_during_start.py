@@ -181,7 +181,7 @@ def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
         if planned.plan.attempt == 2:
             assert [connection.name for connection in planned.connections] == ["spare0"]
             with connected([Host("gpu0")]) as [former]:
-                assert Stop(RUN, "docker", 1.0, ()).on_host(former).clean
+                assert not Stop(RUN, "docker", 1.0, ()).on_host(former).left
         return create(planned, *more)
 
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))

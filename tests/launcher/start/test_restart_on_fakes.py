@@ -401,7 +401,7 @@ def test_the_tickets_of_a_run_that_may_restart_show_only_once_its_nodes_have_end
         assert len(cluster.tickets) == 1
         told["ps"] = json.loads(cluster.ddpctl("ps", cluster.hosts_file, "--json")[1])
         told["rival"] = cluster.launch("--max-restarts", "0", "--name", "rival")[2]
-        told["kill"] = cluster.ddpctl("kill", session.record.run_id, "-y", "-v")[2]
+        told["kill"] = cluster.ddpctl("kill", session.record.run_id, "-y", "--json")[1]
         return to_the_end(session)
 
     monkeypatch.setattr(Session, "to_the_end", look)
@@ -409,7 +409,8 @@ def test_the_tickets_of_a_run_that_may_restart_show_only_once_its_nodes_have_end
     [run] = told["ps"]["runs"]
     assert (run["state"], len(run["nodes"])) == ("RUNNING", 1)
     assert "has GPU 0" in told["rival"] and "waits for" not in told["rival"]
-    assert "stopped and removed 1 node," in told["kill"]
+    [killed] = json.loads(told["kill"])["runs"]
+    assert [host["stopped"] for host in killed["hosts"]] == [1]
     assert cluster.tickets == []
 
 

@@ -85,7 +85,7 @@ def kill_from_elsewhere(cluster: FakeCluster, run_id: str) -> None:
     """Kill a run as from a machine that has only the hosts file."""
     with connected(load(cluster.hosts_file).hosts) as connections:
         stopped, failures = try_each(connections, Stop(run_id, "docker", 1.0, ()).on_host)
-    assert not failures and all(each.clean for each in stopped.values())
+    assert not failures and not any(each.left for each in stopped.values())
 
 
 def unchecked(

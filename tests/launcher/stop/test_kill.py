@@ -108,13 +108,16 @@ def test_a_container_that_does_not_stop_is_not_called_stopped(fake_cluster: Make
 
 
 def test_a_quiet_kill_still_says_what_is_left(fake_cluster: Make) -> None:
-    _, err = kill_that_gpu1_ignores(fake_cluster(), "-q")
-    assert "gpu1" in err and "STILL THERE" in err
+    cluster = fake_cluster()
+    _, err = kill_that_gpu1_ignores(cluster, "-q")
+    run_id = cluster.record["run_id"]
+    [line] = messages(err)
+    assert line == f"ddpctl: error: run {run_id}: gpu1: STILL THERE: ddpctl-{run_id}-1"
 
 
 def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
-    stopped = Stopped([], ["ddpctl-r-0"], [41])
-    assert stopped.describe() == "no nodes found, STILL THERE: ddpctl-r-0, pid 41"
+    stopped = Stopped([], ["ddpctl-r-0", 41])
+    assert stopped.describe() == "STILL THERE: ddpctl-r-0, pid 41"
     connection = HostConnection(Host("gpu0"))
     run = HostedRun("r", [connection], [connection])
     [host] = Killed(run, {connection: stopped}, {}).document()["hosts"]
@@ -207,6 +210,17 @@ def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -
     assert code == 0 and cluster.nodes == []
     assert err == f"ddpctl: run {run_id}: had already ended; removed, nothing left on gpu[0-1]\n"
     assert cluster.record["state"] == "SUCCEEDED"
+
+
+def test_a_verbose_kill_says_of_each_host_what_was_done_there(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    cluster.nodes[0].end(0)
+    code, _, err = cluster.ddpctl("kill", run_id, "--verbose")
+    assert code == 0
+    assert "gpu0: had already ended; removed, nothing left\n" in err
+    assert "gpu1: stopped, nothing left\n" in err
+    assert f"run {run_id}: stopped, nothing left on gpu[0-1]\n" in err
 
 
 def test_a_node_that_its_launch_creates_during_the_kill_is_removed_too(

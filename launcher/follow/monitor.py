@@ -65,7 +65,7 @@ class FollowedNode(NodeEvidence):
     offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     contact: Contact = field(default_factory=Contact)
-    done: bool = False  # whether it has ended and nothing more will come from it
+    done: bool = False  # whether nothing more will come from it: see is_done, Monitor._are_lost
     # times by time.monotonic()
     reported_at: float = 0.0  # the last report of the node's watcher
     end_received: float = 0.0
@@ -133,7 +133,7 @@ class ContactChange:
 
 @dataclass(frozen=True)
 class NodeEnded:
-    """A node has ended. Observed once for each node."""
+    """A node is done. Observed once for each node."""
 
     node: FollowedNode
 
@@ -191,7 +191,7 @@ class Monitor:
                 for item in self._inbox.take():
                     yield from self._observe(item)
                 yield Tick()
-                yield from map(NodeEnded, self._newly_ended())
+                yield from map(NodeEnded, self._newly_done())
                 self._probe_remaining_nodes()
                 yield from self._contact_changes(CONTACT_TIME)
             yield from self._contact_changes(0.0)
@@ -268,9 +268,9 @@ class Monitor:
                 node.contact.announced = node.contact.lost
             yield ContactChange([*{node.host: node for node in changed}.values()])
 
-    # --- which nodes have ended ----------------------------------------------------------------
+    # --- which nodes are done ------------------------------------------------------------------
 
-    def _newly_ended(self) -> list[FollowedNode]:
+    def _newly_done(self) -> list[FollowedNode]:
         """Mark and return the nodes that are done since the last call."""
         waiting, now = self._waiting(), time.monotonic()
         for node in waiting:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..engines.base import NodeListing
 from ..engines.choose import engines_on
 from ..engines.status import UNSTARTED, NodeStatus
-from ..errors import HostsFileError, NodesFailed, StopUnconfirmed, UsageError
+from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
 from ..run_id import time_of
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, run_and_hosts
@@ -15,39 +18,9 @@ from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each
+from ..terminal.ask import confirm
 from ..terminal.console import Console
 from ..text import counted, names
-
-
-@dataclass(frozen=True)
-class KnownRun:
-    """A run recorded on this machine. typed: its id or the start of it; None if none was typed."""
-
-    cluster: Cluster
-    folder: RunFolder
-    typed: str | None
-
-
-@dataclass(frozen=True)
-class NamedRun:
-    """A run on these hosts. typed: its id or the start of it, as the user typed it."""
-
-    cluster: Cluster
-    typed: str
-
-
-@dataclass(frozen=True)
-class OwnRuns:
-    """This user's only live run on these hosts; if none is live, their newest ended run there.
-
-    everything: all of the user's live runs instead.
-    """
-
-    cluster: Cluster
-    everything: bool
-
-
-Target = KnownRun | NamedRun | OwnRuns
 
 
 @dataclass(frozen=True)
@@ -55,19 +28,106 @@ class HostedRun:
     """A run, and the hosts that may have it.
 
     asked: all hosts that were asked about the run, including `connections`. owners: the other users
-    whose nodes are to be stopped.
+    whose nodes are to be stopped. typed: the id or the start of it, as the user typed it, if at all.
     """
 
     run_id: str
     connections: Sequence[HostConnection]
     asked: Sequence[HostConnection]
     owners: Sequence[str] = ()
+    typed: str | None = None
+
+    def confirm(self, *, yes: bool) -> bool:
+        """Ask before stopping another user's run. Return the answer.
+
+        Without a terminal, the user must have typed the full run id or passed -y.
+        """
+        if not self.owners:
+            return True
+        owners = ", ".join(self.owners)
+        refusal = None if self.typed == self.run_id else f"{self.run_id} belongs to {owners}"
+        return confirm(f"Stop run {self.run_id}, which belongs to {owners}?", refusal, yes=yes)
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """What the user asks `kill` to stop on the hosts of `cluster`.
+
+    with_finished: also remove the containers of this user's finished runs there.
+    """
+
+    cluster: Cluster
+    with_finished: ClassVar[bool] = False
+
+    def confirm(self, *, yes: bool) -> bool:
+        """Ask before stopping more than the user named. Return the answer."""
+        return True
+
+    @abstractmethod
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        """Return the runs to stop, each with the hosts that may have it."""
+
+
+@dataclass(frozen=True)
+class KnownRun(Target):
+    """A run recorded on this machine. typed: its id or the start of it; None if none was typed."""
+
+    folder: RunFolder
+    typed: str | None
+
+    def confirm(self, *, yes: bool) -> bool:
+        return self.typed is not None or confirm(f"Stop run {self.folder.run_id}?", None, yes=yes)
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        run_id, record = self.folder.run_id, self.folder.load_if_readable(console)
+        if record and not record.adopted:  # launched here, by this user
+            return [HostedRun(run_id, connections, asked=connections)]
+        return [with_owners(run_id, connections, self.cluster, console, self.typed)]
+
+
+@dataclass(frozen=True)
+class NamedRun(Target):
+    """A run on these hosts. typed: its id or the start of it, as the user typed it."""
+
+    typed: str
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        with console.step(f"asking {counted(len(connections), 'host')} about the run"):
+            run_id = find_id(connections, self.cluster, self.typed)
+        return [with_owners(run_id, connections, self.cluster, console, self.typed)]
+
+
+@dataclass(frozen=True)
+class OnlyRun(Target):
+    """This user's only live run on these hosts; if none is live, their newest ended run there."""
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        own = list_own_runs(connections, self.cluster, console)
+        if len(own.live) > 1:
+            what = f"several live runs on these hosts: {', '.join(own.live)}"
+            raise UsageError(what, "name one of them, or pass --all")
+        return own.hosted(own.live or own.newest)
+
+
+@dataclass(frozen=True)
+class AllRuns(Target):
+    """All of this user's live runs on these hosts, and the containers of the finished ones."""
+
+    with_finished = True
+
+    def confirm(self, *, yes: bool) -> bool:
+        refusal = "--all stops all your runs on these hosts"
+        return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        own = list_own_runs(connections, self.cluster, console)
+        return own.hosted(own.live)
 
 
 def read_target(
     run_or_hosts: str | None, hosts: str | None, console: Console, *, everything: bool = False
 ) -> Target:
-    """Return the target that `kill` is to stop, from its arguments RUN-or-HOSTS and --hosts.
+    """Return the target that `kill` is to stop, from its arguments RUN-or-HOSTS, --hosts and --all.
 
     Without hosts, the hosts are those of the run, which must be recorded on this machine.
     """
@@ -75,11 +135,11 @@ def read_target(
     if hosts is None:
         folder = find_run(run)
         cluster = hosts_of(folder)
-        return OwnRuns(cluster, True) if everything else KnownRun(cluster, folder, run)
+        return AllRuns(cluster) if everything else KnownRun(cluster, folder, run)
     cluster = hosts_to_ask(hosts, console)
-    if run and not everything:
-        return NamedRun(cluster, run)
-    return OwnRuns(cluster, everything)
+    if everything:
+        return AllRuns(cluster)
+    return NamedRun(cluster, run) if run else OnlyRun(cluster)
 
 
 def hosts_of(folder: RunFolder) -> Cluster:
@@ -90,77 +150,78 @@ def hosts_of(folder: RunFolder) -> Cluster:
         raise UsageError(error.what, remedy) from None
 
 
-def choose_runs(
-    connections: Sequence[HostConnection], target: Target, console: Console
-) -> list[HostedRun]:
-    """Return the runs that the target refers to, each with the hosts that may have it."""
-    cluster = target.cluster
-    match target:
-        case OwnRuns(everything=everything):
-            return own_runs(connections, cluster, console, everything=everything)
-        case NamedRun(typed=typed):
-            with console.step(f"asking {counted(len(connections), 'host')} about the run"):
-                run_id = find_id(connections, cluster, typed)
-            return [with_owners(run_id, connections, cluster, console)]
-        case KnownRun(folder=folder):
-            record = folder.load_if_readable(console)
-            if record and not record.adopted:  # launched here, by this user
-                return [HostedRun(folder.run_id, connections, asked=connections)]
-            return [with_owners(folder.run_id, connections, cluster, console)]
-
-
 def with_owners(
-    run_id: str, connections: Sequence[HostConnection], cluster: Cluster, console: Console
+    run_id: str,
+    connections: Sequence[HostConnection],
+    cluster: Cluster,
+    console: Console,
+    typed: str | None,
 ) -> HostedRun:
     """Return the run with its hosts and the other users who own nodes of it there."""
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)
-    owners = {status.owner for status in statuses if status.user != account_name()}
-    return HostedRun(run_id, connections, asked=connections, owners=sorted(owners))
+    owners = sorted({status.owner for status in statuses if status.user != account_name()})
+    return HostedRun(run_id, connections, asked=connections, owners=owners, typed=typed)
 
 
-def own_runs(
-    connections: Sequence[HostConnection], cluster: Cluster, console: Console, *, everything: bool
-) -> list[HostedRun]:
-    """Return this user's runs, each with the hosts that list it and those that did not answer.
+@dataclass(frozen=True)
+class OwnRuns:
+    """This user's nodes on the hosts that answered, and the errors of the others."""
 
-    With `everything`, return the live ones. Otherwise return at most one: the live one or, if none
-    is live, the newest ended one; raises UsageError if several are live. Raises NodesFailed if no
-    run was found but a host did not answer or has nodes with unreadable labels.
-    """
-    machines = one_per_account(connections)
+    asked: Sequence[HostConnection]
+    listings: Mapping[HostConnection, NodeListing]
+    errors: Mapping[HostConnection, DdpctlError]
 
-    def ask(connection: HostConnection) -> tuple[list[NodeStatus], list[str]]:
-        listings = [each.listing() for each in engines_on(connection, cluster.job.engine)]
-        own = [s for each in listings for s in each.nodes if s.user == account_name()]
-        return own, [name for each in listings for name in each.unreadable]
+    @property
+    def live(self) -> list[str]:
+        """The ids of the live runs."""
+        # a node may have been created by a launch that died before starting it
+        return sorted({s.run_id for s in self._nodes if s.alive or s.state in UNSTARTED})
 
-    with console.step(f"asking {counted(len(connections), 'host')} about their runs"):
-        answers, failures = try_each(machines, ask)
-    own = [status for statuses, _ in answers.values() for status in statuses]
-    # a node may have been created by a launch that died before starting it
-    live = [s for s in own if s.alive or s.state in UNSTARTED]
-    run_ids = sorted({s.run_id for s in live})
-    if not run_ids and not everything:
-        run_ids = sorted({s.run_id for s in own}, key=time_of)[-1:]
-    if not run_ids:
-        unknown = {
+    @property
+    def newest(self) -> list[str]:
+        """The id of the newest run, if there is one."""
+        return sorted({s.run_id for s in self._nodes}, key=time_of)[-1:]
+
+    @property
+    def _nodes(self) -> list[NodeStatus]:
+        return [status for listing in self.listings.values() for status in listing.nodes]
+
+    def hosted(self, run_ids: Sequence[str]) -> list[HostedRun]:
+        """Return these runs, each with the hosts that list it and those that did not answer.
+
+        Raises NodesFailed if there is no run, but a host did not answer or has nodes with
+        unreadable labels.
+        """
+        machines = one_per_account(self.asked)
+        unreadable = {
             connection: StopUnconfirmed(
-                f"cannot read the labels of {names(unreadable)}",
+                f"cannot read the labels of {names(listing.unreadable)}",
                 "if these nodes are not in use, remove them from that host",
             )
-            for connection, (_, unreadable) in answers.items()
-            if unreadable
+            for connection, listing in self.listings.items()
+            if listing.unreadable
         }
-        if failed := by_name(machines, {**failures, **unknown}):
-            raise NodesFailed(failed)
-    if len(run_ids) > 1 and not everything:
-        what = f"several live runs on these hosts: {', '.join(run_ids)}"
-        raise UsageError(what, "name one of them, or pass --all")
+        if not run_ids and (unknown := by_name(machines, {**self.errors, **unreadable})):
+            raise NodesFailed(unknown)
 
-    def may_have(connection: HostConnection, run_id: str) -> bool:
-        return connection in failures or run_id in {s.run_id for s in answers[connection][0]}
+        def may_have(connection: HostConnection, run_id: str) -> bool:
+            listing = self.listings.get(connection)
+            return listing is None or run_id in {status.run_id for status in listing.nodes}
 
-    return [
-        HostedRun(each, [m for m in machines if may_have(m, each)], connections) for each in run_ids
-    ]
+        return [
+            HostedRun(run_id, [m for m in machines if may_have(m, run_id)], self.asked)
+            for run_id in run_ids
+        ]
+
+
+def list_own_runs(
+    connections: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> OwnRuns:
+    def ask(connection: HostConnection) -> NodeListing:
+        listings = [each.listing() for each in engines_on(connection, cluster.job.engine)]
+        own = [s for each in listings for s in each.nodes if s.user == account_name()]
+        return NodeListing(own, [name for each in listings for name in each.unreadable])
+
+    with console.step(f"asking {counted(len(connections), 'host')} about their runs"):
+        return OwnRuns(connections, *try_each(one_per_account(connections), ask))

@@ -13,11 +13,10 @@ from ..runs.record import run_folder, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each
-from ..terminal.ask import confirm
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed, unseen
 from ..text import names
-from .choose_runs import HostedRun, KnownRun, NamedRun, OwnRuns, Target, choose_runs
+from .choose_runs import HostedRun, Target
 from .remove_finished import remove_finished
 from .stop_run import Stop, Stopped
 
@@ -27,53 +26,28 @@ STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a rec
 def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -> Exit:
     """Stop the target's runs on all their hosts. Return UNCONFIRMED if something may be left there.
 
-    If the target is all runs, also remove the containers of finished ones. yes: do not ask; if the
-    user is asked and declines, return INTERRUPTED.
+    yes: do not ask; if the user is asked and declines, return INTERRUPTED.
     """
-    if not confirm_target(target, yes=yes):
+    if not target.confirm(yes=yes):
         return Exit.INTERRUPTED
     cluster = target.cluster
     with connected(cluster.hosts) as connections:
         try:
-            runs = choose_runs(connections, target, console)
+            runs = target.runs(connections, console)
         except NodesFailed as error:
             if as_json:
                 console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
             raise
-        if not all(confirm_owners(run, target, yes=yes) for run in runs):
+        if not all(run.confirm(yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, cluster.job.engine, console)
-        if isinstance(target, OwnRuns) and target.everything:
+        if target.with_finished:
             remove_finished(connections, cluster, console)
     if as_json:
         console.json({"version": 1, "runs": [run.document() for run in killed], "unseen": []})
     elif not killed:
         console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
     return Exit.UNCONFIRMED if any(run.unconfirmed for run in killed) else Exit.DONE
-
-
-def confirm_target(target: Target, *, yes: bool) -> bool:
-    """Ask before stopping all runs, or a run that the user did not name. Return the answer."""
-    match target:
-        case OwnRuns(everything=True):
-            refusal = "--all stops all your runs on these hosts"
-            return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
-        case KnownRun(folder=folder, typed=None):
-            return confirm(f"Stop run {folder.run_id}?", None, yes=yes)
-    return True
-
-
-def confirm_owners(run: HostedRun, target: Target, *, yes: bool) -> bool:
-    """Ask before stopping another user's run. Return the answer.
-
-    Without a terminal, the user must have typed the full run id or passed -y.
-    """
-    if not run.owners:
-        return True
-    owners = ", ".join(run.owners)
-    typed = target.typed if isinstance(target, KnownRun | NamedRun) else None
-    refusal = None if typed == run.run_id else f"{run.run_id} belongs to {owners}"
-    return confirm(f"Stop run {run.run_id}, which belongs to {owners}?", refusal, yes=yes)
 
 
 def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:

@@ -188,10 +188,10 @@ class OwnRuns:
         return [status for listing in self.listings.values() for status in listing.nodes]
 
     def hosted(self, run_ids: Sequence[str]) -> list[HostedRun]:
-        """Return these runs, each with the hosts that list it and those that did not answer.
+        """Return these runs, each with the hosts that may have it.
 
-        Raises NodesFailed if there is no run, but a host did not answer or has nodes with
-        unreadable labels.
+        They are those that list it, did not answer or have nodes with unreadable labels. Raises
+        NodesFailed if there is no run, but a host may have one.
         """
         machines = one_per_account(self.asked)
         unreadable = {
@@ -207,7 +207,9 @@ class OwnRuns:
 
         def may_have(connection: HostConnection, run_id: str) -> bool:
             listing = self.listings.get(connection)
-            return listing is None or run_id in {status.run_id for status in listing.nodes}
+            if listing is None or listing.unreadable:
+                return True
+            return run_id in {status.run_id for status in listing.nodes}
 
         return [
             HostedRun(run_id, [m for m in machines if may_have(m, run_id)], self.asked)

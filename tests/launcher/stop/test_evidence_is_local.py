@@ -182,6 +182,20 @@ ODD = {
 }
 
 
+@pytest.mark.parametrize("flags", [[], ["--all", "-y"]])
+def test_an_unreadable_container_of_the_only_run_on_the_hosts_is_never_nothing(
+    fake_cluster: Make, flags: list[str]
+) -> None:
+    cluster = fake_cluster("good", "evil")
+    run_id = cluster.launch("--detach")[1].strip()
+    [node] = cluster.hosts["evil"].nodes.values()
+    node.arguments["labels"]["io.ddpctl.attempt"] = "odd"
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, *flags)
+    assert code == 6 and f"ddpctl-{run_id}-1 (its labels are unreadable)" in err
+    assert cluster.record["pending_stop"] == ["evil"]
+    assert not cluster.hosts["good"].nodes
+
+
 @pytest.mark.parametrize(("label", "value"), ODD.items())
 def test_a_container_that_is_named_like_the_run_is_never_nothing(
     fake_cluster: Make, label: str, value: str

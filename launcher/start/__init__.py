@@ -1,6 +1,6 @@
 """Start attempts: launch, resume, automatic restarts, attach.
 
-The stages of a launch, in Starter.try_to_run_on (run_attempt.py): a Request (what the user wants) ->
+The stages of a launch, in Starter.try_to_run (run_attempt.py): a Request (what the user wants) ->
 CheckedHosts (what the hosts answered) -> PushResult (what was sent to them) -> Plan (all that will
 happen) -> PlannedAttempt (the plan with its connections) -> StartedRun (its containers are
 running), which launcher.follow follows to its Outcome. With --wait, a Refused attempt waits in line
@@ -12,7 +12,8 @@ Three marks on a host keep runs apart. `kill` removes or cancels each of them.
   expires unless it is renewed (waiting_line.py).
 - A reservation is a link whose target names a command: only this command, or the process to which
   it handed the run over, may start the attempt, and only if `kill` has not cancelled it
-  (reservation.py).
+  (reservation.py). On the launching machine, WAITING_LOCK ensures that one process at a time waits
+  in line for a run.
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> FollowedNode.state -> Session's final state ->

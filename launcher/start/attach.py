@@ -2,6 +2,7 @@
 
 import time
 
+from ..errors import CommandFailed
 from ..follow import detach
 from ..follow.attempt_end import report_end, report_next
 from ..follow.ctrl_c import Interrupts
@@ -25,7 +26,7 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
     """Follow the run's newest attempt to its end. Signals do not stop the run."""
     record = folder.load()
     if record.state is RunState.WAITING:
-        record = wait_for_start(folder, record, console)
+        record = wait_for_start(folder, console)
         if record.state.is_final:
             report_end(folder.run_id, record.attempt, console)
             return Outcome(record.state)
@@ -49,12 +50,26 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
     return Outcome(record.state)
 
 
-def wait_for_start(folder: RunFolder, record: RunRecord, console: Console) -> RunRecord:
-    """Wait until a run that waits in line has started or ended. Return its record."""
+def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
+    """Wait until a run that waits in line has started or ended. Return its record.
+
+    Leaves the run to a recorder if the process that waits for it has died. Raises CommandFailed if
+    that recorder ends too.
+    """
     console.say(f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows which ones")
-    if not is_locked(folder.path / WAITING_LOCK):
-        detach.start_recorder(folder)
-    while record.state in (RunState.WAITING, RunState.PENDING):
-        time.sleep(POLL)
+    recorder_started = False
+    while True:
+        # before the record is read, because a process may end after its last change to the record
+        abandoned = not (is_locked(folder.path / WAITING_LOCK) or detach.has_recorder(folder))
         record = folder.load()
-    return record
+        is_pending = record.state is RunState.PENDING and not abandoned
+        if record.state is not RunState.WAITING and not is_pending:
+            return record
+        if abandoned and recorder_started:
+            log = folder.path / "recorder.log"
+            what = f"{folder.run_id}: its recorder stopped before the run started (see {log})"
+            raise CommandFailed(what, f"run `ddpctl attach {folder.run_id}` again")
+        if abandoned:
+            detach.start_recorder(folder, RunState.WAITING)
+            recorder_started = True
+        time.sleep(POLL)

@@ -13,13 +13,15 @@ from ..errors import DdpctlError
 from ..follow import hooks
 from ..follow.detach import READY, recording
 from ..outcomes import Outcome, RunState
+from ..own_folders import locked
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from .attach import attach
-from .launch import run_with_restarts
 from .request import Request
 from .restart import restart_until_done, turn_kept_for_restart
+from .run_attempt import run_attempt
+from .waiting_line import WAITING_LOCK
 
 
 def main() -> int:
@@ -37,19 +39,41 @@ def main() -> int:
 
 def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended and will not be restarted. Return its outcome."""
-    record, on_event = folder.load(), hooks.event_command(folder)
-    options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
-    if record.state is RunState.WAITING:
-        return run_with_restarts(still_waiting(folder, record, options), console)
+    kept = dataclasses.asdict(folder.load().options)
+    options = LaunchOptions(**kept, on_event=hooks.event_command(folder))
     with hooks.ExitHook(folder, console) as hook:
-        with turn_kept_for_restart(folder, record, options, console):
-            outcome = attach(folder, console, on_event)
+        outcome = run_if_waiting(folder, options, console) or follow_started(
+            folder, options, console
+        )
         hook.outcome = restart_until_done(folder, options, outcome, console)
     return hook.outcome
 
 
+def run_if_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome | None:
+    """Wait in line for the run, start it and follow it. Return None if it does not wait in line.
+
+    If another process waits for it, first waits until that process has ended.
+    """
+    if folder.load().state is not RunState.WAITING:
+        return None
+    with locked(folder.path / WAITING_LOCK):
+        record = folder.load()  # the other process may have started the run
+        if record.state is not RunState.WAITING:
+            return None
+        return run_attempt(still_waiting(folder, record, options), console)
+
+
+def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome:
+    """Follow the run's newest attempt to its end, with its GPUs kept for a restart."""
+    with turn_kept_for_restart(folder, folder.load(), options, console):
+        return attach(folder, console, options.on_event)
+
+
 def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
-    """Return the request for the newest attempt of a waiting run, which keeps its place in line."""
+    """Return the request for the newest attempt of a waiting run, which keeps its place in line.
+
+    The caller must hold WAITING_LOCK.
+    """
     attempt = record.attempt
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return Request(

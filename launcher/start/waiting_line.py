@@ -195,9 +195,9 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             time.sleep(POLL)
             return None
         if self._tickets is None:
-            self._waiting_lock.enter_context(
-                locked(make_folder(request.folder.path) / WAITING_LOCK)
-            )
+            if not request.handed_over:
+                lock = make_folder(request.folder.path) / WAITING_LOCK
+                self._waiting_lock.enter_context(locked(lock))
             self._tickets = Tickets(refused.planned)
         self._record(refused)
         self._tickets.join()

@@ -25,6 +25,7 @@ from launcher.follow import detach
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome, RunState
+from launcher.own_folders import locked
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
@@ -456,6 +457,82 @@ def test_attach_says_how_a_run_that_waits_has_ended(
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill_instead))
     code, _, err = cluster.ddpctl("attach", second)
     assert code == 7 and f"ddpctl: run {second} cancelled" in err, err
+
+
+def test_attach_starts_a_recorder_when_the_process_that_waits_has_died(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    folder = cluster.state / "ddpctl" / "runs" / waiting
+    cluster.recorders.clear()
+    looks: list[float] = []
+
+    with contextlib.ExitStack() as process:
+        process.enter_context(locked(folder / waiting_line.WAITING_LOCK))
+
+        def look_again(seconds: float) -> None:
+            assert cluster.recorders == [waiting] * (len(looks) > 2)
+            looks.append(seconds)
+            if len(looks) == 3:
+                process.close()
+            assert len(looks) < 9, "it waits for ever"
+
+        monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=look_again))
+        code, _, err = cluster.ddpctl("attach", waiting)
+    assert code == 1
+    assert f"{waiting}: its recorder stopped before the run started (see " in err
+    assert cluster.recorders == [waiting], "it is started once"
+
+
+def test_attach_does_not_wait_for_a_start_during_which_the_launch_has_died(make: Make) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
+    cluster.recorders.clear()
+    pending = folder.load()
+    pending.attempt.state = RunState.PENDING
+    folder.save(pending)
+    assert attach.wait_for_start(folder, Console(quiet=True)).state is RunState.PENDING
+    assert cluster.recorders == []
+
+
+def test_attach_starts_no_second_recorder_before_the_first_one_was_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    first = cluster.launch("--detach")[1].strip()
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+
+    def kill(_: float) -> None:
+        assert cluster.ddpctl("kill", waiting)[0] == 0
+
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill))
+    with detach.recording(RunFolder(cluster.state / "ddpctl" / "runs" / waiting)):
+        assert cluster.ddpctl("attach", waiting)[0] == 7
+    assert cluster.recorders == [first, waiting]
+
+
+def test_of_two_recorders_one_starts_the_run_once_nobody_else_waits_for_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    end_all(cluster.nodes)
+    cluster.nodes_end(0)
+    lock = cluster.state / "ddpctl" / "runs" / waiting / waiting_line.WAITING_LOCK
+    before = cluster.hosts["gpu0"].count("create")
+    with ThreadPoolExecutor(2) as pool:
+        with locked(lock):
+            both = [pool.submit(run_recorder, cluster, waiting, monkeypatch) for _ in range(2)]
+            time.sleep(0.5)
+            assert cluster.hosts["gpu0"].count("create") == before
+        assert [each.result() for each in both] == [0, 0]
+    assert cluster.hosts["gpu0"].count("create") == before + 1
+    assert record(cluster, waiting)["state"] == "SUCCEEDED"
 
 
 @contextlib.contextmanager

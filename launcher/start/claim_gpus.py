@@ -40,15 +40,12 @@ def claim_gpus(
 ) -> Refused | None:
     """Create the nodes on all hosts, then look for rivals. Return None if no rival comes first.
 
-    Otherwise, remove all nodes and return Refused. user_env, run_json: see `create_nodes`.
+    Otherwise, remove all nodes and return Refused. If an error is raised, the caller must remove
+    them. user_env, run_json: see `create_nodes`.
     """
-    try:
-        with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
-            create_nodes(planned, user_env, run_json)
-            reasons = _rivals_ahead(planned)
-    except BaseException:
-        remove_nodes(planned, console)
-        raise
+    with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
+        create_nodes(planned, user_env, run_json)
+        reasons = _rivals_ahead(planned)
     if not reasons:
         return None
     remove_nodes(planned, console, folders=True)

@@ -58,11 +58,12 @@ class Reservation:
             with console.step("asking whether the run was killed"):
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
 
-    def raise_if_killed(self, planned: PlannedAttempt) -> None:
+    def raise_if_killed(self, planned: PlannedAttempt, console: Console) -> None:
         """Raise RunKilled if `kill` has cancelled the attempt, as planned, or the previous one."""
-        raise_if_cancelled(planned.plan, planned.connections)
-        if self.previous:  # a `kill` may have known only its hosts
-            raise_if_cancelled(self.previous.plan, self.previous.connections)
+        with console.step("asking whether the run was killed"):
+            raise_if_cancelled(planned.plan, planned.connections)
+            if self.previous:  # a `kill` may have known only its hosts
+                raise_if_cancelled(self.previous.plan, self.previous.connections)
 
 
 def raise_if_cancelled(plan: Plan, connections: Sequence[HostConnection]) -> None:

@@ -74,26 +74,18 @@ class Starter:
     console: Console
 
     def try_to_run(self, request: Request) -> Outcome | Refused:
-        """Run the attempt on its hosts or, with --nodes N, on any N of them that are free.
+        """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
 
-        Return Refused if other runs come first.
+        With --nodes N, runs on any N hosts that are free. Return Refused if other runs come first.
         """
-        chosen = choose_hosts(request, self.connections, self.console)
+        console = self.console
+        chosen = choose_hosts(request, self.connections, console)
         if isinstance(chosen, Refused):
             # `kill` cancels the reservation of a waiting run. It is not made earlier, because it is
             # never removed, and failed checks must not use up the attempt.
-            self.reservation.take(self.connections, self.console)
+            self.reservation.take(self.connections, console)
             return chosen
-        return self.try_to_run_on(chosen, request.on(chosen))
-
-    def try_to_run_on(
-        self, chosen: Sequence[HostConnection], request: Request
-    ) -> Outcome | Refused:
-        """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
-
-        Return Refused if other runs come first.
-        """
-        console = self.console
+        request = request.on(chosen)
         checked = check(request, chosen, self.spares, console)
         pushed = push(request, checked, self.spares, console)
         plan = make_plan(request, checked, pushed, console)
@@ -105,10 +97,12 @@ class Starter:
         planned, job = PlannedAttempt(plan, chosen), request.cluster.job
         # hold signals until `follow` handles them, so that nothing is left half done
         with self.interrupts.held():
-            if refused := claim_gpus(planned, user_env(job), for_hosts(record), console):
-                choose_again = len(chosen) < len(self.connections)
-                return dataclasses.replace(refused, choose_again=choose_again)
-            self.start(planned)
+            with removed_on_failure(planned, self.reservation, console):
+                if refused := claim_gpus(planned, user_env(job), for_hosts(record), console):
+                    choose_again = len(chosen) < len(self.connections)
+                    return dataclasses.replace(refused, choose_again=choose_again)
+                self.reservation.raise_if_killed(planned, console)
+                start_nodes(planned, console)
             skews = [facts.clock_skew for facts in checked.facts]
             started = self.record_start(request.folder, planned, record, skews)
             self.line.leave()
@@ -117,21 +111,6 @@ class Starter:
                 return detach.detach(request.folder, RunState.RUNNING, console)
             with Tickets(planned).kept_for_restart(request.folder, console):
                 return follow(started, self.hook, self.interrupts, console)
-
-    def start(self, planned: PlannedAttempt) -> None:
-        """Start all nodes or none. Raises RunKilled if `kill` has cancelled the attempt."""
-        try:
-            with self.console.step("asking whether the run was killed"):
-                self.reservation.raise_if_killed(planned)
-            start_nodes(planned, self.console)
-        except RunKilled:
-            remove_nodes(planned, self.console, folders=True)
-            raise
-        except BaseException:
-            remove_nodes(planned, self.console)
-            # the cause may be that `kill` removed a node just before its start
-            self.reservation.raise_if_killed(planned)
-            raise
 
     def record_start(
         self,
@@ -155,6 +134,26 @@ class Starter:
         self.console.steps.clear()
         self.hook("attempt-started", record, message=entry.by)
         return StartedRun(planned.handle, folder, record, skews)
+
+
+@contextlib.contextmanager
+def removed_on_failure(
+    planned: PlannedAttempt, reservation: Reservation, console: Console
+) -> Iterator[None]:
+    """Context manager: if the block fails, remove the nodes of the attempt on all hosts.
+
+    Raises RunKilled instead of the error if `kill` has cancelled the attempt.
+    """
+    try:
+        yield
+    except RunKilled:
+        remove_nodes(planned, console, folders=True)
+        raise
+    except BaseException:
+        remove_nodes(planned, console)
+        # the cause may be that `kill` removed a node just before its start
+        reservation.raise_if_killed(planned, console)
+        raise
 
 
 @contextlib.contextmanager

@@ -105,6 +105,25 @@ def test_a_run_that_is_killed_before_its_nodes_start_does_not_start(
         assert all(journal.read_text() == "" for journal in journals)
 
 
+@pytest.mark.parametrize("call", ["create", "start"])
+def test_a_node_that_fails_because_the_run_is_killed_is_no_failure_of_the_run(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    cluster = fake_cluster()
+
+    def kill_and_refuse() -> None:
+        kill(cluster, "elsewhere")
+        for host in cluster:
+            host.refuses[call] = "its folder is gone"
+
+    just_before(monkeypatch, Docker, call, kill_and_refuse)
+    code, _, err = cluster.launch()
+    assert code == 7, err
+    assert f"error: run {RUN} was killed before it started" in err
+    assert left(cluster) == []
+    assert cluster.record["state"] == "CANCELLED"
+
+
 @pytest.mark.parametrize("moment", ["reserved", "recorded", "created"])
 def test_a_resume_is_killed_too_and_the_next_one_starts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -131,7 +150,7 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
     ("owner", "step"),
     [
         (run_attempt, "claim_gpus"),
-        (run_attempt.Starter, "start"),
+        (run_attempt, "start_nodes"),
         (run_attempt.Starter, "record_start"),
         (waiting_line.Tickets, "kept_for_restart"),
     ],

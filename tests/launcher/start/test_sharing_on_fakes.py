@@ -679,7 +679,7 @@ def test_ctrl_c_during_a_detached_start_is_not_swallowed_but_the_run_goes_on(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", claim)
-    monkeypatch.setattr(run_attempt_module.Starter, "start", lambda *_: None)
+    monkeypatch.setattr(run_attempt_module, "start_nodes", lambda *_: None)
     code, run_id, err = cluster.launch("--detach")
     assert code == 130 and "detached; to follow the run again, run `ddpctl attach" in err
     assert cluster.recorders == [run_id.strip()]

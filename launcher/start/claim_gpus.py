@@ -45,20 +45,19 @@ def claim_gpus(
     """
     with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
         create_nodes(planned, user_env, run_json)
-        reasons = _rivals_ahead(planned)
+        reasons = _settle_with_rivals(planned)
     if not reasons:
         return None
     remove_nodes(planned, console, folders=True)
     return Refused(planned, reasons)
 
 
-def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
-    """Return an error for each rival ahead of this run. Waits up to LEASE while rivals are undecided."""
-    plan = planned.plan
-    wanted = {
-        connection: plan.resources(node_plan)
-        for connection, node_plan in planned.node_plans.items()
-    }
+def _settle_with_rivals(planned: PlannedAttempt) -> list[DdpctlError]:
+    """Wait until no rival is undecided, and return an error for each that goes before this run.
+
+    Removes what dead launches left on the hosts. After LEASE, undecided rivals go before this run.
+    """
+    plan, wanted = planned.plan, planned.wanted
     sharing = [connection for connection in wanted if wanted[connection]]
     deadline = time.monotonic() + LEASE
 
@@ -75,15 +74,12 @@ def _rivals_ahead(planned: PlannedAttempt) -> list[DdpctlError]:
         return listed
 
     while True:
-        listed = each_node(sharing, rivals_after_cleanup)
+        found = each_node(sharing, rivals_after_cleanup)
         late = time.monotonic() > deadline
-        ahead = {
-            connection: those_ahead(here, plan.key, or_undecided=late)
-            for connection, here in listed.items()
-        }
-        if reasons := _reasons(planned, wanted, ahead):
+        _, reasons = _ahead(planned, found, wanted, or_undecided=late)
+        if reasons:
             return reasons
-        if not any(undecided(rival) for here in listed.values() for rival in here):
+        if not any(undecided(rival) for here in found.values() for rival in here):
             return []
         time.sleep(LOOK_AGAIN)
 
@@ -105,24 +101,31 @@ def in_the_way(
     """
     plan = planned.plan
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
-    wanted = {
-        connection: plan.resources(node_plan) - port
-        for connection, node_plan in planned.node_plans.items()
+    wanted = {connection: resources - port for connection, resources in planned.wanted.items()}
+    found = {
+        connection: rivals(plan.run_id, wanted[connection], here)
+        for connection, here in listed.items()
     }
-    ahead = {}
-    for connection, here in listed.items():
-        others = rivals(plan.run_id, wanted[connection], here)
-        ahead[connection] = those_ahead(others, plan.key, or_undecided=True)
-    return ahead, [*_reasons(planned, wanted, ahead), *failures.values()]
+    ahead, reasons = _ahead(planned, found, wanted, or_undecided=True)
+    return ahead, [*reasons, *failures.values()]
 
 
-def _reasons(
+def _ahead(
     planned: PlannedAttempt,
+    found: Mapping[HostConnection, Sequence[NodeStatus]],
     wanted: Mapping[HostConnection, Collection[str]],
-    ahead: Mapping[HostConnection, Sequence[NodeStatus]],
-) -> list[DdpctlError]:
-    """Return an error for each rival that comes first: what it has taken of the `wanted` resources."""
-    return [
+    *,
+    or_undecided: bool,
+) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
+    """Return which of the rivals found go before this run, by host, and an error for each.
+
+    The errors say what each rival has taken of the `wanted` resources.
+    """
+    ahead = {
+        connection: those_ahead(here, planned.plan.key, or_undecided=or_undecided)
+        for connection, here in found.items()
+    }
+    reasons: list[DdpctlError] = [
         PreflightError(
             taken(wanted[connection], planned.node_plans[connection].gpu_ids, rival),
             host=connection.name,
@@ -130,3 +133,4 @@ def _reasons(
         for connection, here in ahead.items()
         for rival in here
     ]
+    return ahead, reasons

@@ -35,6 +35,14 @@ class PlannedAttempt:
         return dict(zip(self.connections, self.plan.nodes, strict=True))
 
     @cached_property
+    def wanted(self) -> Mapping[HostConnection, frozenset[str]]:
+        """What no other run may use on each host: its GPUs and, on node 0, the master port."""
+        return {
+            connection: self.plan.resources(node_plan)
+            for connection, node_plan in self.node_plans.items()
+        }
+
+    @cached_property
     def handle(self) -> AttemptHandle:
         """The handles of the attempt's nodes, for code that acts on the nodes."""
         name = self.plan.engine.name

@@ -30,7 +30,7 @@ MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "remember"),
     "recorded": (run_attempt, "PlannedAttempt"),
     "filled": (start_nodes, "supervisor_spec"),
-    "created": (claim_gpus, "_rivals_ahead"),
+    "created": (claim_gpus, "_settle_with_rivals"),
     "starting": (None, "start"),  # of the engine
 }
 ENGINES = {"docker": Docker, "process": Processes}

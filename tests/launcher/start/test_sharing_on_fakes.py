@@ -789,7 +789,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         )
 
     monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
-    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_first)
+    monkeypatch.setattr("launcher.start.claim_gpus._settle_with_rivals", lose_first)
     code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
     assert code == 0, err
     assert chosen == [["gpu0"], ["gpu1"]]
@@ -838,7 +838,7 @@ def test_a_run_that_has_waited_runs_the_code_that_was_pushed_last(
         (code / "gone.py").unlink()
         return [PreflightError("another run was faster", host="gpu0")]
 
-    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_once)
+    monkeypatch.setattr("launcher.start.claim_gpus._settle_with_rivals", lose_once)
     if removal_fails:
         monkeypatch.setattr("launcher.start.start_nodes.REMOVE", "exit 1")
     flags = ("--no-check", "--wait", "--workdir", str(code))
@@ -868,7 +868,7 @@ def test_a_try_of_a_later_attempt_keeps_what_the_run_has_written_to_its_workspac
         tries.append((workspace / "written").exists())
         return [PreflightError("another run was faster", host="gpu0")] if len(tries) == 1 else []
 
-    monkeypatch.setattr("launcher.start.claim_gpus._rivals_ahead", lose_once)
+    monkeypatch.setattr("launcher.start.claim_gpus._settle_with_rivals", lose_once)
     code, _, err = cluster.ddpctl("resume")
     assert code == 0, err
     assert tries == [True, True]

@@ -86,6 +86,7 @@ def build_plan(
         owner=owner,
         engine=engine,
         options=options.settled(job.command),
+        nnodes=cluster.nnodes,
         job=dataclasses.replace(job, env={}),
         command=(*job.command, *job.resume_args) if attempt > 1 else job.command,
         master_addr=addresses[0].ip or None,
@@ -143,7 +144,7 @@ def _node(
     gpus = container_gpus(host, facts)
     uuids = ids_by_uuid(host, facts) if facts else {}
     env = {
-        **environment.run_variables(plan, cluster.nnodes, rank, paths, facts),
+        **environment.run_variables(plan, rank, paths, facts),
         **environment.network_variables(address, facts, env_names),
         **environment.machine_variables(plan, cluster, inputs.facts, nproc, rank, env_names),
         **environment.gpu_variables(plan.engine, host, gpus, facts),
@@ -159,7 +160,7 @@ def _node(
         env={name: value for name, value in env.items() if value is not None},
         env_names=env_names,
         env_at_launch=tuple(name for name, value in env.items() if value is None),
-        labels=container_labels(plan, cluster, rank, uuids if facts else None),
+        labels=container_labels(plan, host, rank, uuids if facts else None),
         mounts=container_mounts(job, folders),
         gpus=gpus,
         user=container_user(job, facts),

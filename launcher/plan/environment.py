@@ -17,15 +17,13 @@ STUCK_IN_KERNEL = "1800"  # seconds in state D until torchrun 2.13 gives up on a
 Variables = dict[str, str | None]  # None: the value depends on a host that has not been asked yet
 
 
-def run_variables(
-    plan: Plan, nnodes: int, rank: int, paths: JobPaths, facts: Facts | None
-) -> Variables:
+def run_variables(plan: Plan, rank: int, paths: JobPaths, facts: Facts | None) -> Variables:
     """Return the variables that describe the run, its folders and, with `user: host`, the SSH user."""
     env: Variables = {
         "DDPCTL_RUN_ID": plan.run_id,
         "DDPCTL_ATTEMPT": str(plan.attempt),
         "DDPCTL_NODE_RANK": str(rank),
-        "DDPCTL_NNODES": str(nnodes),
+        "DDPCTL_NNODES": str(plan.nnodes),
         "DDPCTL_CHECKPOINT_DIR": paths.checkpoints,
         "DDPCTL_OUTPUT_DIR": paths.output,
         "DDPCTL_RESUME": "1" if plan.attempt > 1 else "0",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from ..errors import CommandFailed
-from ..hosts import Cluster
+from ..hosts import Host
 from ..run_id import RUN_ID
 from ..text import quoted
 from .plan import Plan
@@ -26,14 +26,14 @@ FORMS = {  # ddpctl ignores a node with labels of other forms; `since` is in uni
 
 
 def container_labels(
-    plan: Plan, cluster: Cluster, rank: int, uuids: Collection[str] | None
+    plan: Plan, host: Host, rank: int, uuids: Collection[str] | None
 ) -> dict[str, str]:
     """Return the container's labels. uuids: those of its GPUs; None until the host is asked."""
     values = {
         "run-id": plan.run_id,
         "attempt": plan.attempt,
         "node-rank": rank,
-        "nnodes": cluster.nnodes,
+        "nnodes": plan.nnodes,
         "owner": plan.owner,
         "name": plan.options.name,
         "master-port": plan.master_port,
@@ -44,7 +44,7 @@ def container_labels(
     if odd := odd_label(labels):
         what = f"the values that it reports make an invalid label: {odd} {quoted(labels[odd])}"
         remedy = "check the clock and `nvidia-smi -L` on that host"
-        raise CommandFailed(what, remedy, host=cluster.hosts[rank].name)
+        raise CommandFailed(what, remedy, host=host.name)
     return {f"{LABEL}.{key}": value for key, value in labels.items()}
 
 

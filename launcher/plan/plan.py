@@ -172,6 +172,7 @@ class Plan:
     owner: str
     engine: EngineTraits
     options: LaunchOptions
+    nnodes: int
     job: Job  # without env, whose values may be secret
     command: tuple[str, ...]  # what torchrun runs: the job's command, plus resume_args on a resume
     master_addr: str | None
@@ -184,10 +185,6 @@ class Plan:
     since: float | None = None  # when the run asked for its GPUs: unix seconds on node 0's clock
     notes: tuple[str, ...] = ()  # first lines of the run's log, such as which host replaces which
     nodes: tuple[NodePlan, ...] = ()
-
-    @property
-    def nnodes(self) -> int:
-        return len(self.nodes)
 
     @property
     def hosts_were_asked(self) -> bool:

@@ -19,7 +19,7 @@ OF_JOB = "image dataset workdir stop_timeout time_limit max_restarts min_nodes n
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the plan as a JSON document. In a dry run, values from hosts are None or absent."""
     document = dataclasses.asdict(plan)
-    del document["job"]
+    del document["job"], document["nnodes"]
     document["options"]["by"] = "launch"  # the only command that shows its plan
     document |= {name: getattr(plan.job, name) for name in OF_JOB}
     for node, node_plan in zip(document["nodes"], plan.nodes, strict=True):

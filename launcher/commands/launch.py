@@ -118,9 +118,7 @@ def launch(
         return Exit.DONE
     outcome = run_with_restarts(request, console)
     if as_json:
-        # the other console prints no results, so stdout gets only this document
-        document_console = options.console(quiet, verbose)
-        document_console.json(document(request.folder.load()))
+        console.json(document(request.folder.load()))
     return outcome
 
 

@@ -40,7 +40,7 @@ class Console:
 
     quiet: print only errors as messages. verbose: also print details of each step. plain: no live
     display. fold: for RunLines, which merges identical lines of several ranks. results: whether to
-    print to stdout.
+    print results other than JSON documents.
 
     If writing to stdout fails, the console reports that once, and the command continues and returns
     its usual exit code.
@@ -57,8 +57,8 @@ class Console:
     ) -> None:
         self.quiet, self.verbose, self.plain, self.fold = quiet, verbose, plain, fold
         self.steps: list[tuple[str, float]] = []  # (name, seconds) of each step
+        self._results = results
         self._stdout = ResultStream(self.say)
-        self._stdout.closed |= not results
         reserve("stderr")
         self._live: Live | None = None
         self._lock = threading.RLock()
@@ -108,7 +108,7 @@ class Console:
     @property
     def on_terminal(self) -> bool:
         """Whether results are printed to a terminal."""
-        return self._stdout.on_terminal
+        return self._results and self._stdout.on_terminal
 
     def print(self, text: str) -> None:
         try:
@@ -119,8 +119,9 @@ class Console:
         self.flush()
 
     def json(self, document: dict[str, Any]) -> None:
-        self.write(json.dumps(document, indent=2).encode() + b"\n")
-        self.flush()
+        with self._lock:
+            self._write(json.dumps(document, indent=2).encode() + b"\n")
+            self._stdout.flush()
 
     def table(
         self,
@@ -141,6 +142,10 @@ class Console:
 
     def write(self, data: bytes) -> None:
         """Print bytes to stdout. They are sure to be visible only after `flush`."""
+        if self._results:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
         with self._lock:
             if self._live and data:
                 self._live.hide()
@@ -150,7 +155,8 @@ class Console:
 
     def flush(self) -> None:
         with self._lock:
-            self._stdout.flush()
+            if self._results:
+                self._stdout.flush()
             if self._live and self._live.due():
                 self._live.draw()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pty
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from local_machine import Machine
 
+from launcher.logs.log_entry import parse
 from launcher.terminal.console import Console, WarningHandler
 from launcher.terminal.table import table
 
@@ -62,6 +64,21 @@ def on_terminal(program: str, **env: str) -> bytes:
             pass
     os.close(leader)
     return seen.replace(b"\r\n", b"\n")
+
+
+def test_without_results_only_json_documents_are_printed(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    console = Console(results=False)
+    console.print("a run id")
+    console.table([["gpu1", "ok"]], ["HOST", "SSH"])
+    console.show(parse(PROGRESS, 0, 1.0))
+    console.write(b"a line of a rank\n")
+    console.json({"version": 1})
+    console.say("a message")
+    out, err = capfdbinary.readouterr()
+    assert json.loads(out) == {"version": 1}
+    assert err == b"ddpctl: a message\n"
 
 
 def test_a_terminal_gets_colors_and_no_other_escape() -> None:

@@ -130,16 +130,7 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
     found but some hosts did not answer.
     """
     statuses, failures = list_nodes(connections, cluster)
-    arguments = [prefix] if prefix else []
-    machines = one_per_account(connections)
-    listed, _ = ask_each(machines, lambda connection: connection.script(RUN_IDS, *arguments).stdout)
-    runs: dict[str, dict[str, bool]] = {}  # by host: run ids, and whether the run is alive there
-    for host, text in listed.items():
-        words = text.decode(errors="replace").split()
-        runs[host] = dict.fromkeys(filter(is_run_id, words), False)
-    for status in statuses:
-        there = runs.setdefault(status.host, {})
-        there[status.run_id] = status.alive or there.get(status.run_id, False)
+    runs = runs_by_host(connections, statuses, prefix)
     which, remedy = "", "start one with `ddpctl launch`"
     if prefix:
         run_id = unique_match(prefix, sorted(set().union(*runs.values())))
@@ -162,6 +153,23 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
             raise NodesFailed(failures, *([no_run] if answered else []))
         raise no_run
     return run_id
+
+
+def runs_by_host(
+    connections: Sequence[HostConnection], statuses: Iterable[NodeStatus], prefix: str | None
+) -> dict[str, dict[str, bool]]:
+    """Return the ids of each host's runs, from its folders and nodes, and whether each is alive there."""
+    arguments = [prefix] if prefix else []
+    machines = one_per_account(connections)
+    listed, _ = ask_each(machines, lambda connection: connection.script(RUN_IDS, *arguments).stdout)
+    runs: dict[str, dict[str, bool]] = {}
+    for host, text in listed.items():
+        words = text.decode(errors="replace").split()
+        runs[host] = dict.fromkeys(filter(is_run_id, words), False)
+    for status in statuses:
+        there = runs.setdefault(status.host, {})
+        there[status.run_id] = status.alive or there.get(status.run_id, False)
+    return runs
 
 
 def newest_run(runs: Iterable[Mapping[str, bool]]) -> str | None:

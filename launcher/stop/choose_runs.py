@@ -37,7 +37,7 @@ class HostedRun:
     owners: Sequence[str] = ()
     typed: str | None = None
 
-    def confirm(self, *, yes: bool) -> bool:
+    def confirmed(self, *, yes: bool) -> bool:
         """Ask before stopping another user's run. Return the answer.
 
         Without a terminal, the user must have typed the full run id or passed -y.
@@ -59,7 +59,7 @@ class Target(ABC):
     cluster: Cluster
     with_finished: ClassVar[bool] = False
 
-    def confirm(self, *, yes: bool) -> bool:
+    def confirmed(self, *, yes: bool) -> bool:
         """Ask before stopping more than the user named. Return the answer."""
         return True
 
@@ -75,14 +75,14 @@ class KnownRun(Target):
     folder: RunFolder
     typed: str | None
 
-    def confirm(self, *, yes: bool) -> bool:
+    def confirmed(self, *, yes: bool) -> bool:
         return self.typed is not None or confirm(f"Stop run {self.folder.run_id}?", None, yes=yes)
 
     def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
         run_id, record = self.folder.run_id, self.folder.load_if_readable(console)
         if record and not record.adopted:  # launched here, by this user
             return [HostedRun(run_id, connections, asked=connections)]
-        return [with_owners(run_id, connections, self.cluster, console, self.typed)]
+        return [with_owners(run_id, self.typed, connections, self.cluster, console)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class NamedRun(Target):
     def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
         with console.step(f"asking {counted(len(connections), 'host')} about the run"):
             run_id = find_id(connections, self.cluster, self.typed)
-        return [with_owners(run_id, connections, self.cluster, console, self.typed)]
+        return [with_owners(run_id, self.typed, connections, self.cluster, console)]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class AllRuns(Target):
 
     with_finished = True
 
-    def confirm(self, *, yes: bool) -> bool:
+    def confirmed(self, *, yes: bool) -> bool:
         refusal = "--all stops all your runs on these hosts"
         return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
 
@@ -152,10 +152,10 @@ def hosts_of(folder: RunFolder) -> Cluster:
 
 def with_owners(
     run_id: str,
+    typed: str | None,
     connections: Sequence[HostConnection],
     cluster: Cluster,
     console: Console,
-    typed: str | None,
 ) -> HostedRun:
     """Return the run with its hosts and the other users who own nodes of it there."""
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):

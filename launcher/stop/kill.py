@@ -28,7 +28,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
 
     yes: do not ask; if the user is asked and declines, return INTERRUPTED.
     """
-    if not target.confirm(yes=yes):
+    if not target.confirmed(yes=yes):
         return Exit.INTERRUPTED
     cluster = target.cluster
     with connected(cluster.hosts) as connections:
@@ -38,7 +38,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             if as_json:
                 console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
             raise
-        if not all(run.confirm(yes=yes) for run in runs):
+        if not all(run.confirmed(yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, cluster.job.engine, console)
         if target.with_finished:

@@ -23,7 +23,7 @@ POLL = 0.3  # seconds between checks for these processes
 
 @dataclass(frozen=True)
 class Stopped:
-    """The result of a stop on one host.
+    """The result of a stop on one host or, to describe it, on several.
 
     nodes: the run's nodes here when the stop began, in any state. Tickets (places in line) count,
     except those of live nodes and those that the stop keeps (see Stop.cancel). left: the names of

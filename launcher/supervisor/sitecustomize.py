@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 FOLDER = os.path.dirname(__file__)
 # Real-time signals: no program sends them by accident, and they are queued. faulthandler writes the
@@ -21,6 +22,7 @@ FOLDER = os.path.dirname(__file__)
 MAIN_THREAD, ALL_THREADS = 58, 59
 HIGH = 200  # the script may expect its descriptors to have the usual low numbers
 OPEN_FILES = 65536  # data loader workers pass tensors as files; the usual limit is 1024
+LAST_MOMENT = 0.2  # seconds in which torch's threads can finish before Python exits
 
 
 def listen() -> None:
@@ -88,7 +90,11 @@ class DumpOnRequest:
                 os.unlink(self._pipe)
 
     def _leave(self) -> None:
-        """Stop answering when Python exits. First write a dump if an exception ended the script."""
+        """Stop answering when Python exits. First write a dump if an exception ended the script.
+
+        Then wait for a moment: a thread of Gloo that still has to free a tensor while Python exits would
+        abort the rank, after all its work is done (torch 2.13, Python before 3.14).
+        """
         if os.getpid() != self._pid:  # a forked child
             return
         with self._writing:
@@ -96,6 +102,7 @@ class DumpOnRequest:
                 self._write()
             if os.path.exists(self._pipe):
                 os.unlink(self._pipe)
+        time.sleep(LAST_MOMENT)
 
     def _write(self) -> None:
         torch = sys.modules.get("torch._C._distributed_c10d")

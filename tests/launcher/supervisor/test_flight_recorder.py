@@ -155,12 +155,16 @@ def test_only_ranks_that_are_alive_are_waited_for(tmp_path: Path) -> None:
 
 
 RANK = """
-import os, sys, time
+import os, sys, threading, time
 import torch.distributed
 print("started", flush=True)
 if sys.argv[1] == "fail":
     raise ValueError
 if sys.argv[1] == "fork" and os.fork() == 0:
+    sys.exit()
+if sys.argv[1] == "thread":
+    end = lambda: (time.sleep(0.05), print("has let go of its tensor", flush=True))
+    threading.Thread(target=end, daemon=True).start()
     sys.exit()
 time.sleep(0.1 if sys.argv[1] == "end" else 60)
 """
@@ -224,6 +228,13 @@ def test_a_fork_of_a_rank_does_not_answer_for_it(
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     until(lambda: any(has_ended(child) for child in children.read_text().split()), 10)
     assert FlightRecorder(str(folder)).ask()
+
+
+def test_python_does_not_exit_before_gloos_threads_have_let_go_of_their_tensors(
+    rank: Callable[[str], subprocess.Popen[str]],
+) -> None:
+    out, errors = rank("thread").communicate(timeout=10)
+    assert (out, errors) == ("has let go of its tensor\n", "")
 
 
 def has_ended(pid: str) -> bool:

@@ -500,6 +500,8 @@ def test_spares_get_the_code_and_a_dead_one_is_a_warning(
 def test_check_shows_spares_whose_problems_are_warnings(fake_cluster: Make) -> None:
     cluster = fake_cluster(spares=["spare0", "spare1"])
     cluster.hosts["spare1"].reachable = False
+    for host in cluster:
+        host.on_start = lambda node: node.ended.set()  # test containers end
     _, out, _ = cluster.ddpctl("check", cluster.hosts_file)
     assert "warning: spare1: ssh: no answer within 10s" in out
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.strip()}

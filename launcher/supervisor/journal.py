@@ -82,9 +82,8 @@ class Journal:
         return True
 
     def _copy_to_engine_log(self, data: bytes) -> None:
-        if len(self._stdout) > STDOUT_BACKLOG:
-            return  # the journal has these lines
-        self._stdout += data
+        if len(self._stdout) <= STDOUT_BACKLOG:  # otherwise only the journal gets these lines
+            self._stdout += data
         with contextlib.suppress(OSError):
             while self._stdout:
                 self._stdout = self._stdout[os.write(1, self._stdout[:65536]) :]

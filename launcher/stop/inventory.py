@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import UnusableAnswer
 from ..run_id import is_run_id
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
@@ -56,10 +57,18 @@ class Inventory:
 
 
 def take_inventory(connection: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
-    """Return what a host has. folder: also list ~/.ddpctl. run_id: list only this run's processes."""
-    what, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
-    done = connection.script(INVENTORY, what, run_id, timeout=timeout, limit=LONG_OUTPUT)
-    return parse_inventory(done.stdout.decode(errors="replace"), connection.name)
+    """Return what a host has. folder: also list ~/.ddpctl. run_id: list only this run's processes.
+
+    Raises CommandFailed or UnusableAnswer instead of returning a list that may not be complete.
+    """
+    scope, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
+    done = connection.script(INVENTORY, scope, run_id, timeout=timeout, limit=LONG_OUTPUT)
+    what = "cannot list what ddpctl has on that host"
+    remedy = "check its memory (`free -h`), its limit on processes (`ulimit -u`) and its programs"
+    text = done.expect(what, remedy, connection.name).stdout.decode(errors="replace")
+    if not any(line.startswith("host ") for line in text.splitlines()):
+        raise UnusableAnswer(f"{what}: its answer has no line `host`", remedy, host=connection.name)
+    return parse_inventory(text, connection.name)
 
 
 def parse_inventory(text: str, host: str) -> Inventory:

@@ -14,10 +14,16 @@ echo "host $now $(uname -n) $(readlink -f "$HOME/.ddpctl")"
 
 # Only environments that this user may read count. Root may read all; so without $2, root gets only
 # runs with a folder in its own home. Processes of hooks (--on-exit, --on-event) do not count.
-for e in $(grep -lz "^DDPCTL_RUN_ID=$2" /proc/[0-9]*/environ 2>/dev/null |
-    xargs -r grep -LzxF DDPCTL_HOOK=1 2>/dev/null); do
+# No pipes, so that a program that is missing or was killed (126 or more) ends the script: a list that
+# is too short would pass as proof that nothing is left. Other exit codes may mean that a process has
+# ended or belongs to another user.
+ran() { [ "$1" -lt 126 ] || { echo "$2: exit $1" >&2; exit 1; }; }
+environs=$(grep -lz "^DDPCTL_RUN_ID=$2" /proc/[0-9]*/environ 2>/dev/null); ran $? grep
+# shellcheck disable=SC2086 # several paths without blanks
+[ -z "$environs" ] || { environs=$(grep -LzxF DDPCTL_HOOK=1 $environs 2>/dev/null); ran $? grep; }
+for e in $environs; do
   p=${e#/proc/}; p=${p%/environ}
-  r=$(tr '\0' '\n' 2>/dev/null < "$e" | sed -n 's/^DDPCTL_RUN_ID=//p')
+  r=$(sed -nz 's/^DDPCTL_RUN_ID=//p' "$e" 2>/dev/null); ran $? sed
   [ -n "$2" ] || [ "$(id -u)" != 0 ] || [ -d "$runs/$r" ] || continue
   printf 'process %s %s %s\n' "$p" "$r" "$(cat "/proc/$p/comm" 2>/dev/null)"
 done

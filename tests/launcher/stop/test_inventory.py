@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
 from launcher.stop.inventory import (
@@ -92,6 +93,24 @@ def test_open_attempts_are_listed_with_their_data_code_and_packages(store: Path)
         OpenAttempt("odd", "twoopen lines", frozenset({"d" * 64})),
         OpenAttempt("open", "gpu9", frozenset({"a" * 64, "b" * 64, "c" * 64})),
     ]
+
+
+@pytest.mark.parametrize(("program", "fault"), [("grep", "exit 127"), ("sed", "kill -9 $$")])
+def test_a_list_of_processes_without_a_program_that_it_needs_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, fault: str
+) -> None:
+    tool = tmp_path / program
+    tool.write_text(f"#!/bin/sh\n{fault}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    environment = {**os.environ, "DDPCTL_RUN_ID": "r1"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        try:
+            with pytest.raises(CommandFailed, match=program):
+                take_inventory(HERE, folder=False, run_id="r1")
+        finally:
+            process.kill()
 
 
 def test_without_a_hosts_clock_nothing_there_counts_as_old_enough_to_remove() -> None:

@@ -16,6 +16,7 @@ from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
+from launcher.stop import inventory
 from launcher.stop.choose_runs import HostedRun
 from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
@@ -58,6 +59,23 @@ def test_an_unconfirmed_stop_is_remembered_and_finished_at_the_next_contact(
     assert cluster.nodes == []
     assert cluster.record["state"] == "CANCELLED"
     assert cluster.record["pending_stop"] == []
+
+
+@pytest.mark.parametrize("fault", ["exit 2", "kill -9 $$", "exit 0", "echo nonsense; exit 0"])
+@pytest.mark.parametrize("flags", [[], ["--strays"]])
+def test_a_host_that_fails_to_list_its_processes_is_not_confirmed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, fault: str, flags: list[str]
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    script = f'[ "$(uname -n)" != gpu1 ] || {{ {fault}; }}\n{inventory.INVENTORY}'
+    monkeypatch.setattr(inventory, "INVENTORY", script)
+    code, out, err = cluster.ddpctl("kill", flags[0] if flags else run_id, "--json", *flags[1:])
+    assert code == 6 and "gpu1" in err, err
+    document = json.loads(out)
+    unseen = document["unseen"] if flags else document["runs"][0]["unseen"]
+    assert [each["host"] for each in unseen] == ["gpu1"]
+    assert cluster.record["pending_stop"] == ([] if flags else ["gpu1"])
 
 
 def test_a_pending_stop_uses_the_runs_own_engine_whatever_the_hosts_file_says(

@@ -214,17 +214,20 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                     raise KeyboardInterrupt
                 detach.start_recorder(request.folder, RunState.WAITING)
                 outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
-            self._tickets.abandon()
+            for tickets in self._all_tickets():
+                tickets.abandon()
             self.interrupts.forget()
             return outcome
 
     def leave(self) -> None:
         """Remove all tickets of the run, because it has started."""
-        for tickets in (self.previous, self._tickets):
-            if tickets:
-                tickets.close()
+        for tickets in self._all_tickets():
+            tickets.close()
         if self._asked_before:
             self._remove_earlier()
+
+    def _all_tickets(self) -> list[Tickets]:
+        return [tickets for tickets in (self.previous, self._tickets) if tickets]
 
     def _remove_earlier(self) -> None:
         """Remove the tickets that another process or attempt has left."""

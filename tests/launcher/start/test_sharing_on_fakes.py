@@ -265,10 +265,10 @@ def test_a_detached_run_waits_with_its_recorder_and_is_shown(
     assert cluster.tickets == []
 
 
-@pytest.mark.usefixtures("make")
-def test_a_restart_that_waits_counts_as_a_restart_after_a_recorder_has_taken_over(
-    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def restart_left_in_line(
+    number: signal.Signals, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> tuple[FakeCluster, int]:
+    """A launch whose restart waits in line when the signal arrives, and its exit code."""
     cluster = fake_cluster("gpu0", gpus=2, master_port="auto", max_restarts=1)
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
     cluster.hosts["gpu0"].on_start = lambda node: (
@@ -284,14 +284,33 @@ def test_a_restart_that_waits_counts_as_a_restart_after_a_recorder_has_taken_ove
     renew = waiting_line.Tickets.renew
 
     def leave(tickets: waiting_line.Tickets) -> Claims:
-        signal.raise_signal(signal.SIGQUIT)
+        signal.raise_signal(number)
         listed, _ = renew(tickets)
         return {}, dict.fromkeys(listed, PreflightError("another run was faster"))
 
     with monkeypatch.context() as patch:
         patch.setattr(run_attempt_module, "claim_gpus", refuse_restart)
         patch.setattr(waiting_line.Tickets, "renew", leave)
-        assert cluster.launch("--wait")[0] == 0
+        return cluster, cluster.launch("--wait")[0]
+
+
+@pytest.mark.usefixtures("make")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 130), (signal.SIGQUIT, 0)])
+def test_a_restart_that_a_signal_leaves_in_line_keeps_its_place(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    cluster, exit_code = restart_left_in_line(number, fake_cluster, monkeypatch)
+    assert exit_code == code
+    assert cluster.record["state"] == "WAITING"
+    assert cluster.tickets
+
+
+@pytest.mark.usefixtures("make")
+def test_a_restart_that_waits_counts_as_a_restart_after_a_recorder_has_taken_over(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, code = restart_left_in_line(signal.SIGQUIT, fake_cluster, monkeypatch)
+    assert code == 0
     [run_id] = cluster.recorders
     assert run_recorder(cluster, run_id, monkeypatch) == 1
     attempts = cluster.record["attempts"]
@@ -299,6 +318,7 @@ def test_a_restart_that_waits_counts_as_a_restart_after_a_recorder_has_taken_ove
         ("FAILED", "launch"),
         ("FAILED", "restart"),
     ]
+    assert cluster.tickets == []
 
 
 def test_a_resume_that_waits_counts_as_a_resume_after_a_recorder_has_taken_over(

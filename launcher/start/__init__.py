@@ -12,10 +12,11 @@ Three marks on a host keep runs apart. `kill` removes or cancels each of them.
   expires unless it is renewed (waiting_line.py).
 - A reservation is a link whose target names a command: only this command, or the process to which
   it handed the run over, may start the attempt, and only if `kill` has not cancelled it
-  (reservation.py). On the launching machine, WAITING_LOCK ensures that one process at a time waits
-  in line for a run.
+  (reservation.py).
+
+On the launching machine, WAITING_LOCK ensures that only one process at a time waits in line for a run.
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
-ranks. On the way back: the supervisor's End event -> FollowedNode.state -> Session's final state ->
-Outcome.exit -> exit code (cli.py).
+ranks. On the way back: the supervisor's End event -> FollowedNode.end_state -> Session's final
+state -> Outcome.exit -> exit code (cli.py).
 """

@@ -53,13 +53,13 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
 def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
     """Wait until a run that waits in line has started or ended. Return its record.
 
-    Leaves the run to a recorder if the process that waits for it has died. Raises CommandFailed if
-    that recorder ends too.
+    If the process that waited in line for the run has died, starts a recorder that takes over. Raises
+    CommandFailed if that recorder also ends too early.
     """
     console.say(f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows which ones")
     recorder_started = False
     while True:
-        # before the record is read, because a process may end after its last change to the record
+        # check this before reading the record: a process may change the record and then end
         abandoned = not (is_locked(folder.path / WAITING_LOCK) or detach.has_recorder(folder))
         record = folder.load()
         is_pending = record.state is RunState.PENDING and not abandoned

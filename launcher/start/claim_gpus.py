@@ -40,8 +40,8 @@ def claim_gpus(
 ) -> Refused | None:
     """Create the nodes on all hosts, then look for rivals. Return None if no rival comes first.
 
-    Otherwise, remove all nodes and return Refused. If an error is raised, the caller must remove
-    them. user_env, run_json: see `create_nodes`.
+    Otherwise, remove all nodes and return Refused. After an error, the caller must remove the
+    nodes. user_env, run_json: see `create_nodes`.
     """
     with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
         create_nodes(planned, user_env, run_json)
@@ -53,9 +53,9 @@ def claim_gpus(
 
 
 def _settle_with_rivals(planned: PlannedAttempt) -> list[DdpctlError]:
-    """Wait until no rival is undecided, and return an error for each that goes before this run.
+    """Wait until a rival is ahead of this run or no rival is undecided. Return an error for each ahead.
 
-    Removes what dead launches left on the hosts. After LEASE, undecided rivals go before this run.
+    Removes what dead launches left on the hosts. After LEASE, undecided rivals count as ahead.
     """
     plan, wanted = planned.plan, planned.wanted
     sharing = [connection for connection in wanted if wanted[connection]]
@@ -117,9 +117,10 @@ def _ahead(
     *,
     or_undecided: bool,
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return which of the rivals found go before this run, by host, and an error for each.
+    """Return the rivals that are ahead of this run, by host, and an error for each.
 
-    The errors say what each rival has taken of the `wanted` resources.
+    found: all rivals, by host. or_undecided: count undecided rivals as ahead. The errors say which of
+    the `wanted` resources each rival has taken.
     """
     ahead = {
         connection: those_ahead(here, planned.plan.key, or_undecided=or_undecided)

@@ -14,8 +14,9 @@ mkdir -p "$control/ranks"
 uname -n > "$control/host"
 umask 022
 mkdir -p "$run/checkpoints" "$run/output" ${code:+"$run/workspace"} ${cache:+"$cache"}
-# Of the nodes that share this folder, one copies the code. The digest is in the name because the
-# next try of an attempt that had to wait for its GPUs may have other code.
+# Of the nodes that share this run folder, only the one that creates the marker copies the code. The
+# marker's name contains the digest, because an attempt that had to wait for its GPUs may have newer
+# code at its next try.
 if [ -n "$code" ] && mkdir "$control/../../.workspace-${control##*/}-$3" 2>/dev/null; then
   # Not hard links: a run that writes to a file would change it for all runs. If the file system can
   # (XFS, Btrfs), a copy shares the pushed file's blocks until one of the two changes.

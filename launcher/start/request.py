@@ -31,7 +31,7 @@ class Request:
     former: tuple[Host, ...] = ()  # hosts no longer used that may have the run's checkpoints
     since: float | None = None  # when the run asked for its GPUs; None: it asks now. See Plan.since
     until: float | None = None  # when it stops waiting: unix seconds on this machine's clock
-    handed_over: bool = False  # another process has reserved it; this one holds WAITING_LOCK
+    handed_over: bool = False  # another process reserved the attempt; this one holds WAITING_LOCK
     notes: tuple[str, ...] = ()  # the first lines of the run's log
 
     @property

@@ -24,7 +24,7 @@ class Reservation:
     run_id: str
     attempt: int
     handed_over: bool = False  # whether another process has made the reservation for this process
-    previous: PlannedAttempt | None = None  # the attempt that this one restarts, on its own hosts
+    previous: PlannedAttempt | None = None  # the attempt that this one restarts
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
 
     def take(self, connections: Sequence[HostConnection], console: Console) -> None:
@@ -59,10 +59,10 @@ class Reservation:
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
 
     def raise_if_killed(self, planned: PlannedAttempt, console: Console) -> None:
-        """Raise RunKilled if `kill` has cancelled the attempt, as planned, or the previous one."""
+        """Raise RunKilled if `kill` has cancelled the planned attempt or the previous one."""
         with console.step("asking whether the run was killed"):
             raise_if_cancelled(planned.plan, planned.connections)
-            if self.previous:  # a `kill` may have known only its hosts
+            if self.previous:  # `kill` may have known only the previous hosts
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
 
 

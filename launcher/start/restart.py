@@ -170,7 +170,7 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 def turn_kept_for_restart(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
-    """Context manager: Tickets.kept_for_restart, for a run that another process has started."""
+    """Context manager: as Tickets.kept_for_restart, but for a run that another process has started."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UsageError, OSError, RunKilled):  # then the run cannot restart
             base = request_to_restart(folder, record, options)
@@ -182,9 +182,9 @@ def turn_kept_for_restart(
 
 @contextlib.contextmanager
 def tickets_until_restart(base: Request) -> Iterator[Tickets | None]:
-    """Context manager: hold tickets on the hosts of the newest attempt. Yield them, then close them.
+    """Context manager: hold tickets on the hosts of the newest attempt, and close them at the end.
 
-    Yields None if no host answers. Raises RunKilled if the run was killed.
+    Yields the tickets, or None if no host answers. Raises RunKilled if the run was killed.
     """
     silent = base.earlier.pending_stop if base.earlier else []
     with connected([host for host in base.cluster.hosts if host.name not in silent]) as connections:

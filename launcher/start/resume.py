@@ -60,7 +60,8 @@ def resume(
 def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     """Return the run's folder. If this machine has no record of it, make one from the hosts' reports.
 
-    hosts: those to resume on. They are asked about the run unless `target` names hosts.
+    hosts: those to resume on. They are asked about a run that is not recorded here, unless `target`
+    names other hosts to ask.
     """
     if names_hosts(target):
         return find(target, None, console)

@@ -100,8 +100,8 @@ def start_nodes(planned: PlannedAttempt, console: Console) -> None:
 def remove_nodes(planned: PlannedAttempt, console: Console, *, folders: bool = False) -> None:
     """Stop and remove the nodes of this attempt. If that fails, `kill` finds them by their labels.
 
-    folders: also delete the attempt's folders and its copy of the code, as if the attempt had never
-    existed.
+    folders: also delete the attempt's control folders and its copies of the code, as if the attempt
+    had never existed.
     """
 
     def remove(connection: HostConnection) -> None:

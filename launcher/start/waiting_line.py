@@ -43,7 +43,7 @@ class Tickets:
     """One run's tickets on the hosts that it may use."""
 
     def __init__(self, planned: PlannedAttempt) -> None:
-        """planned: the tickets' hosts and labels. `kill` also cancels its reservation."""
+        """planned: the attempt that has the tickets. It determines their hosts and labels."""
         self.planned = planned
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -81,10 +81,10 @@ class Tickets:
 
     @contextlib.contextmanager
     def kept_for_restart(self, folder: RunFolder, console: Console) -> Iterator[None]:
-        """Context manager: while the run is followed, hold tickets for a restart, if it may restart.
+        """Context manager: if the run may restart, hold tickets for the restart while it is followed.
 
-        They stay if the run continues or restarts, because another process or the restart then
-        renews them.
+        The tickets stay if the run continues or restarts, because another process or the restart
+        then renews them.
         """
         most = self.planned.plan.job.max_restarts
         if most == 0:
@@ -159,15 +159,15 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     """
 
     hosts: Sequence[HostConnection]  # all that may have tickets of the run
-    request: Request  # after a refusal: with the time of the run's turn and the end of its wait
-    previous: Tickets | None  # of the attempt that this one restarts; they stay until it starts
+    request: Request  # each refusal updates `since` and `until`
+    previous: Tickets | None  # of the attempt that this one restarts; kept until this one starts
     interrupts: Interrupts
     console: Console
     _tickets: Tickets | None = None
     _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        # by another process or attempt, which may have left tickets
+        # whether another process or attempt asked for the GPUs; it may have left tickets
         self._asked_before = self.request.since is not None
 
     def __exit__(self, error: object, *_: object) -> None:
@@ -254,7 +254,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                     return number
 
     def _raise_if_too_late(self, reasons: Sequence[DdpctlError]) -> None:
-        """Raise Several with the reasons after --wait-limit."""
+        """If --wait-limit has passed, raise Several with the reasons."""
         if self.request.until is not None and time.time() >= self.request.until:
             remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
             raise refusal(reasons, remedy)

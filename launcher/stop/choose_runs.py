@@ -28,7 +28,8 @@ class HostedRun:
     """A run, and the hosts that may have it.
 
     asked: all hosts that were asked about the run, including `connections`. owners: the other users
-    whose nodes are to be stopped. typed: the id or the start of it, as the user typed it, if at all.
+    whose nodes are to be stopped. typed: the id or the start of it, as the user typed it; None if
+    none was typed.
     """
 
     run_id: str
@@ -99,7 +100,7 @@ class NamedRun(Target):
 
 @dataclass(frozen=True)
 class OnlyRun(Target):
-    """This user's only live run on these hosts; if none is live, their newest ended run there."""
+    """This user's only live run on these hosts or, if none is live, the newest run that has ended."""
 
     def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
         own = list_own_runs(connections, self.cluster, console)
@@ -190,8 +191,8 @@ class OwnRuns:
     def hosted(self, run_ids: Sequence[str]) -> list[HostedRun]:
         """Return these runs, each with the hosts that may have it.
 
-        They are those that list it, did not answer or have nodes with unreadable labels. Raises
-        NodesFailed if there is no run, but a host may have one.
+        A host may have a run if it lists the run, did not answer, or has nodes with unreadable labels.
+        Raises NodesFailed if there are no runs, but a host may have one.
         """
         machines = one_per_account(self.asked)
         unreadable = {

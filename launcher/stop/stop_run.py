@@ -23,7 +23,7 @@ POLL = 0.3  # seconds between checks for these processes
 
 @dataclass(frozen=True)
 class Stopped:
-    """The result of a stop on one host or, to describe it, on several.
+    """The result of a stop on one host or, in a summary, on several hosts.
 
     nodes: the run's nodes here when the stop began, in any state. Tickets (places in line) count,
     except those of live nodes and those that the stop keeps (see Stop.cancel). left: the names of
@@ -69,7 +69,7 @@ class Stop:
 
     @classmethod
     def of(cls, record: RunRecord, owners: Collection[str] = ()) -> Self:
-        """Return the stop of a recorded run. owners: besides the one in the record."""
+        """Return the stop of a recorded run. owners: those to add to the one in the record."""
         return cls(record.run_id, record.engine, record.stop_timeout, [*owners, record.owner])
 
     @property

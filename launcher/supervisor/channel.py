@@ -83,7 +83,10 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[Any]:
-        """Return new messages: Decisions from node 0, or Statuses. Raises one of BROKEN."""
+        """Return the new messages: Decisions from node 0, or Statuses from another node.
+
+        Raises one of BROKEN if the connection is unusable.
+        """
         try:
             data = self.sock.recv(65536)
         except BlockingIOError:

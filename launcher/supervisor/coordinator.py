@@ -185,7 +185,7 @@ class Coordinator:
         return min(exits, key=lambda reason: reason.time)
 
     def _hung(self, now: float) -> Reason | None:
-        """Return the reason to stop if the run hangs, once the nodes have written their stacks."""
+        """Return the reason to stop if the run hangs. First waits for all stacks, up to STACKS_TIMEOUT."""
         statuses = self.statuses.values()
         age = seconds_hung(statuses, self.spec.hang_timeout)
         if age is None:

@@ -22,7 +22,7 @@ FOLDER = os.path.dirname(__file__)
 MAIN_THREAD, ALL_THREADS = 58, 59
 HIGH = 200  # the script may expect its descriptors to have the usual low numbers
 OPEN_FILES = 65536  # data loader workers pass tensors as files; the usual limit is 1024
-LAST_MOMENT = 0.2  # seconds in which torch's threads can finish before Python exits
+LAST_MOMENT = 0.2  # seconds for Gloo's threads to finish before Python exits
 
 
 def listen() -> None:
@@ -92,8 +92,8 @@ class DumpOnRequest:
     def _leave(self) -> None:
         """Stop answering when Python exits. First write a dump if an exception ended the script.
 
-        Then wait for a moment: a thread of Gloo that still has to free a tensor while Python exits would
-        abort the rank, after all its work is done (torch 2.13, Python before 3.14).
+        Then wait for a moment: a Gloo thread that frees a tensor while Python exits would abort the rank
+        after all its work is done (torch 2.13, Python before 3.14).
         """
         if os.getpid() != self._pid:  # a forked child
             return

@@ -126,8 +126,8 @@ class Config:
         None, "weight decay of batch norms and biases (default: --weight-decay)", kind=float)
     label_smoothing: float = flag(0.0, "label smoothing, at least 0 and below 1", "--smoothing")
     clip_grad_norm: float = flag(0.0, "maximum gradient norm (0: no limit)", "--clip-grad")
-    ema: float = flag(0.0, "decay of the moving average of the weights that is evaluated in their "
-                      "place (0: off)", "--ema-decay")
+    ema: float = flag(0.0, "decay of the moving average of the weights, which replaces them in "
+                      "evaluations (0: off)", "--ema-decay")
 
     epochs: int = flag(10, "passes over the training images", "--num-epochs")
     max_steps: int = flag(0, "stop after this many steps (0: train for --epochs)")
@@ -333,14 +333,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         model="resnet18", global_batch=128, epochs=200, schedule="cosine", warmup_epochs=1.0,
         opt="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4,
     ),
-    # Target: at least 94.5% on CIFAR-10 in at most a third of the baseline's time. Accuracy not measured.
+    # Target: at least 94.5% on CIFAR-10 in at most a third of the baseline's time. The accuracy is unknown.
     "fast": preset(
         model="resnet18", global_batch=512, epochs=35, schedule="triangular", warmup_epochs=5.0,
         opt="sgd", lr=0.4, momentum=0.9, weight_decay=5e-4, label_smoothing=0.1,
         amp="bf16", compile=True, compile_mode="reduce-overhead", drop_last=True,
     ),
     # Target: 96% on CIFAR-10 in 180 s on one H200, without test-time augmentation. It takes 137 s;
-    # the accuracy is not measured. docs/trainer.md has the arithmetic.
+    # the accuracy has not been measured. docs/trainer.md has the arithmetic.
     "speed96": preset(
         model="resnet18", global_batch=512, epochs=160, schedule="cosine", warmup_epochs=5.0,
         opt="sgd", lr=0.4, momentum=0.9, weight_decay=5e-4, label_smoothing=0.1, cutout=16, ema=0.999,

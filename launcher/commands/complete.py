@@ -13,7 +13,7 @@ HOSTS_FILES = (".yaml", ".yml")
 
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
-    """Return the ids of the runs recorded on this machine, newest first, each with its state."""
+    """Return the recorded run ids that start with `incomplete`, newest first, each with its state."""
     from ..runs.record import run_folders
 
     try:

@@ -19,8 +19,8 @@ from .status import NodeStatus
 class NodeListing:
     """The nodes and tickets of a run, or of all runs, on one host.
 
-    unreadable: the names of further nodes, whose labels are missing or wrong. As long as there are
-    any, a stop is unconfirmed.
+    unreadable: the names of more nodes, whose labels are missing or wrong. While a host has such
+    nodes, a stop is unconfirmed.
     """
 
     nodes: Sequence[NodeStatus]
@@ -60,7 +60,7 @@ class Engine(Protocol):
         """List the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
     def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:
-        """Return the nodes and tickets of `listing`. May be faster."""
+        """Return only the nodes and tickets of `listing`, which may be faster."""
         return self.listing(run_id).nodes
 
     def claims(self) -> Sequence[NodeStatus]:

@@ -38,7 +38,7 @@ def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
 def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
     """Start a recorder outside this terminal's session, and wait until it is ready.
 
-    Raises CommandFailed if it does not start. Its text says what that means for a run in `state`.
+    Raises CommandFailed if it does not start. The error says what that means for a run in `state`.
     """
     log = folder.path / "recorder.log"
     try:

@@ -94,13 +94,13 @@ class FollowedNode(NodeEvidence):
         return self.done or self.end is not None
 
     def is_done(self, now: float, drained: bool) -> bool:
-        """Return whether the node has ended and nothing more will come from it, in one of five ways:
+        """Return whether nothing more will come from the node, for one of these reasons:
 
         - Its host did not answer a probe after another node's failure.
         - The node and its engine have reported its end.
-        - The node has reported its end, and its engine is silent for ENGINE_TIMEOUT.
+        - The node reported its end ENGINE_TIMEOUT ago, and its engine has not confirmed it.
         - Its engine has reported its end, and its whole journal was read.
-        - Its engine has reported its end, and its journal is silent for DRAIN_TIMEOUT.
+        - Its engine has reported its end, and nothing has arrived for DRAIN_TIMEOUT.
 
         now: time.monotonic(). drained: whether the Monitor has taken all items from its inbox.
         """
@@ -176,7 +176,7 @@ class Monitor:
             NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._inbox)
             for rank, member in enumerate(handle.members)
         ]
-        self._announced_at = 0.0  # time.monotonic() when the user last knew every contact's state
+        self._announced_at = 0.0  # time.monotonic() when the user last knew all contacts' state
 
     def observations(self) -> Generator[Observation]:
         """Yield observations until all nodes have ended. Closing the generator ends the watchers.
@@ -215,7 +215,7 @@ class Monitor:
                 node.contact.restore()
             case Lost(_, why) if not node.contact.lost:
                 node.contact.lose(why)
-            case ProbeFailed(_, why) if not node.end:  # which may have come during the probe
+            case ProbeFailed(_, why) if not node.end:  # it may have ended during the probe
                 node.contact.lose(why, gone=True)
             case Exited():
                 node.exited, node.size = True, item.size
@@ -236,7 +236,7 @@ class Monitor:
         return restarts
 
     def _note_event(self, node: FollowedNode, at: float, event: Event) -> Restarted | None:
-        """Keep an event. Return what to observe if it reports a restart in place, else None.
+        """Keep an event. Return an observation if it reports a restart in place, else None.
 
         at: unix seconds, by the node's clock.
         """
@@ -258,7 +258,7 @@ class Monitor:
         return Restarted(node, at, event) if isinstance(event, RestartInPlace) else None
 
     def _contact_changes(self, wait: float) -> Iterator[ContactChange]:
-        """Announce the contacts that were lost or restored, `wait` seconds after the first of them."""
+        """Yield all contact changes that were not announced, `wait` seconds after the first of them."""
         nodes = self.nodes.values()
         changed = [node for node in nodes if node.contact.lost is not node.contact.announced]
         if not changed:
@@ -271,7 +271,7 @@ class Monitor:
     # --- which nodes are done ------------------------------------------------------------------
 
     def _newly_done(self) -> list[FollowedNode]:
-        """Mark and return the nodes that are done since the last call."""
+        """Mark the nodes that are done, and return those that were not marked before."""
         waiting, now = self._waiting(), time.monotonic()
         for node in waiting:
             node.done = node.is_done(now, drained=self._inbox.was_empty)

@@ -168,7 +168,7 @@ class Session:
     def _handle_signal(self, number: int) -> bool:
         """Handle a signal. Return whether to stop following now and let the run continue."""
         if self._interrupted:
-            return False  # the stop goes on to its end, so that we can confirm and record it
+            return False  # see the stop through, so that we can confirm and record it
         if number in LEAVING or not self.run.owned:
             return True
         on_terminal = number == signal.SIGINT and sys.stdin.isatty() and sys.stderr.isatty()

@@ -34,7 +34,7 @@ class Group:
 
 
 class Fold:
-    """Folds lines into groups, and returns each group as an entry, in the order in which they began."""
+    """Folds lines into groups, and returns the groups as entries, in the order in which they began."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit

@@ -14,8 +14,8 @@ class JournalReader:
     """Parses one journal, fed in pieces of any size. Only whole lines become entries."""
 
     def __init__(self, host: str = "", node_rank: int = 0, offset: int = 0) -> None:
-        """host, node_rank: labels for the lines. offset: where the first piece begins."""
-        self.offset = offset  # bytes of the journal so far, including the unfinished line
+        """host, node_rank: labels for the lines. offset: where the first piece begins, in bytes."""
+        self.offset = offset  # bytes of the journal read so far, including the unfinished line
         self._host, self._node_rank = host, node_rank
         self._partial = bytearray()  # the unfinished line, up to LONGEST_LINE
         self._time = 0.0  # the time of the last entry

@@ -16,7 +16,7 @@ LABEL = re.compile(rb"\[([^\]]+?)(?::(0|[1-9]\d{0,6}))?\] ")  # host and rank
 class LogEntry(NamedTuple):
     """One event of a node, or adjacent lines of its output that have the same time and rank."""
 
-    host: str  # "" for a line of a damaged log file; from Fold, perhaps several hosts or ranks
+    host: str  # "" if a damaged log file lacks it; from Fold, may be several hosts or ranks
     node_rank: int
     time: float  # unix seconds on the host's clock
     rank: int | None  # global rank; None for torchrun, the supervisor and events

@@ -101,7 +101,7 @@ def _print_output(running: Stream, host: str, console: Console, *, unchanged: bo
 
 
 class Sanitizer:
-    """Sanitizes output for a terminal. It arrives in pieces, which may split an escape sequence."""
+    """Makes output safe for a terminal. It may arrive in pieces that split an escape sequence."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode

@@ -216,7 +216,7 @@ def container_name(run_id: str, node_rank: int) -> str:
 
 
 def name_prefix(run_id: str | None) -> str:
-    """Return how the names of the run's containers begin; None: those of all runs."""
+    """Return how the names of a run's containers begin or, if `run_id` is None, those of all runs."""
     return f"ddpctl-{run_id}-" if run_id else "ddpctl-"
 
 

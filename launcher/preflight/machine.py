@@ -39,8 +39,8 @@ class Machine:
     """A machine and its nodes. engine: None if the engine does not answer or the job needs none.
 
     python: the versions of the job's Python and its packages, or why they are unknown; None if the
-    image has its own Python. run_nodes: the nodes and tickets of all runs there, in any state. report:
-    None if no container was tested.
+    image has its own Python. run_nodes: all runs' nodes and tickets on the machine, in any state.
+    report: None if no container was tested.
     """
 
     name: str

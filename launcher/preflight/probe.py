@@ -29,7 +29,7 @@ LONGEST_LINE = 4096  # bytes
 
 
 class Probe:
-    """The agents, one per machine, and their orders. Close the probe at the end."""
+    """Starts one agent per machine and tells the agents what to dial. Close it to stop them."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

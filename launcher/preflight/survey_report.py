@@ -43,7 +43,7 @@ def table(
 ) -> list[list[str]]:
     """Return a row per host: its name, then ok, warn, FAIL or `-` (not checked) for each check.
 
-    left_out: checks that are not made on any host.
+    left_out: checks that were not made on any host.
     """
     failed = [f for f in findings if f.severity == "failure"]
     cells = {(host, check): "-" for host in hosts for check in left_out}

@@ -323,7 +323,7 @@ def run_folder(run_id: str) -> RunFolder:
 
 
 def new_record(plan: Plan, earlier: RunRecord | None = None, *, by: str = "launch") -> RunRecord:
-    """Return a record with a new PENDING attempt after those of `earlier`. by: what starts it."""
+    """Return a record with a new PENDING attempt after those of `earlier`. by: see AttemptRecord."""
     hosts = [node.host.name for node in plan.nodes]
     image, dataset, workdir = plan.image_digest, plan.dataset_digest, plan.workdir_digest
     inputs = {"image": image, "dataset": dataset, "code": workdir}

@@ -153,7 +153,7 @@ def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
 
 
 def plot(report: Report, to: Path) -> None:
-    """Plot bus bandwidth by size. The suffix of `to` selects the format."""
+    """Plot bus bandwidth against message size. The suffix of `to` selects the file format."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -3,9 +3,10 @@
 Other control characters go too. Escape sequences can move a terminal's cursor, set its title and
 write to the clipboard, and hosts, images and scripts control the text of logs.
 
-What reaches the terminal passes `colored` in ResultStream (stdout), in Live (the display) or in
-exec.Sanitizer, or `text.printable` in `write_message` (stderr), `confirm` or PushProgress.say. Two
-things do not, because the user asked for them: the output of `exec -t` and of hooks.
+All text for the terminal passes through `colored` (in ResultStream for stdout, in Live for the display
+and in exec.Sanitizer) or `text.printable` (in `write_message` for stderr, in `confirm` and in
+PushProgress.say). There are two exceptions: the output of `exec -t` and the output of hooks, because
+the user asked for them.
 """
 
 import re
@@ -28,5 +29,5 @@ def without_overwritten(text: bytes) -> bytes:
 
 
 def visible(entry: LogEntry) -> LogEntry:
-    """Return the entry without overwritten text. Once it is rendered, its label would go too."""
+    """Return the entry without overwritten text. `render` then adds the label, which must stay."""
     return entry._replace(lines=[without_overwritten(line) for line in entry.lines])

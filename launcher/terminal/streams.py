@@ -12,7 +12,7 @@ from .sanitize import colored
 
 
 class ResultStream:
-    """stdout. Files and pipes get all bytes unchanged. A terminal gets no escapes except colors."""
+    """stdout. Files and pipes get all bytes unchanged. For a terminal, see `colored`."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
         """on_failure: called once, with the reason, when stdout can no longer be written to."""

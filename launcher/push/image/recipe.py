@@ -47,7 +47,7 @@ class Recipe:
         return f"{self.name}:{digest[:12]}"
 
     def context(self) -> bytes:
-        """Return the build context, a tar archive."""
+        """Return the build context as a tar archive."""
         files = (*self.files, ("Dockerfile", self.dockerfile.encode()))
         return b"".join(archive(starmap(small_file, files)))
 
@@ -78,7 +78,7 @@ def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
             files = {local: path.read_bytes() for local, path in with_named(source, text)}
             files["requirements.txt"] = text.encode()
     except (OSError, UnicodeDecodeError) as error:
-        remedy = "make it a readable text file in UTF-8"
+        remedy = "make it a readable UTF-8 text file"
         raise UsageError(f"{source}: cannot be read: {error}", remedy) from None
     path = Path(__file__).with_name("conda.dockerfile" if is_conda else "pip.dockerfile")
     return Recipe(name, base, _dockerfile(path, base), tuple(sorted(files.items())))

@@ -103,7 +103,7 @@ def _requirements(job: Job) -> tuple[Path, str]:
         if source.suffix in (".txt", ".toml"):
             return source, requirements_of(source)
     except (OSError, UnicodeDecodeError) as error:
-        remedy = "make it a readable text file in UTF-8"
+        remedy = "make it a readable UTF-8 text file"
         raise UsageError(f"{source}: cannot be read: {error}", remedy) from None
     raise UsageError(
         f"{source}: is neither a requirements.txt nor a pyproject.toml",

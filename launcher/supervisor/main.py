@@ -62,8 +62,10 @@ class Supervisor:
         except Exception as error:  # a bug in the supervisor must not leave ranks running
             import traceback  # slow to import
 
-            self.journal.say("the supervisor failed: " + traceback.format_exc())
-            kill_descendants()
+            try:
+                self.journal.say("the supervisor failed: " + traceback.format_exc())
+            finally:  # even if it failed because it cannot write the journal
+                kill_descendants()
             reason = self.round.why("supervisor", "the supervisor failed: %r" % error)
             self.journal.write_event(Stopping(reason))
             self.journal.write_event(End(EndState.FAILED, 1, reason))

@@ -155,6 +155,27 @@ def test_a_fault_of_the_supervisor_itself_leaves_nothing_running(tmp_path: Path)
         assert cause is not None and cause.kind == "supervisor"
 
 
+def test_a_journal_that_cannot_be_written_leaves_nothing_running(tmp_path: Path) -> None:
+    made, read = Attempt(tmp_path), bytearray()
+    [node] = made.add(1, ["chatter"])
+    os.mkfifo(node.folder / "journal")  # writing fails once nobody has it open for reading
+    journal = os.open(node.folder / "journal", os.O_RDONLY | os.O_NONBLOCK)
+
+    def working() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            read.extend(os.read(journal, 1 << 20))
+        return read.count(b"working") == NPROC
+
+    made.start()
+    try:
+        until(working, 60)
+        os.close(journal)
+        assert made.wait() == [1]
+        assert made.survivors() == []
+    finally:
+        made.close()
+
+
 def test_the_trainers_progress_counts_more_than_its_output(tmp_path: Path) -> None:
     made = Attempt(tmp_path)
     [node] = made.add(1, ["chatter"], hang_timeout=1.0)

@@ -111,6 +111,11 @@ class AttemptRecord:
         """Its number within the run, starting at 1. Named `attempt` in run.json."""
         return self.attempt
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether another machine started it. The hosts report neither its start nor its master."""
+        return not self.master_addr
+
     def add_restart(self, event: RestartInPlace, time: str) -> bool:
         """Record a restart in place. Return False if it is recorded already or out of order."""
         recorded = sum(restart.kind == IN_PLACE for restart in self.restarts)
@@ -163,6 +168,12 @@ class RunRecord:
     def attempt(self) -> AttemptRecord:
         """The newest attempt."""
         return self.attempts[-1]
+
+    @property
+    def last_started(self) -> AttemptRecord:
+        """The newest attempt that has started; the newest of all if none has."""
+        started = [attempt for attempt in self.attempts if attempt.started or attempt.is_reported]
+        return (started or self.attempts)[-1]
 
     @property
     def restarts(self) -> list[RestartRecord]:

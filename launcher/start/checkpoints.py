@@ -41,7 +41,7 @@ class Checkpoints(HostFolder):
     """The run's folder on a host, and the checkpoints in it."""
 
     rank: int | None  # the host's node rank in the next attempt; None if it has none
-    same_rank: bool  # whether the last attempt gave it the same rank; then it keeps its files
+    same_rank: bool  # whether the last attempt to start gave it this rank; then it keeps its files
     newest: str = ""  # the newest step that matches its MANIFEST, such as ckpt/step-00000012
     damaged: tuple[str, ...] = ()  # incomplete or damaged steps after `newest`
     files: Mapping[str, File] = field(default_factory=dict)  # by path; hidden files are omitted
@@ -109,7 +109,7 @@ def checkpoint_folders(
     connections: Sequence[HostConnection], former: Sequence[HostConnection], record: RunRecord
 ) -> list[Checkpoints]:
     """Return the run's folder on each host, but only once if several nodes or hosts share it."""
-    before = {entry.host: entry for entry in reversed(record.attempt.nodes)}
+    before = {entry.host: entry for entry in reversed(record.last_started.nodes)}
     ranks = {connection: rank for rank, connection in enumerate(connections)}
     folders = []
     for connection in one_per_home((*connections, *former)):

@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import attempt_record, run_record
 
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
+from launcher.runs.record import AttemptRecord, NodeRecord
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import Completed
-from launcher.start import plain_files
-from launcher.start.checkpoints import Checkpoints, File, ResumePoint, choose, with_content
+from launcher.start import checkpoints, plain_files
+from launcher.start.checkpoints import (
+    Checkpoints,
+    File,
+    ResumePoint,
+    checkpoint_folders,
+    choose,
+    with_content,
+)
 from launcher.start.plain_files import copy_files
 
 
@@ -70,6 +79,31 @@ def test_older_files_of_a_host_are_replaced_by_those_of_the_newest_checkpoint() 
 
 def test_without_any_checkpoint_there_is_nothing_to_give() -> None:
     assert choose([host("a", 0), host("b", None)]) is None
+
+
+def ranks(number: int, *hosts: str, **fields: Any) -> AttemptRecord:
+    nodes = [NodeRecord(rank, name, "/run") for rank, name in enumerate(hosts)]
+    return attempt_record(attempt=number, nodes=nodes, **fields)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "same"),
+    [
+        ([ranks(1, "a", "b", started="then"), ranks(2, "b", "a", started="then")], True),
+        ([ranks(1, "a", "b", started="then"), ranks(2, "b", "a")], False),
+        ([ranks(1, "b", "a", started="then"), ranks(2, "a", "b")], True),
+        # of another machine's attempts, the hosts report the nodes of the newest, but not its start
+        ([ranks(1, started="then", master_addr=""), ranks(2, "b", "a", master_addr="")], True),
+    ],
+    ids=["started", "did not start", "did not start elsewhere", "of another machine"],
+)
+def test_only_an_attempt_that_started_tells_whose_files_a_host_has(
+    attempts: list[AttemptRecord], same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "one_per_home", list)  # would ask the hosts
+    hosts = [HostConnection(Host(name)) for name in ("b", "a")]
+    folders = checkpoint_folders(hosts, [], run_record(*attempts))
+    assert [folder.same_rank for folder in folders] == [same, same]
 
 
 # --- real folders ---------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class NamedRun(Target):
 
 @dataclass(frozen=True)
 class OnlyRun(Target):
-    """This user's only live run on these hosts or, if none is live, the newest run that has ended."""
+    """This user's only live run on these hosts or, if none is live, this user's newest ended run there."""
 
     def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
         own = list_own_runs(connections, self.cluster, console)

@@ -59,15 +59,17 @@ class Inventory:
 def take_inventory(connection: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
     """Return what a host has. folder: also list ~/.ddpctl. run_id: list only this run's processes.
 
-    Raises CommandFailed or UnusableAnswer instead of returning a list that may not be complete.
+    Raises CommandFailed or UnusableAnswer instead of returning a list that may be incomplete.
     """
     scope, timeout = ("all", TIMEOUT) if folder else ("", 30.0)
     done = connection.script(INVENTORY, scope, run_id, timeout=timeout, limit=LONG_OUTPUT)
     what = "cannot list what ddpctl has on that host"
-    remedy = "check its memory (`free -h`), its limit on processes (`ulimit -u`) and its programs"
+    remedy = (
+        "on that host, check the free memory, the process limit (`ulimit -u`), `grep` and `sed`"
+    )
     text = done.expect(what, remedy, connection.name).stdout.decode(errors="replace")
     if not any(line.startswith("host ") for line in text.splitlines()):
-        raise UnusableAnswer(f"{what}: its answer has no line `host`", remedy, host=connection.name)
+        raise UnusableAnswer(f"{what}: the answer has no `host` line", remedy, host=connection.name)
     return parse_inventory(text, connection.name)
 
 

@@ -14,12 +14,12 @@ echo "host $now $(uname -n) $(readlink -f "$HOME/.ddpctl")"
 
 # Only environments that this user may read count. Root may read all; so without $2, root gets only
 # runs with a folder in its own home. Processes of hooks (--on-exit, --on-event) do not count.
-# No pipes, so that a program that is missing or was killed (126 or more) ends the script: a list that
-# is too short would pass as proof that nothing is left. Other exit codes may mean that a process has
+# No pipes, so that a program that is missing or was killed (exit code 126 or more) ends the script: an
+# incomplete list would pass as proof that nothing is left. Other exit codes may mean that a process has
 # ended or belongs to another user.
 ran() { [ "$1" -lt 126 ] || { echo "$2: exit $1" >&2; exit 1; }; }
 environs=$(grep -lz "^DDPCTL_RUN_ID=$2" /proc/[0-9]*/environ 2>/dev/null); ran $? grep
-# shellcheck disable=SC2086 # several paths without blanks
+# shellcheck disable=SC2086 # several paths without spaces
 [ -z "$environs" ] || { environs=$(grep -LzxF DDPCTL_HOOK=1 $environs 2>/dev/null); ran $? grep; }
 for e in $environs; do
   p=${e#/proc/}; p=${p%/environ}

@@ -14,6 +14,6 @@ read_file() { [ -f "$1" ] && head -c "$2" "$1" 2>/dev/null; }
 # Succeeds if the attempt in folder $1 belongs to a node on this host. Hosts may share a home.
 own() { [ "$(read_file "$1/host" 256)" = "$(uname -n)" ]; }
 
-# Succeeds if the attempt in folder $1 may be running on any host with this home: it still has its
-# ballast, and its journal was written to within the last week.
+# Succeeds if the attempt in folder $1 may be running on any host with this home: it still has the
+# file ballast (perhaps empty), and its journal was written to within the last week.
 is_open() { [ -e "$1/ballast" ] && [ -n "$(find "$1/journal" -mtime -7 2>/dev/null)" ]; }

@@ -17,7 +17,9 @@ import time
 
 from .events import Event, document
 
-BALLAST = 1 << 20  # bytes of disk reserved for the last events on a full disk
+# Bytes of disk reserved for the last events on a full disk, in a file that exists until the attempt
+# ends: see is_open in launcher/plan/attempts.sh.
+BALLAST = 1 << 20
 STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
 
 
@@ -48,7 +50,8 @@ class Journal:
 
     def write_event(self, event: Event) -> None:
         if not self.try_write_event(event):
-            self._drop_ballast()
+            with contextlib.suppress(OSError):
+                os.truncate(self._ballast, 0)
             self.try_write_event(event)
 
     def try_write_event(self, event: Event) -> bool:
@@ -56,7 +59,8 @@ class Journal:
         return self._append(_entries(b"!", json.dumps(document(event)).encode() + b"\n"))
 
     def close(self) -> None:
-        self._drop_ballast()
+        with contextlib.suppress(OSError):
+            os.unlink(self._ballast)
         os.close(self._file)
 
     def _append(self, data: bytes) -> bool:
@@ -87,10 +91,6 @@ class Journal:
         with contextlib.suppress(OSError):
             while self._stdout:
                 self._stdout = self._stdout[os.write(1, self._stdout[:65536]) :]
-
-    def _drop_ballast(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._ballast)
 
 
 def _entries(who: bytes, lines: bytes) -> bytes:

@@ -21,6 +21,8 @@ from launcher.stop.inventory import (
     take_inventory,
 )
 from launcher.stop.prune_pushed import MIN_AGE, unused_trees
+from launcher.supervisor.events import Clock
+from launcher.supervisor.journal import Journal
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 DIGEST = "0" * 64
@@ -111,6 +113,23 @@ def test_a_list_of_processes_without_a_program_that_it_needs_is_an_error(
                 take_inventory(HERE, folder=False, run_id="r1")
         finally:
             process.kill()
+
+
+def test_an_attempt_stays_open_on_a_full_disk_until_it_ends(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "set_blocking", lambda *_: None)  # this process's own stdout
+    folder = store / "runs" / "r1" / "nodes" / "0" / "attempt-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"dataset_digest": DIGEST}))
+    journal = Journal(str(folder), "gpu9")
+    monkeypatch.setattr(journal, "_append", lambda _: False)
+    journal.write_event(Clock(1.0, 0.1))
+    assert (folder / "ballast").stat().st_size == 0
+    [attempt] = take_inventory(HERE, folder=True).open_attempts
+    assert attempt.digests == {DIGEST}
+    journal.close()
+    assert take_inventory(HERE, folder=True).open_attempts == []
 
 
 def test_without_a_hosts_clock_nothing_there_counts_as_old_enough_to_remove() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..errors import DdpctlError, NodesFailed
+from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
 from ..outcomes import Exit, RunState
 from ..runs.record import run_folder, timestamp
 from ..ssh.background import in_background
@@ -52,11 +52,12 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
 
 def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
     """Stop runs, print what was stopped, and record it. engine: of runs without a record here."""
-    killed = stop_all([(run, make_stop(run, engine, console)) for run in runs], console)
-    for each in killed:
+    killed = []
+    for each in stop_all([(run, make_stop(run, engine, console)) for run in runs], console):
         each.report(console)
-        report_unconfirmed(each.errors_by_name, console)
-        each.save(console)
+        recorded = replace(each, pending=each.save(console))
+        report_unconfirmed(recorded.errors_by_name, console)
+        killed.append(recorded)
     return killed
 
 
@@ -87,12 +88,14 @@ def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[
 class Killed:
     """The result of stopping one run on each of its hosts, or that host's error.
 
-    Of several connections to one account, only the first is used.
+    Of several connections to one account, only the first is used. pending: hosts that were not
+    asked and, according to the record, have not confirmed an earlier stop of the run.
     """
 
     run: HostedRun
     results: Mapping[HostConnection, Stopped]
     errors: Mapping[HostConnection, DdpctlError]
+    pending: Sequence[str] = ()
 
     @cached_property
     def results_by_name(self) -> dict[str, Stopped]:
@@ -100,13 +103,14 @@ class Killed:
 
     @cached_property
     def errors_by_name(self) -> dict[str, DdpctlError]:
-        return by_name(self.run.connections, self.errors)
+        error = StopUnconfirmed("it did not confirm an earlier stop, and was not asked this time")
+        return by_name(self.run.connections, self.errors) | dict.fromkeys(self.pending, error)
 
     @property
     def unconfirmed(self) -> list[str]:
         """The names of the hosts on which something may be left."""
         left = [connection for connection, result in self.results.items() if result.left]
-        return sorted({connection.name for connection in (*self.errors, *left)})
+        return sorted({*self.pending, *(connection.name for connection in (*self.errors, *left))})
 
     def report(self, console: Console) -> None:
         """Print what was stopped and, with --verbose, where. Leftovers are printed as an error."""
@@ -129,8 +133,10 @@ class Killed:
             parts.append(f"did not touch nodes on {names(untouched)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
-    def save(self, console: Console) -> None:
+    def save(self, console: Console) -> list[str]:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
+
+        Return those of these hosts that were not asked.
 
         A run that has not ended, or is UNKNOWN, becomes CANCELLED once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches
@@ -140,15 +146,17 @@ class Killed:
         folder = run_folder(self.run.run_id)
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
-            return
+            return []
         asked = {connection.name for connection in self.run.asked}
         before = {*record.pending_stop}
-        record.pending_stop = sorted({*self.unconfirmed, *(before - asked)})
+        not_asked = sorted(before - asked)
+        record.pending_stop = sorted({*self.unconfirmed, *not_asked})
         asked_all = {*record.hosts} <= asked
         last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
         if not record.state.is_final and (asked_all or last_confirmed):
             record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
         folder.try_save(record, console)
+        return not_asked
 
     def document(self) -> dict[str, Any]:
         return {

@@ -108,6 +108,28 @@ def test_a_pending_stop_does_not_cancel_a_run_that_was_resumed_on_other_hosts(
     assert cluster.record["pending_stop"] == []
 
 
+def test_a_kill_is_not_confirmed_while_a_host_that_the_run_lost_has_not_confirmed_its_stop(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu9")
+    _, out, err = cluster.ddpctl(
+        "launch", "-H", "gpu0:0,gpu1:0", "--no-push", "--no-check", "--detach", "--", "a.py"
+    )
+    run_id = out.strip()
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    file.write_text(json.dumps({**cluster.record, "pending_stop": ["gpu9"]}))
+    code, out, err = cluster.ddpctl("kill", run_id, "--json")
+    assert code == 6 and "gpu9: stop not confirmed" in err, err
+    assert f"run {run_id}: stopped, nothing left on gpu[0-1]" in err
+    [run] = json.loads(out)["runs"]
+    assert (run["confirmed"], [each["host"] for each in run["unseen"]]) == (False, ["gpu9"])
+    assert (cluster.record["state"], cluster.record["pending_stop"]) == ("CANCELLED", ["gpu9"])
+
+    assert cluster.ddpctl("ps", cluster.hosts_file)[0] == 0  # reaches gpu9
+    assert cluster.record["pending_stop"] == []
+    assert cluster.ddpctl("kill", run_id)[0] == 0
+
+
 def kill_that_gpu1_ignores(cluster: FakeCluster, flag: str) -> tuple[str, str]:
     """Return what `kill` prints to stdout and stderr if the node on gpu1 does not stop."""
     run_id = running(cluster)

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
-from ..outcomes import Exit, RunState
-from ..runs.record import run_folder, timestamp
+from ..outcomes import Exit, NodeState, RunState
+from ..runs.record import AttemptRecord, run_folder, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each
@@ -138,10 +138,10 @@ class Killed:
 
         Return those of these hosts that were not asked.
 
-        A run that has not ended, or is UNKNOWN, becomes CANCELLED once all its hosts have been
+        A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches
         these hosts stops it there (see `finish_pending`). A run that is UNKNOWN because some hosts
-        had not confirmed its stop also becomes CANCELLED once the last of them confirms it.
+        had not confirmed its stop also gets its end state once the last of them confirms it.
         """
         folder = run_folder(self.run.run_id)
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
@@ -154,9 +154,21 @@ class Killed:
         asked_all = {*record.hosts} <= asked
         last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
         if not record.state.is_final and (asked_all or last_confirmed):
-            record.attempt.state, record.attempt.ended = RunState.CANCELLED, timestamp()
+            record.attempt.state, record.attempt.ended = self.end_state(record.attempt), timestamp()
         folder.try_save(record, console)
         return not_asked
+
+    def end_state(self, attempt: AttemptRecord) -> RunState:
+        """Return SUCCEEDED if all nodes had ended with exit code 0, otherwise CANCELLED."""
+        statuses = [status for result in self.results.values() for status in result.nodes]
+        succeeded = sorted(
+            (status.node_rank, status.host)
+            for status in statuses
+            if status.attempt == attempt.number and status.node_state is NodeState.SUCCEEDED
+        )
+        every_node = [(node.node_rank, node.host) for node in attempt.nodes]
+        all_succeeded = succeeded and succeeded == every_node
+        return RunState.SUCCEEDED if all_succeeded else RunState.CANCELLED
 
     def document(self) -> dict[str, Any]:
         return {

@@ -252,6 +252,20 @@ def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -
     assert cluster.record["state"] == "SUCCEEDED"
 
 
+@pytest.mark.parametrize(
+    ("exit_codes", "state"), [((0, 0), "SUCCEEDED"), ((0, 1), "CANCELLED"), ((0,), "CANCELLED")]
+)
+def test_a_run_that_succeeded_after_its_recorder_died_is_recorded_as_succeeded(
+    fake_cluster: Make, exit_codes: tuple[int, ...], state: str
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    for node, exit_code in zip(cluster.nodes, exit_codes, strict=False):
+        node.end(exit_code)
+    assert cluster.ddpctl("kill", run_id)[0] == 0
+    assert (cluster.record["state"], cluster.nodes) == (state, [])
+
+
 def test_a_verbose_kill_says_of_each_host_what_was_done_there(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = running(cluster)

@@ -41,13 +41,14 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         if not all(run.confirmed(yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, cluster.job.engine, console)
-        if target.with_finished:
-            remove_finished(connections, cluster, console)
+        errors = remove_finished(connections, cluster, console) if target.with_finished else {}
     if as_json:
-        console.json({"version": 1, "runs": [run.document() for run in killed], "unseen": []})
+        rows = [run.document() for run in killed]
+        console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})
     elif not killed:
         console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
-    return Exit.UNCONFIRMED if any(run.unconfirmed for run in killed) else Exit.DONE
+    unconfirmed = errors or any(run.unconfirmed for run in killed)
+    return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
 
 
 def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:

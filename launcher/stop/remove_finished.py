@@ -1,9 +1,9 @@
 """Remove the containers of finished runs, as `kill --all` does after stopping the live ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..engines.choose import engine_traits, engines_on
-from ..errors import CommandFailed
+from ..errors import CommandFailed, DdpctlError
 from ..hosts import Cluster
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
@@ -15,10 +15,13 @@ from ..text import counted
 
 def remove_finished(
     connections: Sequence[HostConnection], cluster: Cluster, console: Console
-) -> None:
-    """Remove the containers of this user's finished runs, but no folders. Print the count."""
+) -> Mapping[str, DdpctlError]:
+    """Remove the containers of this user's finished runs, but no folders. Print the count.
+
+    Print and return the errors of the hosts on which some may be left, by host name.
+    """
     if not engine_traits(cluster.job.engine).keeps_containers:
-        return
+        return {}
 
     def remove(connection: HostConnection) -> set[str]:
         run_ids = set()
@@ -37,3 +40,4 @@ def remove_finished(
     what = "containers of finished runs may be left"
     errors = {h: CommandFailed(f"{what}: {e.what}", e.remedy) for h, e in failures.items()}
     report_errors(errors, console)
+    return errors

@@ -207,6 +207,22 @@ def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_clust
     assert run_id in err and "3 finished runs" in err
 
 
+def test_kill_all_is_not_confirmed_while_containers_of_finished_runs_may_be_left(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    cluster.hosts["gpu1"].refuses = {"remove": "the disk is full"}
+    code, out, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y", "--json")
+    assert code == 6 and "gpu1: containers of finished runs may be left" in err, err
+    [unseen] = json.loads(out)["unseen"]
+    assert unseen["host"] == "gpu1" and "the disk is full" in unseen["error"]
+    cluster.hosts["gpu1"].refuses = {}
+    assert cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")[0] == 0
+    assert cluster.nodes == []
+
+
 def test_of_several_live_runs_on_the_hosts_none_is_killed_by_guess(fake_cluster: Make) -> None:
     cluster = fake_cluster(master_port="auto")
     first, second = running(cluster), running(cluster)

@@ -95,12 +95,12 @@ def clean(
                 for run_id in sorted(each.runs & kept.keys()):
                     console.say(f"{connection.name}: not cleaned: {run_id} {kept[run_id]}")
         removed = bool(to_remove) and confirm(total(to_remove.values()))
-        after = traces
+        after, confirmed = traces, True
         if removed:
             with console.step(f"looking again on {counted(len(to_remove), 'host')}"):
                 to_remove = without_new_runs(to_remove, leaders, cluster, console)
             with console.step(f"removing traces from {counted(len(to_remove), 'host')}"):
-                remove(machines, traces, leaders, cluster, to_remove, console)
+                confirmed = remove(machines, traces, leaders, cluster, to_remove, console)
                 after, failures = try_each(
                     machines, lambda connection: look(connection, leaders, cluster)
                 )
@@ -130,7 +130,7 @@ def clean(
     elif not unclean and not failures:
         console.say("no traces of ddpctl on these hosts")
     if removed:
-        return Exit.UNCONFIRMED if failures or unclean else Exit.DONE
+        return Exit.UNCONFIRMED if failures or unclean or not confirmed else Exit.DONE
     return Exit.UNREACHABLE if failures else Exit.DONE
 
 
@@ -217,8 +217,11 @@ def remove(
     cluster: Cluster,
     to_remove: Mapping[HostConnection, Traces],
     console: Console,
-) -> None:
-    """Stop live runs, each only on hosts that themselves list it; remove containers and folders."""
+) -> bool:
+    """Stop live runs, each only on hosts that themselves list it; remove containers and folders.
+
+    Return whether the stops are confirmed.
+    """
 
     def hosted(run_id: str) -> HostedRun:
         there = [
@@ -233,7 +236,7 @@ def remove(
         return HostedRun(run_id, there, asked=[*answered], owners=sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
-    kill_runs([hosted(run_id) for run_id in live], cluster.job.engine, console)
+    killed = kill_runs([hosted(run_id) for run_id in live], cluster.job.engine, console)
 
     def run(connection: HostConnection, script: str) -> None:
         if (done := connection.script(script, timeout=TIMEOUT)).code != 0:
@@ -256,3 +259,4 @@ def remove(
     ]
     failures |= try_each(emptied, lambda connection: run(connection, REMOVE))[1]
     report_errors(by_name(machines, failures), console)
+    return not any(run.unconfirmed for run in killed)

@@ -55,6 +55,18 @@ def test_the_question_has_the_totals(fake_cluster: Make, monkeypatch: pytest.Mon
     )
 
 
+def test_a_clean_is_not_confirmed_while_a_host_that_its_run_lost_has_not_confirmed_its_stop(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    file.write_text(json.dumps({**cluster.record, "pending_stop": ["gpu9"]}))
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "--kill", "-y")
+    assert code == 6 and "gpu9: stop not confirmed" in err, err
+    assert cluster.nodes == [] and cluster.record["pending_stop"] == ["gpu9"]
+
+
 def while_asked(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:
     """Let `deed` happen while the user reads the list, before the answer "yes"."""
     monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)

@@ -1,19 +1,41 @@
 """Queue Ctrl-C, Ctrl-\\ and other signals until the program can handle them.
 
 launcher.follow.session decides what each signal does to a run that is followed, and
-launcher.start.waiting_line what it does to a run that waits in line.
+launcher.start.waiting_line what it does to a run that waits in line. In a recorder, every signal
+does the same (`end_recorder`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
+from typing import NoReturn
 
 LEAVING = (signal.SIGHUP, signal.SIGQUIT)  # a closed terminal and Ctrl-\: the run continues
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *LEAVING)
+
+
+def end_recorder(number: int, _: FrameType | None = None) -> NoReturn:
+    """Handle a signal in a recorder: end this process and touch nothing, as if its machine had died.
+
+    A shutdown of the machine sends SIGTERM. A started run continues. A waiting run stays WAITING
+    and keeps its tickets until they expire, so that `attach` can start a recorder for it.
+    """
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def signals_end_recorder() -> Iterator[None]:
+    """Context manager: a signal calls `end_recorder`; in a `held()` block, only once it is taken."""
+    before = _install(dict.fromkeys(SIGNALS, end_recorder))
+    try:
+        yield
+    finally:
+        _install(before)
 
 
 class Interrupts:
@@ -23,23 +45,22 @@ class Interrupts:
     completed or undone, and code that handles signals can `take` them. Such blocks may be nested.
     If a Ctrl-C or SIGTERM has not been taken, the end of the outermost block raises
     KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
-    because they let the run continue.
+    because they let the run continue. In a recorder, all signals do; see `end_recorder`.
     """
 
     def __init__(self) -> None:
         self._pending: list[int] = []
         self._holds = 0  # nested `held()` blocks
-        self._before: dict[int, signal._HANDLER] = {}
+        self._before: Mapping[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        for number in SIGNALS if in_main_thread else ():
-            self._before[number] = signal.signal(number, self._receive)
+        self._before = _install(dict.fromkeys(SIGNALS, self._receive))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        _install(self._before)
+        if self._in_recorder and self._pending:
+            end_recorder(self._pending[0])
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -48,11 +69,14 @@ class Interrupts:
             yield
         finally:
             self._holds -= 1
-        if not self._holds and not set(self._pending) <= set(LEAVING):
+        leaving = SIGNALS if self._in_recorder else LEAVING
+        if not self._holds and not set(self._pending) <= set(leaving):
             raise KeyboardInterrupt
 
     def take(self) -> int | None:
         """Remove and return the oldest queued signal; None if the queue is empty."""
+        if self._in_recorder and self._pending:
+            end_recorder(self._pending[0])
         return self._pending.pop(0) if self._pending else None
 
     def forget(self) -> None:
@@ -60,6 +84,20 @@ class Interrupts:
         self._pending.clear()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if not self._holds:
+        if self._holds:
+            self._pending.append(number)
+        elif self._in_recorder:
+            end_recorder(number)
+        else:
             raise KeyboardInterrupt
-        self._pending.append(number)
+
+    @property
+    def _in_recorder(self) -> bool:
+        return end_recorder in self._before.values()
+
+
+def _install(handlers: Mapping[int, signal._HANDLER]) -> dict[int, signal._HANDLER]:
+    """Install the handlers, but only in the main thread. Return those before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}

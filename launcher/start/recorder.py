@@ -1,7 +1,8 @@
 """The recorder: a process on the launching machine that takes care of a detached run.
 
 It waits in line for GPUs, records the logs, restarts the run as often as job.max_restarts allows,
-and runs --on-exit and --on-event. `launcher.follow.detach` starts it.
+and runs --on-exit and --on-event. `launcher.follow.detach` starts it. A signal ends it, never the
+run (`launcher.follow.ctrl_c.end_recorder`).
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from ..errors import DdpctlError
 from ..follow import hooks
+from ..follow.ctrl_c import signals_end_recorder
 from ..follow.detach import READY, recording
 from ..outcomes import Outcome, RunState
 from ..own_folders import locked
@@ -29,7 +31,7 @@ def main() -> int:
     console = Console(results=False)
     try:
         folder.load()
-        with recording(folder):
+        with recording(folder), signals_end_recorder():
             report_ready()
             return record_run(folder, console).exit
     except DdpctlError as error:

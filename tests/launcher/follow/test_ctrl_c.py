@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
-from launcher.follow.ctrl_c import LEAVING, SIGNALS, Interrupts
+from launcher.follow.ctrl_c import LEAVING, SIGNALS, Interrupts, signals_end_recorder
 
 
 def interrupts_at_once(number: signal.Signals = signal.SIGINT) -> bool:
@@ -79,3 +81,38 @@ def test_the_handlers_before_are_back_afterwards() -> None:
     with Interrupts():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def at_once(number: int) -> None:
+    with Interrupts():
+        signal.raise_signal(number)
+
+
+def once_taken(number: int) -> None:
+    with Interrupts() as interrupts:
+        with interrupts.held():
+            signal.raise_signal(number)
+        os.write(2, b"held")
+        interrupts.take()
+
+
+def if_nobody_takes_it(number: int) -> None:
+    with Interrupts() as interrupts, interrupts.held():
+        signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("receive", [at_once, once_taken, if_nobody_takes_it, signal.raise_signal])
+def test_a_signal_ends_a_recorder_without_cleaning_up(
+    number: int, receive: Callable[[int], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            with signals_end_recorder():
+                receive(number)
+        finally:  # also after KeyboardInterrupt
+            os.write(2, b"cleaned up")
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + number
+    assert capfd.readouterr().err == ("held" if receive is once_taken else "")

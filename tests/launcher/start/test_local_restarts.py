@@ -14,6 +14,9 @@ import pytest
 from local_machine import Machine
 from supervisors import until
 
+from launcher.follow import detach as detach_module
+from launcher.runs.record import RunFolder
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPT = """
@@ -190,6 +193,48 @@ def test_without_containers_nobody_gets_what_a_run_has_before_it_restarts(machin
     finally:
         os.kill(recorder, signal.SIGCONT)
     until(lambda: machine.record()["state"] == "SUCCEEDED" and not tickets(), 60)
+
+
+def test_a_shutdown_of_the_launching_machine_loses_neither_a_started_nor_a_waiting_run(
+    machine: Machine,
+) -> None:
+    """It sends SIGTERM to every process, also to a recorder that started the run itself."""
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    file = machine.folder / "hosts.yaml"
+    file.write_text(file.read_text().replace('"auto"', str(port)))
+
+    def detach(name: str) -> Path:
+        launch(machine, "when-told", "--detach", "--wait", "--name", name)
+        [folder] = (machine.folder / "state").glob(f"ddpctl/runs/{name}-*")
+        return folder
+
+    def state(folder: Path) -> str:
+        return str(json.loads((folder / "run.json").read_text())["state"])
+
+    def shut_down(folder: Path) -> None:
+        os.kill(process(str(folder), machine), signal.SIGTERM)
+        until(lambda: not detach_module.has_recorder(RunFolder(folder)), 60)
+
+    def end(folder: Path) -> None:
+        [kept] = (machine.folder / "home").glob(f".ddpctl/runs/{folder.name}/checkpoints")
+        (kept / "go").touch()
+        machine.ddpctl("attach", folder.name)
+        assert state(folder) == "SUCCEEDED"
+
+    first, second = detach("first"), detach("second")
+    shut_down(second)
+    assert state(second) == "WAITING"
+    attached = machine.start("attach", second.name)
+    until(lambda: detach_module.has_recorder(RunFolder(second)), 60)
+    shut_down(first)
+    end(first)
+    until(lambda: state(second) == "RUNNING", 60)
+    attached.terminate()
+    attached.communicate(timeout=60)
+    shut_down(second)
+    assert state(second) == "RUNNING"
+    end(second)
 
 
 def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) -> None:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from launcher.engines.engine_info import Capabilities, ImageInfo, parse_capabilities
 from launcher.engines.status import NodeStatus
-from launcher.errors import DockerUnavailable
+from launcher.errors import CommandFailed, DockerUnavailable
 from launcher.facts.gpus import Gpu
 from launcher.facts.hardware import Disk
 from launcher.facts.network import Interface
@@ -342,6 +342,13 @@ def sick(made: Machine, **fault: Any) -> Machine:
 
 def with_gpu(made: Machine, node: NodeStatus) -> NodeStatus:
     return replace(node, gpus=(made.facts.gpus[2].uuid,))
+
+
+def test_a_job_without_containers_is_checked_as_one_even_if_its_runs_cannot_be_listed() -> None:
+    error = CommandFailed("could not list the nodes of runs")
+    without = replace(machine(0), engine=None, engine_error=error, python={"torch": "2.13.0"})
+    assert not without.in_containers
+    assert replace(without, python=None).in_containers  # Docker does not answer
 
 
 @pytest.mark.parametrize("process", ["in a container", "without one"])

@@ -179,7 +179,7 @@ class Progress:
     def add(
         self, loss_sum: float, images: float, by_rank: Sequence[float], grad_norm: float = 0.0
     ) -> None:
-        """Add a step's totals. by_rank: loss, images and seconds of own work, rank after rank."""
+        """Add the totals of a poll. by_rank: loss, images and seconds of own work, rank after rank."""
         self.loss_sum += loss_sum
         self.images += images
         self.by_rank = [a + b for a, b in zip(self.by_rank, by_rank, strict=True)]

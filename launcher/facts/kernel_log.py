@@ -47,7 +47,7 @@ class KernelLog:
 
 
 def read_kernel_log(connection: HostConnection, seconds: float) -> KernelLog:
-    """Return what a host's kernel logged in the last `seconds` seconds, and its responding GPUs."""
+    """Return what a host's kernel logged in the last `seconds` seconds, and which GPUs respond."""
     text = connection.script(SCRIPT, GPU_FIELDS, timeout=TIMEOUT).stdout.decode(errors="replace")
     return parse_kernel_log(text, seconds)
 

@@ -236,7 +236,7 @@ class Monitor:
         return restarts
 
     def _note_event(self, node: FollowedNode, at: float, event: Event) -> Restarted | None:
-        """Keep an event. Return an observation if it reports a restart in place, else None.
+        """Keep an event. If it reports a restart in place, return the observation, else None.
 
         at: unix seconds, by the node's clock.
         """

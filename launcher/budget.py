@@ -41,7 +41,7 @@ class Deadline:
 
 
 class Budget(Deadline):
-    """What is left of one answer's budget. what: what answers, as errors name it."""
+    """What is left of one answer's budget. what: the command or server that answers, for errors."""
 
     def __init__(
         self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0

@@ -149,8 +149,8 @@ class Run:
     def kill(self) -> None:
         """Stop the run on all hosts, and verify that nothing is left. Safe to repeat.
 
-        Raises StopUnconfirmed if a host did not answer. ddpctl finishes the stop when it next
-        reaches that host.
+        Raises StopUnconfirmed if a host did not answer or something is left on it. ddpctl then
+        finishes the stop when it next reaches that host.
         """
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as connections:

@@ -96,7 +96,7 @@ def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | N
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
-    """Blame the rank's GPU if the driver has logged a fault on it. Return the candidate."""
+    """Blame the rank's GPU if a fault that the driver logged on it may explain the failure."""
     node, failure = candidate.node, candidate.failure
     gpus: dict[int | None, str] = dict(enumerate(node.gpus))
     pci = gpus.get(failure.local_rank)
@@ -112,7 +112,8 @@ def _blame_gpu(candidate: Candidate) -> Candidate:
 def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     """Return the failure of a node that ended or was lost before its supervisor reported an end.
 
-    Return None if the supervisor reported one, or if only the launching machine lost contact.
+    Return None if the supervisor reported an end or a stop, or if only the launching machine lost
+    contact.
     """
     if node.end is not None or node.reasons:
         return None

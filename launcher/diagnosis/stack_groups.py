@@ -147,7 +147,7 @@ def stragglers(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 
 def verdict(groups: Sequence[StackGroup]) -> list[str]:
-    """Return one line per group of stragglers or, if there are none, one line about all ranks.
+    """Return one line per group of stragglers or, if there are none, at most one about all ranks.
 
     One more line follows for each group whose position is unknown.
     """

@@ -141,7 +141,7 @@ class ImageStore:
             self._api.remove_image(name, noprune=True)
 
     def tags(self, pattern: str) -> list[str]:
-        """Return the image names that match a `reference` filter; [] if the engine does not tell."""
+        """Return the image names that match a `reference` filter; [] if that fails."""
         with contextlib.suppress(DdpctlError, RequestException):
             images = self._api.images(filters={"reference": pattern})
             return [tag for image in images for tag in image.get("RepoTags") or ()]

@@ -24,7 +24,7 @@ def gather(connections: Sequence[HostConnection]) -> tuple[Facts, ...]:
 
 
 def gather_one(connection: HostConnection, check: Sequence[str] | None = None) -> Facts:
-    """Return one host's facts. check: arguments of the script's `check`; None skips Details."""
+    """Return one host's facts. check: what facts.sh needs to collect Details; None: skip them."""
     asked_for = ["gpus"] if connection.host.gpus != 0 else []
     if check is not None:
         asked_for += ["check", *check]

@@ -43,7 +43,7 @@ GpuPair: TypeAlias = tuple[int, int]  # the indexes of two GPUs
 class Process:
     """A process on a GPU. mib: its GPU memory. container: the id of its container, or "".
 
-    run_id: from the process's environment, "" if that is unreadable. started: unix seconds.
+    run_id: from the process's environment; "" if unknown. started: unix seconds.
     """
 
     pid: int

@@ -67,7 +67,7 @@ def ask_kernels(
     nodes: Mapping[int, FollowedNode],
     console: Console,
 ) -> None:
-    """Add to the nodes' evidence what the hosts' kernels and drivers report about failed GPUs."""
+    """Add to the ended nodes' evidence what their hosts' kernels report about GPUs and memory."""
     began = parse_timestamp(record.by_hand.created) or time.time()
     members, seconds = handle.by_connection, time.time() - began
 
@@ -90,7 +90,8 @@ def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     """Print how the attempt ended, and its first failure."""
     if attempt.state is RunState.UNKNOWN:
         where = "on hosts that have not confirmed its stop"
-        console.say(f"run {run_id} may still be alive {where}; ddpctl will stop it at next contact")
+        then = "ddpctl will stop it when it next reaches them"
+        console.say(f"run {run_id} may still be alive {where}; {then}")
         return
     failure = attempt.first_failure
     if failure is None:

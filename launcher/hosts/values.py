@@ -240,7 +240,7 @@ def command(value: RawValue) -> tuple[str, ...]:
 def _start_of_script(words: Sequence[str]) -> int | None:
     """Return the index of the script or `-m`, skipping `python` or torchrun and its flags.
 
-    Return None if the command does not run Python.
+    Return None if torchrun can run the command only with --no-python.
     """
     first = PurePosixPath(words[0]).name
     if not _STARTER.fullmatch(first):

@@ -26,7 +26,7 @@ NOTICE = re.compile(
 
 @dataclass
 class AgentOutput:
-    """The state of one node's torchrun."""
+    """How far the output of one node's torchrun has been parsed."""
 
     newest: LogEntry
     held: list[bytes] = field(default_factory=list)  # an unfinished traceback

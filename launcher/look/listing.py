@@ -28,7 +28,7 @@ Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]
 
 @dataclass(frozen=True)
 class ListedRun:
-    """The nodes of one run. waits_for: ids of the runs ahead of it in line.
+    """The nodes of one run. waits_for: ids of the runs that get its GPUs first.
 
     slow: why nodes hold up the run, by node rank. progress: None unless the run is live and writes metrics.
     """

@@ -50,7 +50,7 @@ def container_user(job: Job, facts: Facts | None) -> str:
 
 
 def fixed_uid(plan: Plan) -> str:
-    """Return the user id that job.user sets for all containers; "" if it is `root` or `host`."""
+    """Return the user id in job.user; "" if it is `root` or `host`, or if there are no containers."""
     chosen = plan.engine.in_container and plan.job.user not in ("host", "root")
     return plan.job.user.split(":")[0] if chosen else ""
 

@@ -216,7 +216,7 @@ def container_name(run_id: str, node_rank: int) -> str:
 
 
 def name_prefix(run_id: str | None) -> str:
-    """Return how the names of a run's containers begin or, if `run_id` is None, those of all runs."""
+    """Return the prefix of a run's container names; if `run_id` is None, that of all runs."""
     return f"ddpctl-{run_id}-" if run_id else "ddpctl-"
 
 

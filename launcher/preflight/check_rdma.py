@@ -103,7 +103,7 @@ def check_fast_ports(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
-    """Return the unused ports that are up and no faster than some port of another host.
+    """Return the unused FAST ports that are up and no faster than some port of another host.
 
     Each is faster than the port in use, or at least as fast if both are RoCE ports.
     """

@@ -64,7 +64,7 @@ class Machine:
 
     @property
     def in_containers(self) -> bool:
-        """Whether the nodes run in containers; known even if the engine does not answer."""
+        """Whether Docker or Podman runs the nodes; known even if the engine does not answer."""
         return self.engine is not None or (self.engine_error is not None and self.python is None)
 
     @property

@@ -52,8 +52,8 @@ class Probe:
         """Find out at which addresses the machines reach each other.
 
         Every machine dials the best address of every other machine. If one of these dials fails,
-        all machines also dial its target's other addresses. Then they dial node 0's master port,
-        and one machine dials each RoCE port of another.
+        all machines also dial its target's other addresses. Then they dial node 0's master port.
+        At the end, each RoCE port is dialed by one other machine.
         """
         if len(machines) < 2:
             return Reach()

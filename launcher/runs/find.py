@@ -65,7 +65,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     """Return the run that `target` names by its id, by a unique prefix of the id, or by its hosts.
 
     Hosts mean their newest run; None means the newest run recorded on this machine. With `hosts`,
-    looks for the run on those hosts, and writes a record of it if this machine has none. Raises
+    looks for the run on those hosts, and writes or updates this machine's record of it. Raises
     UsageError or NodesFailed if the run cannot be found.
     """
     target, hosts = run_and_hosts(target, hosts)

@@ -53,7 +53,7 @@ class SanityOptions:
 
 
 class RecordingConsole(Console):
-    """A console that collects rank 0's entries. It shows other output of the ranks only with -v."""
+    """A console that collects the results that rank 0 prints. It shows other lines only with -v."""
 
     def __init__(self, report: Report, console: Console) -> None:
         super().__init__(quiet=console.quiet, verbose=console.verbose, plain=True)
@@ -113,7 +113,7 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
 def with_four_sockets(
     cluster: Cluster, options: SanityOptions, hosts: Sequence[str], console: Console
 ) -> float | None:
-    """Measure again with four sockets. Return the bus bandwidth; None if the measurement fails."""
+    """Measure with four sockets per thread. Return the bus bandwidth; None if that fails."""
     report = Report(hosts)
     again = override_job(cluster, {"env": {"NCCL_NSOCKS_PERTHREAD": "4"}})
     options = dataclasses.replace(options, pairwise=False, largest_only=True)

@@ -165,14 +165,14 @@ def slow_pairs(report: Report) -> list[str]:
     if not slow:
         return []
     common = set.intersection(*({pair["source"], pair["target"]} for pair in slow))
-    fastest = f"{best:.3g} for the fastest pair"
+    fastest = f"while the fastest pair reaches {best:.3g} GB/s"
     if len(common) == 1:
         rate = min(pair["gbs"] for pair in slow)
         host = report.name(common.pop())
-        return [f"{host} is slow to and from other nodes: {rate:.3g} GB/s, but {fastest}"]
+        return [f"{host} is slow to and from other nodes: {rate:.3g} GB/s, {fastest}"]
     return [
         f"the link from {report.name(pair['source'])} to {report.name(pair['target'])} is slow: "
-        f"{pair['gbs']:.3g} GB/s, but {fastest}"
+        f"{pair['gbs']:.3g} GB/s, {fastest}"
         for pair in slow
     ]
 

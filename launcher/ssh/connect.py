@@ -39,7 +39,7 @@ def connect(host: Host, timeout: float) -> Connection:
 
 
 def connect_early(hosts: Sequence[Host]) -> None:
-    """Start logging in to hosts, in threads.
+    """Start logging in to the first AT_ONCE remote hosts, in threads.
 
     A later `connect` returns the connection or raises the error. In the meantime, Python loads the
     Docker SDK and other modules. Otherwise, a launch would take longer than the launch benchmark

@@ -139,7 +139,10 @@ class Stream(AbstractContextManager["Stream"]):
 
     @abstractmethod
     def close(self) -> None:
-        """Disconnect from the command, whether or not it is running. May be called again."""
+        """Disconnect from the command. Safe to repeat.
+
+        Also stops the command if it is local or has no standard input.
+        """
 
     def __exit__(self, *_: object) -> None:
         self.close()

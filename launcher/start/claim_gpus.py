@@ -53,7 +53,7 @@ def claim_gpus(
 
 
 def _settle_with_rivals(planned: PlannedAttempt) -> list[DdpctlError]:
-    """Wait until a rival is ahead of this run or no rival is undecided. Return an error for each ahead.
+    """Wait until a rival is ahead of this run or none is undecided. Return an error for each one ahead.
 
     Removes what dead launches left on the hosts. After LEASE, undecided rivals count as ahead.
     """

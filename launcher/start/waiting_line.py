@@ -234,7 +234,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         remove_tickets(self.hosts, self.request.cluster.job.engine, self.request.run_id)
 
     def _await_turn(self, tickets: Tickets, printed: Sequence[str]) -> int | None:
-        """Wait until enough hosts have no rival ahead, or until a signal arrives, and return it.
+        """Wait until enough hosts have no rival ahead or a signal arrives. Return the signal, or None.
 
         printed: the reasons that were already printed. Raises Several after --wait-limit.
         """

@@ -130,7 +130,7 @@ def read_target(
 ) -> Target:
     """Return the target that `kill` is to stop, from its arguments RUN-or-HOSTS, --hosts and --all.
 
-    Without hosts, the hosts are those of the run, which must be recorded on this machine.
+    If no hosts are given, they are those of the run, which must be recorded on this machine.
     """
     run, hosts = run_and_hosts(run_or_hosts, hosts)
     if hosts is None:

@@ -87,7 +87,7 @@ def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[
 
 @dataclass(frozen=True)
 class Killed:
-    """The result of stopping one run on each of its hosts, or that host's error.
+    """The results of stopping one run, by host, and the errors of hosts on which that failed.
 
     Of several connections to one account, only the first is used. pending: hosts that were not
     asked and, according to the record, have not confirmed an earlier stop of the run.
@@ -137,7 +137,7 @@ class Killed:
     def save(self, console: Console) -> list[str]:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
-        Return those of these hosts that were not asked.
+        Return the hosts among them that were not asked.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches

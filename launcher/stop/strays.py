@@ -86,7 +86,7 @@ def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool)
             console.say(f"{len(strays) - len(remaining)} ended, {len(remaining)} still there")
         else:
             count = counted(len(strays), "leftover")
-            console.say(f"{count}; to end them, run `ddpctl kill HOSTS --strays -y`")
+            console.say(f"{count}; run `ddpctl kill HOSTS --strays -y` to end what is left")
     return Exit.UNCONFIRMED if failures or (yes and remaining) else Exit.DONE
 
 

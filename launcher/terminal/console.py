@@ -134,9 +134,9 @@ class Console:
         self.print(table(rows, head, colors if shown else None))
 
     def show(self, entries: Iterable[LogEntry]) -> None:
-        """Print log lines. `ddpctl sanity` overrides this to get the entries.
+        """Print log lines, which are sure to be visible only after `flush`.
 
-        They are sure to be visible only after `flush`.
+        `ddpctl sanity` overrides this to get the entries.
         """
         self.write(render(map(visible, entries) if self.on_terminal else entries))
 

@@ -58,7 +58,7 @@ class Live:
 
 
 def fitted(text: str, columns: int, rows: int) -> list[str]:
-    """Return the lines of `text`, cut to `columns` and `rows`. The last line says how many are missing."""
+    """Return the lines of `text` that fit, cut to `columns`. If some do not, the last line counts them."""
     lines = [line[: columns - 1] for line in text.splitlines()]
     if len(lines) <= rows:
         return lines

@@ -18,7 +18,7 @@ BEFORE_A_STAR = re.compile(r"\[\^/\]\*((?:\\.|\[\^?\]?[^]]+\](?!\*)|[^][\\*/()])
 
 
 class QuickPattern(Pattern):  # type: ignore[misc, valid-type]
-    """A pattern that tries only the first match of the text between two stars: no other can help."""
+    """A pattern that tries only the first match of the text between two stars: others cannot help."""
 
     @classmethod
     def pattern_to_regex(cls, pattern: Any) -> Any:

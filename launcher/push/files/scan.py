@@ -61,8 +61,8 @@ class Tree:
 def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
     """Scan a folder. code_only: apply left_out.py's rules. named: paths to leave out in any case.
 
-    Raises PushFailed if `folder` is not a folder. Raises Several with an error for each unreadable
-    path and each link that leads out of the tree.
+    Raises PushFailed if `folder` is not a folder. Raises Several if paths are unreadable or links
+    lead out of the tree.
     """
     named_paths = NamedPaths([*named, *left_out.own_folders()])
     walk = _Walk(os.fsencode(os.path.realpath(folder)), named_paths, code_only=code_only)

@@ -1,4 +1,4 @@
-"""Archives of a local image, each with one layer, for an engine that has the layers below it.
+"""Archives of a local image, each with at most one layer, for an engine that has the layers below.
 
 With such archives, a push sends only the missing layers, even after an interrupted push.
 

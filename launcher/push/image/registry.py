@@ -1,8 +1,8 @@
 """A local registry that receives an image's compressed layers from the local engine.
 
-The engine pushes only the requested layers, and remembers the compressed digests of earlier pushes,
-so that it compresses only layers that have changed. Layers are kept for one push. The cache maps
-each compressed digest to the diff id of its layer.
+The engine pushes the requested layers and those that no earlier push has received. It remembers
+the compressed digests of earlier pushes, so it compresses only layers that have changed. Layers are
+kept for one push. The cache maps each compressed digest to the diff id of its layer.
 
 Other users of this machine can connect to the registry, so the repository's name is a secret.
 """
@@ -46,7 +46,7 @@ class Blob:
 
 
 class Registry(ThreadingHTTPServer):
-    """Receives one image's `wanted` layers (diff ids), and claims to have all others already."""
+    """Receives an image's layers. Claims to have those of earlier pushes, except `wanted` (diff ids)."""
 
     request_queue_size = 2 * MAX_STRANGERS
 

@@ -192,7 +192,10 @@ class Transfer:
         host.relay.order(op, id=self.name, upstreams=upstreams, **arguments)
 
     def _bypass_slow_hosts(self) -> None:
-        """Bypass a host that is far behind its source and slower than half of the best rate."""
+        """Bypass a host that is far behind its source and slower than half of the best rate.
+
+        If the same source has had several such readers, bypass the source instead.
+        """
         best = max((host.rate for host in self.hosts.values()), default=0.0)
         row = list(self.hosts.values())
         for host in row:

@@ -117,7 +117,7 @@ def test_one_slow_link_is_named_by_its_ends() -> None:
         report(size(1, 1, 1.0), *pairs({frozenset({0, 1})}, 4), DONE, nodes=4), None, None
     )
     assert len(lines) == 2
-    assert "h0 (node 0) to h1 (node 1) is slow: 0.1 GB/s, but 1 for the fastest pair" in lines[0]
+    assert "to h1 (node 1) is slow: 0.1 GB/s, while the fastest pair reaches 1 GB/s" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -110,15 +110,18 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Context manager: hold the lock at `path`. Waits for other holders unless all share the lock."""
-    with path.open("w") as file:
+    """Context manager: hold the lock at `path`. Waits for other holders unless all share the lock.
+
+    NFS refuses to lock a file that is not open for both reading and writing.
+    """
+    with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
 
 def is_locked(path: Path) -> bool:
     try:
-        with path.open() as file:
+        with path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from launcher.errors import StateError, UsageError
-from launcher.own_folders import cache_home, make_folder, state_home, write_atomically, write_cache
+from launcher.own_folders import (
+    cache_home,
+    is_locked,
+    locked,
+    make_folder,
+    state_home,
+    write_atomically,
+    write_cache,
+)
 from launcher.supervisor.journal import publish
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +83,25 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_locks_work_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    """NFS turns flock() into fcntl() locks: a shared one needs read access, an exclusive one write."""
+    flock = fcntl.flock
+
+    def on_nfs(file: TextIO, how: int) -> None:
+        access = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        if access == (os.O_WRONLY if how & fcntl.LOCK_SH else os.O_RDONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", on_nfs)
+    lock = tmp_path / "lock"
+    assert not is_locked(lock)
+    with locked(lock, shared=shared):
+        assert is_locked(lock)
+    assert not is_locked(lock)
 
 
 def test_an_unknown_home_folder_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import os
 import stat
 import time
 from collections.abc import Collection, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import FileIO
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from typing import NamedTuple
 from ...errors import PushFailed, Several
 from ...hosts import Cluster
 from ...own_folders import cache_home, read_cache, write_cache
+from ...ssh.background import in_background
 from ...text import LONGEST_PATH, quoted
 from . import left_out, manifest
 from .left_out import IgnoreFile, LeftOut, NamedPaths
@@ -242,8 +242,9 @@ class _Walk:
                 except OSError as error:
                     self.unreadable(path, error)
 
-        with ThreadPoolExecutor(2) as pool:  # sha256 of large blocks releases the interpreter lock
-            list(pool.map(read, (unknown[::2], unknown[1::2])))
+        # sha256 of large blocks releases the interpreter lock
+        for thread in [in_background(read, part) for part in (unknown[::2], unknown[1::2])]:
+            thread.result()
         rows = {
             os.fsdecode(path): [*stamp, hashes[path]]
             for path, stamp in self.stamps.items()

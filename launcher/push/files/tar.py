@@ -72,23 +72,22 @@ def _info(tree: Tree, entry: Entry) -> TarInfo:
 def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     """Yield the file's bytes. Raises PushFailed if they do not match the manifest."""
     path = tree.path(entry)
+    left, digest = entry.size, hashlib.sha256()
     try:
-        file = open_file(path)
+        with open_file(path) as file:
+            while left:
+                block = file.read(min(left, CHUNK) + 1)  # one extra byte shows whether it has grown
+                if not 0 < len(block) <= left:
+                    break
+                digest.update(block)
+                left -= len(block)
+                yield block
     except OSError as error:
         raise PushFailed(
             f"{path_text(path)}: {error.strerror} during the push", "push again"
         ) from None
-    with file:
-        left, digest = entry.size, hashlib.sha256()
-        while left:
-            block = file.read(min(left, CHUNK) + 1)  # one extra byte shows whether it has grown
-            if not 0 < len(block) <= left:
-                break
-            digest.update(block)
-            left -= len(block)
-            yield block
-        if left or digest.hexdigest().encode() != entry.content:
-            raise PushFailed(
-                f"{path_text(path)}: changed during the push",
-                "push again when nothing writes to it",
-            )
+    if left or digest.hexdigest().encode() != entry.content:
+        raise PushFailed(
+            f"{path_text(path)}: changed during the push",
+            "push again when nothing writes to it",
+        )

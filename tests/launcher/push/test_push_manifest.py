@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import signal
 import tarfile
+import threading
 import zlib
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from launcher.own_folders import cache_home
 from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.push_tree import fetched_manifest
-from launcher.push.files.scan import scan
+from launcher.push.files.scan import Tree, scan
 from launcher.ssh.host_connection import HostConnection
 
 
@@ -62,6 +64,24 @@ def test_an_unchanged_old_file_is_not_read_again(
     first = scan(str(tmp_path), code_only=False).manifest.digest
     monkeypatch.setattr("launcher.push.files.scan.open_file", lambda path: pytest.fail("was read"))
     assert scan(str(tmp_path), code_only=False).manifest.digest == first
+
+
+def test_ctrl_c_does_not_wait_until_all_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    read_to_the_end: list[bool] = []
+
+    def hash_a_large_file(*_: object) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        read_to_the_end.append(not over.wait(10))
+
+    (tmp_path / "a").write_text("a")
+    monkeypatch.setattr(hashlib, "file_digest", hash_a_large_file)
+    with pytest.raises(KeyboardInterrupt):
+        scan(str(tmp_path), code_only=False)
+    over.set()
+    assert True not in read_to_the_end
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside"])
@@ -152,6 +172,12 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
         file.write_text(text)
         with pytest.raises(PushFailed, match="changed during the push"):
             list(tar.stream(tree, tree.manifest.entries, {}))
+
+
+def test_a_disk_that_fails_during_the_push_is_this_machines_problem() -> None:
+    tree = Tree(b"/proc/self", manifest.make([Entry(b"mem", "f", 9)]), {})  # cannot be read at 0
+    with pytest.raises(PushFailed, match=r"^/proc/self/mem: Input/output error during the push"):
+        list(tar.stream(tree, tree.manifest.entries, {}))
 
 
 def test_ddpctls_own_folders_are_never_pushed(

@@ -90,7 +90,7 @@ class RunFailed(DdpctlError):
 
 
 class RemoteError(RunFailed):
-    """An exception that a rank raised. type: its class name. traceback: the text the rank printed."""
+    """An exception that a rank raised. type: its class name. traceback: without ddpctl's frames."""
 
     def __init__(
         self, run_id: str, host: str, rank: int, type: str, message: str, traceback: str

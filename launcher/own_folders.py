@@ -163,5 +163,5 @@ def _state_error(error: OSError, action: str, path: Path) -> StateError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateError(what, "free up space on that disk")
     remedy = "fix its permissions, or choose another folder"
-    remedy += " (XDG_STATE_HOME and XDG_CACHE_HOME set ddpctl's own)"
+    remedy += " (XDG_STATE_HOME and XDG_CACHE_HOME move ddpctl's own)"
     return StateError(what, remedy)

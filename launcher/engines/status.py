@@ -87,7 +87,7 @@ class NodeStatus:
 
     @property
     def is_process(self) -> bool:
-        """Whether it is a node without a container, so that its handle is its control folder."""
+        """Whether it is a node of the process or Apptainer engine; its handle is its control folder."""
         return self.handle.startswith("/")
 
     @property

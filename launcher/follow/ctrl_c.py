@@ -97,7 +97,7 @@ class Interrupts:
 
 
 def _install(handlers: Mapping[int, signal._HANDLER]) -> dict[int, signal._HANDLER]:
-    """Install the handlers, but only in the main thread. Return those before."""
+    """Install the handlers, but only in the main thread. Return the previous ones."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -80,7 +80,7 @@ def _exit_code(running: Stream, host: str) -> int:
     except TimeoutError:
         raise CommandTimeout(
             f"the command was still running {duration(END_TIMEOUT)} after its output ended",
-            "check with `ps`, run inside the node, whether it is still running",
+            "run `ps` inside the node to see whether it is still running",
             host=host,
         ) from None
 

@@ -150,7 +150,10 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
 
 
 def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Console) -> None:
-    """Fetch a file, or only the rest if an earlier fetch was interrupted. Raises DdpctlError."""
+    """Fetch a file, or only the rest if an earlier fetch was interrupted.
+
+    Raises DdpctlError, or OSError if no other file can be written either.
+    """
     if target.is_file() and _sha256(target) == file.sha256:
         done.skipped += 1
         return

@@ -55,7 +55,7 @@ def show_logs(
     ranks: str | None,
     follow: bool,
 ) -> Exit:
-    """Print the logs. Return UNREACHABLE if some could not be copied, INTERRUPTED after a signal.
+    """Print the logs. Return UNREACHABLE if lines could not be copied, INTERRUPTED after a signal.
 
     unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to keep printing until the
     run ends or a signal arrives.

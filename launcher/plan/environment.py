@@ -93,7 +93,10 @@ def machine_variables(
 
 
 def gpu_variables(engine: EngineTraits, host: Host, gpus: Gpus, facts: Facts | None) -> Variables:
-    """Return the variable that hides unused GPUs; {} if there are none or the engine hides them."""
+    """Return the variable that selects the node's GPUs.
+
+    Return {} if the node uses `all` or has none, or if the engine hides the other GPUs.
+    """
     amd = facts is not None and facts.has_amd_gpus
     if gpus == "all" or not (gpus or host.gpus == 0) or (engine.keeps_containers and not amd):
         return {}

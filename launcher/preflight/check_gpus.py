@@ -183,7 +183,7 @@ def check_health(machine: Machine, _: Fleet) -> Iterator[Finding]:
 
 
 def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that PCIe devices can reach each other directly wherever NCCL will try to do so.
+    """Check that PCIe devices can reach each other directly wherever NCCL relies on that.
 
     GPUs linked by NVLink do not use PCIe; GeForce GPUs copy through CPU memory anyway.
     """

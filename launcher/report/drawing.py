@@ -82,7 +82,7 @@ def kind(curve: Curve) -> str:
 
 
 def color_of(index: int) -> str:
-    """Return a unique color: from COLORS or, after the last of them, a hue a golden angle further on."""
+    """Return a unique color: one of COLORS or, for higher indexes, a multiple of the golden angle."""
     if index < len(COLORS):
         return COLORS[index]
     return f"hsl({index * 137.508 % 360:.2f} 60% {45 + index % 3 * 8}%)"
@@ -123,7 +123,7 @@ def linear_axis(low: float, high: float) -> Axis:
 
 
 def log_axis(low: float, high: float) -> Axis:
-    """Return a logarithmic axis: ticks at powers of ten, with ticks in between if those are few."""
+    """Return a logarithmic axis, with ticks at powers of ten or, in a short range, at round values."""
     if high < 10 * low:
         linear = linear_axis(low, high)
         return Axis(linear.low, linear.high, linear.ticks, log=True)
@@ -135,7 +135,7 @@ def log_axis(low: float, high: float) -> Axis:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Return about MOST_POINTS points: both ends, and each section's lowest and highest point."""
+    """Return all points or, if there are many, both ends and each section's lowest and highest."""
     size = -(-len(points) * 2 // MOST_POINTS)
     if size <= 2:
         return list(points)

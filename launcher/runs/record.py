@@ -113,7 +113,7 @@ class AttemptRecord:
 
     @property
     def is_reported(self) -> bool:
-        """Whether another machine started it. The hosts do not report its master, or always its start."""
+        """Whether another machine started it. Then its master is unknown, and its start may be too."""
         return not self.master_addr
 
     def add_restart(self, event: RestartInPlace, time: str) -> bool:

@@ -24,7 +24,7 @@ class Live:
     """Draws the lines that `render` returns on stderr. `Console` calls it, one thread at a time."""
 
     def __init__(self, render: Callable[[int, int], list[str]], share: float = 0.5) -> None:
-        """render: called with (columns, rows), returns lines. share: how much of the rows to use."""
+        """render: called with (columns, rows), returns lines. share: the fraction of rows to use."""
         self._share = share
         self._render = render
         self._shown: list[str] = []  # lines now on the terminal

@@ -44,11 +44,12 @@ class Engine(Protocol):
     def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         """Create the node without starting it.
 
-        user_env: the variables that the user sets, which may be secret and are not in the plan.
+        user_env: the variables that the user sets, which may be secret and are not in the plan. A
+        container gets them here, a process only in `start`.
         """
 
-    def start(self, node: NodePlan) -> None:
-        """Start a node that this object created."""
+    def start(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
+        """Start a node that was created with the same `user_env`."""
 
     def wait(self, place: Place) -> NodeStatus:
         """Wait until the node's supervisor has ended.

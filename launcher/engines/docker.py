@@ -58,7 +58,7 @@ class Docker(Engine):
     def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         self._create(node.container, user_env, "create the container")
 
-    def start(self, node: NodePlan) -> None:
+    def start(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         with self._api.explained("start the container"):
             self._api.start(node.container.name)
 

@@ -41,17 +41,15 @@ KILL_TIME = 10  # seconds for a process to end after SIGKILL
 class Processes(Engine):
     traits: ClassVar[EngineTraits] = EngineTraits("process", in_container=False)
     exec_script: ClassVar[str] = EXEC
-    _environment: Mapping[str, str]  # from `create`, for `start`
 
     def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
-        self._environment = {**node.container.env, **user_env}
         claim = f"{node.container.name}.{ContainerState.CREATED}"
         labels = json.dumps(dict(node.container.labels))
         self._script("claim GPUs", CLAIM, claim, node.place.control_dir, stdin=labels)
 
-    def start(self, node: NodePlan) -> None:
+    def start(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         folder = str(Path.cwd()) if self.connection.host.is_local else ""
-        environment = json.dumps(dict(self._environment))
+        environment = json.dumps({**node.container.env, **user_env})
         entering = self._enter(node)
         python, *arguments = node.container.entrypoint
         supervisor = [python, *ISOLATED, "-c", BOOT, *arguments]  # reads its environment from stdin

@@ -94,15 +94,15 @@ class Starter:
         if request.earlier:
             compare(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
-        planned, job = PlannedAttempt(plan, chosen), request.cluster.job
+        planned, env = PlannedAttempt(plan, chosen), user_env(request.cluster.job)
         # hold signals until `follow` handles them, so that nothing is left half done
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
-                if refused := claim_gpus(planned, user_env(job), for_hosts(record), console):
+                if refused := claim_gpus(planned, env, for_hosts(record), console):
                     choose_again = len(chosen) < len(self.connections)
                     return dataclasses.replace(refused, choose_again=choose_again)
                 self.reservation.raise_if_killed(planned, console)
-                start_nodes(planned, console)
+                start_nodes(planned, env, console)
             skews = [facts.clock_skew for facts in checked.facts]
             started = self.record_start(request.folder, planned, record, skews)
             self.line.leave()

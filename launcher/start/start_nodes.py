@@ -88,13 +88,14 @@ def create_nodes(
     each_node(planned.connections, create)
 
 
-def start_nodes(planned: PlannedAttempt, console: Console) -> None:
+def start_nodes(planned: PlannedAttempt, user_env: Mapping[str, str], console: Console) -> None:
     """Start the nodes that `create_nodes` created. Raises NodesFailed if one does not start."""
+
+    def start(connection: HostConnection) -> None:
+        planned.engine(connection).start(planned.node_plans[connection], user_env)
+
     with console.step(f"starting {counted(planned.plan.nnodes, 'node')}"):
-        each_node(
-            planned.connections,
-            lambda connection: planned.engine(connection).start(planned.node_plans[connection]),
-        )
+        each_node(planned.connections, start)
 
 
 def remove_nodes(planned: PlannedAttempt, console: Console, *, folders: bool = False) -> None:

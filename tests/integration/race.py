@@ -101,7 +101,7 @@ def race(
     planned = PlannedAttempt(plan, connections)
     if claim_gpus(planned, {}, {}, console):
         return None
-    start_nodes(planned, console)
+    start_nodes(planned, {}, console)
     return plan.run_id
 
 

@@ -151,7 +151,7 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
             planned = PlannedAttempt(plan, connections)
             if claim_gpus(planned, {}, {}, Console(quiet=True)):
                 return None
-            start_nodes(planned, Console(quiet=True))
+            start_nodes(planned, {}, Console(quiet=True))
             return plan.run_id
 
     for pair in range(12):

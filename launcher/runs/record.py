@@ -194,6 +194,12 @@ class RunRecord:
         cause = failure.kind if failure else "unknown"
         return refusal(cause, saved, self.past_restarts, max_restarts, other_hosts=True)
 
+    def goes_on(self, max_restarts: int) -> bool:
+        """Return whether the run is live or, as far as its record shows, will be restarted."""
+        if self.state is RunState.FAILED:
+            return not self.why_not_restarted(max_restarts, saved=True)
+        return self.state.is_live
+
     @property
     def by_hand(self) -> AttemptRecord:
         """The newest attempt that the user started, as opposed to an automatic restart."""

@@ -170,13 +170,13 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 def turn_kept_for_restart(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
-    """Context manager: like Tickets.kept_for_restart, for a run that another process has started."""
+    """Context manager: like PlaceInLine.kept_for_restart, but another process has started the run."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UsageError, OSError, RunKilled):  # then the run cannot restart
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_until_restart(base))):
-                stack.enter_context(tickets.kept_for_restart(folder, console))
+                stack.enter_context(tickets.abandoned_if_run_goes_on(folder, console))
         yield
 
 

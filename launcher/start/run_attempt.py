@@ -14,7 +14,7 @@ from ..hosts import user_env
 from ..outcomes import NodeState, Outcome, RunState
 from ..own_folders import require_writable
 from ..plan.plan import Plan
-from ..runs.record import RunFolder, RunRecord, for_hosts, timestamp
+from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.host_connection import HostConnection, connected
 from ..stop.pending import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
@@ -61,6 +61,16 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
 
 
 @dataclass(frozen=True)
+class PreparedAttempt:
+    """An attempt whose hosts have all that it needs. It is reserved, and recorded as PENDING."""
+
+    request: Request  # for the chosen hosts
+    planned: PlannedAttempt
+    record: RunRecord
+    clock_skews: Sequence[float]
+
+
+@dataclass(frozen=True)
 class Starter:
     """Tries to start one attempt, with connections that stay open from one try to the next."""
 
@@ -74,9 +84,14 @@ class Starter:
     console: Console
 
     def try_to_run(self, request: Request) -> Outcome | Refused:
-        """Check and prepare the hosts, claim the GPUs, start all nodes or none, and follow the run.
+        """Prepare, start and follow the attempt. Return Refused if other runs come first."""
+        prepared = self.prepare(request)
+        return prepared if isinstance(prepared, Refused) else self.start_and_follow(prepared)
 
-        With --nodes N, runs on any N hosts that are free. Return Refused if other runs come first.
+    def prepare(self, request: Request) -> PreparedAttempt | Refused:
+        """Choose and check the hosts, push what they lack, and plan, reserve and record the attempt.
+
+        With --nodes N, chooses any N hosts that are free. Return Refused if too few are.
         """
         console = self.console
         chosen = choose_hosts(request, self.connections, console)
@@ -94,33 +109,35 @@ class Starter:
         if request.earlier:
             compare(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
-        planned, env = PlannedAttempt(plan, chosen), user_env(request.cluster.job)
-        # hold signals until `follow` handles them, so that nothing is left half done
+        skews = [facts.clock_skew for facts in checked.facts]
+        return PreparedAttempt(request, PlannedAttempt(plan, chosen), record, skews)
+
+    def start_and_follow(self, prepared: PreparedAttempt) -> Outcome | Refused:
+        """Claim the GPUs, start all nodes or none, and follow the run.
+
+        Signals are held until `follow` handles them, so that nothing is left half done.
+        """
+        planned, request, console = prepared.planned, prepared.request, self.console
+        env, run_json = user_env(request.cluster.job), for_hosts(prepared.record)
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
-                if refused := claim_gpus(planned, env, for_hosts(record), console):
-                    choose_again = len(chosen) < len(self.connections)
+                if refused := claim_gpus(planned, env, run_json, console):
+                    choose_again = len(planned.connections) < len(self.connections)
                     return dataclasses.replace(refused, choose_again=choose_again)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
-            skews = [facts.clock_skew for facts in checked.facts]
-            started = self.record_start(request.folder, planned, record, skews)
+            started = self.record_start(prepared)
             self.line.leave()
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
-            with Tickets(planned).kept_for_restart(request.folder, console):
+            with self.line.kept_for_restart(planned):
                 return follow(started, self.hook, self.interrupts, console)
 
-    def record_start(
-        self,
-        folder: RunFolder,
-        planned: PlannedAttempt,
-        record: RunRecord,
-        skews: Sequence[float],
-    ) -> StartedRun:
+    def record_start(self, prepared: PreparedAttempt) -> StartedRun:
         """Record and print that the attempt has started, call the hook, and return the started run."""
-        plan, entry = planned.plan, record.attempt
+        planned, record = prepared.planned, prepared.record
+        folder, plan, entry = prepared.request.folder, planned.plan, record.attempt
         entry.state, entry.started = RunState.RUNNING, timestamp()
         for node in entry.nodes:
             node.state = NodeState.RUNNING
@@ -133,7 +150,7 @@ class Starter:
             self.console.say(times)
         self.console.steps.clear()
         self.hook("attempt-started", record, message=entry.by)
-        return StartedRun(planned.handle, folder, record, skews)
+        return StartedRun(planned.handle, folder, record, prepared.clock_skews)
 
 
 @contextlib.contextmanager

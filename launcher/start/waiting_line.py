@@ -80,29 +80,14 @@ class Tickets:
         self._closed.set()
 
     @contextlib.contextmanager
-    def kept_for_restart(self, folder: RunFolder, console: Console) -> Iterator[None]:
-        """Context manager: if the run may restart, hold tickets for the restart while it is followed.
-
-        The tickets stay if the run continues or restarts, because another process or the restart
-        then renews them.
-        """
-        most = self.planned.plan.job.max_restarts
-        if most == 0:
-            yield
-            return
-        with contextlib.suppress(NodesFailed, RunKilled):
-            self.join()
+    def abandoned_if_run_goes_on(self, folder: RunFolder, console: Console) -> Iterator[None]:
+        """Context manager: at the end of the block, abandon the tickets if the run lives or restarts."""
         try:
             yield
         finally:
             record = folder.load_if_readable(console)
-            goes_on = record is not None and record.state.is_live
-            if record and record.state is RunState.FAILED:
-                goes_on = not record.why_not_restarted(most, saved=True)
-            if goes_on:
+            if record and record.goes_on(self.planned.plan.job.max_restarts):
                 self.abandon()
-            else:
-                self.close()
 
     def _keep(self) -> None:
         """Renew the tickets while the launch is busy with other work."""
@@ -152,10 +137,10 @@ class Tickets:
 
 @dataclass
 class PlaceInLine(AbstractContextManager["PlaceInLine"]):
-    """A run's place in line, from the first refusal until the run starts or this command ends.
+    """A run's place in line: for its GPUs until it starts, and then for a restart.
 
     Use it in a `with` statement. At the end of the block, the run leaves the line, unless another
-    process has taken over its place.
+    process or the restart takes over its place.
     """
 
     hosts: Sequence[HostConnection]  # all that may have tickets of the run
@@ -163,16 +148,12 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     previous: Tickets | None  # of the attempt that this one restarts; kept until this one starts
     interrupts: Interrupts
     console: Console
-    _tickets: Tickets | None = None
+    _own: Tickets | None = None  # of this attempt: from the first refusal to its start, or after it
     _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def __post_init__(self) -> None:
-        # whether another process or attempt asked for the GPUs; it may have left tickets
-        self._asked_before = self.request.since is not None
-
     def __exit__(self, error: object, *_: object) -> None:
-        if self._tickets:
-            self._tickets.close()
+        if self._own:
+            self._own.close()
         elif error and self.request.handed_over:
             self._remove_earlier()
         self._waiting_lock.close()
@@ -194,20 +175,20 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self._raise_if_too_late(refused.reasons)
             time.sleep(POLL)
             return None
-        if self._tickets is None:
+        if self._own is None:
             if not request.handed_over:
                 lock = make_folder(request.folder.path) / WAITING_LOCK
                 self._waiting_lock.enter_context(locked(lock))
-            self._tickets = Tickets(refused.planned)
+            self._own = Tickets(refused.planned)
         self._record(refused)
-        self._tickets.join()
+        self._own.join()
         # once a recorder has taken over the run, a signal must not record the run as cancelled
         with self.interrupts.held():
             if request.options.detach:
                 outcome = detach.detach(request.folder, RunState.WAITING, self.console)
                 outcome = dataclasses.replace(outcome, interrupted=bool(self.interrupts.take()))
             else:
-                number = self._await_turn(self._tickets, lines(refused.reasons))
+                number = self._await_turn(self._own, lines(refused.reasons))
                 if number is None:
                     return None
                 if number not in LEAVING:
@@ -223,11 +204,20 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         """Remove all tickets of the run, because it has started."""
         for tickets in self._all_tickets():
             tickets.close()
-        if self._asked_before:
+        if self.request.handed_over or self.request.by == "restart":
             self._remove_earlier()
 
+    def kept_for_restart(self, planned: PlannedAttempt) -> AbstractContextManager[None]:
+        """Context manager: if the started run may restart, hold tickets for that in the block."""
+        if planned.plan.job.max_restarts == 0:
+            return contextlib.nullcontext()
+        self._own = Tickets(planned)
+        with contextlib.suppress(NodesFailed, RunKilled):
+            self._own.join()
+        return self._own.abandoned_if_run_goes_on(self.request.folder, self.console)
+
     def _all_tickets(self) -> list[Tickets]:
-        return [tickets for tickets in (self.previous, self._tickets) if tickets]
+        return [tickets for tickets in (self.previous, self._own) if tickets]
 
     def _remove_earlier(self) -> None:
         """Remove the tickets that another process or attempt has left."""

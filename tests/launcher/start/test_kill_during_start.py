@@ -152,7 +152,7 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
         (run_attempt, "claim_gpus"),
         (run_attempt, "start_nodes"),
         (run_attempt.Starter, "record_start"),
-        (waiting_line.Tickets, "kept_for_restart"),
+        (waiting_line.PlaceInLine, "kept_for_restart"),
     ],
 )
 def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(

@@ -1,5 +1,6 @@
 """Return to a run: print its log so far, then follow it as `launch` does."""
 
+import sys
 import time
 
 from ..errors import CommandFailed
@@ -17,7 +18,7 @@ from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
-from .waiting_line import WAITING_LOCK
+from .waiting_line import WAITING_LOCK, remove_tickets
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
@@ -43,6 +44,10 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
             run = StartedRun(handle, folder, record, shown=shown, owned=False)
             outcome = follow(run, hook, interrupts, console)
             if outcome.state.is_final:
+                # A recorder that died may have left tickets for a restart. Remove them if the failure
+                # rules out a restart, even for the highest job.max_restarts that was launched with.
+                if not (detach.has_recorder(folder) or record.goes_on(sys.maxsize)):
+                    remove_tickets(handle.connections, record.engine, record.run_id)
                 report_next(record, console)
             return outcome
     report_end(folder.run_id, record.attempt, console)

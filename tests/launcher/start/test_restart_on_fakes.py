@@ -17,9 +17,11 @@ from launcher.errors import PreflightError
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
 from launcher.outcomes import Outcome, RunState
-from launcher.runs.record import RunRecord
+from launcher.plan.plan import LaunchOptions
+from launcher.runs.record import RunRecord, run_folder
 from launcher.start import launch, recorder
-from launcher.start.restart import restart_until_done
+from launcher.start.restart import restart_until_done, turn_kept_for_restart
+from launcher.terminal.console import Console
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
@@ -36,6 +38,11 @@ def rank_is_killed(node: FakeNode) -> None:
         node.end(1, reason={"kind": "rank", "message": "rank 1 was killed", "node_rank": 1})
     else:
         node.stop()
+
+
+def raises_an_exception(node: FakeNode) -> None:
+    node.event("rank_exit", rank=node.node_rank, local_rank=0, pid=7, exit_code=1)
+    node.end(1, reason={"kind": "rank", "message": "rank failed", "node_rank": 0})
 
 
 def first_fails_then_succeeds(fail: Callable[[FakeNode], None]) -> Callable[[FakeNode], None]:
@@ -79,10 +86,7 @@ def test_an_exception_is_not_restarted_and_the_message_says_how_to_resume(
 ) -> None:
     cluster = fake_cluster(max_restarts=3)
     for host in cluster:
-        host.on_start = lambda node: (
-            node.event("rank_exit", rank=node.node_rank, local_rank=0, pid=7, exit_code=1),
-            node.end(1, reason={"kind": "rank", "message": "rank failed", "node_rank": 0}),
-        )
+        host.on_start = raises_an_exception
     code, _, err = cluster.launch()
     assert code == 1
     assert "not restarting" in err and "ddpctl resume" in err
@@ -412,6 +416,30 @@ def test_the_tickets_of_a_run_that_may_restart_show_only_once_its_nodes_have_end
     [killed] = json.loads(told["kill"])["runs"]
     assert [host["stopped"] for host in killed["hosts"]] == [1]
     assert cluster.tickets == []
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        (lambda node: node.end(0), 0),
+        (raises_an_exception, 0),
+        (rank_is_killed, 2),  # another process may restart it
+    ],
+)
+def test_attach_removes_the_tickets_of_a_recorder_that_has_died(
+    fake_cluster: Make, end: Callable[[FakeNode], None], kept: int
+) -> None:
+    cluster = fake_cluster(gpus=2, max_restarts=1)
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    console = Console(quiet=True)
+    with turn_kept_for_restart(folder, folder.load(), LaunchOptions(), console):
+        pass  # a run that continues keeps its tickets
+    assert len(cluster.tickets) == 2
+    for node in cluster.nodes:
+        end(node)
+    cluster.ddpctl("attach", folder.run_id)
+    assert folder.load().state.is_final
+    assert len(cluster.tickets) == kept
 
 
 def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(

@@ -28,7 +28,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ...engines.engine_info import ImageInfo
-from ...own_folders import cache_home, make_folder, read_cache, write_cache
+from ...own_folders import (
+    cache_home,
+    is_locked,
+    locked,
+    make_folder,
+    read_cache,
+    write_cache,
+)
 from ..files.tar import CHUNK
 
 MAX_STRANGERS = 64  # connections that have not yet sent the secret
@@ -52,8 +59,9 @@ class Registry(ThreadingHTTPServer):
 
     def __init__(self, image: ImageInfo, wanted: Collection[str]) -> None:
         self.image, self.wanted = image, wanted
-        cache = cache_home()
-        self.folder = Path(tempfile.mkdtemp(prefix="layers.", dir=make_folder(cache)))
+        cache = make_folder(cache_home())
+        self._lock = contextlib.ExitStack()
+        self.folder = self._make_folder(cache)
         self.blobs: dict[str, Blob] = {}  # layers and the configuration, by digest
         self.layers: dict[str, Blob] = {}  # the blobs known to be layers, by diff id
         self.received: dict[str, int] = {}  # bytes of each upload so far
@@ -64,6 +72,19 @@ class Registry(ThreadingHTTPServer):
         self._strangers: dict[socket.socket, None] = {}  # oldest first
         self._listen(cache / "registry-port")
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def _make_folder(self, cache: Path) -> Path:
+        """Create the folder of this push, locked. Remove those of killed pushes, which are unlocked."""
+        with contextlib.ExitStack() as creating:
+            with contextlib.suppress(OSError):  # a file system without locks: they stay
+                creating.enter_context(locked(cache / "layers.lock"))
+                for old in cache.glob("layers.*/"):
+                    if not is_locked(old / "lock"):
+                        shutil.rmtree(old)
+            folder = Path(tempfile.mkdtemp(prefix="layers.", dir=cache))
+            with contextlib.suppress(OSError):
+                self._lock.enter_context(locked(folder / "lock"))
+        return folder
 
     def _listen(self, port_file: Path) -> None:
         """Listen on the last push's port if it is free.
@@ -84,6 +105,7 @@ class Registry(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
 
     def size_of(self, digest: str) -> int | None:
         """Return a blob's size in bytes, or None if the engine must send the blob."""

@@ -42,6 +42,18 @@ def test_the_layers_and_the_configuration_of_the_image_are_accepted(registry: Re
     assert registry.layers[DIFF_ID].digest == digest_of(layer)
 
 
+def test_the_layers_of_a_killed_push_are_removed_and_those_of_a_running_one_stay(
+    registry: Registry,
+) -> None:
+    killed = registry.folder.with_name("layers.killed")
+    killed.mkdir()
+    (killed / "tmp0").write_text("a layer")
+    with contextlib.closing(Registry(registry.image, registry.wanted)) as later:
+        assert not killed.exists()
+        assert registry.folder.is_dir() and later.folder.is_dir()
+    assert not later.folder.exists()
+
+
 def test_a_layer_whose_compression_is_unknown_is_known_by_the_manifest(registry: Registry) -> None:
     layer = b"\x28\xb5\x2f\xfd zstd"
     for blob in (layer, CONFIG):
@@ -72,7 +84,7 @@ def test_a_blob_that_is_damaged_is_refused(registry: Registry) -> None:
     where = f"{begun.headers['Location']}?digest={digest_of(b'other')}"
     assert ask(registry.repository, "PUT", where, b"data").status == 400
     assert not registry.blobs
-    assert not list(registry.folder.iterdir())
+    assert [path.name for path in registry.folder.iterdir()] == ["lock"]
 
 
 @pytest.mark.parametrize("config", [b'{"rootfs": {"diff_ids": []}}', b"{}", b"rubbish"])

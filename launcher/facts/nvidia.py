@@ -95,9 +95,10 @@ class GpuUse:
 
 def parse_nvidia(sections: defaultdict[str, list[str]]) -> Nvidia:
     """Parse the sections of facts.sh about NVIDIA GPUs. Any of them may be missing or malformed."""
-    text = "\n".join(sections["nvidia"])
+    # without what precedes it: a DTD could define entities that take up all memory
+    _, *log_text = "\n".join(sections["nvidia"]).partition("<nvidia_smi_log>")
     try:
-        log = ElementTree.fromstring(text[max(0, text.find("<nvidia_smi_log>")) :])
+        log = ElementTree.fromstring("".join(log_text))
     except ElementTree.ParseError:
         log = ElementTree.Element("nvidia_smi_log")
     processes = _owners(sections["gpuowners"])

@@ -202,6 +202,13 @@ def test_nvidia_smi() -> None:
     assert nvidia(NVIDIA[:300]).gpus == ()
 
 
+def test_a_host_cannot_define_xml_entities_that_fill_the_memory() -> None:
+    entities = '<!DOCTYPE x [<!ENTITY a "yyyyyyyy"><!ENTITY b "&a;&a;&a;&a;">]>'
+    for root in ("<nvidia_smi_log>", "<nvidia_smi_log z=''>"):
+        text = f"{entities}{root}<driver_version>&b;</driver_version></nvidia_smi_log>"
+        assert nvidia(text).driver is None
+
+
 def test_errors_of_the_driver_in_the_kernels_log() -> None:
     lines = [
         "[ 7.1] NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', GPU has fallen off the bus.",

@@ -21,6 +21,7 @@ USUAL = (
 DOCKER = "echo Client: Docker Engine"
 DENIED = "echo permission denied while trying to connect to the Docker daemon socket >&2; exit 1"
 DOWN = "echo Cannot connect to the Docker daemon >&2; exit 1"
+MISSING = "echo sh: docker: Kommando nicht gefunden >&2; exit 127"  # as bash says it in German
 EMULATED = 'exec podman "$@"'
 PODMAN = f"""
 case "$1 $2" in
@@ -74,6 +75,7 @@ def run(tmp_path: Path) -> Run:
         ({}, "docker"),
         ({"docker": DOCKER}, "docker"),
         ({"podman": PODMAN}, "podman"),
+        ({"podman": PODMAN, "docker": MISSING}, "podman"),
         ({"podman": PODMAN, "docker": EMULATED}, "podman"),
         ({"podman": PODMAN, "docker": DENIED}, "podman"),
         ({"podman": PODMAN, "docker": DOCKER}, "docker"),

@@ -57,7 +57,10 @@ def _explained(error: OSError, route: Route) -> HostUnreachable:
         remedy = "check that the machine is up and that no firewall blocks the port"
     elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL):
         what = f"no route to this host{route.at} ({error.strerror})"
-        remedy = "check the network (VPN?), or set proxy_jump if the host is behind a bastion"
+        remedy = (
+            "check that the machine is up, check the network (VPN?), or set proxy_jump if the host "
+            "is behind a bastion"
+        )
     return HostUnreachable(what, remedy)
 
 

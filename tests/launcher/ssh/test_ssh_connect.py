@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -53,6 +54,18 @@ def test_connection_refused(connect_to: Connect) -> None:
     message = why_not(connect_to(Host("127.0.0.1", port=port)))
     assert f"connection refused on port {port};" in message
     assert "check that sshd is running" in message
+
+
+def test_a_machine_that_is_off_in_the_same_network(
+    connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:  # as Linux reports that nobody answers ARP
+        raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    message = why_not(connect_to(Host("127.0.0.1")))
+    assert "no route to this host" in message
+    assert "check that the machine is up" in message
 
 
 def test_no_answer_is_an_error_within_the_timeout(connect_to: Connect) -> None:

@@ -48,15 +48,17 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
 def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the image exists, is the same on all hosts, and is built for the host's CPU.
 
-    The image may exist only on the launching machine, because it can be pushed from there.
+    It may exist only on the launching machine, which pushes it, or in a registry.
     """
     name, image = fleet.cluster.job.image, machine.engine.image if machine.engine else None
     engines = [m.engine for m in fleet.machines if m.engine]
     images = [engine.image for engine in engines if engine.image]
     if not images and fleet.image_here is None and engines and machine.engine is engines[0]:
         what = f"image {name} is neither on any host nor on this machine"
-        build = "ddpctl image build" + " --trainer" * (name == Job.image)
-        yield failure(what, f"run `{build}` or `docker pull {name}` on this machine")
+        if name == Job.image:  # it is in no registry
+            yield failure(what, "run `ddpctl image build --trainer` on this machine")
+        else:
+            yield warning(f"{what}, so the hosts will pull it", "try `ddpctl push HOSTS --image`")
     cpu = machine.facts.kernel.rpartition(" ")[2]
     kind, built = _ARCHITECTURES.get(cpu, cpu), image or fleet.image_here
     if built and built.architecture and kind and built.architecture != kind:

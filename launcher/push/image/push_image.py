@@ -85,7 +85,7 @@ def _pull(connection: HostConnection, name: str) -> ImageInfo:
         raise PushFailed(
             f"the image {name} is neither on this machine nor on the host, and the host cannot "
             f"pull it ({error.what})",
-            "build it here with `ddpctl image build`, or fix job.image",
+            f"fix job.image, or run `docker pull {name}` or `ddpctl image build` on this machine",
             host=connection.name,
         ) from None
 

@@ -389,7 +389,11 @@ def test_an_image_that_is_nowhere() -> None:
     assert judge(*bare) == []  # push will bring it
     finding = one(judge(*bare, here=None))
     assert (finding.severity, finding.host, finding.check) == ("failure", "gpu1", "image")
-    assert "neither on any host nor on this machine" in finding.what
+    assert "ddpctl image build --trainer" in finding.remedy  # the trainer's image is in no registry
+    of = replace(cluster(), job=replace(cluster().job, image="pytorch/pytorch:2.8.0"))
+    finding = one(judge(*bare, of=of, here=None))
+    assert (finding.severity, finding.host, finding.check) == ("warning", "gpu1", "image")
+    assert "the hosts will pull it" in finding.what
 
 
 def test_an_image_for_another_processor_is_found_without_an_engine_there() -> None:

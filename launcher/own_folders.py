@@ -112,7 +112,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Context manager: hold the lock at `path`. Waits for other holders unless all share the lock.
 
-    NFS refuses to lock a file that is not open for both reading and writing.
+    On NFS, a shared lock needs a file open for reading, and an exclusive one a file open for writing.
     """
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)

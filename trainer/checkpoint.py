@@ -171,7 +171,7 @@ def folders(root: Path) -> list[Path]:
 
 
 def newest_intact(root: Path) -> tuple[Saved | None, list[str]]:
-    """Return the newest intact checkpoint, and what is wrong with each newer one."""
+    """Return the newest intact checkpoint, if there is one, and what is wrong with each newer one."""
     problems: list[str] = []
     for path in folders(root):
         try:

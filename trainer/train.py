@@ -268,7 +268,8 @@ def save_last(t: Training) -> None:
 def make_profiler(
     config: Config, ranks: Ranks
 ) -> contextlib.AbstractContextManager[profile | None]:
-    """Return a profiler for --profile FIRST:LAST; call its `step` after each step.
+    """Return a context manager. With --profile FIRST:LAST, it yields a profiler, whose `step` must be
+    called after each step; otherwise, it yields None.
 
     Steps are counted from the start or the resume, so that a resumed run can also be profiled.
     """

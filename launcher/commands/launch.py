@@ -123,7 +123,10 @@ def launch(
 
 
 def parse_env(words: list[str]) -> dict[str, str] | None:
-    """Parse --env K=V, or --env K for this machine's value of K, as `docker run` does."""
+    """Parse --env K=V, or --env K for this machine's value of K, as `docker run` does.
+
+    Return None if --env is not given.
+    """
     env = {}
     for word in words:
         key, equals, value = word.partition("=")

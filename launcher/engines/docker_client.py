@@ -40,7 +40,7 @@ REMEDIES = {  # text in the engine's refusal -> remedy
     "image not known": "push it: `ddpctl push HOSTS --image`",
     "unresolvable cdi devices": WRITE_CDI_SPEC,
     "container-init binary not found": "install catatonit on that host",
-    "is already in use": "another command may be starting the same run; if not, run `ddpctl kill`",
+    "is already in use": "another command may be starting the same run; if not, run `ddpctl kill RUN`",
     "bind source path does not exist": "create the folder on that host, or fix job.mounts",
     "creating mount source path": "root on that host cannot enter your home folder (NFS with root "
     "squash?): make ~/.ddpctl a link to a folder on a local disk, or use a rootless engine",

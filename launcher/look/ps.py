@@ -127,8 +127,9 @@ def tables(listing: Listing, selection: Selection, columns: float = math.inf) ->
 def nothing(listing: Listing, selection: Selection) -> str:
     """Return the message that no run was found; "" if no host answered."""
     if not listing.hosts:
+        runs = "runs" if selection.finished else "live runs"
         return (
-            "this machine has no record of a live run, and there is no ./hosts.yaml; "
+            f"found no hosts to ask, neither in ./hosts.yaml nor in this machine's records of {runs}; "
             "to ask the hosts of a hosts file, run `ddpctl ps HOSTS`"
         )
     answered = [host for host in listing.hosts if host not in listing.failures]

@@ -97,7 +97,7 @@ def find_run(text: str | None) -> RunFolder:
     if text is not None:
         run_id = unique_match(text, folders)
         what = f"this machine has no run {quoted(text)}"
-        remedy = "run `ddpctl ps` to list its runs, or `ddpctl ps HOSTS` to list those on the hosts"
+        remedy = "run `ddpctl ps --all` to list its runs, or `ddpctl ps HOSTS --all` to list theirs"
     else:
         run_id = next((each for each in folders if not is_sanity_run(each)), None)
         what = "this machine has no record of any run"

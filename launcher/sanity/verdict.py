@@ -180,9 +180,9 @@ def slow_pairs(report: Report) -> list[str]:
 def models(report: Report, step: float | None) -> list[dict[str, Any]]:
     """Return how long it takes to all-reduce typical models' gradients, at the largest size's rate.
 
-    break_even: if a step's compute time is less than this, N nodes are slower than one. step: the
-    compute time of a step in seconds; if given, rows also have the speedup over one node. DDP's
-    all-reduce overlaps with the backward pass, which takes two thirds of a step.
+    step: the compute time of a step in seconds; if given, each row has the speedup over one node.
+    If the compute time is below a row's `break_even`, the nodes together are slower than one. DDP's
+    all-reduce overlaps with the backward pass, which is assumed to take two thirds of that time.
     """
     nodes = report.last("world").get("nodes", 0)
     if nodes < 2 or not report.sizes or report.sizes[-1]["bytes"] < 1:

@@ -54,7 +54,8 @@ def check(
         raise Several(finding.error() for finding in survey.failures)
     if warnings:
         count = counted(len(warnings), "warning")
-        console.say(f"{count}; `ddpctl check {cluster.source}` shows them")
+        hosts = "-H HOSTS" if cluster.source == "-H" else cluster.source
+        console.say(f"{count}; see `ddpctl check {hosts}`")
     there = {connections[rank]: image for rank, image in survey.images.items()}
     images = KnownImages(survey.fleet.image_here, there)
     return CheckedHosts(connections, survey.facts, images, survey.fleet.reach.unreached)

@@ -122,7 +122,8 @@ def next_attempt(
         record = caught_up(folder, own, connections, cluster, console)
     if live := sorted({status.host for status in statuses if status.alive or status.waits}):
         what = f"{run_id} is still running or waiting on {names(live)}"
-        raise UsageError(what, "follow it with `ddpctl attach`, or end it with `ddpctl kill`")
+        remedy = f"follow it with `ddpctl attach {run_id}`, or end it with `ddpctl kill {run_id}`"
+        raise UsageError(what, remedy)
     reported = [status for rows in reports.values() for status, _ in rows]
     others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.number + MOST_AHEAD]
     newest = max(record.attempt.number, *(status.attempt for status in others), 0)

@@ -206,8 +206,9 @@ def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
         for attempt in each.inventory.open_attempts
         if attempt.host not in checked and is_run_id(attempt.run_id)
     }
-    sure = "is still running; stop it with `ddpctl kill`, or clean with --kill"
-    return {**unsure, **{run_id: sure for each in traces for run_id in each.live_runs}}
+    sure = "is still running; stop it with `ddpctl kill {}`, or clean with --kill"
+    live = {run_id: sure.format(run_id) for each in traces for run_id in each.live_runs}
+    return {**unsure, **live}
 
 
 def remove(

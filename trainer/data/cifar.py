@@ -22,7 +22,10 @@ from .synthetic import Arrays
 TEN, HUNDRED = "cifar-10-batches-py", "cifar-100-python"
 BATCH = 10_000  # images in a file of CIFAR-10, unless its batches.meta says otherwise
 LARGEST = 1 << 30  # bytes; CIFAR-100's training file takes 155 MB
-FETCH_AGAIN = "remove its folder and fetch the dataset again with `python -m trainer data fetch`"
+FETCH_AGAIN = (
+    "remove its folder and fetch the dataset again with `python -m trainer data fetch --to DIR` "
+    "(for CIFAR-100, add `--name cifar100`)"
+)
 INTEGERS = (b"u1", b"i1", b"u2", b"i2", b"u4", b"i4", b"u8", b"i8")
 NAMES = (  # what pickles of numpy's arrays of numbers and of Python 3's bytes refer to
     *("numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct"),
@@ -138,9 +141,7 @@ def read(path: Path) -> dict[bytes, Any]:
         table = Reader(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         return {text(key): value for key, value in dict.items(table)}
     except FileNotFoundError:
-        raise DataError(
-            f"{path} is missing; fetch the dataset with `python -m trainer data fetch --to DIR`"
-        ) from None
+        raise DataError(f"{path} is missing; {FETCH_AGAIN}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way

@@ -74,7 +74,7 @@ def test_without_hosts_and_records_the_message_says_that_no_host_was_asked(
     Path(cluster.hosts_file).rename(cluster.folder / "lab.yaml")
     code, out, err = cluster.ddpctl("ps")
     assert (code, out) == (0, "")
-    assert "no record of a live run" in err and "run `ddpctl ps HOSTS`" in err
+    assert "records of live runs" in err and "run `ddpctl ps HOSTS`" in err
     assert all(host.asked == [] for host in cluster)
 
 

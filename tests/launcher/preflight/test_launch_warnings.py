@@ -23,4 +23,4 @@ def test_a_launch_on_a_host_where_gpus_all_finds_none_says_that_there_is_a_warni
         return  # a machine with GPUs is no CPU node
     done = machine.ddpctl("launch", "hosts.yaml", "-v")
     assert "warning: local: gpus: found no GPU, so this is a CPU node; set gpus: 0" in done.stderr
-    assert "; `ddpctl check hosts.yaml` shows them" in done.stderr
+    assert "1 warning; see `ddpctl check hosts.yaml`" in done.stderr

@@ -147,7 +147,7 @@ def test_a_run_that_is_alive_is_not_resumed(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("resume")
     assert (
         code == 2
-        and "is still running or waiting on gpu[0-1]; follow it with `ddpctl attach`" in err
+        and "is still running or waiting on gpu[0-1]; follow it with `ddpctl attach " in err
     ), err
     assert {node.attempt for node in cluster.nodes} == {1}
 

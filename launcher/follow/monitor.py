@@ -173,7 +173,7 @@ class Monitor:
             node.clock_skew = skew
         self._inbox = Inbox()
         self._watchers = [
-            NodeWatcher(member, offset_in(member.place, shown.get(rank)), self._inbox)
+            NodeWatcher(member, offset_in(member.place.attempt, shown.get(rank)), self._inbox)
             for rank, member in enumerate(handle.members)
         ]
         self._announced_at = 0.0  # time.monotonic() when the user last knew all contacts' state

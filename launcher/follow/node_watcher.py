@@ -87,9 +87,9 @@ class NodeWatcher:
             return
         connection, journal = self._member.connection, self._member.place.journal
         done = connection.script(EVENTS, journal, str(offset), "\t!\t", limit=LONG_OUTPUT)
+        # their `end` counts only events, so it is never past the log's mark, and the log skips them
         entries = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-        # let them end where the shown lines end, so that the store's mark does not move back
-        yield NewEntries(self.node_rank, [each._replace(end=offset) for each in entries], offset)
+        yield NewEntries(self.node_rank, entries, offset)
 
     def _new_entries(self) -> Iterator[Item]:
         """Yield the journal's entries up to `end`, and Reached once the host answers.

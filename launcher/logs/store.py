@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..own_folders import make_folder
-from ..plan.plan import Place
 from .log_entry import LogEntry, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
@@ -39,9 +38,9 @@ class Mark:
 Marks = Mapping[int, Mark]  # the marks at one moment, by node rank
 
 
-def offset_in(place: Place, mark: Mark | None) -> int:
-    """Return where to resume reading a node's journal: at its last mark, or 0 in a new attempt."""
-    return mark.offset if mark and mark.attempt == place.attempt else 0
+def offset_in(attempt: int, mark: Mark | None) -> int:
+    """Return where to resume reading an attempt's journal: at its last mark, or 0 if it has none."""
+    return mark.offset if mark and mark.attempt == attempt else 0
 
 
 class NodeLog:
@@ -60,12 +59,14 @@ class NodeLog:
         self._index.truncate(index.size)
 
     def append(self, entries: Sequence[LogEntry], attempt: int) -> None:
-        """Append the lines of these entries from the attempt's journal.
+        """Append the lines of the entries from the attempt's journal that come after the mark.
 
         One read may cover hours of a quiet run. Each second gets its own mark, because the nodes'
         logs are merged by time and searched by time.
         """
-        for _, second in itertools.groupby(entries, lambda entry: int(entry.time)):
+        known = offset_in(attempt, self.mark)
+        new = [entry for entry in entries if entry.end > known]
+        for _, second in itertools.groupby(new, lambda entry: int(entry.time)):
             group = list(second)
             text, last = render(group), group[-1]
             self._log.write(text)

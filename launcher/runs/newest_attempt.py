@@ -109,7 +109,8 @@ def sync_logs(
         place = attempt.by_connection[connection].place
         try:
             log = store.node(place.node_rank)
-            reader = JournalReader(connection.name, place.node_rank, offset_in(place, log.mark))
+            start = offset_in(place.attempt, log.mark)
+            reader = JournalReader(connection.name, place.node_rank, start)
             argv = ["tail", "-c", f"+{reader.offset + 1}", place.journal]
             budget = Budget("`tail` of its journal", connection.name, LONGEST_SYNC, SYNC_TIMEOUT)
             with connection.open(argv, stdin=False) as stream:

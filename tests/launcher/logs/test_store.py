@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from launcher.logs.log_entry import LogEntry, parse, render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, Mark, Marks, NodeLog, known_marks, offset_in
-from launcher.plan.plan import place_in
 from launcher.text import numbers_in
 
 
@@ -87,11 +86,22 @@ def test_an_unfinished_file_of_a_killed_writer_is_written_again(tmp_path: Path) 
     assert known_marks(tmp_path)[0].offset == 90
 
 
+def test_entries_up_to_the_mark_are_already_in_the_log(tmp_path: Path) -> None:
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=100)
+    for offset in (60, 100):  # as of past events, whose journal was shortened to them
+        write(store, 0, "[a:0] again", time=9.0, offset=offset)
+    assert store.node(0).mark == Mark(10.0, 1, 100, 10)
+    write(store, 0, "[a:0] two", time=11.0, offset=40, attempt=2)
+    store.close()
+    assert (tmp_path / "node-0.log").read_text() == "[a:0] one\n[a:0] two\n"
+
+
 def test_another_attempt_begins_its_own_journal() -> None:
     mark = Mark(10.0, 1, 500, 20)
-    assert offset_in(place_in("/h", "r", 0, 1), mark) == 500
-    assert offset_in(place_in("/h", "r", 0, 2), mark) == 0
-    assert offset_in(place_in("/h", "r", 1, 1), None) == 0
+    assert offset_in(1, mark) == 500
+    assert offset_in(2, mark) == 0
+    assert offset_in(1, None) == 0
 
 
 def two_nodes(folder: Path) -> Path:

@@ -31,7 +31,7 @@ class NodeEvidence:
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
     tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank or None, text)
     exit_code: int | None = None  # reported by the supervisor, else by the engine
-    exited: bool = False  # according to the engine
+    engine_saw_end: bool = False  # whether the engine has reported the end of the node
     unit: str = "container"  # what the engine calls a node, in messages
     oom_killed: bool = False  # according to the engine
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can

@@ -81,7 +81,7 @@ def ask_kernels(
         node.gpus, node.xids = log.addresses(gpus), log.xids
         node.kernel, node.gpus_after = log.lines, log.loads
 
-    ended = {rank for rank, node in nodes.items() if node.end or node.exited}
+    ended = {rank for rank, node in nodes.items() if node.end or node.engine_saw_end}
     with console.step("looking for GPU and memory errors"):
         try_each([each for each, member in members.items() if member.place.node_rank in ended], ask)
 

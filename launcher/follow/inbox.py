@@ -25,7 +25,7 @@ class NewEntries:
 
 @dataclass(frozen=True)
 class Exited:
-    """The node has ended. size: bytes of its journal; 0 if unknown or if all was read."""
+    """The engine saw the node's end. size: bytes of its journal; 0 if unknown or if all was read."""
 
     node_rank: int
     status: NodeStatus

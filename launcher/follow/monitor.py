@@ -65,7 +65,7 @@ class FollowedNode(NodeEvidence):
     offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
     size: int = 0  # bytes of the journal once the node has ended
     contact: Contact = field(default_factory=Contact)
-    done: bool = False  # whether nothing more will come from it: see is_done, Monitor._are_lost
+    done: bool = False  # whether nothing more will come from it: see Monitor._newly_done
     # times by time.monotonic()
     reported_at: float = 0.0  # the last report of the node's watcher
     end_received: float = 0.0
@@ -89,27 +89,9 @@ class FollowedNode(NodeEvidence):
         return self.end_state is NodeState.SUCCEEDED
 
     @property
-    def ended(self) -> bool:
-        """Whether it has reported its end or is done."""
-        return self.done or self.end is not None
-
-    def is_done(self, now: float, drained: bool) -> bool:
-        """Return whether nothing more will come from the node, for one of these reasons:
-
-        - Its host did not answer a probe after another node's failure.
-        - The node and its engine have reported its end.
-        - The node reported its end ENGINE_TIMEOUT ago, and its engine has not confirmed it.
-        - Its engine has reported its end, and its whole journal was read.
-        - Its engine has reported its end, and nothing has arrived for DRAIN_TIMEOUT.
-
-        now: time.monotonic(). drained: whether the Monitor has taken all items from its inbox.
-        """
-        if self.contact.gone:
-            return True
-        if self.end:
-            return self.exited or (drained and now - self.end_received > ENGINE_TIMEOUT)
-        silent = drained and now - self.reported_at > DRAIN_TIMEOUT
-        return self.exited and (silent or self.offset >= self.size)
+    def seems_alive(self) -> bool:
+        """Whether it has not reported its end and more may come from it."""
+        return not self.done and self.end is None
 
 
 @dataclass(frozen=True)
@@ -218,7 +200,7 @@ class Monitor:
             case ProbeFailed(_, why) if not node.end:  # it may have ended during the probe
                 node.contact.lose(why, gone=True)
             case Exited():
-                node.exited, node.size = True, item.size
+                node.engine_saw_end, node.size = True, item.size
                 node.oom_killed = item.status.oom_killed
                 if node.end is None:
                     node.exit_code = item.status.exit_code
@@ -274,8 +256,8 @@ class Monitor:
         """Mark the nodes that are done, and return those that were not marked before."""
         waiting, now = self._waiting(), time.monotonic()
         for node in waiting:
-            node.done = node.is_done(now, drained=self._inbox.was_empty)
-        remaining = [node for node in waiting if not node.ended]
+            node.done = _is_done(node, now, drained=self._inbox.was_empty)
+        remaining = [node for node in waiting if node.seems_alive]
         if self._are_lost(remaining, now):
             for node in remaining:
                 node.done = True
@@ -286,7 +268,7 @@ class Monitor:
 
         As long as no node has ended, losing contact with all nodes proves nothing about the run.
         """
-        ended = [node for node in self.nodes.values() if node.ended]
+        ended = [node for node in self.nodes.values() if not node.seems_alive]
         if not remaining or not ended:
             return False
         reasons = [node.end.reason for node in ended if node.end]
@@ -302,13 +284,32 @@ class Monitor:
         All nodes should end within seconds of a failure. A node that does not end may be on a host
         without power, which SSH alone takes much longer to notice.
         """
-        now = time.monotonic()
-        ended = [node for node in self.nodes.values() if node.ended]
-        failed_at = (node.end_received for node in ended if not node.succeeded)
+        now, nodes = time.monotonic(), self.nodes.values()
+        failed = (node for node in nodes if not (node.seems_alive or node.succeeded))
+        failed_at = (node.end_received for node in failed)
         if now - min(failed_at, default=now) < PROBE_DELAY:
             return
         for watcher in self._watchers:
             node = self.nodes[watcher.node_rank]
-            if not node.ended and now - node.contact.probed_at >= PROBE_TIMEOUT:
+            if node.seems_alive and now - node.contact.probed_at >= PROBE_TIMEOUT:
                 node.contact.probed_at = now
                 watcher.probe()
+
+
+def _is_done(node: FollowedNode, now: float, *, drained: bool) -> bool:
+    """Return whether nothing more will come from the node, for one of these reasons:
+
+    - Its host did not answer a probe after another node's failure.
+    - The node and its engine have reported its end.
+    - The node reported its end ENGINE_TIMEOUT ago, and its engine has not confirmed it.
+    - Its engine has reported its end, and its whole journal was read.
+    - Its engine has reported its end, and nothing has arrived for DRAIN_TIMEOUT.
+
+    now: time.monotonic(). drained: whether the Monitor has taken all items from its inbox.
+    """
+    if node.contact.gone:
+        return True
+    if node.end:
+        return node.engine_saw_end or (drained and now - node.end_received > ENGINE_TIMEOUT)
+    silent = drained and now - node.reported_at > DRAIN_TIMEOUT
+    return node.engine_saw_end and (silent or node.offset >= node.size)

@@ -228,7 +228,7 @@ class Session:
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
         explain(self.run.handle, self.run.folder, self.record, nodes, self.console)
         attempt.settle_nodes()
-        not_seen = {node.host for node in nodes.values() if node.end is None and not node.exited}
+        not_seen = {node.host for node in nodes.values() if not (node.end or node.engine_saw_end)}
         not_stopped = {connection.name for connection in unconfirmed}
         self.record.pending_stop = sorted(not_stopped | not_seen)
         self.run.folder.try_save(self.record, self.console)

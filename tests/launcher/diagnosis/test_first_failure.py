@@ -204,7 +204,7 @@ def test_a_container_that_died_without_an_end_event_is_the_cause_of_its_peers_ef
 
 
 def test_a_removed_container_does_not_make_a_host_that_answers_lost() -> None:
-    removed = NodeEvidence(1, "gpu2", events=[START], exited=True, unit="supervisor")
+    removed = NodeEvidence(1, "gpu2", events=[START], engine_saw_end=True, unit="supervisor")
     failure = first(node(0, stopping(9.0, "host-lost", 1)), removed)
     assert (failure.kind, failure.host) == ("container-killed", "gpu2")
     assert failure.message == "its supervisor was killed and left no exit code"

@@ -63,7 +63,7 @@ def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
 
 def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
     [node] = followed(tmp_path, JOURNAL, len(JOURNAL))
-    assert isinstance(node, FollowedNode) and node.exited
+    assert isinstance(node, FollowedNode) and node.engine_saw_end
     assert node.end is not None and node.end.state == "cancelled"
     assert [event.kind for _, event in node.events] == ["stopping", "end"]
 
@@ -79,7 +79,7 @@ def test_events_that_cannot_be_read_are_skipped_with_one_warning(
 
 
 END = {"events": [(1.7, End(EndState.FAILED, 1))], "end_received": 100.0}
-EXITED = {"exited": True, "size": 10, "reported_at": 100.0}
+ENGINE_SAW_END = {"engine_saw_end": True, "size": 10, "reported_at": 100.0}
 
 
 @pytest.mark.parametrize(
@@ -88,25 +88,28 @@ EXITED = {"exited": True, "size": 10, "reported_at": 100.0}
         ({}, False),
         ({"contact": Contact(HostUnreachable("no answer"))}, False),
         ({"contact": Contact(HostUnreachable("no answer"), gone=True)}, True),
-        ({**EXITED, **END}, True),
-        ({**EXITED, "offset": 10}, True),
+        ({**ENGINE_SAW_END, **END}, True),
+        ({**ENGINE_SAW_END, "offset": 10}, True),
     ],
 )
 def test_a_node_is_done_once_all_of_it_was_read_or_a_probe_of_its_host_failed(
     known: dict[str, Any], done: bool
 ) -> None:
     node = FollowedNode(0, "gpu1", **known)
-    assert node.is_done(100.0, drained=False) is node.is_done(1000.0, drained=True) is done
+    assert module._is_done(node, 100.0, drained=False) is done
+    assert module._is_done(node, 1000.0, drained=True) is done
 
 
-@pytest.mark.parametrize(("known", "silence"), [(END, 1.5), ({**EXITED, "offset": 9}, 15.0)])
+@pytest.mark.parametrize(
+    ("known", "silence"), [(END, 1.5), ({**ENGINE_SAW_END, "offset": 9}, 15.0)]
+)
 def test_a_node_that_has_ended_is_done_after_a_silence_in_which_no_line_waits(
     known: dict[str, Any], silence: float
 ) -> None:
     node = FollowedNode(0, "gpu1", **known)
-    assert node.is_done(100.1 + silence, drained=True)
-    assert not node.is_done(99.9 + silence, drained=True)
-    assert not node.is_done(100.1 + silence, drained=False)
+    assert module._is_done(node, 100.1 + silence, drained=True)
+    assert not module._is_done(node, 99.9 + silence, drained=True)
+    assert not module._is_done(node, 100.1 + silence, drained=False)
 
 
 def test_the_memory_that_events_take_is_bounded_but_the_end_is_taken(

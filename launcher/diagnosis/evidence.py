@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
+from ..logs.log_entry import LogEntry
 from ..supervisor.events import (
     Clock,
     End,
@@ -29,7 +30,7 @@ class NodeEvidence:
     host: str
     clock_skew: float = 0.0  # seconds by which the node's clock is ahead of the launching machine's
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
-    tail: Sequence[tuple[float, int | None, bytes]] = ()  # newest lines: (time, rank or None, text)
+    tail: Sequence[LogEntry] = ()  # the newest lines, each in an entry of its own
     exit_code: int | None = None  # reported by the supervisor, else by the engine
     engine_saw_end: bool = False  # whether the engine has reported the end of the node
     unit: str = "container"  # what the engine calls a node, in messages
@@ -45,13 +46,13 @@ class NodeEvidence:
         return [(time, event) for time, event in self.events if isinstance(event, kind)]
 
     def lines(self, rank: int | None) -> list[str]:
-        texts = (text for _, who, text in self.tail if who == rank)
+        texts = (text for entry in self.tail if entry.rank == rank for text in entry.lines)
         return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
 
     def between(self, start: float, end: float) -> "NodeEvidence":
         """Return a copy with only the events and lines recorded since `start` and before `end`."""
         events = [each for each in self.events if start <= each[0] < end]
-        tail = [each for each in self.tail if start <= each[0] < end]
+        tail = [entry for entry in self.tail if start <= entry.time < end]
         return replace(self, events=events, tail=tail)
 
     @property
@@ -71,7 +72,7 @@ class NodeEvidence:
     @property
     def last_seen(self) -> float:
         """The time of the newest journal entry by the node's clock; 0.0 if there are none."""
-        times = [time for time, _ in self.events] + [time for time, _, _ in self.tail]
+        times = [time for time, _ in self.events] + [entry.time for entry in self.tail]
         return max(times, default=0.0)
 
     @property

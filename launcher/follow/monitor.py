@@ -16,6 +16,7 @@ from ..engines.node_handle import AttemptHandle
 from ..engines.status import warn_once
 from ..errors import DdpctlError, HostUnreachable, lines
 from ..logs.event_reader import LONGEST_TEXT, Unreadable
+from ..logs.log_entry import LogEntry
 from ..logs.store import Marks, offset_in
 from ..outcomes import NodeState
 from ..supervisor.events import End, EndState, Event, RestartInPlace, Usage
@@ -57,9 +58,7 @@ class FollowedNode(NodeEvidence):
     """The evidence about one node so far, and whether the node has ended."""
 
     events: list[tuple[float, Event]] = field(default_factory=list)
-    tail: deque[tuple[float, int | None, bytes]] = field(
-        default_factory=lambda: deque(maxlen=TAIL_LINES)
-    )
+    tail: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     usage: Usage | None = None  # the newest
     event_bytes: int = 0  # the size of `events` as text
     offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
@@ -211,7 +210,8 @@ class Monitor:
         for entry in new.entries:
             if entry.event is None:
                 newest = (line[:LONGEST_TEXT] for line in entry.lines[-TAIL_LINES:])
-                node.tail.extend((entry.time, entry.rank, text) for text in newest)
+                place = (entry.host, entry.node_rank, entry.time, entry.rank, None)
+                node.tail.extend(LogEntry(*place, [line]) for line in newest)
             elif restarted := self._note_event(node, entry.time, entry.event):
                 restarts.append(restarted)
         node.offset = new.offset

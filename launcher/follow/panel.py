@@ -19,11 +19,12 @@ from rich.text import Text
 from ..engines.node_handle import NodeHandle
 from ..engines.status import ContainerState
 from ..facts.nvidia import BUSY, IDLE
+from ..logs.log_entry import render
 from ..runs.record import RunRecord, parse_timestamp
 from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
 from ..terminal.console import Console
 from ..terminal.live import Live
-from ..terminal.sanitize import without_overwritten
+from ..terminal.sanitize import visible
 from ..text import counted, names, printable, ranges
 from .monitor import FollowedNode
 from .slow_ranks import slow_nodes
@@ -184,27 +185,26 @@ def script_words(nodes: Mapping[int, FollowedNode], now: float) -> str:
     The progress, such as `epoch 3/10  step 120/500`, comes from the newest lines that mention it.
     """
     recent = [
-        (time, text, node.host if rank is None else f"{node.host}:{rank}")
+        entry
         for node in nodes.values()
-        for time, rank, text in itertools.islice(reversed(node.tail), RECENT_LINES)
+        for entry in itertools.islice(reversed(node.tail), RECENT_LINES)
     ]
     if not recent:
         return "no output yet"
-    recent.sort(key=lambda line: line[0], reverse=True)
+    recent.sort(key=lambda entry: entry.time, reverse=True)
     counts: dict[str, str] = {}
-    for _, text, _ in recent:
+    for entry in recent:
         for name, pattern in PROGRESS.items():
-            if name not in counts and (matches := pattern.findall(text[-LONGEST:])):
+            if name not in counts and (matches := pattern.findall(entry.lines[-1][-LONGEST:])):
                 done, total = (number.decode() for number in matches[-1])
                 counts[name] = f"{name} {done}/{total}"
     if len(counts) > 1:
         counts.pop("progress", None)
     words = "  ".join(counts[name] for name in PROGRESS if name in counts)
-    written, text, who = recent[0]
     if not words:
-        newest = without_overwritten(text)[:LONGEST].decode(errors="replace")
-        words = f"[{who}] {printable(newest)[:LAST_LINE].strip()}"
-    silent = now - written
+        newest = render([visible(recent[0])])[:LONGEST].decode(errors="replace")
+        words = printable(newest)[:LAST_LINE].strip()
+    silent = now - recent[0].time
     return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 
 

@@ -217,7 +217,7 @@ def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
         node.node_rank,
         node.spec["host"],
         events=[(r.time, r.event) for r in records if r.event],
-        tail=[(r.time, r.rank, r.lines[0]) for r in records if r.event is None][-400:],
+        tail=[entry for entry in records if entry.event is None][-400:],
         **facts.get(f"node_{node.node_rank}", {}),
     )
 

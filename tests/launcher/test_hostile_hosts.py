@@ -34,6 +34,7 @@ from launcher.facts.nvidia import Nvidia, parse_nvidia, parse_use
 from launcher.follow.trainer_progress import parse_progress
 from launcher.logs.event_reader import parsed_event
 from launcher.logs.journal_reader import JournalReader
+from launcher.logs.log_entry import LogEntry
 from launcher.look import fetch
 from launcher.look.exec import Sanitizer
 from launcher.push.files import manifest
@@ -334,6 +335,12 @@ UNITS = st.sampled_from(
      "Traceback (most recent call last):\n"]
 )  # fmt: skip
 LONG = 300_000  # characters
+
+
+def three_times(text: str) -> list[LogEntry]:
+    return [LogEntry("gpu1", 0, 1.0, 0, None, [text.encode()])] * 3
+
+
 PARSERS: dict[str, Callable[[str], object]] = {
     "facts": lambda text: parse(f"@@user\nuid=1(a) gid=1\n@@disk\n{text}\n@@end\n1\n"),
     "every section": lambda text: parse_details(defaultdict(lambda: text.split("\n"))),
@@ -359,7 +366,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "message": lambda text: str(UsageError(text)),
     "engine": lambda text: parse_engine({"ServerVersion": text, "Driver": text}, None),
     "failure": lambda text: first_failure(
-        Evidence(1, [NodeEvidence(0, "gpu1", tail=[(1.0, 0, text.encode())] * 3, exit_code=1)])
+        Evidence(1, [NodeEvidence(0, "gpu1", tail=three_times(text), exit_code=1)])
     ),
 }
 

@@ -23,6 +23,7 @@ from launcher.errors import HostUnreachable
 from launcher.follow.monitor import FollowedNode
 from launcher.follow.panel import Panel, gpu_words, state_of
 from launcher.follow.trainer_progress import parse_progress
+from launcher.logs.log_entry import LogEntry
 from launcher.supervisor.events import End, EndState, GpuLoad, Usage
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.console import Console
@@ -33,6 +34,10 @@ TRAIN = {"kind": "train", "epoch": 1, "step": 120, "loss": 1.25, "img_s": 512.4,
 
 def lines_of(*entries: object) -> bytes:
     return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+
+
+def print_line(node: FollowedNode, time: float, rank: int, text: bytes) -> None:
+    node.tail.append(LogEntry(node.host, node.node_rank, time, rank, None, [text]))
 
 
 def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not() -> None:
@@ -59,7 +64,8 @@ def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not()
 )
 def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words: str) -> None:
     node = FollowedNode(0, "a")
-    node.tail.extend((100.0 + n, 0, text) for n, text in enumerate(texts))
+    for n, text in enumerate(texts):
+        print_line(node, 100.0 + n, 0, text)
     last = 99.0 + len(texts)
     panel = Panel("r", 1, 0, {0: node})
     assert panel.below(last + 9) == words
@@ -69,7 +75,7 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
 def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
     nodes = {rank: FollowedNode(rank, f"gpu{rank}") for rank in range(5)}
     for rank, node in nodes.items():
-        node.tail.append((1.0, rank, b"x"))
+        print_line(node, 1.0, rank, b"x")
         node.usage = Usage(1.0, ranks=(rank,))
     text = lines_of(START, {**TRAIN, "ranks": {"slow": {"2": 1.6}}})
     panel = Panel("r", 2, 0, nodes, parse_progress(text, attempt=2))
@@ -100,16 +106,16 @@ def test_gpus_of_a_host_share_a_line() -> None:
 
 def test_a_scripts_newest_line_is_shown_without_its_cursor_movements() -> None:
     nodes = {rank: FollowedNode(rank, f"h{rank}") for rank in range(2)}
-    nodes[0].tail.append((1.0, 0, b"older"))
-    nodes[1].tail.append((2.0, 3, b"10%\r20% \x1b[2Jdone"))
+    print_line(nodes[0], 1.0, 0, b"older")
+    print_line(nodes[1], 2.0, 3, b"10%\r20% \x1b[2Jdone")
     nodes[0].contact.lose(HostUnreachable("no answer"))
     panel = Panel("r", 1, time.time() - 3600.1, nodes)
     assert "r  up 1:00:00" in panel.lines(80, 9)[1]
     assert panel.below(3.0) == "[h1:3] 20% done"
     assert [state for _, state, _ in panel.rows(folded=False)] == ["contact lost", "running"]
     # starts of escape sequences; to search them all for an end would take an hour
-    nodes[1].tail.append((3.0, 3, "\x90".encode() * 1_000_000))
-    assert panel.below(3.0) == "[h1:3] "
+    print_line(nodes[1], 3.0, 3, "\x90".encode() * 1_000_000)
+    assert panel.below(3.0) == "[h1:3] \ufffd"  # the text is cut within a character
 
 
 def test_a_panel_is_never_larger_than_its_room() -> None:
@@ -142,7 +148,7 @@ def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
 ) -> None:
     nodes = {rank: FollowedNode(rank, f"gpu{rank + 1:02}") for rank in range(64)}
     for node in nodes.values():
-        node.tail.append((1.0, 0, b"x"))
+        print_line(node, 1.0, 0, b"x")
         node.usage = Usage(1.0, (GpuLoad(97, 61000, 81920),) * 8)
     nodes[7].contact.lose(HostUnreachable("no answer"))
     nodes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)

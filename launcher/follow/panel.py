@@ -184,16 +184,16 @@ def script_words(nodes: Mapping[int, FollowedNode], now: float) -> str:
 
     The progress, such as `epoch 3/10  step 120/500`, comes from the newest lines that mention it.
     """
-    recent = [
-        entry
+    recent = [  # with the times by this machine's clock
+        (entry.time - node.clock_skew, entry)
         for node in nodes.values()
         for entry in itertools.islice(reversed(node.tail), RECENT_LINES)
     ]
     if not recent:
         return "no output yet"
-    recent.sort(key=lambda entry: entry.time, reverse=True)
+    recent.sort(key=lambda each: each[0], reverse=True)
     counts: dict[str, str] = {}
-    for entry in recent:
+    for _, entry in recent:
         for name, pattern in PROGRESS.items():
             if name not in counts and (matches := pattern.findall(entry.lines[-1][-LONGEST:])):
                 done, total = (number.decode() for number in matches[-1])
@@ -201,10 +201,11 @@ def script_words(nodes: Mapping[int, FollowedNode], now: float) -> str:
     if len(counts) > 1:
         counts.pop("progress", None)
     words = "  ".join(counts[name] for name in PROGRESS if name in counts)
+    written, newest = recent[0]
     if not words:
-        newest = render([visible(recent[0])])[:LONGEST].decode(errors="replace")
-        words = printable(newest)[:LAST_LINE].strip()
-    silent = now - recent[0].time
+        line = render([visible(newest)])[:LONGEST].decode(errors="replace")
+        words = printable(line)[:LAST_LINE].strip()
+    silent = now - written
     return f"no output for {clock(silent)}  {words}" if silent >= SILENT else words
 
 

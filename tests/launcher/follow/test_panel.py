@@ -72,6 +72,13 @@ def test_progress_of_any_script_is_read_from_its_lines(texts: list[bytes], words
     assert panel.below(last + 75) == f"no output for 0:01:15  {words}"
 
 
+def test_the_silence_of_a_script_does_not_depend_on_the_hosts_clocks() -> None:
+    nodes = {0: FollowedNode(0, "a", clock_skew=-3600.0), 1: FollowedNode(1, "b")}
+    print_line(nodes[0], 100.0 - 3600.0, 0, b"newest")
+    print_line(nodes[1], 99.0, 1, b"older")
+    assert Panel("r", 1, 0, nodes).below(105.0) == "[a:0] newest"
+
+
 def test_a_node_with_a_slow_rank_says_so_instead_of_running() -> None:
     nodes = {rank: FollowedNode(rank, f"gpu{rank}") for rank in range(5)}
     for rank, node in nodes.items():

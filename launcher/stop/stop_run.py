@@ -3,10 +3,10 @@
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from ..engines.base import Engine
+from ..engines.base import Engine, NodeListing
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import UNSTARTED, ContainerState, NodeStatus
@@ -103,14 +103,18 @@ class Stop:
         """
         to_end = self._to_end(engine.nodes(self.run_id))
         self._end(engine, to_end)
-        after = engine.listing(self.run_id)
-        late = [s for s in self._to_end(after.nodes) if self.cancel and s.state in UNSTARTED]
+        after = self._listing(engine)
+        late = [status for status in after.nodes if self.cancel and status.state in UNSTARTED]
         if late:
             self._end(engine, late)
-            after = engine.listing(self.run_id)
-        left = [s.handle for s in self._to_end(after.nodes) if s.alive or self.remove]
+            after = self._listing(engine)
+        left = [status.handle for status in after.nodes if status.alive or self.remove]
         unreadable = [f"{name} (its labels are unreadable)" for name in after.unreadable]
         return to_end, [*left, *unreadable]
+
+    def _listing(self, engine: Engine) -> NodeListing:
+        listing = engine.listing(self.run_id)
+        return replace(listing, nodes=self._to_end(listing.nodes))
 
     def _to_end(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         """Return the nodes to end and, if the run is cancelled, its tickets.

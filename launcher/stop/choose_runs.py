@@ -27,14 +27,12 @@ from ..text import counted, names
 class HostedRun:
     """A run, and the hosts that may have it.
 
-    asked: all hosts that were asked about the run, including `connections`. owners: the other users
-    whose nodes are to be stopped. typed: the id or the start of it, as the user typed it; None if
-    none was typed.
+    owners: the other users whose nodes are to be stopped. typed: the id or the start of it, as the
+    user typed it; None if none was typed.
     """
 
     run_id: str
     connections: Sequence[HostConnection]
-    asked: Sequence[HostConnection]
     owners: Sequence[str] = ()
     typed: str | None = None
 
@@ -82,7 +80,7 @@ class KnownRun(Target):
     def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
         run_id, record = self.folder.run_id, self.folder.load_if_readable(console)
         if record and not record.adopted:  # launched here, by this user
-            return [HostedRun(run_id, connections, asked=connections)]
+            return [HostedRun(run_id, connections)]
         return [with_owners(run_id, self.typed, connections, self.cluster, console)]
 
 
@@ -162,7 +160,7 @@ def with_owners(
     with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
         statuses, _ = list_nodes(connections, cluster, run_id)
     owners = sorted({status.owner for status in statuses if status.user != account_name()})
-    return HostedRun(run_id, connections, asked=connections, owners=owners, typed=typed)
+    return HostedRun(run_id, connections, owners, typed)
 
 
 @dataclass(frozen=True)
@@ -212,10 +210,7 @@ class OwnRuns:
                 return True
             return run_id in {status.run_id for status in listing.nodes}
 
-        return [
-            HostedRun(run_id, [m for m in machines if may_have(m, run_id)], self.asked)
-            for run_id in run_ids
-        ]
+        return [HostedRun(each, [m for m in machines if may_have(m, each)]) for each in run_ids]
 
 
 def list_own_runs(

@@ -234,10 +234,11 @@ def remove(
             for s in to_remove[connection].nodes
             if s.run_id == run_id
         }
-        return HostedRun(run_id, there, asked=[*answered], owners=sorted(owners))
+        return HostedRun(run_id, there, sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
-    killed = kill_runs([hosted(run_id) for run_id in live], cluster.job.engine, console)
+    runs = [hosted(run_id) for run_id in live]
+    killed = kill_runs(runs, answered, cluster.job.engine, console)
 
     def run(connection: HostConnection, script: str) -> None:
         if (done := connection.script(script, timeout=TIMEOUT)).code != 0:

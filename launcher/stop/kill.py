@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -40,7 +40,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             raise
         if not all(run.confirmed(yes=yes) for run in runs):
             return Exit.INTERRUPTED
-        killed = kill_runs(runs, cluster.job.engine, console)
+        killed = kill_runs(runs, connections, cluster.job.engine, console)
         errors = remove_finished(connections, cluster, console) if target.with_finished else {}
     if as_json:
         rows = [run.document() for run in killed]
@@ -51,12 +51,17 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
 
 
-def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[Killed]:
-    """Stop runs, print what was stopped, and record it. engine: of runs without a record here."""
+def kill_runs(
+    runs: Sequence[HostedRun], asked: Collection[HostConnection], engine: str, console: Console
+) -> list[Killed]:
+    """Stop runs, print what was stopped, and record it.
+
+    asked: all hosts that were asked about the runs. engine: of runs without a record here.
+    """
     killed = []
     for each in stop_all([(run, make_stop(run, engine, console)) for run in runs], console):
         each.report(console)
-        recorded = replace(each, pending=each.save(console))
+        recorded = replace(each, pending=each.save(asked, console))
         report_unconfirmed(recorded.errors_by_name, console)
         killed.append(recorded)
     return killed
@@ -134,10 +139,10 @@ class Killed:
             parts.append(f"did not touch nodes on {names(untouched)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
-    def save(self, console: Console) -> list[str]:
+    def save(self, asked: Collection[HostConnection], console: Console) -> list[str]:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
-        Return the hosts among them that were not asked.
+        Return the hosts among them that were not asked about the run.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches
@@ -148,11 +153,11 @@ class Killed:
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
             return []
-        asked = {connection.name for connection in self.run.asked}
+        asked_names = {connection.name for connection in asked}
         before = {*record.pending_stop}
-        not_asked = sorted(before - asked)
+        not_asked = sorted(before - asked_names)
         record.pending_stop = sorted({*self.unconfirmed, *not_asked})
-        asked_all = {*record.hosts} <= asked
+        asked_all = {*record.hosts} <= asked_names
         last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
         if not record.state.is_final and (asked_all or last_confirmed):
             record.attempt.state, record.attempt.ended = self.end_state(record.attempt), timestamp()

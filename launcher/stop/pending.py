@@ -30,8 +30,8 @@ def finish_pending(connections: Sequence[HostConnection], console: Console) -> N
         ]:
             may_restart = record.state is RunState.FAILED  # so its tickets must stay
             stop = replace(Stop.of(record), cancel=not may_restart)
-            stops.append((HostedRun(folder.run_id, here, asked=here), stop))
+            stops.append((HostedRun(folder.run_id, here), stop))
     for killed in stop_all(stops, console):
         killed.report(console)
         if killed.results:  # if no host answered, nothing new is known
-            killed.save(console)
+            killed.save(killed.run.connections, console)

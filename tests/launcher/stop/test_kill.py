@@ -159,7 +159,7 @@ def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
     stopped = Stopped([], ["ddpctl-r-0", 41])
     assert stopped.describe() == "STILL THERE: ddpctl-r-0, pid 41"
     connection = HostConnection(Host("gpu0"))
-    run = HostedRun("r", [connection], [connection])
+    run = HostedRun("r", [connection])
     [host] = Killed(run, {connection: stopped}, {}).document()["hosts"]
     assert host["left"] == ["ddpctl-r-0", "41"]
 

@@ -156,8 +156,7 @@ def change(draw: st.DrawFn, value: Any) -> Any:
 
 def evidence_in(entries: list[LogEntry], node_rank: int) -> NodeEvidence:
     events = [(entry.time, entry.event) for entry in entries if entry.event]
-    tail = [(entry.time, entry.rank, line) for entry in entries for line in entry.lines]
-    return NodeEvidence(node_rank, "gpu2", 0.5, events, tail)
+    return NodeEvidence(node_rank, "gpu2", 0.5, events, [each for each in entries if each.lines])
 
 
 @given(damaged(), damaged())

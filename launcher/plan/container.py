@@ -35,8 +35,8 @@ class Access(TypedDict):
 def container_access(job: Job, gpus: Gpus, facts: Facts | None) -> Access:
     """Return what a container may use: what NCCL needs, AMD's devices, and what the job adds.
 
-    NCCL needs pinned memory and InfiniBand. The job's limits override ddpctl's. gpus: those of the
-    container. facts: None if the host has not been asked.
+    NCCL needs pinned memory and, if the host has InfiniBand, its devices. The job's limits override
+    ddpctl's. gpus: those of the container. facts: None if the host has not been asked.
     """
     infiniband = facts.infiniband if facts else None
     amd = bool(gpus) and facts is not None and facts.has_amd_gpus

@@ -157,7 +157,8 @@ def make_loader(source: Source, queue: Queue, workers: int, pinned: bool) -> Dat
 
 
 def train_width(config: Config, epoch: int) -> int:
-    """Return the width of training images. It grows from epoch to epoch, in steps of 32 pixels."""
+    """Return the width of training images in an epoch. With --train-size A:B, it goes from A toward B
+    by multiples of 32 pixels, and is B in the last epoch."""
     first, last = config.parsed_train_size
     if epoch >= config.epochs - 1:
         return last

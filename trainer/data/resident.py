@@ -68,8 +68,8 @@ class Resident(Images):
 
 
 def mean_std(arrays: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and standard deviation, (C,) each, for pixels 0..255: the published ones for
-    CIFAR, otherwise those of the first 5000 training images."""
+    """Return the mean and the standard deviation, (C,) each, for pixels 0..255: CIFAR's published
+    ones for images in its layout, otherwise those of the first 5000 training images."""
     if arrays.name in MEAN_STD:
         mean, std = MEAN_STD[arrays.name]
         return torch.tensor(mean) * 255, torch.tensor(std) * 255

@@ -9,7 +9,7 @@ to its Outcome. With --wait, a Refused attempt waits in line and tries again.
 Three marks on a host keep runs apart. `kill` removes or cancels each of them.
 - A created node is a claim to its GPUs from its creation until it ends (engines/claims.py).
 - A ticket keeps a run's turn while it has no node: while it waits in line, or before a restart. It
-  expires unless it is renewed (waiting_line.py).
+  expires unless it is renewed (tickets.py, waiting_line.py).
 - A reservation is a link whose target names a command: only this command, or the process to which
   it handed the run over, may start the attempt, and only if `kill` has not cancelled it
   (reservation.py).

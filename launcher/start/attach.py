@@ -18,7 +18,8 @@ from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
-from .waiting_line import WAITING_LOCK, remove_tickets
+from .tickets import remove_tickets
+from .waiting_line import WAITING_LOCK
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
 

@@ -34,7 +34,7 @@ from .replace_hosts import (
 from .request import Request
 from .run_attempt import run_attempt
 from .start_nodes import PlannedAttempt
-from .waiting_line import Tickets
+from .tickets import Tickets
 
 PATIENCE = (10.0, 30.0, 60.0)  # seconds to wait before each new look at missing hosts
 NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")

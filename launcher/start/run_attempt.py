@@ -26,7 +26,8 @@ from .claim_gpus import Refused, claim_gpus
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
-from .waiting_line import PlaceInLine, Tickets
+from .tickets import Tickets
+from .waiting_line import PlaceInLine
 
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 

@@ -21,6 +21,7 @@ from launcher.start import claim_gpus, launch, run_attempt, start_nodes, waiting
 from launcher.start.claim_gpus import Refused
 from launcher.start.request import Request
 from launcher.start.start_nodes import PlannedAttempt
+from launcher.start.tickets import Tickets
 from launcher.stop.stop_run import MARK_CANCELLED, Stop
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
@@ -174,7 +175,7 @@ def test_a_run_that_is_killed_just_before_it_joins_the_line_leaves_no_ticket(
     monkeypatch.setattr(launch, "new_run_id", lambda name: "20261125-030000-first")
     assert cluster.launch("--detach")[0] == 0
     monkeypatch.setattr(launch, "new_run_id", lambda name: RUN)
-    just_before(monkeypatch, waiting_line.Tickets, "join", lambda: kill(cluster, "here"))
+    just_before(monkeypatch, Tickets, "join", lambda: kill(cluster, "here"))
     code, _, err = cluster.launch("--wait", "--detach")
     assert code == 7, err
     assert cluster.tickets == [] and cluster.recorders == ["20261125-030000-first"]

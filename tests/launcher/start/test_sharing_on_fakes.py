@@ -42,6 +42,7 @@ from launcher.start.request import Request
 from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
 from launcher.start.start_nodes import PlannedAttempt, start_nodes
+from launcher.start.tickets import Tickets
 from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
@@ -281,16 +282,16 @@ def restart_left_in_line(
             return claim_gpus(planned, *more)
         return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
 
-    renew = waiting_line.Tickets.renew
+    renew = Tickets.renew
 
-    def leave(tickets: waiting_line.Tickets) -> Claims:
+    def leave(tickets: Tickets) -> Claims:
         signal.raise_signal(number)
         listed, _ = renew(tickets)
         return {}, dict.fromkeys(listed, PreflightError("another run was faster"))
 
     with monkeypatch.context() as patch:
         patch.setattr(run_attempt_module, "claim_gpus", refuse_restart)
-        patch.setattr(waiting_line.Tickets, "renew", leave)
+        patch.setattr(Tickets, "renew", leave)
         return cluster, cluster.launch("--wait")[0]
 
 
@@ -389,14 +390,14 @@ def test_a_signal_after_one_that_leaves_a_waiting_run_does_not_cancel_it(
 ) -> None:
     cluster = make("gpu0")
     cluster.launch("--detach")
-    renew = waiting_line.Tickets.renew
+    renew = Tickets.renew
 
-    def interrupted(tickets: waiting_line.Tickets) -> Claims:
+    def interrupted(tickets: Tickets) -> Claims:
         for number in (first, second) if together else (first,):
             signal.raise_signal(number)
         return renew(tickets)
 
-    monkeypatch.setattr(waiting_line.Tickets, "renew", interrupted)
+    monkeypatch.setattr(Tickets, "renew", interrupted)
     if not together:
         recorder_starts_during(second, cluster, monkeypatch)
     assert cluster.launch("--wait")[0] == code
@@ -420,15 +421,15 @@ def test_a_signal_while_a_waiting_run_is_detached_does_not_cancel_it(
 def test_a_waiting_run_whose_recorder_does_not_start_has_failed_and_says_so(
     make: Make, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
-    start_recorder, renew = detach.start_recorder, waiting_line.Tickets.renew
+    start_recorder, renew = detach.start_recorder, Tickets.renew
     cluster = make("gpu0")
     first = cluster.launch("--detach")[1].strip()
 
-    def leave(tickets: waiting_line.Tickets) -> Claims:
+    def leave(tickets: Tickets) -> Claims:
         signal.raise_signal(signal.SIGQUIT)
         return renew(tickets)
 
-    monkeypatch.setattr(waiting_line.Tickets, "renew", leave)
+    monkeypatch.setattr(Tickets, "renew", leave)
     monkeypatch.setattr(detach, "start_recorder", start_recorder)
     monkeypatch.setattr(detach, "BOOT", "exit('no memory')")
     code, _, err = cluster.launch(*flags)
@@ -556,14 +557,14 @@ def test_of_two_recorders_one_starts_the_run_once_nobody_else_waits_for_it(
 
 
 @contextlib.contextmanager
-def place_in_line(cluster: FakeCluster) -> Iterator[waiting_line.Tickets]:
+def place_in_line(cluster: FakeCluster) -> Iterator[Tickets]:
     """A run's place in line, on all hosts."""
     given = load(cluster.hosts_file)
     with connected(given.hosts) as connections:
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
         Reservation(plan.run_id, 1).take(connections, Console(quiet=True))
-        place = waiting_line.Tickets(PlannedAttempt(plan, connections))
+        place = Tickets(PlannedAttempt(plan, connections))
         place.join()
         yield place
         place.close()

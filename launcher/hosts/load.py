@@ -61,11 +61,13 @@ def cluster_of(
     Raises UsageError if the hosts or the values are wrong.
     """
     overridden = [key for key, value in job.items() if value is not None]
-    if not isinstance(hosts, Cluster):
-        hosts = load(hosts, job_files=job_file is None, overridden=overridden)
+    if isinstance(hosts, Cluster):
+        cluster = hosts
+    else:
+        cluster = load(hosts, job_files=job_file is None, overridden=overridden)
     if job_file is not None:
-        hosts = replace(hosts, job=_load_job(job_file, overridden))
-    return override_job(select(hosts, include, exclude), job, source=source)
+        cluster = replace(cluster, job=_load_job(job_file, overridden))
+    return override_job(select(cluster, include, exclude), job, source=source)
 
 
 def load(

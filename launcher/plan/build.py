@@ -32,6 +32,7 @@ from .plan import (
     JobPaths,
     LaunchOptions,
     NodePlan,
+    Place,
     Plan,
     place_in,
     run_dir_in,
@@ -129,16 +130,8 @@ def _node(
     facts = inputs.facts[rank] if inputs.facts else None
     store = (facts and facts.folder) or HOME
     place = place_in(run_dir_in(store, plan.run_id), plan.run_id, rank, plan.attempt)
-    folders = JobPaths(
-        control=place.control_dir,
-        checkpoints=f"{place.run_dir}/checkpoints",
-        output=f"{place.run_dir}/output",
-        workspace=f"{place.run_dir}/workspace",
-        data=f"{store}/datasets/{plan.dataset_digest or '<digest>'}",
-        cache=f"{store}/cache/{container_user(job, facts).partition(':')[0]}",
-        metrics=job.metrics_dir,
-    )
-    paths = folders
+    user = container_user(job, facts)
+    paths = folders = _folders(plan, store, place, user)
     if plan.engine.in_container:
         paths = dataclasses.replace(IN_CONTAINER, metrics=METRICS_DIR if job.metrics_dir else None)
     gpus = container_gpus(host, facts)
@@ -150,20 +143,17 @@ def _node(
         **environment.gpu_variables(plan.engine, host, gpus, facts),
     }
     env = {name: value for name, value in env.items() if name not in env_names}
-    image = inputs.images[rank] if inputs.images else job.image
-    if plan.engine.image_files:
-        image = f"{store}/images/{plan.image_digest or '<digest>'}/{IMAGE_FILE}"
     container = Container(
         name=place.container,
-        image=image,
-        entrypoint=supervisor_command(plan, host, place),
+        image=_image(plan, store, inputs.images[rank] if inputs.images else None),
+        entrypoint=supervisor_command(plan, host, store, place),
         env={name: value for name, value in env.items() if value is not None},
         env_names=env_names,
         env_at_launch=tuple(name for name, value in env.items() if value is None),
         labels=container_labels(plan, host, rank, uuids if facts else None),
         mounts=container_mounts(job, folders),
         gpus=gpus,
-        user=container_user(job, facts),
+        user=user,
         shm_size=job.shm_size,
         stop_timeout=job.stop_timeout,
         working_dir=paths.workspace if job.workdir else None,
@@ -181,3 +171,23 @@ def _node(
         paths=paths,
         gpu_ids=uuids,
     )
+
+
+def _folders(plan: Plan, store: str, place: Place, user: str) -> JobPaths:
+    """Return the paths of a node's folders on its host. store: ~/.ddpctl there. user: as UID:GID."""
+    return JobPaths(
+        control=place.control_dir,
+        checkpoints=f"{place.run_dir}/checkpoints",
+        output=f"{place.run_dir}/output",
+        workspace=f"{place.run_dir}/workspace",
+        data=f"{store}/datasets/{plan.dataset_digest or '<digest>'}",
+        cache=f"{store}/cache/{user.partition(':')[0]}",
+        metrics=plan.job.metrics_dir,
+    )
+
+
+def _image(plan: Plan, store: str, in_engine: str | None) -> str:
+    """Return the image's file on the host, else its id in the host's engine, else its name."""
+    if plan.engine.image_files:
+        return f"{store}/images/{plan.image_digest or '<digest>'}/{IMAGE_FILE}"
+    return plan.job.image if in_engine is None else in_engine

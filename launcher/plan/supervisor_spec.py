@@ -14,12 +14,14 @@ NO_PYTHON = "set job.python or job.conda to an environment that exists on every 
 ISOLATED = ("-I", "-S")  # python3 flags: only the ranks use PYTHONPATH and site packages
 
 
-def supervisor_command(plan: Plan, host: Host, place: Place) -> tuple[str, ...]:
-    """Return the supervisor's command line, with paths in the container if there is one."""
+def supervisor_command(plan: Plan, host: Host, store: str, place: Place) -> tuple[str, ...]:
+    """Return the supervisor's command line, with paths in the container if there is one.
+
+    store: the path of ~/.ddpctl on the host.
+    """
     folder = CONTROL_DIR if plan.engine.in_container else place.control_dir
     python = "python3" if plan.engine.in_container else python_on(plan.job, host)
     if plan.job.requirements:
-        store = place.run_dir.rpartition("/runs/")[0]
         python = f"{store}/venvs/{plan.image_digest or '<digest>'}/bin/python"
     return python, *ISOLATED, f"{folder}/{BUNDLE}", f"{folder}/spec.json"
 

@@ -202,5 +202,5 @@ def _text(node: ElementTree.Element, path: str) -> str:
 
 def number(text: str) -> int:
     """Return the number that `text` begins with, or 0 if it begins with none."""
-    match = re.match(r"\s*[0-9]{1,15}", text)
-    return int(match[0]) if match else 0
+    match = re.match(r"\s*([0-9]{1,15})", text)
+    return int(match[1]) if match else 0

@@ -19,7 +19,7 @@ from launcher.facts.facts import SCRIPT
 from launcher.facts.facts import parse as parse_script
 from launcher.facts.hardware import Details, Disk
 from launcher.facts.network import Interface, IpRoute
-from launcher.facts.nvidia import GpuState, Nvidia, Process, parse_nvidia
+from launcher.facts.nvidia import GpuState, Nvidia, Process, number, parse_nvidia
 from launcher.hosts import parse
 from launcher.preflight import check as run
 from launcher.ssh.host_connection import HostConnection
@@ -157,6 +157,13 @@ def test_the_command_that_holds_the_port_is_cut_and_printable() -> None:
     assert holder.endswith("x... (user eve, pid 99)")
     assert read(SAMPLE.replace("99\tpython serve.py", "")).holder == "a process (user eve)"
     assert read(SAMPLE.replace("eve\t99\tpython serve.py", "")).holder == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("12 MiB", 12), (" 7", 7), ("N/A", 0), ("", 0), ("\x1f 7", 7)]
+)
+def test_a_number_is_read_after_any_space_even_one_that_int_refuses(text: str, value: int) -> None:
+    assert number(text) == value
 
 
 def test_interfaces_and_routes_as_values() -> None:

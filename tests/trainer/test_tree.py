@@ -218,10 +218,10 @@ def loading(tree: str, pipe: Any) -> None:
     data = load(Path(tree), workers=2)
     parts = [slice(n, n + 1) for n in range(12)]
     batches = data.train_batches(torch.arange(12), parts, seed=0, epoch=0)
-    first = next(batches)
+    first, second = next(batches), next(batches)  # one of each worker: both are past their start
     pipe.send(children())
     pipe.recv()
-    pipe.send(len(first.y) + sum(len(batch.y) for batch in batches))
+    pipe.send(len(first.y) + len(second.y) + sum(len(batch.y) for batch in batches))
     time.sleep(100)
 
 

@@ -1,5 +1,4 @@
 from ..errors import UsageError
-from ..outcomes import Exit
 from . import options
 from .options import flag, option, some_seconds
 
@@ -38,5 +37,4 @@ def ps(
         return show_runs(selection, console, as_json=as_json)
     if as_json:
         raise UsageError("--watch cannot print JSON", "run `ddpctl ps --json` repeatedly")
-    watch_runs(selection, console, interval)
-    return Exit.INTERRUPTED
+    return watch_runs(selection, console, interval)

@@ -58,7 +58,7 @@ def show_logs(
     """Print the logs. Return UNREACHABLE if lines could not be copied, INTERRUPTED after a signal.
 
     unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to keep printing until the
-    run ends or a signal arrives.
+    run ends, nobody reads stdout any more, or a signal arrives.
     """
     lines = RunLines(console, brief=False)
     with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
@@ -85,6 +85,8 @@ def show_logs(
                             lines.flush()
                             if interrupts.take() is not None:
                                 result = Exit.INTERRUPTED
+                                break
+                            if console.reader_left:
                                 break
                 lines.settle()
     return result

@@ -42,7 +42,7 @@ class Selection:
 def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
     """Print the tables. Return UNREACHABLE if a host did not answer."""
     clusters = clusters_of(selection, console)
-    hosts = counted(sum(len(cluster.hosts) for cluster in clusters), "host")
+    hosts = counted(len({host.machine for each in clusters for host in each.hosts}), "host")
     slow = selection.per_node or as_json
     with connected_to(clusters) as connections, console.step(f"asking {hosts}"):
         listing = ask(connections, selection, console, slow=slow)
@@ -151,8 +151,8 @@ def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) 
     return text
 
 
-def watch_runs(selection: Selection, console: Console, interval: float) -> None:
-    """Ask the hosts every `interval` seconds until Ctrl-C, and show tables.
+def watch_runs(selection: Selection, console: Console, interval: float) -> Exit:
+    """Ask the hosts every `interval` seconds until Ctrl-C or until nobody reads stdout; show tables.
 
     Redraw the tables on a terminal. Elsewhere, print them whenever they have changed.
     """
@@ -175,7 +175,7 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
             connected_to(clusters_of(selection, console)) as clusters,
             console.live(live.Live(render, share=0.9)) as redrawn,
         ):
-            while True:
+            while not console.reader_left:
                 listing = ask(clusters, selection, console, slow=selection.per_node)
                 before, text = text, shown()
                 if redrawn:
@@ -183,6 +183,8 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> None:
                 elif text != before:
                     console.print(text + "\n")
                 time.sleep(interval)
+            return Exit.DONE
     except KeyboardInterrupt:
         if console.shows_live:
             console.print(text)  # keep the newest table on the screen
+        return Exit.INTERRUPTED

@@ -110,6 +110,11 @@ class Console:
         """Whether results are printed to a terminal."""
         return self._results and self._stdout.on_terminal
 
+    @property
+    def reader_left(self) -> bool:
+        """Whether nobody can read results any more, as after `| head`."""
+        return self._stdout.reader_left
+
     def print(self, text: str) -> None:
         try:
             data = text.encode(errors="surrogateescape")  # keeps the bytes of a file name

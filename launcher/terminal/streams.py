@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import select
 import sys
 from collections.abc import Callable
 from typing import TextIO
@@ -22,6 +23,13 @@ class ResultStream:
     @property
     def on_terminal(self) -> bool:
         return not self.closed and sys.stdout.isatty()
+
+    @property
+    def reader_left(self) -> bool:
+        """Whether nobody can read stdout any more. Known before the next write if it is a pipe."""
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)  # errors are reported even if no event is asked for
+        return self.closed or bool(poll.poll(0))
 
     def write(self, data: bytes) -> None:
         if self.on_terminal:

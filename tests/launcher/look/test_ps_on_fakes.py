@@ -78,6 +78,14 @@ def test_without_hosts_and_records_the_message_says_that_no_host_was_asked(
     assert all(host.asked == [] for host in cluster)
 
 
+def test_a_host_of_several_hosts_files_is_counted_once(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = cluster.launch("--detach", "--include", next(iter(cluster.hosts)))[1].strip()
+    code, out, err = cluster.ddpctl("ps", "-v")
+    assert (code, out.count(run_id)) == (0, 1)
+    assert "ddpctl: asking 2 hosts ...\n" in err
+
+
 def all_runs(cluster: FakeCluster) -> list[tuple[str, str, int, str]]:
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file, "--all", "--json")
     assert code == 0, err

@@ -102,6 +102,17 @@ def test_an_interrupted_logs_leaves_the_run_alone(machine: Machine) -> None:
     machine.ddpctl("kill", run_id)
 
 
+@pytest.mark.parametrize("argv", [("logs", "-f"), ("ps", "--watch")])
+def test_what_repeats_ends_when_its_reader_leaves(machine: Machine, argv: tuple[str, ...]) -> None:
+    run_id = machine.ddpctl("launch", "hosts.yaml", "--detach", "--env", "SLEEP=100").stdout.strip()
+    following = machine.start(*argv)
+    assert following.stdout is not None and following.stdout.readline()
+    following.stdout.close()
+    assert following.wait(timeout=60) == 0  # the run prints nothing that would fail
+    assert "RUNNING" in machine.ddpctl("ps").stdout
+    machine.ddpctl("kill", run_id)
+
+
 def test_logs_of_a_live_and_of_a_failed_run_are_chosen(machine: Machine) -> None:
     machine.ddpctl("launch", "hosts.yaml", "--detach", "--env", "BAD=2", "--env", "SLEEP=2")
     live = machine.ddpctl("logs", "-f", "--rank", "1", "--grep", "^.local:1. up")

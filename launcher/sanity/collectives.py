@@ -52,13 +52,14 @@ class ThisRank:
         self.rank = int(os.environ["RANK"])
         self.world = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
-        self.per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        self.node = self.rank // self.per_node
-        self.nodes = self.world // self.per_node
+        self.node = int(os.environ["GROUP_RANK"])
+        self.nodes = int(os.environ["GROUP_WORLD_SIZE"])
         self.options, self.timeout = options, options["timeout"]
         self.cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", self.local_rank) if self.cuda else torch.device("cpu")
         self.store = self._connect()
+        first, count = self.rank - self.local_rank, int(os.environ["LOCAL_WORLD_SIZE"])
+        self.store.set(f"ranks/{self.node}", f"{first} {first + count}")
         self._act, self._number, self._deadline = "", 0, math.inf
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -78,6 +79,10 @@ class ThisRank:
         self._deadline = time.monotonic() + self.timeout
         yield
         self._deadline = math.inf
+
+    def ranks_of(self, node: int, store: Any) -> range:
+        """Return the ranks on a node, once one of them has started. Nodes may differ in their number."""
+        return range(*map(int, store.get(f"ranks/{node}").split()))
 
     def _connect(self) -> Any:
         """Open a new connection to torchrun's store on node 0."""
@@ -110,7 +115,12 @@ class ThisRank:
             before = [store.get(f"alive/{rank}") for rank in ranks]
             time.sleep(SILENCE)
             late = [rank for rank in ranks[1:] if store.get(f"alive/{rank}") == before[rank]]
-        nodes = sorted({rank // self.per_node for rank in late})
+        nodes = [
+            node
+            for node in range(self.nodes)
+            if not store.check([f"ranks/{node}"])
+            or not {*self.ranks_of(node, store)}.isdisjoint(late)
+        ]
         self.report("late", act=self._act, how=how, ranks=late, nodes=nodes)
 
 
@@ -243,11 +253,12 @@ def timed(me: ThisRank, act: Callable[[], object], rounds: int) -> float:
 def pairs(me: ThisRank) -> None:
     """Measure each pair of nodes in both directions, between their first ranks, one at a time."""
     x = torch.ones(PAIR_BYTES // 4, device=me.device)
+    first = [me.ranks_of(node, me.store)[0] for node in range(me.nodes)]
     rates: dict[tuple[int, int], list[float]] = {}
     for _ in range(PAIR_ROUNDS):  # spreads the rounds of each pair over time
         for source, target in itertools.permutations(range(me.nodes), 2):
             with me.step(f"node {source} to node {target}"):
-                seconds = one_way(me, x, source * me.per_node, target * me.per_node)
+                seconds = one_way(me, x, first[source], first[target])
                 dist.barrier()
             rates.setdefault((source, target), []).append(PAIR_BYTES / seconds / 1e9)
     for (source, target), rounds in rates.items():

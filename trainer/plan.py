@@ -82,14 +82,17 @@ def make_plan(
     """Return the plan of a run. `before`: the plan and config in the checkpoint to resume from.
 
     Per-rank settings apply to the first start: if they are unchanged, a run that resumes on a
-    different number of ranks keeps its global batch and, with --elastic exact, its micro-batches.
+    different number of ranks keeps its global batch and, with --elastic exact, its micro-batches
+    (except with --bn sync, whose statistics are those of all ranks' micro-batches anyway).
     Raises UsageError for impossible sizes.
     """
     batch = config.global_batch or (config.batch_size or 128) * world_size
     parts = config.canonical_shards or world_size * config.grad_accum_steps
     if before and all(before["config"][name] == getattr(config, name) for name in BATCH_FLAGS):
         batch = before["plan"]["global_batch"]
-        if config.elastic == "exact" and before["plan"]["parts"] >= world_size:
+        # with --bn sync, ranks meet in every forward pass, so all need the same number of them
+        exact = config.elastic == "exact" and config.bn != "sync"
+        if exact and before["plan"]["parts"] >= world_size:
             parts = before["plan"]["parts"]
     if config.canonical_shards and parts % world_size:
         raise UsageError(

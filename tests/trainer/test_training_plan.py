@@ -158,6 +158,15 @@ def test_with_other_ranks_a_run_keeps_its_batch_and_its_micro_batches() -> None:
     assert sizes(*flags, world=3, before=shards) == (24, 12, "3 x 8")
 
 
+def test_with_sync_batch_norm_all_ranks_have_the_same_number_of_micro_batches() -> None:
+    """The ranks meet in every forward pass, so a rank with one more would wait forever."""
+    flags = ("--bn", "sync", "--grad-accum-steps", "2")
+    for world in (1, 2, 3, 6):
+        plan = make_plan(config(*flags), 10_000, world, former(*flags, world=4))
+        assert plan.global_batch == 512
+        assert {len(plan.parts_of(rank)) for rank in range(world)} == {2}
+
+
 @given(size=st.integers(0, 300), world=st.integers(1, 16), each=st.integers(1, 4), cut=st.data())
 def test_parts_cover_a_batch_once_however_it_is_cut(
     size: int, world: int, each: int, cut: st.DataObject

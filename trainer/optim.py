@@ -15,6 +15,13 @@ from .errors import UsageError
 from .model import replaced
 
 Groups = list[dict[str, Any]]  # parameters, each group with its own settings
+FROM_FLAGS = (
+    "params",
+    "lr",
+    "weight_decay",
+    "momentum",
+    "nesterov",
+)  # what this run sets in a group
 
 OPTIMIZERS: dict[str, Callable[[Groups, Config], Optimizer]] = {
     "sgd": lambda groups, c: SGD(
@@ -61,9 +68,11 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the optimizer's values, such as momentum. Settings, such as the learning rate and the
-    weight decay, stay those of this run's flags."""
+    """Load the optimizer's values, such as momentum. Settings that flags set, such as the weight decay,
+    stay those of this run. Other values of a group may be state: some optimizers count steps there."""
     groups = optimizer.state_dict()["param_groups"]
+    for group, saved in zip(groups, state["param_groups"], strict=True):
+        group |= {name: value for name, value in saved.items() if name not in FROM_FLAGS}
     optimizer.load_state_dict({**state, "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():

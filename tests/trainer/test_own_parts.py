@@ -35,6 +35,14 @@ def test_they_resume_bitwise_with_dropout_and_random_transforms(tmp_path: Path, 
     assert same(newest_state(whole.out), newest_state(part))
 
 
+def test_an_optimizer_that_keeps_state_in_its_groups_resumes_bitwise(tmp_path: Path) -> None:
+    own = ("--opt", "own_parts:Fading", "--schedule", "constant", "--warmup-epochs", "0")
+    whole = Job(tmp_path / "whole", *own, "--max-steps", "6").done()
+    Job(tmp_path / "part", *own, "--max-steps", "3").done()
+    Job(tmp_path / "part", *own, "--max-steps", "6", "--resume", "auto").done()
+    assert same(newest_state(whole.out), newest_state(tmp_path / "part"))
+
+
 def test_a_network_of_timm_trains_by_its_name(tmp_path: Path) -> None:
     pytest.importorskip("timm")
     job = Job(tmp_path / "run", "--model", "timm.models:resnet18", "--max-steps", "2", count=2)

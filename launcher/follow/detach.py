@@ -58,7 +58,8 @@ def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> Non
     except OSError as error:
         why = f"{error.filename or log}: {error.strerror}"
     fate = "the run continues, but its recorder did not start"
-    remedy = f"keep `ddpctl attach {folder.run_id}` running for its logs, restarts and --on-exit"
+    remedy = f"follow it with `ddpctl attach {folder.run_id}`; "
+    remedy += "restarts by the launcher and --on-exit will not happen"
     if state is RunState.WAITING:
         fate = "the run no longer waits in line, because its recorder did not start"
         remedy = f"to try again, run `ddpctl resume {folder.run_id}`"

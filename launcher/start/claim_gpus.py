@@ -57,15 +57,15 @@ def _settle_with_rivals(planned: PlannedAttempt) -> list[DdpctlError]:
 
     Removes what dead launches left on the hosts. After LEASE, undecided rivals count as ahead.
     """
-    plan, wanted = planned.plan, planned.wanted
-    sharing = [connection for connection in wanted if wanted[connection]]
+    plan, resources = planned.plan, planned.resources
+    sharing = [connection for connection in resources if resources[connection]]
     deadline = time.monotonic() + LEASE
 
     def rivals_after_cleanup(connection: HostConnection) -> list[NodeStatus]:
         """Remove what dead launches left on the host. Return the remaining rivals."""
         listed = []
         for engine in engines_on(connection, plan.engine.name):
-            for rival in rivals(plan.run_id, wanted[connection], engine.claims()):
+            for rival in rivals(plan.run_id, resources[connection], engine.claims()):
                 if not rival.expired:
                     listed.append(rival)
                 elif not engine.withdraw(rival):
@@ -74,12 +74,12 @@ def _settle_with_rivals(planned: PlannedAttempt) -> list[DdpctlError]:
         return listed
 
     while True:
-        found = each_node(sharing, rivals_after_cleanup)
+        rivals_there = each_node(sharing, rivals_after_cleanup)
         late = time.monotonic() > deadline
-        _, reasons = _ahead(planned, found, wanted, or_undecided=late)
+        _, reasons = _ahead(planned, rivals_there, resources, or_undecided=late)
         if reasons:
             return reasons
-        if not any(undecided(rival) for here in found.values() for rival in here):
+        if not any(undecided(rival) for here in rivals_there.values() for rival in here):
             return []
         time.sleep(LOOK_AGAIN)
 
@@ -101,34 +101,34 @@ def in_the_way(
     """
     plan = planned.plan
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
-    wanted = {connection: resources - port for connection, resources in planned.wanted.items()}
-    found = {
-        connection: rivals(plan.run_id, wanted[connection], here)
+    resources = {connection: here - port for connection, here in planned.resources.items()}
+    rivals_there = {
+        connection: rivals(plan.run_id, resources[connection], here)
         for connection, here in listed.items()
     }
-    ahead, reasons = _ahead(planned, found, wanted, or_undecided=True)
+    ahead, reasons = _ahead(planned, rivals_there, resources, or_undecided=True)
     return ahead, [*reasons, *failures.values()]
 
 
 def _ahead(
     planned: PlannedAttempt,
-    found: Mapping[HostConnection, Sequence[NodeStatus]],
-    wanted: Mapping[HostConnection, Collection[str]],
+    rivals_there: Mapping[HostConnection, Sequence[NodeStatus]],
+    resources: Mapping[HostConnection, Collection[str]],
     *,
     or_undecided: bool,
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
     """Return the rivals that are ahead of this run, by host, and an error for each.
 
-    found: all rivals, by host. or_undecided: count undecided rivals as ahead. The errors say which of
-    the `wanted` resources each rival has taken.
+    rivals_there: all rivals on each host. resources: what this run needs on each host; the errors say
+    which of it a rival has taken. or_undecided: count undecided rivals as ahead.
     """
     ahead = {
         connection: those_ahead(here, planned.plan.key, or_undecided=or_undecided)
-        for connection, here in found.items()
+        for connection, here in rivals_there.items()
     }
     reasons: list[DdpctlError] = [
         PreflightError(
-            taken(wanted[connection], planned.node_plans[connection].gpu_ids, rival),
+            taken(resources[connection], planned.node_plans[connection].gpu_ids, rival),
             host=connection.name,
         )
         for connection, here in ahead.items()

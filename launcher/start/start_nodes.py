@@ -35,7 +35,7 @@ class PlannedAttempt:
         return dict(zip(self.connections, self.plan.nodes, strict=True))
 
     @cached_property
-    def wanted(self) -> Mapping[HostConnection, frozenset[str]]:
+    def resources(self) -> Mapping[HostConnection, frozenset[str]]:
         """What no other run may use on each host: its GPUs and, on node 0, the master port."""
         return {
             connection: self.plan.resources(node_plan)

@@ -85,12 +85,11 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
         wait = PAUSES_BY_LAUNCHER[without_progress(saved, record.past_restarts)]
         console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
         time.sleep(wait)
-        now = timestamp()
-        restart = RestartRecord.after(failure, kind=BY_LAUNCHER, time=now, saved=saved)
-        record.attempt.restarts.append(restart)
+        entry = RestartRecord.after(failure, kind=BY_LAUNCHER, time=timestamp(), saved=saved)
+        record.attempt.restarts.append(entry)
         folder.try_save(record, console)
         avoided = hosts_to_avoid(record, base.cluster)
-        remember_blame(folder.run_id, {host.name: why.what for host, why in avoided.items()})
+        remember_blame(folder.run_id, {host.name: each.what for host, each in avoided.items()})
         return start_somewhere(base, avoided, tickets, console)
 
 
@@ -122,7 +121,9 @@ def start_somewhere(
             missing = "; ".join(lines(choice.missing))
             console.say(f"not restarting: no spare is left, and {missing}")
             return None
-        request = request_for(choice, base, unusable, console)
+        for note in choice.notes:
+            console.say(note)
+        request = request_for(choice, base, unusable)
         try:
             return run_attempt(request, console, tickets)
         except (UsageError, RunKilled):
@@ -135,10 +136,8 @@ def start_somewhere(
             rejected = {**rejected, **problems}
 
 
-def request_for(choice: NextHosts, base: Request, unusable: Problems, console: Console) -> Request:
-    """Return the request for an attempt on the chosen hosts, and print why they were chosen."""
-    for note in choice.notes:
-        console.say(note)
+def request_for(choice: NextHosts, base: Request, unusable: Problems) -> Request:
+    """Return the request for an attempt on the chosen hosts."""
     hosts, record = choice.cluster.hosts, base.folder.load()
     options = base.options
     if choice.cluster.spares:  # using another host is better than waiting in line

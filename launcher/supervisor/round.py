@@ -182,7 +182,8 @@ class Round:
         code = self.torchrun.exit_code()
         if code is None or self.phase is not Phase.RUNNING:
             return
-        self.survivors = kill_descendants(self.torchrun.pid, self.standby.pid)
+        timeout = 0.75 * self.spec.peer_timeout  # we send no heartbeats in the meantime
+        self.survivors = kill_descendants(self.torchrun.pid, self.standby.pid, timeout=timeout)
         self.logs.finish()
         self.complete_exits(code)
         self.stop_if_a_rank_failed()

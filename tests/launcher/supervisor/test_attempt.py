@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import supervisors
-from supervisors import Node, attempt, until
+from supervisors import Attempt, Node, attempt, until
 
 from launcher.supervisor.events import End, RankExit
 
@@ -137,3 +138,41 @@ def test_a_rank_that_exits_early_ends_the_ranks_that_wait_for_it(tmp_path: Path)
         assert made.survivors() == []
     cause = made.cause()
     assert cause is not None and (cause.kind, cause.rank, cause.exit_code) == ("early-exit", 1, 0)
+
+
+LEAVES_A_PROCESS = """
+import os, subprocess
+if os.environ["RANK"] == "2":
+    subprocess.Popen(["sleep", "60"], start_new_session=True)
+"""
+CANNOT_KILL = """
+import os, runpy, sys
+kill = os.kill
+def refused(pid, number):
+    if number == 9:
+        raise PermissionError
+    kill(pid, number)
+os.kill = refused
+sys.argv = sys.argv[-2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_run_succeeds_although_a_process_that_it_has_left_cannot_be_killed(
+    tmp_path: Path,
+) -> None:
+    """Like a process of root, or one that waits for a disk; the other node must not miss us."""
+    (tmp_path / "train.py").write_text(LEAVES_A_PROCESS)
+    (tmp_path / "cannot_kill.py").write_text(CANNOT_KILL)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/cannot_kill.py "$@"\n')
+    python.chmod(0o755)
+    made = Attempt(tmp_path, python=str(python), script=tmp_path / "train.py")
+    nodes = made.add(2, [], peer_timeout=4.0)
+    try:
+        made.start()
+        assert made.wait() == [0, 0]
+        [left] = made.survivors()
+    finally:
+        made.close()
+    assert nodes[1].lines(None)[-1] == b"ddpctl: could not kill these processes: %d" % left

@@ -37,7 +37,9 @@ def _direct(route: Route) -> Link:
     timeout = route.connect_timeout / len(addresses)
     for *_, address in addresses:
         try:
-            sock = socket.create_connection((str(address[0]), route.port), timeout, source)
+            # with the interface of a link-local address: fe80::1%eth0
+            ip, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+            sock = socket.create_connection((ip, route.port), timeout, source)
         except OSError as error:
             failure = error
         else:

@@ -68,6 +68,21 @@ def test_a_machine_that_is_off_in_the_same_network(
     assert "check that the machine is up" in message
 
 
+def test_a_link_local_address_keeps_its_interface(
+    connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two machines with a cable between them. Without the interface, it leads nowhere."""
+    dialed = []
+
+    def dial(where: tuple[str, int], *_: object) -> None:
+        dialed.append(where)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", dial)
+    why_not(connect_to(Host("fe80::1%lo")))
+    assert dialed == [("fe80::1%lo", 22)]
+
+
 def test_no_answer_is_an_error_within_the_timeout(connect_to: Connect) -> None:
     with socket.socket() as full:  # a listener with a full queue drops connections
         full.bind(("127.0.0.1", 0))

@@ -14,6 +14,7 @@ import termios
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import IO
 
 from ..errors import CommandFailed
 from ..own_folders import expanded
@@ -102,7 +103,7 @@ class LocalStream(Stream):
             in_background(self._collect_stderr)
 
     def read(self, size: int = CHUNK, timeout: float | None = None) -> bytes:
-        if timeout is not None and not select.select([self._stdout], [], [], timeout)[0]:
+        if timeout is not None and not _is_ready(self._stdout, select.POLLIN, timeout):
             raise TimeoutError(f"no output for {timeout:g} s")
         try:
             return os.read(self._stdout.fileno(), size)
@@ -128,7 +129,7 @@ class LocalStream(Stream):
                     raise BrokenPipeError("standard input is closed")
                 part = left
                 if timeout is not None:
-                    if not select.select([], [self._stdin], [], timeout)[1]:
+                    if not _is_ready(self._stdin, select.POLLOUT, timeout):
                         raise TimeoutError(f"nothing could be sent for {timeout:g} s")
                     part = left[: select.PIPE_BUF]  # never blocks
                 left = left[os.write(self._stdin.fileno(), part) :]
@@ -165,3 +166,10 @@ class LocalStream(Stream):
                     self._stdin.close()
             finally:
                 self._stdin_lock.release()
+
+
+def _is_ready(file: IO[bytes], event: int, timeout: float) -> bool:
+    """Wait for an event. select.select() would fail if many hosts use up the first 1024 descriptors."""
+    poll = select.poll()
+    poll.register(file, event)
+    return bool(poll.poll(1000 * timeout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -41,6 +42,22 @@ def machine(
 def test_a_command_returns_both_outputs_and_its_code(machine: HostConnection) -> None:
     done = machine.run(["sh", "-c", "cat; echo err >&2; exit 3"], stdin=b"in")
     assert (done.code, done.stdout, done.stderr) == (3, b"in", b"err\n")
+
+
+def test_a_command_runs_while_a_thousand_descriptors_are_open(machine: HostConnection) -> None:
+    """As while hundreds of hosts are connected."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert machine.run(["cat"], stdin=b"in").stdout == b"in"
+        with machine.open(["cat"]) as stream:
+            stream.write(b"in", timeout=20)
+            assert stream.read(timeout=20) == b"in"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_large_outputs_on_both_streams_do_not_block(

@@ -67,13 +67,14 @@ def reported_nodes(
     connections: Sequence[HostConnection], run_id: str = ""
 ) -> tuple[dict[HostConnection, list[Report]], dict[HostConnection, DdpctlError]]:
     """Return each host's reports on one run or on all runs, and the errors of the other hosts."""
+    return try_each(one_per_account(connections), lambda each: reports_of(each, run_id))
 
-    def ask(connection: HostConnection) -> list[Report]:
-        listed = connection.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
-        reports = parse_reports(listed, connection.name)
-        return [report for report in reports if run_id in ("", report[0].run_id)]
 
-    return try_each(one_per_account(connections), ask)
+def reports_of(connection: HostConnection, run_id: str = "") -> list[Report]:
+    """Return one host's reports on one run or on all runs."""
+    listed = connection.script(LIST, run_id, timeout=60.0, limit=LONG_OUTPUT).stdout
+    reports = parse_reports(listed, connection.name)
+    return [report for report in reports if run_id in ("", report[0].run_id)]
 
 
 def parse_reports(text: bytes, host: str) -> Iterator[Report]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ..engines.status import UNSTARTED
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
-from ..outcomes import Exit, NodeState, RunState
+from ..outcomes import Exit, RunState, run_state
 from ..runs.record import AttemptRecord, run_folder, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
@@ -165,16 +166,22 @@ class Killed:
         return not_asked
 
     def end_state(self, attempt: AttemptRecord) -> RunState:
-        """Return SUCCEEDED if all nodes had ended with exit code 0, otherwise CANCELLED."""
-        statuses = [status for result in self.results.values() for status in result.nodes]
-        succeeded = sorted(
-            (status.node_rank, status.host)
-            for status in statuses
-            if status.attempt == attempt.number and status.node_state is NodeState.SUCCEEDED
-        )
-        every_node = [(node.node_rank, node.host) for node in attempt.nodes]
-        all_succeeded = succeeded and succeeded == every_node
-        return RunState.SUCCEEDED if all_succeeded else RunState.CANCELLED
+        """Return how the run had ended before this stop, or CANCELLED if it had not.
+
+        A run has failed once one of its nodes has, even if others were still running. But if the
+        run is UNKNOWN, an earlier stop may have made that node fail.
+        """
+        ended = {
+            (status.node_rank, status.host): status.node_state
+            for result in self.results.values()
+            for status in result.nodes
+            if status.attempt == attempt.number and not (status.alive or status.state in UNSTARTED)
+        }
+        places = [(node.node_rank, node.host) for node in attempt.nodes]
+        state = run_state([ended[place] for place in places if place in ended], len(places))
+        if state is RunState.FAILED and attempt.state is RunState.UNKNOWN:
+            return RunState.CANCELLED
+        return state if state.is_final else RunState.CANCELLED
 
     def document(self) -> dict[str, Any]:
         return {

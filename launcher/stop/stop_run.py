@@ -10,7 +10,9 @@ from ..engines.base import Engine, NodeListing
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import UNSTARTED, ContainerState, NodeStatus
+from ..outcomes import NodeState
 from ..runs.record import RunRecord
+from ..runs.reported import reports_of
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.script_files import load_script
@@ -83,26 +85,24 @@ class Stop:
         untouched = [status for status in listed if status.user not in self.users]
         if untouched and untouched == listed:  # the run is not ours here: do not even mark it
             return Stopped([], untouched=untouched)
+        nodes = without_idle_tickets(self._to_end(listed))
         if self.cancel:
+            nodes = with_cancelled(nodes, connection)
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
             connection.script(MARK_CANCELLED, self.run_id).expect(what, remedy, connection.name)
-        nodes: list[NodeStatus] = []
         left: list[str | int] = []
         for engine in engines_on(connection, self.engine):
-            ended, still_there = self._stop_on(engine)
-            nodes += without_idle_tickets(ended)
-            left += still_there
+            left += self._stop_on(engine)
         left += self._wait_for_processes(connection)
         return Stopped(nodes, left, untouched)
 
-    def _stop_on(self, engine: Engine) -> tuple[list[NodeStatus], list[str]]:
-        """End the run's nodes on one engine. Return them, and the names of what is left.
+    def _stop_on(self, engine: Engine) -> list[str]:
+        """End the run's nodes on one engine. Return the names of what is left.
 
         Lists the nodes anew at each step: a launch may create more of them until it sees the mark.
         """
-        to_end = self._to_end(engine.nodes(self.run_id))
-        self._end(engine, to_end)
+        self._end(engine, self._to_end(engine.nodes(self.run_id)))
         after = self._listing(engine)
         late = [status for status in after.nodes if self.cancel and status.state in UNSTARTED]
         if late:
@@ -110,7 +110,7 @@ class Stop:
             after = self._listing(engine)
         left = [status.handle for status in after.nodes if status.alive or self.remove]
         unreadable = [f"{name} (its labels are unreadable)" for name in after.unreadable]
-        return to_end, [*left, *unreadable]
+        return [*left, *unreadable]
 
     def _listing(self, engine: Engine) -> NodeListing:
         listing = engine.listing(self.run_id)
@@ -147,3 +147,21 @@ class Stop:
         while (left := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)
         return [process.pid for process in left]
+
+
+def with_cancelled(nodes: list[NodeStatus], connection: HostConnection) -> list[NodeStatus]:
+    """Return a run's nodes on one host. Those that an earlier stop has ended become CANCELLED.
+
+    Engines report only that these have failed; their journals say why.
+    """
+    failed = [status for status in nodes if status.node_state is NodeState.FAILED]
+    if not failed:
+        return nodes
+    reported = [status for status, _ in reports_of(connection, failed[0].run_id)]
+    stopped = {(s.node_rank, s.attempt) for s in reported if s.state is ContainerState.CANCELLED}
+    return [
+        replace(status, state=ContainerState.CANCELLED)
+        if status.has_ended and (status.node_rank, status.attempt) in stopped
+        else status
+        for status in nodes
+    ]

@@ -269,17 +269,52 @@ def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -
 
 
 @pytest.mark.parametrize(
-    ("exit_codes", "state"), [((0, 0), "SUCCEEDED"), ((0, 1), "CANCELLED"), ((0,), "CANCELLED")]
+    ("ends", "state"),
+    [
+        (["succeeded", "succeeded"], "SUCCEEDED"),
+        (["succeeded"], "CANCELLED"),
+        (["succeeded", "failed"], "FAILED"),
+        (["failed"], "FAILED"),  # the other node hangs
+        (["hung", "stopped"], "FAILED"),
+        ([None], "FAILED"),  # its supervisor was killed
+        (["cancelled", "cancelled"], "CANCELLED"),  # by the time limit
+        (["failed", "cancelled"], "CANCELLED"),
+    ],
 )
-def test_a_run_that_succeeded_after_its_recorder_died_is_recorded_as_succeeded(
-    fake_cluster: Make, exit_codes: tuple[int, ...], state: str
+def test_a_run_that_ended_after_its_recorder_died_is_recorded_as_it_ended(
+    fake_cluster: Make, ends: list[str | None], state: str
 ) -> None:
     cluster = fake_cluster()
     run_id = running(cluster)
-    for node, exit_code in zip(cluster.nodes, exit_codes, strict=False):
-        node.end(exit_code)
+    for node, end in zip(cluster.nodes, ends, strict=False):
+        if end:
+            node.end(0 if end == "succeeded" else 1, end)
+        else:
+            node.exit(137)
     assert cluster.ddpctl("kill", run_id)[0] == 0
     assert (cluster.record["state"], cluster.nodes) == (state, [])
+
+
+def test_a_run_has_failed_even_if_the_host_that_it_lost_does_not_answer(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    cluster.hosts["gpu0"].nodes[f"ddpctl-{run_id}-0"].end(1)
+    cluster.hosts["gpu1"].reachable = False
+    assert cluster.ddpctl("kill", run_id)[0] == 6
+    assert (cluster.record["state"], cluster.record["pending_stop"]) == ("FAILED", ["gpu1"])
+    cluster.hosts["gpu1"].reachable = True
+    assert cluster.ddpctl("ps", cluster.hosts_file)[0] == 0
+    assert (cluster.record["state"], cluster.nodes) == ("FAILED", [])
+
+
+def test_a_node_that_failed_while_a_stop_was_unconfirmed_does_not_make_its_run_fail(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0")
+    unknown(cluster, pending_stop=["gpu0"])
+    cluster.nodes[0].end(1)
+    assert cluster.ddpctl("ps", cluster.hosts_file)[0] == 0
+    assert (cluster.record["state"], cluster.nodes) == ("CANCELLED", [])
 
 
 def test_a_verbose_kill_says_of_each_host_what_was_done_there(fake_cluster: Make) -> None:

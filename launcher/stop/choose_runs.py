@@ -20,7 +20,7 @@ from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each
 from ..terminal.ask import confirm
 from ..terminal.console import Console
-from ..text import counted, names
+from ..text import counted, names, quoted
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,9 @@ def read_target(
     If no hosts are given, they are those of the run, which must be recorded on this machine.
     """
     run, hosts = run_and_hosts(run_or_hosts, hosts)
+    if everything and run:
+        what = f"--all stops all your runs on the hosts, not only {quoted(run)}"
+        raise UsageError(what, f"run `ddpctl kill {run}` or `ddpctl kill HOSTS --all`")
     if hosts is None:
         folder = find_run(run)
         cluster = hosts_of(folder)

@@ -110,7 +110,11 @@ class Killed:
 
     @cached_property
     def errors_by_name(self) -> dict[str, DdpctlError]:
-        error = StopUnconfirmed("it did not confirm an earlier stop, and was not asked this time")
+        record = run_folder(self.run.run_id).record_file
+        error = StopUnconfirmed(
+            "it did not confirm an earlier stop, and was not asked this time",
+            f"if it is gone for good, remove it from pending_stop in {record}",
+        )
         return by_name(self.run.connections, self.errors) | dict.fromkeys(self.pending, error)
 
     @property

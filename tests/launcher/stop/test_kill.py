@@ -130,6 +130,19 @@ def test_a_kill_is_not_confirmed_while_a_host_that_the_run_lost_has_not_confirme
     assert cluster.ddpctl("kill", run_id)[0] == 0
 
 
+def test_a_host_that_never_returns_can_be_forgotten(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu9")
+    run_id = running(cluster)
+    cluster.hosts["gpu9"].reachable = False
+    assert cluster.ddpctl("kill", run_id)[0] == 6
+    others = ("kill", run_id, "--hosts", "gpu0,")
+    code, _, err = cluster.ddpctl(*others)
+    [file] = cluster.state.glob("ddpctl/runs/*/run.json")
+    assert code == 6 and f"if it is gone for good, remove it from pending_stop in {file};" in err
+    file.write_text(json.dumps({**cluster.record, "pending_stop": []}))
+    assert cluster.ddpctl(*others)[0] == 0
+
+
 def kill_that_gpu1_ignores(cluster: FakeCluster, flag: str) -> tuple[str, str]:
     """Return what `kill` prints to stdout and stderr if the node on gpu1 does not stop."""
     run_id = running(cluster)

@@ -249,11 +249,12 @@ def sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder. Renames it first, so that a half-removed folder is not called step-*."""
+    """Remove a folder. Renames it first, so that a half-removed folder is not called step-*. What stays,
+    as on NFS while another process reads it, must not end the run: `clean` removes it later."""
     if path.exists():
         hidden = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
         path.rename(hidden)
-        shutil.rmtree(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

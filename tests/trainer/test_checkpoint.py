@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -34,6 +35,24 @@ def test_newest_by_number_and_only_so_many(tmp_path: Path) -> None:
     newest, problems = checkpoint.newest_intact(tmp_path)
     assert newest and newest.step == 100_000_000 and not problems
     assert (tmp_path / "ckpt" / "latest").read_text() == "step-100000000\n"
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_yet_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(
+        path: object, **_: object
+    ) -> None:  # as on NFS while another process reads a file in it
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", busy)
+        for step in (1, 2, 3):
+            save(tmp_path, step, keep=2)
+    assert [p.name for p in checkpoint.folders(tmp_path)] == ["step-00000003", "step-00000002"]
+    checkpoint.clean(tmp_path)
+    kept = {"step-00000003", "step-00000002", "latest"}
+    assert {p.name for p in (tmp_path / "ckpt").iterdir()} == kept
 
 
 def test_everything_is_synced_before_it_gets_its_name(

@@ -1,4 +1,4 @@
-# Any base with Python and torch works. The trainer is one small layer on top of it, and the build needs no
+# Any base with Python and torch works. The trainer is a small layer on top of it, and the build needs no
 # network if the base is already here:
 #   docker build -t ddpctl-trainer .
 #   docker build -t ddpctl-trainer --build-arg BASE_IMAGE=ddpctl-cpu-base .
@@ -16,3 +16,5 @@ WORKDIR /workspace
 CMD ["python3", "-m", "trainer", "--help"]
 
 COPY trainer /opt/ddpctl/trainer
+# the files of a checkout may be private (umask 077), but containers do not run as root
+RUN chmod -R a+rX /opt/ddpctl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ensurepip
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -73,6 +74,22 @@ def test_an_image_has_the_packages_and_the_torch_of_the_base_and_is_built_once(
         assert (broken.returncode, broken.stdout) == (1, "")
         assert "No matching distribution found for no-such-package" in broken.stderr
         assert broken.stderr.splitlines()[-1].endswith("see the build output above")
+    finally:
+        subprocess.run(["docker", "rmi", name], check=False, capture_output=True)
+
+
+def test_any_user_can_run_the_trainer_of_a_private_checkout(tmp_path: Path) -> None:
+    name = "ddpctl-test-private"
+    shutil.copy(ROOT / "Dockerfile", tmp_path)
+    shutil.copytree(ROOT / "trainer", tmp_path / "trainer")
+    subprocess.run(["chmod", "-R", "go-rwx", str(tmp_path)], check=True)  # as with umask 077
+    build = ["docker", "build", "-q", "-t", name, "--build-arg", "BASE_IMAGE=ddpctl-cpu-base"]
+    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    subprocess.run([*build, str(tmp_path)], check=True, capture_output=True, env=environment)
+    try:
+        argv = ["docker", "run", "--rm", "--network", "none", "--user", "1000:1000", name]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
     finally:
         subprocess.run(["docker", "rmi", name], check=False, capture_output=True)
 

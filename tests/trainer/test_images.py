@@ -416,6 +416,15 @@ def test_without_a_network_the_remedy_is_named(
         load_dataset(Config(data="download"), CPU)
 
 
+def test_a_cache_that_cannot_be_written_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"ddpctl-trainer: cannot be written: .*data fetch --to"):
+        load_dataset(Config(data="download"), torch.device("cpu"))
+
+
 def test_a_server_that_falls_silent_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,20 +40,27 @@ def fetch(name: str, to: Path) -> Path:
     """Return the dataset's folder under `to`. Downloads the dataset if the folder is missing; the
     ranks of a machine take turns.
 
-    Raises DataError if the download fails or the file is not the published one.
+    Raises DataError if the download fails, the file is not the published one, or `to` cannot be
+    written.
     """
     source = SOURCES[name]
-    to.mkdir(parents=True, exist_ok=True)
-    with (to / ".fetch.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (to / source.folder).is_dir():
-            scratch = to / f".{source.folder}.part"
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            with tarfile.open(_download(source, scratch / "archive")) as tar:
-                tar.extractall(scratch)  # its contents are known: the checksum is right
-            (scratch / source.folder).replace(to / source.folder)
-            shutil.rmtree(scratch)
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        with (to / ".fetch.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (to / source.folder).is_dir():
+                scratch = to / f".{source.folder}.part"
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch.mkdir()
+                with tarfile.open(_download(source, scratch / "archive")) as tar:
+                    tar.extractall(scratch)  # its contents are known: the checksum is right
+                (scratch / source.folder).replace(to / source.folder)
+                shutil.rmtree(scratch)
+    except OSError as error:
+        raise DataError(
+            f"{to}: cannot be written: {error.strerror or error}; fetch into another folder with "
+            "`python -m trainer data fetch --to DIR`, and pass it with --data"
+        ) from error
     return to / source.folder
 
 

@@ -9,13 +9,6 @@ import subprocess
 from pathlib import Path
 
 PATH = Path(__file__).with_name("RESULTS.md")
-HEAD = """\
-# Results
-
-The scripts in this folder write these tables. A ratio compares two things that were measured side by side
-in one run. Everything was measured on machines with two CPU cores and no GPU; their names and Python
-versions differ between sections.
-"""
 
 
 def write_section(title: str, command: str, text: str) -> None:
@@ -24,10 +17,10 @@ def write_section(title: str, command: str, text: str) -> None:
     where = f"{os.cpu_count()} cores, {_processor()}, Linux {platform.release()}"
     section = f"## {title}\n\n{today}, {where}, Python {platform.python_version()}: `{command}`\n\n"
     section += text.rstrip() + "\n"
-    old = PATH.read_text() if PATH.exists() else HEAD
-    parts = ["## " + part for part in old.split("\n## ")[1:]]
+    head, *others = PATH.read_text().split("\n## ")
+    parts = ["## " + part for part in others]
     kept = [part.rstrip() + "\n" for part in parts if not part.startswith(f"## {title}\n")]
-    PATH.write_text(HEAD + "\n" + "\n".join(sorted([*kept, section])))
+    PATH.write_text(head + "\n" + "\n".join(sorted([*kept, section])))
 
 
 def commit() -> str:

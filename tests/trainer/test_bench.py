@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from benchmarks import results
 from benchmarks.modes import (
     Result,
     Row,
@@ -24,6 +26,18 @@ TINY = (
     *("--model", "resnet8", "--width", "4", "--epochs", "1", "--global-batch", "64"),
     *("--device", "cpu"),
 )
+
+
+def test_a_new_section_replaces_its_former_one_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "# Results\n\nSome of this ran on a GPU.\n"
+    monkeypatch.setattr(results, "PATH", tmp_path / "RESULTS.md")
+    results.PATH.write_text(f"{head}\n## Check\n\nold\n\n## Push\n\nfast\n")
+    results.write_section("Check", "make it", "new")
+    text = results.PATH.read_text()
+    assert text.startswith(f"{head}\n## Check\n") and text.endswith("new\n\n## Push\n\nfast\n")
+    assert "old" not in text
 
 
 def test_the_modes_are_those_of_published_recipes() -> None:

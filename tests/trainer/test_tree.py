@@ -263,6 +263,17 @@ def test_verifying_reads_every_picture(tree: Path, capsys: pytest.CaptureFixture
         data_command(["verify", str(tree)])
 
 
+def test_verifying_a_pack_finds_a_changed_pixel(tree: Path) -> None:
+    at = pack(tree, "--decoded", "36")
+    assert data_command(["verify", str(at)]) == 0
+    with (at / "val/00000.bin").open("r+b") as shard:
+        first = shard.read(1)[0]
+        shard.seek(0)
+        shard.write(bytes([first ^ 1]))
+    with pytest.raises(DataError, match=r"val: damaged \(sha256 differs\); pack the images again"):
+        data_command(["verify", str(at)])
+
+
 def test_pictures_are_found_in_any_depth_and_hidden_ones_are_not(tree: Path) -> None:
     (tree / "train" / "cat" / "zoo").mkdir()
     (tree / "train" / "cat" / "0.png").rename(tree / "train" / "cat" / "zoo" / "x.PNG")

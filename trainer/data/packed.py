@@ -58,13 +58,25 @@ class Packed:
         self.labels = index["label"]
 
     def picture(self, index: int, edge: int) -> Any:
-        entry = self._index[index]
-        start = int(entry["offset"])
-        content = self._shards[entry["shard"]][start : start + int(entry["size"])].tobytes()
+        entry, content = self._index[index], self._content(index)
         if entry["width"]:
             size = (int(entry["width"]), int(entry["height"]))
             return Image.frombuffer("RGB", size, content, "raw", "RGB", 0, 1)
         return read(io.BytesIO(content), f"picture {index} of {self._folder}", edge)
+
+    def check(self) -> None:
+        """Read all bytes. Raises DataError if they are not those that were packed: decoded pixels
+        do not show damage."""
+        digest = hashlib.sha256()
+        for index, label in enumerate(self.labels):
+            digest.update(self._content(index) + b"%d" % label)
+        if digest.hexdigest() != self.fingerprint:
+            raise DataError(f"{self._folder}: damaged (sha256 differs); pack the images again")
+
+    def _content(self, index: int) -> bytes:
+        entry = self._index[index]
+        start = int(entry["offset"])
+        return self._shards[entry["shard"]][start : start + int(entry["size"])].tobytes()
 
 
 def open_pack(folder: Path) -> tuple[list[str], Packed, Packed]:

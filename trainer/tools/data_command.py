@@ -91,6 +91,11 @@ def verify(folder: Path) -> None:
             pass
         for _ in data.eval_batches("test", blocks(test)):
             pass
+    if (folder / "pack.json").is_file():
+        from ..data.packed import open_pack  # needs PIL
+
+        for images in open_pack(folder)[1:]:
+            images.check()
     print(f"{data.name}: {train} + {test} images, {data.num_classes} classes")
     print(f"sha256 {data.fingerprint}", file=sys.stderr)
 

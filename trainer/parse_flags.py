@@ -154,6 +154,8 @@ def _from_file(path: str) -> dict[str, Any]:
         words = []
         for key, value in content.items():
             name = str(key).replace("_", "-")
+            if name in NO_SETTINGS:
+                raise ValueError(f"{name} is not a setting; pass it on the command line")
             if isinstance(value, bool):
                 words.append(f"--{name}" if value else f"--no-{name}")
             elif value is not None:
@@ -185,6 +187,8 @@ VARIABLES = {  # the variable that each of these older flags stands for
     "ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
+# flags that a --config file cannot have: it describes a run, not one of its nodes
+NO_SETTINGS = "help config print-config init-method rank world-size local-rank ip port".split()
 
 
 def add_older_spellings(parser: argparse.ArgumentParser) -> None:

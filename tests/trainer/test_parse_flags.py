@@ -171,6 +171,8 @@ def test_layers(tmp_path: Path) -> None:
         ('{"epochs": 2.5}', "invalid int value: '2.5'"),
         ('{"epochs": true}', "expected one argument"),
         ('{"bn": "some"}', "invalid choice: 'some'"),
+        ('{"config": "other.json"}', "config is not a setting; pass it on the command line"),
+        ('{"world_size": 2, "rank": 1}', "world-size is not a setting"),
         ("[1]", "expected a mapping"),
         ("{", "Expecting"),
     ],

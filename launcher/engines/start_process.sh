@@ -31,9 +31,12 @@ started=$(
       exec setsid "$program" "$@" > /dev/null 2> "$control/supervisor.out"
     } &
     pid=$! began=$(start_of "$!")
-    printf '%s %s\n' "$pid" "${began:-0}" | replace "$control/pid" &&
-      { cat "$control/pid"; tail -n +2 "$folder/$name.running"; } | replace "$folder/$name.running" &&
+    if printf '%s %s\n' "$pid" "${began:-0}" | replace "$control/pid" &&
+      { cat "$control/pid"; tail -n +2 "$folder/$name.running"; } | replace "$folder/$name.running"; then
       echo yes
+    else # the disk is full: without these files, nobody could find and stop the node
+      kill -s KILL "$pid"
+    fi
     exec > /dev/null 2>&1 # so that this script need not wait
     wait "$pid"
     code=$?

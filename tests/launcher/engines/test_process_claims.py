@@ -140,6 +140,21 @@ def test_a_node_that_was_stopped_before_it_starts_cannot_start(
         engine._script("start the node", process.START, str(control), NAME, "", "0", "sh")
 
 
+def test_a_node_whose_files_do_not_fit_on_the_disk_does_not_run_unseen(
+    engine: Processes, folder: Path, control: Path
+) -> None:
+    (control / "labels.json").write_text(json.dumps(LABELS))
+    (folder / f"{NAME}.created").write_text("-\n")
+    full = process.START.replace('| replace "$control/pid"', "| false")
+    python = ("sh", "-c", "sleep 20; : done")
+    began = time.monotonic()
+    with pytest.raises(CommandFailed, match=r"check the free space"):
+        engine._script("start the node", full, str(control), NAME, "", "0", *python)
+    while not (control / "exit").exists():
+        time.sleep(0.01)
+    assert (control / "exit").read_text() == "137\n" and time.monotonic() - began < 15
+
+
 def test_a_supervisor_that_does_not_handle_signals_yet_ends_with_sigterm(
     engine: Processes, folder: Path, control: Path
 ) -> None:

@@ -39,7 +39,7 @@ def pack(
     name = getattr(function, "__qualname__", "")
     if function.__module__ == "__main__" and isinstance(function, FunctionType):
         source = Source(function)
-        (to / "ddpctl_source.py").write_text(source.text)
+        (to / "ddpctl_source.py").write_text(source.text, encoding="utf-8")
         modules, name = source.modules, function.__name__
     else:
         _require_importable(function, name)

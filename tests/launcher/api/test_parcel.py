@@ -17,6 +17,7 @@ from launcher.api.parcel import pack
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Job
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.real
 
 
@@ -56,6 +57,22 @@ def test_the_package_of_a_function_is_sent_without_the_rest(project: Path, tmp_p
     assert called(inner.f, {"a": [1]}, to=tmp_path / "sent") == ["parcelled", {"a": [1]}]
     sent = {path.name for path in (tmp_path / "sent").iterdir()}
     assert sent == {"parcelled", "on_rank.py", "ddpctl_call.json"}
+
+
+def test_a_function_of_a_script_is_sent_as_utf_8_whatever_the_locale_is(tmp_path: Path) -> None:
+    (tmp_path / "sent").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from launcher.api.parcel import pack\n"
+        "from launcher.hosts import Cluster, Job\n"
+        "def greet(): return 'grüße'\n"
+        "pack(greet, (), {}, Path('sent'), cluster=Cluster((), Job()), trust=False)\n",
+        encoding="utf-8",
+    )
+    env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-X", "utf8=0", script], cwd=tmp_path, env=env, check=True)
+    assert "grüße" in (tmp_path / "sent" / "ddpctl_source.py").read_text(encoding="utf-8")
 
 
 def test_exit_handlers_of_the_function_run_and_no_output_is_lost(

@@ -2,12 +2,14 @@
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import docker.errors
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
+from ..budget import Budget
 from ..errors import CommandFailed, CommandTimeout, DdpctlError
 from ..plan.labels import LABEL
 from ..plan.plan import Container, EngineTraits, NodePlan, Place, container_name, name_prefix
@@ -39,6 +41,7 @@ PYTHON_IN_IMAGE = (
 MISSING_PATHS = load_script(__file__, "missing_paths.sh")
 CONFLICT = 409  # the Engine API's status if a container is running or being removed
 PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, with status 500
+INSPECT_TIMEOUT = 300.0  # seconds for all containers of runs together
 LONGEST_WAIT = 7 * 86400  # seconds; for longer runs, the wait is repeated
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
 
@@ -158,7 +161,9 @@ class Docker(Engine):
         return cast(Sequence[dict[str, Any]], rows)
 
     def _inspected(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[NodeStatus]:
+        budget = Budget("`docker inspect`", self.connection.name, sys.maxsize, INSPECT_TIMEOUT)
         for row in rows:
+            budget.take(0)
             with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
                 about = inspected(mapping(self._api.inspect_container(row["Id"])))
                 if status := self._read(_name(row), row, about):

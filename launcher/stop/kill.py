@@ -9,7 +9,7 @@ from typing import Any
 
 from ..engines.status import UNSTARTED
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
-from ..outcomes import Exit, RunState, run_state
+from ..outcomes import Exit, NodeState, RunState, run_state
 from ..runs.record import AttemptRecord, run_folder, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
@@ -21,6 +21,7 @@ from .choose_runs import HostedRun, Target
 from .remove_finished import remove_finished
 from .stop_run import Stop, Stopped
 
+LIVE = (NodeState.WAITING, NodeState.PENDING, NodeState.RUNNING)
 STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
 
@@ -165,27 +166,35 @@ class Killed:
         asked_all = {*record.hosts} <= asked_names
         last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
         if not record.state.is_final and (asked_all or last_confirmed):
-            record.attempt.state, record.attempt.ended = self.end_state(record.attempt), timestamp()
+            self.conclude(record.attempt)
         folder.try_save(record, console)
         return not_asked
 
-    def end_state(self, attempt: AttemptRecord) -> RunState:
-        """Return how the run had ended before this stop, or CANCELLED if it had not.
+    def conclude(self, attempt: AttemptRecord) -> None:
+        """Record how the attempt had ended before this stop, or that it was cancelled.
 
         A run has failed once one of its nodes has, even if others were still running. But if the
         run is UNKNOWN, an earlier stop may have made that node fail.
         """
         ended = {
-            (status.node_rank, status.host): status.node_state
+            (status.node_rank, status.host): status
             for result in self.results.values()
             for status in result.nodes
             if status.attempt == attempt.number and not (status.alive or status.state in UNSTARTED)
         }
-        places = [(node.node_rank, node.host) for node in attempt.nodes]
-        state = run_state([ended[place] for place in places if place in ended], len(places))
-        if state is RunState.FAILED and attempt.state is RunState.UNKNOWN:
-            return RunState.CANCELLED
-        return state if state.is_final else RunState.CANCELLED
+        found = [(node, ended.get((node.node_rank, node.host))) for node in attempt.nodes]
+        states = [status.node_state for _, status in found if status]
+        state = run_state(states, len(found))
+        stopped_before = attempt.state is RunState.UNKNOWN
+        if not state.is_final or (state is RunState.FAILED and stopped_before):
+            state = RunState.CANCELLED
+        attempt.state, attempt.ended = state, timestamp()
+        for node, status in found:
+            if status:
+                node.state, node.exit_code = status.node_state, status.exit_code
+            elif node.state in LIVE:
+                node.state = NodeState.CANCELLED
+        attempt.settle_nodes()
 
     def document(self) -> dict[str, Any]:
         return {

@@ -319,6 +319,17 @@ def test_a_run_that_ended_after_its_recorder_died_is_recorded_as_it_ended(
     assert (cluster.record["state"], cluster.nodes) == (state, [])
 
 
+def test_a_kill_records_how_each_node_ended(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    run_id = running(cluster)
+    cluster.hosts["gpu1"].nodes[f"ddpctl-{run_id}-1"].end(3)
+    cluster.hosts["gpu2"].reachable = False
+    assert cluster.ddpctl("kill", run_id)[0] == 6
+    nodes = cluster.record["attempts"][0]["nodes"]
+    states = [(node["state"], node["exit_code"]) for node in nodes]
+    assert states == [("CANCELLED", None), ("FAILED", 3), ("CANCELLED", None)]
+
+
 def test_a_run_has_failed_even_if_the_host_that_it_lost_does_not_answer(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = running(cluster)

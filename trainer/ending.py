@@ -98,7 +98,7 @@ class Watch:
 
     def fail(self, error: Exception) -> Exception:
         """Record this rank's error and tell the other ranks. Return the error to exit with: the one
-        that the first failing rank reported, the same on all ranks."""
+        that the first failing rank reported or, if the store is gone, this rank's own."""
         if not self.ending.acquire(blocking=False):
             threading.Event().wait()  # the watching thread is ending this process
         mine = explain(self.ranks, self.t, error) or error

@@ -46,8 +46,9 @@ def selecting_split(t: Training) -> str:
 
 
 def evaluate(t: Training, split: str, confusion: bool = False) -> dict[str, Any]:
-    """Return n, correct1, correct5, top1, top5 and loss over a split. With several ranks, also
-    return `ranks`: top1 and loss of the images that each rank saw. A collective.
+    """Return n, correct1, correct5, top1, top5 and loss over a split, and the results of --tta and
+    --metric. With several ranks, also return `ranks`: top1 and loss of the images that each rank
+    saw. A collective.
 
     confusion: also return how many images of each class (row) were classified as each class (column).
     """

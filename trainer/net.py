@@ -29,7 +29,7 @@ class Net:
     """A network with its compiled, distributed and averaged forms.
 
     model: the plain network, which is evaluated and saved; its state_dict has no "module." prefix.
-    trained: the same network through torch.compile and DDP, which is what training calls.
+    trained: the same network, through torch.compile and DDP if they are used. Training calls it.
     """
 
     def __init__(

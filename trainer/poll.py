@@ -65,8 +65,8 @@ class StopRequest:
 
 
 class Poll:
-    """Exchanges values among the ranks every few steps. On a GPU, they are read one poll later,
-    when they have arrived, so that no step waits for the device."""
+    """Exchanges values among the ranks: on a CPU after every step, on a GPU after every few steps.
+    On a GPU, they are read one poll later, when they have arrived, so that no step waits for them."""
 
     def __init__(self, ranks: Ranks, progress: Progress, stop: StopRequest, work: OwnWork) -> None:
         self.ranks, self.progress, self.stop, self.work = ranks, progress, stop, work

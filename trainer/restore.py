@@ -127,8 +127,8 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
 
 
 def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
-    """Make each disk ready for this run's checkpoints. Sets aside checkpoints that are damaged, that
-    belong to another run, or that are newer than the one to resume from. If rank 0's disk lacks the
+    """Make each disk ready for this run's checkpoints. Sets aside those that are damaged or newer than
+    the one to resume from or, if the run does not resume, all of them. If rank 0's disk lacks the
     one to resume from, writes it. A collective."""
     with ranks.agreeing():
         if not disks.own:
@@ -146,7 +146,8 @@ def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Con
     differences.
 
     Raises CheckpointError if the network or the optimizer differs. Without --resume-override, also
-    raises it if anything else in `identity` differs, such as the data, the batch or the seed.
+    raises it if anything else in `identity` differs, such as the data, the batch or the seed. With
+    --test-only, compares only the network.
     """
     before = meta["identity"]
     relevant = ["network"] if config.test_only else identity

@@ -247,7 +247,9 @@ def introduce(
             say(f"rank {restored.sender} sent the checkpoint to ranks that do not have it on disk")
         before = restored.meta["plan"]["world_size"]
         if before != plan.world_size:
-            say(f"world size {before} -> {plan.world_size}: same batches, same order")
+            same = restored.meta["identity"] == identity(t)
+            how = ": same batches, same order" if same else ""
+            say(f"world size {before} -> {plan.world_size}{how}")
         if plan.parts % plan.world_size:
             even = dataclasses.replace(plan, parts=plan.world_size)
             say(

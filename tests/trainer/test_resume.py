@@ -286,6 +286,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         tmp_path / "run", *steps(6), "--resume", "auto", "--seed", "5", "--resume-override"
     ).done()
     assert "WARNING: continuing with other settings: seed 0 -> 5" in over.log()
+    assert "world size 2 -> 1\n" in over.log()  # not with the same batches
 
 
 def test_settings_that_change_the_result_are_warned_about(tmp_path: Path) -> None:

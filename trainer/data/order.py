@@ -1,7 +1,7 @@
 """The sample order: pure functions of (seed, epoch, n), the same on every rank.
 
-An epoch is a permutation of all samples, without padding or dropping; a rank takes the part of each
-batch that `plan.part_bounds` assigns to it.
+An epoch is a permutation of all training images, without padding; only --drop-last leaves some of
+them out. A rank takes the part of each batch that `plan.part_bounds` assigns to it.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def pack(
     """Pack the pictures of `splits` into the new folder `to`.
 
     decoded: the greatest length of a picture's short side in pixels, or 0 to keep the files.
-    Raises DataError if a picture cannot be read, or if `to` exists.
+    Raises DataError if `to` exists or a picture cannot be decoded.
     """
     if to.exists():
         raise DataError(f"{to}: already exists; remove it, or pass another --to")

@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def verify(folder: Path) -> None:
-    """Read every image of a dataset, with one process per core. Raises DataError."""
+    """Read every image of a dataset, and print its counts and digest. Raises DataError."""
     config = Config(data=str(folder), augment="none", workers=os.cpu_count() or 1)
     data = load_dataset(config, torch.device("cpu"))
     train, test = data.size("train"), data.size("test")
@@ -151,8 +151,8 @@ def _unzipped(path: Path) -> bytes:
 
 
 def write_cifar10(arrays: Arrays, to: Path) -> Path:
-    """Write five training batches, a test batch and batches.meta to `to`/cifar-10-batches-py,
-    atomically."""
+    """Write five training batches, a test batch and batches.meta. Once all are complete, they become
+    or replace `to`/cifar-10-batches-py, which is returned."""
     if len(arrays.train_y) % 5:
         raise DataError(f"{len(arrays.train_y)} images cannot be divided into five equal batches")
     count = min(len(arrays.train_y) // 5, len(arrays.test_y))

@@ -5,7 +5,7 @@ except that exit codes are passed on. If one rank fails, the others are stopped.
 the process that started them ends.
 
 --rank and --world-size count nodes, as in the older scripts: the command is run on each node and
-starts one process per GPU there.
+starts one process per GPU there, or one process to train on the CPU.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ KILL_AFTER = 30.0  # seconds from the first failure until the remaining ranks ar
 
 
 def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
-    """Run `python -m trainer argv` as this node's ranks. Return the first exit code that is not 0,
-    or 0.
+    """Run `python -m trainer argv` as this node's ranks. Return the exit code of the first rank that
+    failed (128 + N if signal N ended it), or 0.
 
     nodes: NODE_RANK and NNODES, if there are several nodes.
     """

@@ -10,14 +10,13 @@ def sanity(
     host: str | None = option(
         "--host",
         "HOST",
-        "Test only this host, with several containers.",
+        "Test only this host, with several containers that share its GPUs evenly.",
         completed_by=complete.host_names,
     ),
-    containers: int = option(
+    containers: int | None = option(
         "--containers",
         "N",
-        "With --host, split its GPUs across N containers.",
-        default="2",
+        "Start N containers on the only host, or on --host (default: 2).",
         reader=number(2, 256),
     ),
     pairwise: bool = flag("--pairwise", "Measure every pair of nodes and name slow links."),
@@ -56,8 +55,8 @@ def sanity(
     console = options.console(quiet, verbose)
     cluster = load(options.hosts_of(hosts, host_list), overridden=["dataset", "workdir"])
     cluster = override_job(select(cluster, include, exclude), {"image": image})
-    if host is not None:
-        cluster = check.two_containers(cluster, host, containers)
+    if host is not None or containers is not None:
+        cluster = check.two_containers(cluster, host, containers or 2)
         console.say(check.TWO_CONTAINERS)
     size = check.size_of(max_size)
     limits = check.SanityOptions(timeout, size, pairwise, min_busbw, plot, step_seconds)

@@ -130,21 +130,25 @@ def size_of(text: str) -> int:
     return size
 
 
-def two_containers(cluster: Cluster, name: str, containers: int) -> Cluster:
+def two_containers(cluster: Cluster, name: str | None, containers: int) -> Cluster:
     """Return a cluster of `containers` nodes on the host `name`, which share its GPUs evenly.
 
-    Raises UsageError if the cluster has no such host or its GPUs cannot be split evenly.
+    name: None for the only host. Raises UsageError if the cluster has no such host or its GPUs
+    cannot be split evenly.
     """
-    host = next((host for host in cluster.hosts if host.name == name), None)
+    listed = names(host.name for host in cluster.hosts)
+    if name is None and len({host.machine for host in cluster.hosts}) > 1:
+        what = f"--containers {containers}: {cluster.source} has several hosts"
+        raise UsageError(what, f"add --host with one of {listed}")
+    host = next((host for host in cluster.hosts if name in (None, host.name)), None)
     if host is None:
-        listed = names(host.name for host in cluster.hosts)
-        what = f"--host {quoted(name)}: not in {cluster.source}, which has {listed}"
+        what = f"--host {quoted(name or '')}: not in {cluster.source}, which has {listed}"
         raise UsageError(what, "name one of these hosts")
     with connected([host]) as connections:
         ids = gpu_ids(host, gather(connections)[0])
     if len(ids) % containers:
         uneven = f"cannot split {counted(len(ids), 'GPU')} evenly between {containers} containers"
-        raise UsageError(uneven, "pass another number with --containers", host=name)
+        raise UsageError(uneven, "pass another number with --containers", host=host.name)
     share = len(ids) // containers
     parts = [ids[n * share : (n + 1) * share] for n in range(containers)]
     hosts = tuple(dataclasses.replace(host, gpus=part or 0, nproc_per_node=None) for part in parts)

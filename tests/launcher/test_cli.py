@@ -112,6 +112,7 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["logs", "--since", "yesterday"], "--since yesterday: not a duration"),
         (["logs", "--tail", "99999999999999999999"], "--tail"),
         (["ps", "--watch", "--interval", "1e308"], "--interval"),
+        (["sanity", "-H", "a,b", "--containers", "2"], "add --host with one of a,b"),
     ],
 )
 def test_usage_errors_exit_2_with_a_line(ddpctl, argv: list[str], said: str) -> None:  # type: ignore[no-untyped-def]

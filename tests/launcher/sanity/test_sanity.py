@@ -18,7 +18,7 @@ from launcher.hosts import Cluster
 from launcher.hosts import parse as parse_hosts
 from launcher.outcomes import Exit
 from launcher.sanity import sanity as command
-from launcher.sanity.sanity import SanityOptions, size_of
+from launcher.sanity.sanity import SanityOptions, size_of, two_containers
 from launcher.sanity.verdict import MARK, Report, document, models, problems, text
 from launcher.terminal.console import Console
 
@@ -50,6 +50,11 @@ def pair(source: int, target: int, rounds: list[float]) -> dict[str, object]:
 
 
 DONE = {"kind": "done", "transports": {"sockets": 4}}
+
+
+def test_containers_are_those_of_the_only_host() -> None:
+    cluster = two_containers(parse_hosts("hosts: [{host: local, gpus: 0}]", "h.yaml"), None, 2)
+    assert [host.host for host in cluster.hosts] == ["local", "local"]
 
 
 def test_all_is_well() -> None:

@@ -55,7 +55,10 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 LARGEST = 1 << 20  # bytes to read from an ignore file, at most
-PRIVATE_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-")
+PRIVATE_KEY = re.compile(  # the last one is Google's, in JSON
+    rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-"
+    rb'|\s*\{\s*"type":\s*"service_account"'
+)
 _NAME, _FILE = _any_of(NAMES), _any_of(FILES)
 _NO_KEY, _OUTPUT = _any_of(NO_KEYS), _any_of(OUTPUT)
 

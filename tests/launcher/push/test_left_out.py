@@ -54,6 +54,7 @@ def test_what_is_no_file_is_named_in_one_line(
         *("-----BEGIN OPENSSH PRIVATE KEY-----", "-----BEGIN RSA PRIVATE KEY-----"),
         *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----"),
         *("-----BEGIN PGP PRIVATE KEY BLOCK-----", "PuTTY-User-Key-File-3: ssh-ed25519"),
+        '{\n  "type": "service_account",',
     ],
 )
 def test_a_private_key_stays_here_whatever_its_name_is(tmp_path: Path, line: str) -> None:

@@ -30,7 +30,8 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         yield failure(what, f"create it on that host, or fix {key}")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
     if disk:
-        yield from _room(disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE)
+        ours = "`ddpctl push --prune` deletes data that no run uses, `ddpctl clean` also all runs"
+        yield from _room(disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE, f": {ours}")
     store = details.disk(engine.root) if engine else None
     if engine and store and (disk is None or store.mount != disk.mount):
         # if the image exists already, only the container's own layer needs space
@@ -38,9 +39,9 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         yield from _room(store, f"images under {engine.root}", needed)
 
 
-def _room(disk: Disk, use: str, needed: int) -> Iterator[Finding]:
+def _room(disk: Disk, use: str, needed: int, how: str = "") -> Iterator[Finding]:
     free = f"only {_size(disk.kib_free)} free on {disk.mount} for {use}"
-    remedy = f"free up space on {disk.mount} there"
+    remedy = f"free up space on {disk.mount} there{how}"
     if disk.kib_free < needed:
         yield failure(free, remedy)
     elif disk.inodes_free is not None and disk.inodes_free < LEAST_INODES:

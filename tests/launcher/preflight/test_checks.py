@@ -239,7 +239,8 @@ FAULTS = {
     ),
     "full home": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 100, 9**9),)),
-        ("failure", "disk", "only 0 MiB free on /home for data and checkpoints", "free up space on /home"),
+        ("failure", "disk", "only 0 MiB free on /home for data and checkpoints",
+         "free up space on /home there: `ddpctl push --prune` deletes"),
     ),
     "nearly full home": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 2 * GIB, 9**9),)),

@@ -113,9 +113,14 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Context manager: hold the lock at `path`. Waits for other holders unless all share the lock.
 
     On NFS, a shared lock needs a file open for reading, and an exclusive one a file open for writing.
+    Raises StateError if the file cannot be opened, or if its file system has no locks.
     """
-    with path.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(path.open("a+"))
+            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        except OSError as error:
+            raise _state_error(error, "locked", path) from None
         yield
 
 
@@ -127,6 +132,8 @@ def is_locked(path: Path) -> bool:
         return False
     except BlockingIOError:
         return True
+    except OSError as error:
+        raise _state_error(error, "locked", path) from None
     return False
 
 

@@ -104,6 +104,23 @@ def test_locks_work_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shar
     assert not is_locked(lock)
 
 
+def test_a_file_system_without_locks_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lustre is unless it is mounted with -o flock."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    lock = tmp_path / "lock"
+    what = r"lock: cannot be locked: function not implemented; .*XDG_STATE_HOME"
+    with pytest.raises(StateError, match=what), locked(lock):
+        pass
+    with pytest.raises(StateError, match=what):
+        is_locked(lock)
+
+
 def test_an_unknown_home_folder_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)

@@ -28,6 +28,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ...engines.engine_info import ImageInfo
+from ...errors import StateError
 from ...own_folders import (
     cache_home,
     is_locked,
@@ -76,13 +77,13 @@ class Registry(ThreadingHTTPServer):
     def _make_folder(self, cache: Path) -> Path:
         """Create the folder of this push, locked. Remove those of killed pushes, which are unlocked."""
         with contextlib.ExitStack() as creating:
-            with contextlib.suppress(OSError):  # a file system without locks: they stay
+            with contextlib.suppress(OSError, StateError):  # a file system without locks
                 creating.enter_context(locked(cache / "layers.lock"))
                 for old in cache.glob("layers.*/"):
                     if not is_locked(old / "lock"):
                         shutil.rmtree(old)
             folder = Path(tempfile.mkdtemp(prefix="layers.", dir=cache))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(StateError):
                 self._lock.enter_context(locked(folder / "lock"))
         return folder
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import gzip
 import hashlib
 import http.client
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -52,6 +55,17 @@ def test_the_layers_of_a_killed_push_are_removed_and_those_of_a_running_one_stay
         assert not killed.exists()
         assert registry.folder.is_dir() and later.folder.is_dir()
     assert not later.folder.exists()
+
+
+def test_on_a_file_system_without_locks_a_push_removes_nothing(
+    monkeypatch: pytest.MonkeyPatch, registry: Registry
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    Registry(registry.image, registry.wanted).close()
+    assert registry.folder.is_dir()
 
 
 def test_a_layer_whose_compression_is_unknown_is_known_by_the_manifest(registry: Registry) -> None:

@@ -1,0 +1,36 @@
+"""Commands in the environment of a node without a container."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.engines.process import Processes
+from launcher.engines.status import NodeStatus
+from launcher.hosts import Host
+from launcher.ssh.host_connection import HostConnection
+
+
+@pytest.mark.parametrize("name", ["code", "jürgen's", r'a "quoted" \name', None])
+def test_a_command_runs_in_the_working_directory_of_the_node(
+    tmp_path: Path, name: str | None
+) -> None:
+    folder = tmp_path / (name or "home")
+    folder.mkdir()
+    node = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, cwd=tmp_path)
+    try:
+        fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(") ")[2].split()
+        (tmp_path / "pid").write_text(f"{node.pid} {fields[19]}\n")
+        (tmp_path / "spec.json").write_text(json.dumps({"cwd": str(folder) if name else None}))
+        engine = Processes(HostConnection(Host("local")))
+        status = NodeStatus(handle=str(tmp_path))
+        with engine.exec(status, ["pwd"], stdin=False, tty=False) as stream:
+            assert stream.read(timeout=20).decode() == f"{folder if name else tmp_path}\n"
+            assert stream.wait(20) == 0
+    finally:
+        node.kill()
+        node.wait()

@@ -220,7 +220,7 @@ def examine(
     )
     port = str(job.master_port) if first == 0 and job.master_port != "auto" else ""
     folders = [job.metrics_dir] if job.metrics_dir else []
-    check = [port, *(mount.split(":")[0] for mount in job.mounts), *folders]
+    check = [port, *(path.split(":")[0] for path in (*job.mounts, *job.devices)), *folders]
     engine: EngineInfo | None = None
     engine_error: DdpctlError | None = None
     run_nodes: tuple[NodeStatus, ...] = ()

@@ -18,16 +18,19 @@ SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificate
 
 
 def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check ~/.ddpctl, the job's folders, and the free space for data and for images."""
+    """Check ~/.ddpctl, the job's folders and devices, and the free space for data and images."""
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
         what = f"~/.ddpctl is not writable: {details.home_error}"
         yield failure(what, "fix its permissions, or free up disk space there")
         return
-    for folder in details.missing:
-        key = "job.metrics_dir" if folder == fleet.cluster.job.metrics_dir else "job.mounts"
-        what = f"{folder} does not exist, but {key} names it"
-        yield failure(what, f"create it on that host, or fix {key}")
+    job = fleet.cluster.job
+    others = {device.split(":")[0]: ("job.devices", "load its driver") for device in job.devices}
+    others[job.metrics_dir or ""] = ("job.metrics_dir", "create it")
+    for path in details.missing:
+        key, remedy = others.get(path, ("job.mounts", "create it"))
+        what = f"{path} does not exist, but {key} names it"
+        yield failure(what, f"{remedy} on that host, or fix {key}")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
     if disk:
         ours = "`ddpctl push --prune` deletes data that no run uses, `ddpctl clean` also all runs"

@@ -330,8 +330,9 @@ def test_an_unusual_docker_root_is_asked_for_too(
     monkeypatch.setattr(run, "nodes_on", lambda *_: [])
     monkeypatch.setenv("HOME", str(tmp_path))
     job = {"image": "any:1", "command": ["train.py"], "mounts": ["/no/such:/data"]}
+    job |= {"devices": ["/dev/no-such:/dev/x:r", "/dev/null"]}
     cluster = parse(json.dumps({"hosts": ["local"], "job": job}), "hosts.yaml")
     connection = HostConnection(cluster.hosts[0])
     found = run.examine("here", {0: connection}, cluster.job).details
     assert found.disk(str(root)) is not None
-    assert found.missing == ("/no/such",)
+    assert found.missing == ("/no/such", "/dev/no-such")

@@ -59,6 +59,14 @@ def test_a_healthy_cluster_gives_no_finding() -> None:
     assert judge(machine(0), machine(1)) == []
 
 
+def test_a_missing_device_of_the_job_is_named_with_its_key() -> None:
+    wanted = cluster()
+    wanted = replace(wanted, job=replace(wanted.job, devices=("/dev/fuse:/dev/f:r",)))
+    found = one(judge(with_details(machine(0), missing=("/dev/fuse",)), machine(1), of=wanted))
+    assert found.what == "/dev/fuse does not exist, but job.devices names it"
+    assert found.remedy == "load its driver on that host, or fix job.devices"
+
+
 def bare(rank: int, gpus: Any) -> Machine:
     """A host without GPUs and driver."""
     made = replace(machine(rank), hosts=(Host(f"gpu{rank + 1}", gpus=gpus),))

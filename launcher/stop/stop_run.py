@@ -27,10 +27,10 @@ POLL = 0.3  # seconds between checks for these processes
 class Stopped:
     """The result of a stop on one host or, in a summary, on several hosts.
 
-    nodes: the run's nodes here when the stop began, in any state. Tickets (places in line) count,
-    except those of live nodes and those that the stop keeps (see Stop.cancel). left: the names of
-    the nodes and tickets, and the pids of the run's processes, that are still there. untouched:
-    nodes with the run's id that belong to another user.
+    nodes: the run's nodes here when the stop began, in any state; see also `with_cancelled`. Tickets
+    (places in line) count, except those of live nodes and those that the stop keeps (see
+    Stop.cancel). left: the names of the nodes and tickets, and the pids of the run's processes, that
+    are still there. untouched: nodes with the run's id that belong to another user.
     """
 
     nodes: Sequence[NodeStatus]

@@ -117,9 +117,10 @@ def next_attempt(
     hosts, run_id = (*cluster.hosts, *former), own.run_id
     step = f"asking {counted(len(hosts), 'host')} about the run"
     with connected(hosts) as connections, console.step(step):
-        statuses, _ = list_nodes(connections, cluster, run_id)
         reports, _ = reported_nodes(connections, run_id)
         record = caught_up(folder, own, connections, cluster, console)
+        # last, so that an attempt that has just begun elsewhere is seen as live, not only as newest
+        statuses, _ = list_nodes(connections, cluster, run_id)
     if live := sorted({status.host for status in statuses if status.alive or status.waits}):
         what = f"{run_id} is still running or waiting on {names(live)}"
         remedy = f"follow it with `ddpctl attach {run_id}`, or end it with `ddpctl kill {run_id}`"

@@ -10,6 +10,7 @@ from ..engines.base import Engine
 from ..engines.choose import engine_of
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import NodeStatus
+from ..errors import UsageError
 from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import supervisor_spec
 from ..ssh.host_connection import HostConnection
@@ -70,8 +71,9 @@ def create_nodes(
 ) -> None:
     """Create the nodes and fill their folders on all hosts, without starting the nodes.
 
-    First stops and removes the nodes of earlier attempts. user_env: the variables that the user
-    sets, which may be secret. run_json: the content of the hosts' run.json.
+    First removes the nodes of earlier attempts. A restart also stops them; a resume raises UsageError
+    if one is running, because another command has started it since this one looked. user_env: the
+    variables that the user sets, which may be secret. run_json: the content of the hosts' run.json.
     """
     plan, token = planned.plan, secrets.token_hex(32)
 
@@ -79,6 +81,8 @@ def create_nodes(
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
             for status in planned.nodes_on(connection):
+                if status.alive and not plan.past_restarts:
+                    raise still_running(status)
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token)
@@ -86,6 +90,11 @@ def create_nodes(
         engine.create(node_plan, user_env)
 
     each_node(planned.connections, create)
+
+
+def still_running(status: NodeStatus) -> UsageError:
+    what = f"attempt {status.attempt} of {status.run_id} is still running"
+    return UsageError(what, f"follow it with `ddpctl attach {status.run_id}`", host=status.host)
 
 
 def start_nodes(planned: PlannedAttempt, user_env: Mapping[str, str], console: Console) -> None:

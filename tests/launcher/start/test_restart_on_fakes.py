@@ -152,6 +152,20 @@ def test_a_run_that_is_alive_is_not_resumed(fake_cluster: Make) -> None:
     assert {node.attempt for node in cluster.nodes} == {1}
 
 
+def test_a_resume_does_not_stop_an_attempt_that_began_since_it_looked(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(master_port="auto", gpus=0)
+    assert cluster.launch("--detach")[0] == 0
+    monkeypatch.setattr("launcher.start.resume.list_nodes", lambda *_: ([], {}))
+    code, _, err = cluster.ddpctl("resume", "--detach")
+    assert code == 2 and "attempt 1 of " in err and " is still running; follow it with" in err, err
+    assert [(node.attempt, node.state) for node in cluster.nodes] == [
+        (1, "running"),
+        (1, "running"),
+    ]
+
+
 def test_a_host_that_never_had_the_run_is_sent_its_checkpoint(
     fake_cluster: Make, tmp_path: Path
 ) -> None:

@@ -45,7 +45,7 @@ def unknown(name: str, line: int, known: Mapping[str, Shape]) -> Mistake:
     homes = [
         f"`{home}:`" for home, keys in (("hosts", HOST), ("job", JOB)) if name in {*keys, home}
     ]
-    if homes:
+    if homes and f"{name}s" not in known:  # `host:` where `hosts:` belongs is a typo
         return Mistake(line, written, what, f"move it under {' or '.join(homes)}")
     if remedy := _REMEDIES.get(word):
         return Mistake(line, written, what, remedy)

@@ -317,6 +317,7 @@ def test_two_machines_have_two_addresses() -> None:
         ("hosts: [a]\nhosts: [b]\n", "appears twice"),
         ("hosts: [a]\nhots: [b]\n", "did you mean 'hosts'?"),
         ("hosts: [a]\nimage: b\n", "move it under `job:`"),
+        ("host: [a]\n", "host: found an unknown key; did you mean 'hosts'?"),
         ("hosts: [a]\ndefaults: {internal_ip: 10.0.0.1}\n", "move it under `hosts:`"),
         ("hosts: [a\n", "not YAML"),
         ("hosts:\n\t- a\n", "hosts.yaml:2: found a tab; indent with spaces"),

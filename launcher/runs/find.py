@@ -101,7 +101,7 @@ def find_run(text: str | None) -> RunFolder:
     else:
         run_id = next((each for each in folders if not is_sanity_run(each)), None)
         what = "this machine has no record of any run"
-        remedy = "name the run's hosts file"
+        remedy = "name the run's hosts file, as in `ddpctl attach hosts.yaml`"
     if run_id is None:
         raise UsageError(what, remedy)
     return folders[run_id]

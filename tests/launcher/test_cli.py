@@ -101,7 +101,7 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["launch", "none.yaml"], "none.yaml: cannot be read"),
         (["launch", "-H", "a:1", "--name", "Bad Name"], "--name Bad Name: not a valid name"),
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
-        (["logs"], "no record of any run"),
+        (["logs"], "name the run's hosts file, as in `ddpctl attach hosts.yaml`"),
         (["attach", "zz"], "this machine has no run"),
         (["exec"], "no command; put it after `--`"),
         (["exec", "--all", "-i", "--", "ls"], "--all-nodes: several commands cannot share stdin"),

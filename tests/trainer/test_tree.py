@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -459,3 +460,15 @@ def test_two_ranks_train_on_a_tree_and_resume_bitwise(tree: Path, tmp_path: Path
     Job(tmp_path / "part", *flags, "--max-steps", "3", count=2).done()
     Job(tmp_path / "part", *flags, "--resume", "auto", count=2).done()
     assert same(newest_state(whole.out), newest_state(tmp_path / "part"))
+
+
+def test_a_pack_that_cannot_be_written_is_one_line(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("trainer.data.packed._write_split", full)
+    to = tmp_path / "packed"
+    with pytest.raises(DataError, match=f"^{to}: No space left on device; check the free space"):
+        data_command(["pack", str(tree), "--to", str(to)])

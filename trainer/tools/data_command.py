@@ -39,21 +39,31 @@ def main(argv: Sequence[str]) -> int:
     """Run the command. Unless it is `verify`, print the folder to pass with --data. Raises
     TrainerError."""
     given = make_parser().parse_args(list(argv))
-    if given.act == "fetch":
-        print(fetch(given.name, given.to))
-    elif given.act == "make":
-        print(make(given.kind, given.to, given.folder))
-    elif given.act == "pack":
-        from ..data.packed import pack  # needs PIL
-        from ..data.tree import open_tree
-
-        classes, training, testing = open_tree(given.tree)
-        splits = {"train": training, "val": testing}
-        pack(classes, splits, given.to, given.decoded, os.cpu_count() or 1)
-        print(given.to)
-    else:
+    if given.act == "verify":
         verify(given.folder)
+        return 0
+    try:
+        print(prepare(given))
+    except OSError as error:
+        what = error.strerror or error
+        remedy = "check the free space (`df -h`) and the permissions"
+        raise DataError(f"{error.filename or given.to}: {what}; {remedy}") from None
     return 0
+
+
+def prepare(given: argparse.Namespace) -> Path:
+    """Fetch, make or pack images, and return their folder."""
+    if given.act == "fetch":
+        return fetch(given.name, given.to)
+    if given.act == "make":
+        return make(given.kind, given.to, given.folder)
+    from ..data.packed import pack  # needs PIL
+    from ..data.tree import open_tree
+
+    classes, training, testing = open_tree(given.tree)
+    splits = {"train": training, "val": testing}
+    pack(classes, splits, given.to, given.decoded, os.cpu_count() or 1)
+    return Path(given.to)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -25,20 +25,21 @@ def with_nodes_and_ranks(
 ) -> LogFilter:
     """Return the filter, narrowed to the nodes and ranks that the user typed.
 
-    record: None if it cannot be read. Raises UsageError if the run has no such host, attempt, node
-    or rank.
+    record: None if it cannot be read. Raises UsageError if the run, or the chosen attempt, has no
+    such host, node or rank, or if the run has no such attempt.
     """
-    attempts = record.attempts if record else []
-    if attempts:
-        known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
-        if strangers := set(log_filter.hosts or ()) - known_hosts:
-            listed = names(sorted(known_hosts))
-            raise UsageError(f"--host {min(strangers)}: the run is on {listed}", "name one of them")
-        numbers = [attempt.number for attempt in attempts]
-        attempt = log_filter.attempt
-        if attempt is not None and attempt not in numbers:
-            what = f"--attempt {attempt}: the run's last attempt is {numbers[-1]}"
+    attempts, number, owner = record.attempts if record else [], log_filter.attempt, "the run"
+    if attempts and number is not None:
+        last = attempts[-1].number
+        attempts, owner = [each for each in attempts if each.number == number], f"attempt {number}"
+        if not attempts:
+            what = f"--attempt {number}: the run's last attempt is {last}"
             raise UsageError(what, "choose an attempt that exists")
+    known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
+    strangers = set(log_filter.hosts or ()) - known_hosts
+    if known_hosts and strangers:
+        listed = names(sorted(known_hosts))
+        raise UsageError(f"--host {min(strangers)}: {owner} is on {listed}", "name one of them")
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
     node_ranks = _numbers("--node", nodes, node_count)

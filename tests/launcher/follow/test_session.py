@@ -219,6 +219,18 @@ def test_logs_takes_lists_and_ranges_and_refuses_what_does_not_exist(
     assert error in err
 
 
+@pytest.mark.parametrize("flags", [("--host", "gpu1"), ("--node", "1"), ("--rank", "1")])
+def test_what_only_another_attempt_has_does_not_exist(
+    fake_cluster: Make, flags: tuple[str, str]
+) -> None:
+    cluster = fake_cluster(nproc_per_node=1)
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    assert cluster.ddpctl("resume", "--exclude", "gpu1")[0] == 1
+    codes = [cluster.ddpctl("logs", "--attempt", number, *flags)[0] for number in "12"]
+    assert [*codes, cluster.ddpctl("logs", *flags)[0]] == [0, 2, 0]
+
+
 def test_logs_looks_up_the_number_of_an_attempt(fake_cluster: Make) -> None:
     cluster = fake_cluster("gpu0")
     cluster.nodes_end(exit_code=0)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 try:
     from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
 except ImportError as error:
     raise SystemExit(f"{error}; run `pip install accelerate` in the image") from None
 
@@ -29,17 +30,19 @@ def main() -> None:
     pairs = torch.rand(2048, 2, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(pairs, (pairs[:, 0] > pairs[:, 1]).long())
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    # a restart in place copies no checkpoint from host to host
+    everywhere = ProjectConfiguration(save_on_each_node=True)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), project_config=everywhere)
     model, optimizer, batches = accelerator.prepare(
         model,
         torch.optim.Adam(model.parameters(), lr=0.01),
         DataLoader(data, batch_size=32, shuffle=True),
     )
     first = 0
-    if given.resume:
-        newest = max(folder.iterdir(), key=lambda path: int(path.name.removeprefix("epoch-")))
-        accelerator.load_state(str(newest))
-        first = int(newest.name.removeprefix("epoch-"))
+    saved = {int(path.name.removeprefix("epoch-")): path for path in folder.glob("epoch-*")}
+    if given.resume and saved:  # a run may have failed before its first checkpoint
+        first = max(saved)
+        accelerator.load_state(str(saved[first]))
     for epoch in range(first + 1, given.epochs + 1):
         right = torch.zeros((), device=accelerator.device)
         for inputs, labels in batches:

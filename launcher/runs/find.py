@@ -79,7 +79,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
             for status in list_nodes(connections, cluster, folder.run_id)[0]:
                 if status.waits:
                     owner = f" (owner: {status.owner})" if status.owner else ""
-                    what = f"{folder.run_id}{owner} is waiting in line for GPUs"
+                    what = f"{folder.run_id}{owner} is waiting in line"
                     remedy = f"run `ddpctl ps {hosts}` to see what it is waiting for"
                     raise UsageError(f"{what} and has nothing to show yet", remedy)
             adopt(folder, connections, cluster, console)

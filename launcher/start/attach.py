@@ -62,7 +62,7 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
     If the process that waited in line for the run has died, starts a recorder that takes over. Raises
     CommandFailed if that recorder also ends too early.
     """
-    console.say(f"run {folder.run_id} is waiting in line for GPUs; `ddpctl ps` shows which ones")
+    console.say(f"run {folder.run_id} is waiting in line; `ddpctl ps` shows what for")
     recorder_started = False
     while True:
         # check this before reading the record: a process may change the record and then end

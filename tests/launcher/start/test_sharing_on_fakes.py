@@ -477,6 +477,7 @@ def test_attach_says_how_a_run_that_waits_has_ended(
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill_instead))
     code, _, err = cluster.ddpctl("attach", second)
+    assert f"run {second} is waiting in line; `ddpctl ps` shows what for" in err
     assert code == 7 and f"ddpctl: run {second} cancelled" in err, err
 
 
@@ -607,7 +608,7 @@ def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> No
     cluster.forget()
     assert f"{waiting}  " in cluster.ddpctl("ps", cluster.hosts_file)[1]
     code, _, err = cluster.ddpctl("attach", waiting, "--hosts", cluster.hosts_file)
-    assert code == 2 and "is waiting in line for GPUs and has nothing to show yet" in err
+    assert code == 2 and "is waiting in line and has nothing to show yet" in err
     assert cluster.ddpctl("kill", waiting, "--hosts", cluster.hosts_file)[0] == 0
     assert cluster.tickets == []
 

@@ -57,8 +57,12 @@ def find_source(path: Path) -> Path:
     for each in (path, *(path / name for name in SOURCES)):
         if each.is_file():
             return each
-    what = f"{path} contains no {', '.join(SOURCES[:2])} or {SOURCES[2]}"
-    raise UsageError(what, "write one, or pass its path")
+    what = (
+        f"contains no {', '.join(SOURCES[:2])} or {SOURCES[2]}"
+        if path.is_dir()
+        else "is not a file"
+    )
+    raise UsageError(f"{path} {what}", "write one, or pass its path")
 
 
 def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:

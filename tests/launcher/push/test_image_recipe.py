@@ -30,6 +30,8 @@ def names(context: bytes) -> set[str]:
 def test_the_packages_of_a_project_are_found_in_the_usual_order(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"contains no requirements\.txt, pyproject\.toml or"):
         find_source(tmp_path)
+    with pytest.raises(UsageError, match=r"packages\.txt is not a file"):
+        find_source(tmp_path / "packages.txt")
     for name in ("environment.yml", "pyproject.toml", "requirements.txt"):
         (tmp_path / name).touch()
         assert find_source(tmp_path) == tmp_path / name

@@ -181,7 +181,7 @@ def plan(run: RunView) -> dict[str, str]:
         "owner": record.owner,
         "command": shlex.join(record.command),
         "ranks": f"{last.world_size} on {counted(len(last.nodes), 'node')}",
-        "master": f"{last.master_addr}:{last.master_port}",
+        "master": "" if last.is_reported else f"{last.master_addr}:{last.master_port}",
         "engine": record.engine,
         "image": f"{record.image} {record.image_digest or ''}" if record.image else "",
         "dataset": record.dataset_digest or "",

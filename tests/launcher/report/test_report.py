@@ -23,7 +23,7 @@ from reported_run import EVIL, TIMES, journals_of, metrics_lines, record_of, sho
 from launcher.outcomes import NodeState, RunState
 from launcher.report.charts import Chart, Curve
 from launcher.report.journals import parse_journals
-from launcher.report.page import comparison, page
+from launcher.report.page import comparison, page, plan
 from launcher.report.report import without_secrets
 from launcher.runs.record import NodeRecord, RunFolder
 
@@ -65,6 +65,14 @@ def test_nothing_of_the_users_is_markup_and_nothing_is_loaded(made: str) -> None
     assert not re.search(r"url\(|@import", made.split("</style>")[0])
     assert "\x1b" not in made
     assert html.escape(EVIL) in made
+
+
+def test_an_attempt_that_another_machine_started_has_no_master_in_the_plan() -> None:
+    """The hosts do not report it."""
+    view = shown()
+    assert plan(view)["master"] == "10.0.0.1:29500"
+    view.record.attempt.master_addr, view.record.attempt.master_port = "", 0
+    assert plan(view)["master"] == ""
 
 
 PIECES = ["<meta http-equiv=refresh content=0>", "</td>", "</title>", "</style>", "<!--", "-->",

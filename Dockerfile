@@ -9,6 +9,8 @@ LABEL org.opencontainers.image.title="ddpctl-trainer" \
       org.opencontainers.image.description="DDP training of ResNets; started on every host by ddpctl" \
       org.opencontainers.image.licenses="Apache-2.0"
 
+# a base may set a user who cannot write; ddpctl starts containers as job.user says
+USER root
 # `python -m trainer` finds it from any folder, as any user, whatever PYTHONPATH a job sets
 RUN python3 -c "import pathlib, sysconfig; site = pathlib.Path(sysconfig.get_path('purelib')); \
 site.mkdir(parents=True, exist_ok=True); (site / 'ddpctl.pth').write_text('/opt/ddpctl\n')"

@@ -86,10 +86,10 @@ def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> S
         )
         write_synced(temporary / "MANIFEST", manifest.encode())
         sync_folder(temporary)
-        if final.exists():
-            _remove(final)
+        earlier = _hidden(final)  # an earlier save of the same step
         temporary.rename(final)
         sync_folder(folder)
+        shutil.rmtree(earlier, ignore_errors=True)
         replace_file(folder / "latest", f"{final.name}\n".encode())
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -249,12 +249,17 @@ def sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder. Renames it first, so that a half-removed folder is not called step-*. What stays,
-    as on NFS while another process reads it, must not end the run: `clean` removes it later."""
+    """Remove a folder. What stays, as on NFS while another process reads it, must not end the run:
+    `clean` removes it later."""
+    shutil.rmtree(_hidden(path), ignore_errors=True)
+
+
+def _hidden(path: Path) -> Path:
+    """Rename a folder, if it exists, so that it is no longer called step-*. Return the new path."""
+    hidden = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
     if path.exists():
-        hidden = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
         path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+    return hidden
 
 
 def _sha256(path: Path) -> str:

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +83,22 @@ def test_everything_is_synced_before_it_gets_its_name(
         ("sync", "ckpt"),
     ]
     assert events[6] == ("sync", f".latest.{pid}")
+
+
+def test_a_second_save_of_a_step_is_in_place_before_the_first_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, remove, there = save(tmp_path, 1), shutil.rmtree, []
+
+    def removed(path: Path, **more: bool) -> None:
+        if path.exists():
+            there.append((first.path / "MANIFEST").exists())
+        remove(path, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    save(tmp_path, 1)
+    assert there == [True]
+    assert [path.name for path in checkpoint.folders(tmp_path)] == ["step-00000001"]
 
 
 def test_sha256sum_accepts_the_manifest(tmp_path: Path) -> None:

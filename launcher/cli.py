@@ -21,6 +21,7 @@ from .errors import DdpctlError
 from .outcomes import Exit, Outcome
 from .own_folders import keep_traceback
 from .terminal.console import Console
+from .terminal.streams import reserve
 
 EPILOG = (
     "Start with `ddpctl init`. `ddpctl help COMMAND` explains a command. Exit codes: 0 done, 1 run "
@@ -32,6 +33,7 @@ Shell = enum.StrEnum("Shell", "bash zsh fish")  # the shells that Tab completion
 
 def main() -> None:
     """Run the command line, and exit with one of the codes in docs/exit-codes.md."""
+    reserve("stdin")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # following a node takes three file descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -74,5 +74,6 @@ def reserve(name: str) -> bool:
     """
     closed = getattr(sys, name) is None
     if closed:
-        setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+        mode = "r" if name == "stdin" else "w"
+        setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
     return closed

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from local_machine import Machine
 
 from launcher import cli
 from launcher.errors import UsageError
@@ -217,6 +218,28 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
         else:
             Path(path).unlink()
         monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # then beside other temporary files
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("clean hosts.yaml", 0, "nothing removed"),
+        ("exec -t -- ls", 2, "-t: stdin is not a terminal"),
+    ],
+)
+def test_a_closed_stdin_is_like_an_empty_one(
+    tmp_path: Path, command: str, code: int, said: str
+) -> None:
+    machine = Machine(tmp_path)
+    (tmp_path / "home" / ".ddpctl" / "workdirs" / "old").mkdir(parents=True)
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m launcher {command} <&-', machine.python],
+        cwd=tmp_path,
+        env=machine.env,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
 def test_a_broken_pipe_that_is_not_stdouts_is_an_internal_error(

@@ -19,6 +19,7 @@ try:
         Trainer,
         TrainingArguments,
     )
+    from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
     raise SystemExit(f"{error}; run `pip install transformers accelerate` in the image") from None
 
@@ -59,11 +60,15 @@ def main() -> None:
         learning_rate=1e-3,
         logging_steps=max(1, given.steps // 10),
         save_steps=max(1, given.steps // 4),
+        save_on_each_node=True,  # a restart in place copies no checkpoint from host to host
         report_to=[],
     )
     model = BertForSequenceClassification(config)
     trainer = Trainer(model=model, args=settings, train_dataset=Sentences(given.sentences))
-    trainer.train(resume_from_checkpoint=given.resume or None)
+    folder = settings.output_dir
+    # a run may have failed before its first checkpoint
+    newest = get_last_checkpoint(folder) if given.resume and os.path.isdir(folder) else None
+    trainer.train(resume_from_checkpoint=newest)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         del trainer  # DDP must be gone before its process group

@@ -137,7 +137,7 @@ def test_a_hugging_face_script_trains_and_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     few = ("--sentences", 256)
-    run(2, tmp_path, "hugging_face/train.py", *few, "--steps", 4)
+    run(2, tmp_path, "hugging_face/train.py", *few, "--steps", 4, "--resume")  # from nothing
     run(2, tmp_path, "hugging_face/train.py", *few, "--steps", 6, "--resume")
     saved = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert {"checkpoint-4", "checkpoint-6"} <= saved

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
@@ -67,7 +68,7 @@ def main() -> None:
     trainer = Trainer(model=model, args=settings, train_dataset=Sentences(given.sentences))
     folder = settings.output_dir
     # a run may have failed before its first checkpoint
-    newest = get_last_checkpoint(folder) if given.resume and os.path.isdir(folder) else None
+    newest = get_last_checkpoint(folder) if given.resume and Path(folder).is_dir() else None
     trainer.train(resume_from_checkpoint=newest)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

@@ -21,7 +21,7 @@ from .errors import DdpctlError
 from .outcomes import Exit, Outcome
 from .own_folders import keep_traceback
 from .terminal.console import Console
-from .terminal.streams import reserve
+from .terminal.streams import abandon, reserve
 
 EPILOG = (
     "Start with `ddpctl init`. `ddpctl help COMMAND` explains a command. Exit codes: 0 done, 1 run "
@@ -112,6 +112,10 @@ class Ddpctl(CommandGroup):
         except typer.Abort:
             code = Exit.INTERRUPTED
             Console().error("interrupted")
+        except OSError as error:  # typer could not print --help or --version
+            code = Exit.FAILED
+            abandon(sys.stdout)
+            Console().error(f"stdout: {error.strerror}")
         sys.exit(code)
 
 

@@ -47,7 +47,7 @@ class ResultStream:
             act()
         except OSError as error:  # the reader has left, or the disk is full
             self.closed = True
-            _abandon(sys.stdout)
+            abandon(sys.stdout)
             reason = "the reader closed it" if error.errno == errno.EPIPE else error.strerror
             self._on_failure(f"nothing more will be printed to stdout: {reason}")
 
@@ -58,10 +58,10 @@ def write_message(text: str) -> None:
         sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
     except OSError:
-        _abandon(sys.stderr)
+        abandon(sys.stderr)
 
 
-def _abandon(stream: TextIO) -> None:
+def abandon(stream: TextIO) -> None:
     """Redirect the stream to /dev/null, so that Python's flush at exit does not fail."""
     with open(os.devnull, "w") as null, contextlib.suppress(OSError):  # noqa: PTH123
         os.dup2(null.fileno(), stream.fileno())

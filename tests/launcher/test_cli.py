@@ -267,3 +267,12 @@ def test_errors_put_no_escape_on_the_terminal(
     printed = capsys.readouterr().err
     assert printed.startswith("ddpctl: error: gpu1: ") and printed.endswith("gone; look there\n")
     assert "\x1b" not in printed and "\x07" not in printed
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version", "launch --help"])
+def test_help_that_cannot_be_written_is_one_line(asked: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "launcher", *asked.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "ddpctl: error: stdout: No space left on device\n"

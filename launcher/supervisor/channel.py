@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import socket
+import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,6 +72,8 @@ class Channel:
         self.ready = False  # whether both ends have agreed on a key
         self._key = b""
         self._sent = self._received = 0
+        self._sending = threading.RLock()
+        self._last: Status | Decision | None = None  # the last message sent
         self._out = self._nonce + b"\n"
         self._in = b""
         self._flush()
@@ -78,9 +81,17 @@ class Channel:
     def send(self, message: Status | Decision) -> None:
         """Send a message. Raises OSError if the connection is broken."""
         text = json.dumps(asdict(message)).encode()
-        self._out += self._signature(text, self._sent, self._listening) + b" " + text + b"\n"
-        self._sent += 1
-        self._flush()
+        with self._sending:
+            self._last = message
+            self._out += self._signature(text, self._sent, self._listening) + b" " + text + b"\n"
+            self._sent += 1
+            self._flush()
+
+    def repeat(self) -> None:
+        """Send the last message again, from any thread. Raises OSError if the connection is broken."""
+        with self._sending:
+            if self._last is not None:
+                self.send(self._last)
 
     def receive(self) -> list[Any]:
         """Return the new messages: Decisions from node 0, or Statuses from another node.

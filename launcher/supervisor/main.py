@@ -1,7 +1,8 @@
 """The supervisor of one node: starts torchrun, writes the journal, and stops when others stop.
 
-One loop in one thread, `Supervisor.run`, does everything but two things that may block: peers.py
-connects to node 0 and rank_stacks.py takes stacks, each in a thread of its own.
+One loop in one thread, `Supervisor.run`, does everything, except that peers.py connects to node 0
+and rank_stacks.py takes stacks in threads of their own, because both may block. The loop itself may
+wait for a slow file system; meanwhile, another thread of peers.py sends heartbeats.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Supervisor:
                 self.journal.say(note)
             software = environment()
             self.prepare_environment(software.versions.get("torch", ""))
+            self.peers.keep_alive()
             self.round.start()
             self.journal.write_event(software)
             while not self.finished():

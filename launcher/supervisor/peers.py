@@ -21,6 +21,7 @@ from .journal import Journal
 from .spec import Spec
 
 HEARTBEAT = 1.0  # seconds
+LONGEST_WAIT = 120.0  # seconds that a node may wait for a file system; failover of NFS takes 90
 RETRY = 0.2  # seconds between attempts to connect
 MAX_STRANGERS = 64  # unauthenticated connections allowed, in addition to one per missing node
 
@@ -44,7 +45,28 @@ class Peers:
         self.turned = now
         self.decide(status, now)
 
+    def keep_alive(self) -> None:
+        """Send heartbeats from a thread while the loop waits for a slow or hung file system."""
+
+        def beat() -> None:
+            while True:
+                time.sleep(HEARTBEAT)
+                self.beat(time.monotonic())
+
+        with contextlib.suppress(RuntimeError):  # the job has used up the process limit
+            threading.Thread(target=beat, daemon=True, name="heartbeats").start()
+
+    def beat(self, now: float) -> None:
+        """Repeat the last message while the loop is late, but not forever: it may never go on."""
+        if HEARTBEAT < now - self.turned < LONGEST_WAIT:
+            for channel in self.channels():
+                with contextlib.suppress(OSError):  # the loop will notice
+                    channel.repeat()
+
     # NodePeer and Server implement these differently:
+    def channels(self) -> list[Channel]:
+        return []
+
     def decide(self, status: Status, now: float) -> None: ...
     def receive(self, channel: Channel) -> None: ...
     def close(self) -> None: ...
@@ -70,6 +92,9 @@ class NodePeer(Peers):
         self._connected: socket.socket | None = None  # a new connection, not yet in use
         self._tried_at = 0.0
         self._shortest_round_trip = float("inf")
+
+    def channels(self) -> list[Channel]:
+        return [self.channel] if self.channel else []
 
     def decide(self, status: Status, now: float) -> None:
         if self.decision.over:
@@ -165,6 +190,9 @@ class Server(Peers):
         self._strangers: dict[Channel, str] = {}  # unauthenticated channels and their addresses
         self._channels: dict[int, Channel] = {}
         self._socket: socket.socket | None = None
+
+    def channels(self) -> list[Channel]:
+        return list(self._channels.values())
 
     def decide(self, status: Status, now: float) -> None:
         if self._socket is None and self.spec.nnodes > 1:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import selectors
 import signal
+import tempfile
 import time
 from dataclasses import replace
 from typing import Any
@@ -80,7 +81,7 @@ class Round:
         self.survivors: list[int] = []  # pids that SIGKILL did not end
         self.exits: list[tuple[RankExit, Reason]] = []
         self.resources: list[ResourceUsage] = []  # at the time of the failure
-        self.newest_before = 0  # newest_file() before the start
+        self.start_mark = 0  # file_clock() at the start
         # once stopped
         self.cause: tuple[Weight, Reason] | None = None  # our candidate for the first failure
         self.saved = False  # whether there is a new checkpoint
@@ -88,7 +89,7 @@ class Round:
     def start(self) -> None:
         self.started_at = time.monotonic()
         if self.spec.max_restarts:
-            self.newest_before = newest_file(self.spec.checkpoint_dir)
+            self.start_mark = file_clock(self.spec.checkpoint_dir)
         try:
             self.torchrun.start()
             self.wake_up_at_exit(self.torchrun.pid)
@@ -182,7 +183,7 @@ class Round:
         code = self.torchrun.exit_code()
         if code is None or self.phase is not Phase.RUNNING:
             return
-        timeout = 0.75 * self.spec.peer_timeout  # we send no heartbeats in the meantime
+        timeout = 0.75 * self.spec.peer_timeout  # so that no peer misses us, even without a thread
         self.survivors = kill_descendants(self.torchrun.pid, self.standby.pid, timeout=timeout)
         self.logs.finish()
         self.complete_exits(code)
@@ -272,7 +273,7 @@ class Round:
         self.ended_at = self.ended_at or time.monotonic()
         if self.reason and self.spec.max_restarts:
             self.cause = own_cause(self.reason, self.exits, self.resources)
-            self.saved = newest_file(self.spec.checkpoint_dir) > self.newest_before
+            self.saved = has_newer_file(self.spec.checkpoint_dir, self.start_mark)
 
     def close(self) -> None:
         """Release the resources of this round. Call this only once all its processes have ended."""
@@ -280,16 +281,24 @@ class Round:
         self.logs.close()
 
 
-def newest_file(folder: str) -> int:
-    """Return when the newest file was written, in ns; 0 if there is none.
+def file_clock(folder: str) -> int:
+    """Return the time in ns by the clock of the folder's file system, which may be a server's."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix=".", dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+    return time.time_ns()
 
-    Skips hidden files, which are incomplete.
-    """
-    newest = 0
+
+def has_newer_file(folder: str, than: int) -> bool:
+    """Return whether a file was written after `than`. Skips hidden files, which are incomplete."""
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            with contextlib.suppress(OSError):  # just removed
-                if not name.startswith("."):
-                    newest = max(newest, os.stat(os.path.join(path, name)).st_mtime_ns)
-    return newest
+        paths = (os.path.join(path, name) for name in names if not name.startswith("."))
+        if any(written(file) > than for file in paths):
+            return True
+    return False
+
+
+def written(file: str) -> int:
+    with contextlib.suppress(OSError):  # just removed
+        return os.stat(file).st_mtime_ns
+    return 0

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -46,6 +47,8 @@ def misbehave(deed: str) -> None:
         raise_recorded()
     if deed == "zero":
         sys.exit(0)
+    if deed == "slow-disk":
+        fail_on_a_slow_disk()
     if deed == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if deed == "straggle":
@@ -59,6 +62,16 @@ def raise_recorded() -> None:
     info["timestamp"] = str(int(time.time()))
     message = {"message": "KeyError: 'lost'", "extraInfo": info}
     Path(where).write_text(json.dumps({"message": message}))
+    sys.exit(1)
+
+
+def fail_on_a_slow_disk() -> None:
+    """Fail. Whoever reads the recorded error waits four seconds for it."""
+    where = os.environ["TORCHELASTIC_ERROR_FILE"]
+    os.mkfifo(where)
+    subprocess.Popen(
+        ["sh", "-c", 'sleep 4; : > "$1"; rm "$1"', "sh", where], start_new_session=True
+    )
     sys.exit(1)
 
 

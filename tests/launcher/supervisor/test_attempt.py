@@ -102,6 +102,15 @@ def test_a_killed_supervisor_is_missed(tmp_path: Path, victim: int) -> None:
     assert (cause.kind, cause.node_rank) == ("container-killed", victim)
 
 
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_node_whose_file_system_is_slow_is_not_lost(tmp_path: Path, rank: int) -> None:
+    with attempt(tmp_path, 2, ["slow-disk", str(rank)], peer_timeout=2.0) as made:
+        made.wait()
+    assert [(node.reason.kind, node.reason.rank) for node in made.nodes] == [
+        ("rank-failed", rank)
+    ] * 2
+
+
 def test_sigterm_to_one_node_stops_all(tmp_path: Path) -> None:
     with attempt(tmp_path, 2, ["gentle"]) as made:
         made.ranks_running()

@@ -137,6 +137,36 @@ def test_a_node_whose_peer_goes_silent_ends(pair: Network, silent: int) -> None:
     assert (other.decision.verdict.kind, other.decision.verdict.node_rank) == ("host-lost", silent)
 
 
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_node_that_waits_for_a_file_system_is_lost_only_after_two_minutes(
+    pair: Network, waiting: int
+) -> None:
+    """Its loop does not turn, but its thread sends heartbeats."""
+    node, other = pair.nodes[waiting], pair.nodes[1 - waiting]
+    began = pair.clock.now
+
+    def lost() -> bool:
+        node.beat(pair.clock.now)
+        return other.decision.verdict is not None
+
+    pair.until(lost, other, step=0.5)
+    assert 125 < pair.clock.now - began < 135
+    assert other.decision.verdict and other.decision.verdict.kind == "host-lost"
+
+
+def test_a_node_that_waited_for_a_file_system_continues(pair: Network) -> None:
+    first, second = pair.nodes
+    end = pair.clock.now + 100.0
+
+    def over() -> bool:
+        first.beat(pair.clock.now)
+        return pair.clock.now > end
+
+    pair.until(over, second, step=0.5)
+    pair.until(lambda: pair.clock.now > end + 20.0, step=0.5)
+    assert not any(node.decision.verdict for node in pair.nodes)
+
+
 def test_a_short_silence_is_nothing(pair: Network) -> None:
     first, second = pair.nodes
     end = pair.clock.now + 7.5

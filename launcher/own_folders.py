@@ -71,7 +71,7 @@ def make_folder(path: Path) -> Path:
                     home.chmod(0o700)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _state_error(error, "created", path) from None
+        raise state_error(error, "created", path) from None
     return path
 
 
@@ -105,7 +105,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
-        raise _state_error(error, "written", path) from None
+        raise state_error(error, "written", path) from None
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
             file = opened.enter_context(path.open("a+"))
             fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         except OSError as error:
-            raise _state_error(error, "locked", path) from None
+            raise state_error(error, "locked", path) from None
         yield
 
 
@@ -133,7 +133,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError as error:
-        raise _state_error(error, "locked", path) from None
+        raise state_error(error, "locked", path) from None
     return False
 
 
@@ -165,7 +165,8 @@ def read_cache(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _state_error(error: OSError, action: str, path: Path) -> StateError:
+def state_error(error: OSError, action: str, path: Path) -> StateError:
+    """Return a one-line error for a file of ddpctl's own. action: what failed, as a participle."""
     what = f"{path}: cannot be {action}: {(error.strerror or str(error)).lower()}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateError(what, "free up space on that disk")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ..own_folders import make_folder
+from ..own_folders import make_folder, state_error
 from .log_entry import LogEntry, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
@@ -91,14 +91,19 @@ class LogStore:
 
     @classmethod
     def acquire(cls, folder: Path, warn: Callable[[str], None]) -> LogStore | None:
-        """Lock the store. Return None if another process on this machine holds it."""
-        make_folder(folder)
-        lock = (folder / ".lock").open("wb")
+        """Lock the store. Return None if another process on this machine holds it.
+
+        Raises StateError if it cannot be locked.
+        """
+        path = make_folder(folder) / ".lock"
         try:
+            lock = path.open("wb")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.close()
             return None
+        except OSError as error:
+            raise state_error(error, "locked", path) from None
         return cls(folder, lock, warn)
 
     def node(self, node_rank: int) -> NodeLog:

@@ -85,7 +85,7 @@ def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
     """
     try:
         store = LogStore.acquire(folder.logs, console.say)
-    except (StateError, OSError) as error:
+    except StateError as error:
         console.error(f"not recorded: {error}")
         store = None
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launcher.errors import StateError
 from launcher.logs.log_entry import LogEntry, parse, render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, Mark, Marks, NodeLog, known_marks, offset_in
@@ -43,6 +46,17 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     assert LogStore.acquire(tmp_path, pytest.fail) is None
     store.close()
     acquired(tmp_path).close()
+
+
+def test_a_file_system_without_locks_is_no_writing_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(StateError, match=r"\.lock: cannot be locked: function not implemented; "):
+        LogStore.acquire(tmp_path, pytest.fail)
 
 
 def test_a_store_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:

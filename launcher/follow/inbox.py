@@ -34,14 +34,14 @@ class Exited:
 
 @dataclass(frozen=True)
 class Reached:
-    """The node's host answers."""
+    """The node's host answers or, after an error of its engine, the engine."""
 
     node_rank: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The node's host cannot be reached. The watcher keeps trying."""
+    """The node's host or its engine does not answer. The watcher keeps trying."""
 
     node_rank: int
     why: DdpctlError

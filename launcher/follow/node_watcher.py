@@ -34,6 +34,7 @@ class NodeWatcher:
         self._reader = JournalReader(member.connection.name, self.node_rank, offset)
         self._stream: Stream | None = None
         self._read_whole = False  # whether the journal was read up to its end
+        self._waited = False  # whether the engine was asked to wait for the node's end before
 
     def start(self) -> None:
         for watches in ([self._past_events, self._new_entries], [self._wait_for_exit]):
@@ -110,7 +111,13 @@ class NodeWatcher:
         raise HostUnreachable("its log stream ended", host=self._member.connection.name)
 
     def _wait_for_exit(self) -> Iterator[Item]:
-        status = self._member.engine.wait(self._member.place)
+        """Yield Exited once the engine reports the node's end and, after an error, first Reached."""
+        engine = self._member.engine
+        if self._waited:
+            engine.claims()  # raises until the engine answers, which `wait` does only at the end
+            yield Reached(self.node_rank)
+        self._waited = True
+        status = engine.wait(self._member.place)
         size = 0
         if not self._read_whole:
             done = self._member.connection.run(["wc", "-c", self._member.place.journal])

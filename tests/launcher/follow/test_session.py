@@ -292,3 +292,30 @@ def test_hosts_that_are_lost_or_back_at_once_are_one_line(
     events = (folder / "events").read_text().splitlines()
     restored = sorted(event for event in events if "restored" in event)
     assert restored == [f"gpu{number}: contact restored" for number in range(5)]
+
+
+def test_contact_is_restored_once_an_engine_that_was_restarted_answers(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Docker daemon with live-restore, which leaves the containers running meanwhile."""
+    monkeypatch.setattr(node_watcher, "BACKOFF", (0.1,))
+    cluster = fake_cluster("gpu0")
+    host, said = cluster.hosts["gpu0"], []
+
+    def note(console: Console, text: str) -> None:
+        said.append(text)
+        if text.startswith("lost contact"):
+            del host.refuses["wait"], host.refuses["containers"]
+        if "contact restored" in text:
+            host.nodes[f"ddpctl-{cluster.record['run_id']}-0"].end(0)
+
+    def restart_engine(node: FakeNode) -> None:
+        host.refuses |= dict.fromkeys(("wait", "containers"), "the daemon is not running")
+        late = threading.Timer(10.0, node.end, [0])  # instead of a test that hangs
+        late.daemon = True
+        late.start()
+
+    monkeypatch.setattr(Console, "say", note)
+    host.on_start = restart_engine
+    assert cluster.launch()[0] == 0
+    assert "gpu0: contact restored" in said

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..engines.node_handle import NodeHandle
 from ..errors import HostUnreachable
 from ..logs.journal_reader import JournalReader
+from ..ssh import silent_hosts
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
@@ -51,6 +52,7 @@ class NodeWatcher:
     def _probe(self) -> None:
         connection = HostConnection(self._member.connection.host, connect_timeout=PROBE_TIMEOUT)
         try:
+            silent_hosts.forget(connection.host)
             connection.connect()
         except HostUnreachable as error:
             self._inbox.put(ProbeFailed(self.node_rank, error))
@@ -70,6 +72,7 @@ class NodeWatcher:
         connection, tries = self._member.connection, 0
         while not self._inbox.closed.is_set():
             try:
+                silent_hosts.forget(connection.host)
                 for item in watch():
                     if not isinstance(item, Reached):
                         tries = 0

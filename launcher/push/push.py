@@ -14,6 +14,7 @@ from ..engines.choose import engine_traits, image_here, images_of
 from ..engines.engine_info import ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PushFailed, lines
 from ..hosts import Cluster, Job
+from ..ssh import silent_hosts
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import one_per_account, try_each
 from ..ssh.script_files import load_script
@@ -188,6 +189,8 @@ class Sender:
             for line in lines(notices):
                 self.progress.say(line)
             time.sleep(pause)
+            for connection in again:
+                silent_hosts.forget(connection.host)
             sent, failed = self._send([*again])
             images |= sent
             failures = {c: e for c, e in failures.items() if c not in again} | failed

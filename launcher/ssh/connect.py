@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..errors import HostUnreachable
 from ..hosts import Host
 from ..text import duration
+from . import silent_hosts
 from .authenticate import authenticate
 from .background import AT_ONCE, in_background
 from .connection import Connection
@@ -33,9 +34,14 @@ _early: dict[Host, Future[Connection]] = {}
 
 
 def connect(host: Host, timeout: float) -> Connection:
-    """Connect to `host`, log in, and return the connection. Raises HostUnreachable if that fails."""
-    early = _early.pop(host, None)
-    return early.result() if early else _connect_to(host, timeout)
+    """Connect to `host`, log in, and return the connection. Raises HostUnreachable if that fails.
+
+    If the host has just not answered, raises that error again instead (see `silent_hosts`).
+    """
+    if early := _early.pop(host, None):
+        return early.result()
+    silent_hosts.raise_if_silent(host)
+    return _connect_to(host, timeout)
 
 
 def connect_early(hosts: Sequence[Host]) -> None:
@@ -50,7 +56,14 @@ def connect_early(hosts: Sequence[Host]) -> None:
 
 
 def _connect_to(host: Host, timeout: float) -> Connection:
-    return _connect(route_to(host, timeout))
+    began = time.monotonic()
+    try:
+        connection = _connect(route_to(host, timeout))
+    except HostUnreachable as error:
+        silent_hosts.remember(host, error, time.monotonic() - began)
+        raise
+    silent_hosts.forget(host)
+    return connection
 
 
 def _connect(route: Route) -> Connection:

@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import functools
 import io
+import itertools
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
+from types import SimpleNamespace
 from typing import Any
 
 import docker.errors
@@ -41,12 +43,15 @@ from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 from launcher.plan.labels import LABEL
 from launcher.plan.plan import CONTROL_DIR
-from launcher.ssh import client, connect, host_connection
+from launcher.ssh import client, connect, host_connection, silent_hosts
+from launcher.ssh.client import SshMachine
+from launcher.ssh.connection import Connection
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.local import LocalMachine
 from launcher.ssh.stream import Stream
 
 IMAGE = {"Id": "sha256:" + "1" * 64, "Architecture": "amd64", "RootFS": {"Layers": ["sha256:2"]}}
+CONNECT_DOCKER = docker_client._connect
 STOPPED = 143  # 128 + SIGTERM
 
 
@@ -415,6 +420,33 @@ class FakeCluster:
 
     def _docker(self, connection: HostConnection) -> FakeDocker:
         return FakeDocker(self.host(connection.name))
+
+    def silence(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+        """Let these hosts answer no dial. Return the names of the hosts that are dialed, as they come.
+
+        The clock of `connect` says that each dial takes a minute.
+        """
+        dials: list[str] = []
+
+        def dial(host: Host) -> Connection:
+            dials.append(host.name)
+            raise HostUnreachable("no answer within 10s", "is it up?", host=host.name)
+
+        def machine(host: Host, connect_timeout: float) -> FakeMachine | SshMachine:
+            kind = SshMachine if host.name in names else self._machine
+            return kind(host, connect_timeout=connect_timeout)
+
+        def docker_of(connection: HostConnection) -> Api:
+            return (CONNECT_DOCKER if connection.name in names else self._docker)(connection)
+
+        clock = SimpleNamespace(monotonic=itertools.count(step=60).__next__)
+        monkeypatch.setattr(connect, "time", clock)
+        monkeypatch.setattr(connect, "route_to", lambda host, timeout: host)
+        monkeypatch.setattr(connect, "_connect", dial)
+        monkeypatch.setattr(client, "SshMachine", machine)
+        monkeypatch.setattr(docker_client, "_connect", docker_of)
+        monkeypatch.setattr(silent_hosts, "_silent", {})
+        return dials
 
     def share_home(self, *names: str) -> Path:
         """Make these hosts share one home folder, as on NFS. Return its .ddpctl."""

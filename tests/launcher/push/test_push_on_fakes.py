@@ -11,6 +11,7 @@ from fakes import IMAGE, FakeCluster, FakeDocker, FakeHost
 from launcher.errors import CommandTimeout, HostUnreachable
 from launcher.push import push as pushing
 from launcher.push.files.push_tree import RECEIVE
+from launcher.ssh import silent_hosts
 
 inspect = FakeDocker.inspect_image
 
@@ -63,9 +64,12 @@ def test_a_push_whose_connection_is_lost_goes_on_some_times(
     cluster = with_code(tmp_path, monkeypatch)
     host = cluster.hosts["gpu1"]
     lose_connection(host, monkeypatch, drops)
+    dialed_again: list[str] = []
+    monkeypatch.setattr(silent_hosts, "forget", lambda host: dialed_again.append(host.name))
     done, _, err = cluster.ddpctl("push", cluster.hosts_file, "--workdir")
     assert done == code, err
     assert "gpu1: the connection was lost; the push resumes" in err
+    assert dialed_again == ["gpu1"] * min(drops, 3), "each try may dial"
     assert bool(list(host.home.glob(".ddpctl/workdirs/*/train.py"))) is (code == 0)
 
 

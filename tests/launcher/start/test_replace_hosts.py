@@ -1,13 +1,24 @@
-"""Which hosts a restart uses. Pure."""
+"""Which hosts a restart uses."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import FakeCluster
 
 from launcher.errors import HostUnreachable, NodesFailed, PreflightError, Several
 from launcher.failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.outcomes import RunState
 from launcher.runs.record import BY_LAUNCHER, AttemptRecord, RestartRecord, RunRecord
-from launcher.start.replace_hosts import NextHosts, hosts_to_avoid, rejected_hosts, replace_hosts
+from launcher.start.replace_hosts import (
+    NextHosts,
+    hosts_to_avoid,
+    rejected_hosts,
+    replace_hosts,
+    unusable_hosts,
+)
 
 A, B, C, S, T = (Host(name) for name in ("a", "b", "c", "s", "t"))
 DEAD = HostUnreachable("no answer")
@@ -96,3 +107,13 @@ def test_a_host_whose_gpu_failed_is_avoided_at_once_and_others_after_the_second_
     twice = hosts_to_avoid(run(("host-lost", "b"), ("killed", "a"), ("stopped", "b")), known)
     assert {*twice} == {B}
     assert twice[B].what == "caused 2 failures of this run, the last one of kind stopped"
+
+
+def test_each_look_at_the_hosts_dials_those_that_have_just_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dials = FakeCluster(tmp_path, monkeypatch, ["gpu0", "gpu1"]).silence(monkeypatch, "gpu1")
+    hosts = Cluster((Host("gpu0"), Host("gpu1")), Job())
+    for looks in (1, 2):
+        assert [host.name for host in unusable_hosts(hosts, "20261121-153000")] == ["gpu1"]
+        assert dials == ["gpu1"] * looks

@@ -1,0 +1,29 @@
+"""Hosts that could not be reached a moment ago.
+
+A command asks a host several questions, each of which would dial it again. A dial that failed is
+therefore not repeated for as long as it took: 10 s if the host does not answer, and next to nothing
+if it refuses connections. What keeps trying to reach a host calls `forget` before each try.
+"""
+
+import time
+
+from ..errors import HostUnreachable
+from ..hosts import Host
+
+_silent: dict[Host, tuple[float, HostUnreachable]] = {}  # until when, by time.monotonic(), and why
+
+
+def remember(host: Host, why: HostUnreachable, seconds: float) -> None:
+    _silent[host] = (time.monotonic() + seconds, why)
+
+
+def forget(host: Host) -> None:
+    """Let the next question dial the host, even if it has just not answered."""
+    _silent.pop(host, None)
+
+
+def raise_if_silent(host: Host) -> None:
+    """Raises HostUnreachable if the host has just not answered."""
+    until, why = _silent.get(host, (0.0, None))
+    if why and time.monotonic() < until:
+        raise why.on(host.name)

@@ -1,0 +1,76 @@
+"""A host that does not answer is dialed once per command, not once per question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fakes import FakeCluster
+
+from launcher.errors import HostUnreachable
+from launcher.hosts import Host
+from launcher.ssh import silent_hosts
+from launcher.ssh.connect import connect, connect_early
+from launcher.ssh.host_connection import HostConnection
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """Three hosts with a live run."""
+    cluster = FakeCluster(tmp_path / "cluster", monkeypatch, ["gpu0", "gpu1", "gpu2"])
+    cluster.launch("--detach")
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["ps hosts.yaml --all", "logs", "logs hosts.yaml", "kill hosts.yaml --all -y", "fetch"],
+)
+def test_a_command_dials_a_silent_host_once(
+    words: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dials = cluster.silence(monkeypatch, "gpu1")
+    code, out, err = cluster.ddpctl(*words.split())
+    assert code, "a host was silent"
+    assert "gpu1: " in out + err
+    assert dials == ["gpu1"], err
+
+
+def test_neither_ps_nor_kill_dials_a_silent_host_for_its_pending_stop_and_then_again(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dials = cluster.silence(monkeypatch, "gpu1")
+    assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 6
+    assert cluster.record["pending_stop"] == ["gpu1"]
+    for words in ("ps hosts.yaml", "kill hosts.yaml", "launch hosts.yaml", "resume hosts.yaml"):
+        monkeypatch.setattr(silent_hosts, "_silent", {})
+        dials.clear()
+        cluster.ddpctl(*words.split())
+        assert dials == ["gpu1"], words
+
+
+def test_a_host_is_dialed_again_after_as_long_as_the_dial_that_failed_took(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dials = cluster.silence(monkeypatch, "gpu1")
+    connection = HostConnection(Host("gpu1"))
+    now = [1000.0]
+    monkeypatch.setattr(silent_hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for seconds, dialed in ((0.0, 1), (59.0, 1), (2.0, 2), (59.0, 2)):
+        now[0] += seconds
+        with pytest.raises(HostUnreachable, match="gpu1: no answer within 10s; is it up"):
+            connection.run(["true"])
+        assert len(dials) == dialed
+
+
+def test_a_host_that_has_answered_in_the_meantime_is_not_silent(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host("gpu1")
+    cluster.silence(monkeypatch, "gpu1")
+    with pytest.raises(HostUnreachable):
+        connect(host, 10.0)
+    monkeypatch.setattr("launcher.ssh.connect._connect", lambda route: "connection")
+    connect_early([host])  # it always dials
+    assert [connect(host, 10.0) for _ in range(2)] == ["connection"] * 2

@@ -88,13 +88,15 @@ class Stop:
         nodes = without_idle_tickets(self._to_end(listed))
         if self.cancel:
             nodes = with_cancelled(nodes, connection)
-            what = f"could not mark {self.run_id} as cancelled"
-            remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
-            connection.script(MARK_CANCELLED, self.run_id).expect(what, remedy, connection.name)
+            marked = connection.script(MARK_CANCELLED, self.run_id)
         left: list[str | int] = []
         for engine in engines_on(connection, self.engine):
             left += self._stop_on(engine)
         left += self._wait_for_processes(connection)
+        if self.cancel:  # only now, because a full disk must not keep the run alive
+            what = f"could not mark {self.run_id} as cancelled"
+            remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
+            marked.expect(what, remedy, connection.name)
         return Stopped(nodes, left, untouched)
 
     def _stop_on(self, engine: Engine) -> list[str]:

@@ -16,7 +16,7 @@ from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
-from launcher.stop import inventory
+from launcher.stop import inventory, stop_run
 from launcher.stop.choose_runs import HostedRun
 from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
@@ -59,6 +59,21 @@ def test_an_unconfirmed_stop_is_remembered_and_finished_at_the_next_contact(
     assert cluster.nodes == []
     assert cluster.record["state"] == "CANCELLED"
     assert cluster.record["pending_stop"] == []
+
+
+def test_a_host_that_cannot_write_the_mark_has_its_node_stopped_all_the_same(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    full = 'echo "No space left on device" >&2; exit 1'
+    script = f'[ "$(uname -n)" != gpu1 ] || {{ {full}; }}\n{stop_run.MARK_CANCELLED}'
+    monkeypatch.setattr(stop_run, "MARK_CANCELLED", script)
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert code == 6 and f"gpu1: stop not confirmed: could not mark {run_id}" in err, err
+    assert "No space left on device" in err
+    assert cluster.nodes == []
+    assert cluster.record["pending_stop"] == ["gpu1"]
 
 
 @pytest.mark.parametrize("fault", ["exit 2", "kill -9 $$", "exit 0", "echo nonsense; exit 0"])

@@ -230,7 +230,9 @@ class Session:
         attempt.settle_nodes()
         not_seen = {node.host for node in nodes.values() if not (node.end or node.engine_saw_end)}
         not_stopped = {connection.name for connection in unconfirmed}
-        self.record.pending_stop = sorted(not_stopped | not_seen)
+        # hosts of earlier attempts, which only the next command that reaches them can ask
+        former = {*self.record.pending_stop} - {node.host for node in nodes.values()}
+        self.record.pending_stop = sorted(not_stopped | not_seen | former)
         self.run.folder.try_save(self.record, self.console)
         report_unconfirmed(by_name(self.run.handle.connections, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)

@@ -269,6 +269,19 @@ def test_a_dead_spare_is_skipped_and_the_next_one_takes_the_rank(losing: Make) -
     assert [cause for cause, _ in spec["past_restarts"]] == ["host-lost"]
 
 
+def test_the_stop_of_a_lost_host_is_finished_after_the_run_has_succeeded_without_it(
+    losing: Make,
+) -> None:
+    cluster = losing("gpu1", spares=["spare0"])
+    code, _, err = cluster.launch()
+    assert code == 0 and "spare0 replaces gpu1" in err, err
+    assert cluster.record["pending_stop"] == ["gpu1"]
+    cluster.hosts["gpu1"].reachable = True
+    code, _, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert code == 0 and not cluster.hosts["gpu1"].nodes, err
+    assert (cluster.record["state"], cluster.record["pending_stop"]) == ("SUCCEEDED", [])
+
+
 def test_a_spare_that_cannot_start_the_node_is_replaced_by_the_next(losing: Make) -> None:
     cluster = losing("gpu1", spares=["spare0", "spare1"])
     cluster.hosts["spare0"].refuses["create"] = "no space left on device"

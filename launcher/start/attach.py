@@ -13,13 +13,12 @@ from ..follow.session import StartedRun, follow
 from ..logs.query import LogFilter
 from ..look.logs import print_recorded
 from ..outcomes import Outcome, RunState
-from ..own_folders import is_locked
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from .tickets import remove_tickets
-from .waiting_line import WAITING_LOCK
+from .waiting_line import is_being_started
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
@@ -27,7 +26,7 @@ POLL = 1.0  # seconds between checks of the record of a waiting run
 def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> Outcome:
     """Follow the run's newest attempt to its end. Signals do not stop the run."""
     record = folder.load()
-    if record.state is RunState.WAITING:
+    if record.state in (RunState.WAITING, RunState.PENDING):
         record = wait_for_start(folder, console)
         if record.state.is_final:
             report_end(folder.run_id, record.attempt, console)
@@ -57,20 +56,23 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
 
 
 def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
-    """Wait until a run that waits in line has started or ended. Return its record.
+    """Wait until a run that waits in line or is being started has started or ended. Return its record.
 
     If the process that waited in line for the run has died, starts a recorder that takes over. Raises
     CommandFailed if that recorder also ends too early.
     """
-    console.say(f"run {folder.run_id} is waiting in line; `ddpctl ps` shows what for")
-    recorder_started = False
+    recorder_started = announced = False
     while True:
         # check this before reading the record: a process may change the record and then end
-        abandoned = not (is_locked(folder.path / WAITING_LOCK) or detach.has_recorder(folder))
+        starting = is_being_started(folder)
+        abandoned = not (starting or detach.has_recorder(folder))
         record = folder.load()
-        is_pending = record.state is RunState.PENDING and not abandoned
+        is_pending = record.state is RunState.PENDING and starting
         if record.state is not RunState.WAITING and not is_pending:
             return record
+        if not (is_pending or announced):
+            console.say(f"run {folder.run_id} is waiting in line; `ddpctl ps` shows what for")
+            announced = True
         if abandoned and recorder_started:
             log = folder.path / "recorder.log"
             what = f"{folder.run_id}: its recorder stopped before the run started (see {log})"

@@ -17,6 +17,7 @@ from ..terminal.console import Console
 from ..text import counted, names
 from .launch import run_with_restarts
 from .request import Request
+from .waiting_line import is_being_started
 
 
 def resume(
@@ -38,6 +39,9 @@ def resume(
     record, before = folder.load(), folder.kept_cluster(job_files=hosts is None)
     if record.state is RunState.SUCCEEDED and not force:
         raise has_succeeded(record.run_id)
+    if record.state is RunState.PENDING and is_being_started(folder):
+        what = f"another command is starting attempt {record.attempt.number} of {record.run_id}"
+        raise UsageError(what, f"follow it with `ddpctl attach {record.run_id}`")
     if record.adopted:
         named = target if names_hosts(target) else None
         cluster = own_hosts_file(record, hosts or named, console)

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import RunKilled
+from ..errors import RunKilled, StateError
 from ..follow import detach
 from ..follow.ctrl_c import Interrupts
 from ..follow.hooks import EventHook
@@ -48,8 +48,8 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         connected(spares_to_prepare) as spares,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
-        failed_start_recorded(request, hook, console),
         PlaceInLine([*connections, *former], request, previous, interrupts, console) as line,
+        failed_start_recorded(request, hook, console),
     ):
         require_writable(request.folder.path.parent)
         finish_pending(connections, console)
@@ -106,6 +106,8 @@ class Starter:
         pushed = push(request, checked, self.spares, console)
         plan = make_plan(request, checked, pushed, console)
         self.reservation.take(self.connections, console)
+        with contextlib.suppress(StateError):  # a file system without locks
+            self.line.lock()
         record = request.remember(plan)
         if request.earlier:
             compare(request.earlier, plan, console)

@@ -16,7 +16,8 @@ from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Severa
 from ..follow import detach
 from ..follow.ctrl_c import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
-from ..own_folders import locked, make_folder
+from ..own_folders import is_locked, locked, make_folder
+from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from .claim_gpus import Refused, in_the_way
@@ -26,7 +27,7 @@ from .tickets import Tickets, remove_tickets
 
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
-WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run
+WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run or starts it
 
 
 @dataclass
@@ -43,6 +44,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     interrupts: Interrupts
     console: Console
     _own: Tickets | None = None  # of this attempt: from the first refusal to its start, or after it
+    _locked: bool = False  # whether `lock` was called
     _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __exit__(self, error: object, *_: object) -> None:
@@ -87,12 +89,20 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self.interrupts.forget()
             return outcome
 
+    def lock(self) -> None:
+        """Show other commands on this machine that this process waits for the run or starts it."""
+        if not (self._locked or self.request.handed_over):
+            lock = make_folder(self.request.folder.path) / WAITING_LOCK
+            self._waiting_lock.enter_context(locked(lock))
+            self._locked = True
+
     def leave(self) -> None:
-        """Remove all tickets of the run, because it has started."""
+        """Remove all tickets of the run and release the lock, because the run has started."""
         for tickets in self._all_tickets():
             tickets.close()
         if self.request.handed_over or self.request.by == "restart":
             self._remove_earlier()
+        self._waiting_lock.close()
 
     @contextlib.contextmanager
     def kept_for_restart(self, planned: PlannedAttempt) -> Iterator[None]:
@@ -109,10 +119,8 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     def _join(self, refused: Refused) -> Tickets:
         """Record that the run waits, and take its place in line unless it has one. Return its tickets."""
         folder = self.request.folder
+        self.lock()
         if self._own is None:
-            if not self.request.handed_over:
-                lock = make_folder(folder.path) / WAITING_LOCK
-                self._waiting_lock.enter_context(locked(lock))
             self._own = Tickets(refused.planned)
         record = self.request.remember(refused.planned.plan)
         record.attempt.state = RunState.WAITING
@@ -155,6 +163,11 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     def _remove_earlier(self) -> None:
         """Remove the tickets that another process or attempt has left."""
         remove_tickets(self.hosts, self.request.cluster.job.engine, self.request.run_id)
+
+
+def is_being_started(folder: RunFolder) -> bool:
+    """Return whether a process on this machine waits in line for the run or starts an attempt of it."""
+    return is_locked(folder.path / WAITING_LOCK)
 
 
 def with_remedy(reasons: Sequence[DdpctlError], remedy: str) -> Several:

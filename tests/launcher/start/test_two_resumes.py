@@ -1,20 +1,28 @@
-"""Two commands that resume one run at the same time."""
+"""Two commands for one run at the same time, while one of them starts an attempt."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fakes import FakeCluster
 from local_machine import Machine
 
 from launcher.errors import HostUnreachable, NodesFailed, UsageError
 from launcher.hosts import Host
+from launcher.outcomes import Outcome, RunState
+from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
+from launcher.start import attach
 from launcher.start.reservation import Reservation
 from launcher.terminal.console import Console
 
+Make = Callable[..., FakeCluster]
 SCRIPT = """
 import os, time
 while os.environ["DDPCTL_ATTEMPT"] == "2" and not os.path.exists(os.path.expanduser("~/go")):
@@ -77,3 +85,60 @@ def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) 
     assert "attempt 2 was already started" in refusal or "still running or waiting" in refusal
     assert "boom on purpose" in told[codes.index(1)][1]
     assert machine.left() == []
+
+
+def failed_run(cluster: FakeCluster) -> str:
+    """Return the id of a run that has failed. Its next attempt will succeed."""
+    cluster.nodes_end(1)
+    assert cluster.launch()[0] == 1
+    cluster.nodes_end(0)
+    return str(cluster.record["run_id"])
+
+
+def test_attach_waits_for_an_attempt_that_another_command_is_starting(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(failed_run(cluster))
+    waits, outcomes = threading.Event(), list[Outcome]()
+    thread = threading.Thread(
+        target=lambda: outcomes.append(attach.attach(folder, Console(quiet=True)))
+    )
+
+    def attach_now(*_: object) -> None:
+        assert folder.load().state is RunState.PENDING
+        thread.start()
+        while thread.is_alive() and not waits.wait(0.05):
+            pass
+
+    def sleep(seconds: float) -> None:
+        waits.set()
+        time.sleep(seconds / 50)
+
+    monkeypatch.setattr("launcher.start.run_attempt.distribute_checkpoint", attach_now)
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=sleep))
+    code, _, err = cluster.ddpctl("resume")
+    thread.join()
+    assert code == 0, err
+    assert [outcome.state for outcome in outcomes] == [RunState.SUCCEEDED]
+    assert folder.load().state is RunState.SUCCEEDED
+
+
+def test_an_attempt_that_another_command_is_starting_is_not_followed_by_one_more(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    run_id = failed_run(cluster)
+    seconds: list[tuple[int, str, str]] = []
+
+    def resume_too(*_: object) -> None:
+        if not seconds:
+            seconds.append((0, "", ""))
+            seconds[0] = cluster.ddpctl("resume")
+
+    monkeypatch.setattr("launcher.start.run_attempt.distribute_checkpoint", resume_too)
+    code, _, err = cluster.ddpctl("resume")
+    [(second, _, refusal)] = seconds
+    assert (code, second) == (0, 2), err + refusal
+    assert f"another command is starting attempt 2 of {run_id}; follow it with" in refusal
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "SUCCEEDED"]

@@ -31,6 +31,7 @@ def check(
     from ..preflight.check import survey_all
     from ..preflight.survey_report import document, print_survey
     from ..ssh.host_connection import connected
+    from ..start.check_command import check_command
     from ..text import counted
 
     console = options.console(quiet, verbose)
@@ -41,6 +42,8 @@ def check(
             console.json({"version": 1, "host": clear, "cleared": cleared})
         return 0
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
+    if hint := check_command(cluster.job):
+        console.say(hint)
     began = time.monotonic()
     hosts_and_spares = counted(len(cluster.hosts) + len(cluster.spares), "host")
     with (

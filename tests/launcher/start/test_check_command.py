@@ -55,14 +55,14 @@ def test_a_valid_script_with_a_warning_passes_in_silence(
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_a_launch_that_cannot_work_asks_no_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+@pytest.mark.parametrize("words", [["launch"], ["launch", "--dry-run"], ["check"]])
+def test_a_command_that_cannot_work_is_refused_before_a_host_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
     cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"], workdir="code", command=["trian.py"])
-    code, _, err = cluster.ddpctl("launch", cluster.hosts_file, *flags)
+    code, _, err = cluster.ddpctl(*words, cluster.hosts_file)
     assert (code, "did you mean train.py?" in err) == (2, True)
     assert not cluster.hosts["gpu0"].asked
 

@@ -7,12 +7,14 @@ from ..diagnosis.blame import blame_text
 from ..diagnosis.evidence import Evidence, before_restart
 from ..diagnosis.first_failure import first_failure
 from ..engines.node_handle import AttemptHandle
+from ..engines.status import ContainerState
 from ..errors import StateError
 from ..facts.kernel_log import read_kernel_log
 from ..failure import FirstFailure
 from ..outcomes import RunState
 from ..own_folders import write_atomically
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp
+from ..runs.reported import reported_nodes
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import try_each
 from ..supervisor.events import RestartInPlace
@@ -21,6 +23,23 @@ from ..text import duration
 from .monitor import FollowedNode
 
 MOST_RESTARTS = 50  # evidence is kept only for this many of an attempt's newest restarts
+
+
+def note_killed(handle: AttemptHandle, run_id: str, nodes: Mapping[int, FollowedNode]) -> None:
+    """Find out which nodes `kill` ended before their supervisors could report an end.
+
+    A supervisor that has just been started, or that was sent SIGKILL, reports none.
+    """
+    silent = [
+        member.connection
+        for rank, member in enumerate(handle.members)
+        if nodes[rank].engine_saw_end and not nodes[rank].end
+    ]
+    reports, _ = reported_nodes(silent, run_id)
+    for status, _ in (row for rows in reports.values() for row in rows):
+        cancelled = status.state is ContainerState.CANCELLED
+        if cancelled and status.attempt == handle.number and status.node_rank in nodes:
+            nodes[status.node_rank].killed = True
 
 
 def explain(

@@ -65,6 +65,7 @@ class FollowedNode(NodeEvidence):
     size: int = 0  # bytes of the journal once the node has ended
     contact: Contact = field(default_factory=Contact)
     done: bool = False  # whether nothing more will come from it: see Monitor._newly_done
+    killed: bool = False  # whether `kill` ended it before its supervisor could report an end
     # times by time.monotonic()
     reported_at: float = 0.0  # the last report of the node's watcher
     end_received: float = 0.0
@@ -81,7 +82,7 @@ class FollowedNode(NodeEvidence):
                 return NodeState.SUCCEEDED
             case End(EndState.CANCELLED):
                 return NodeState.CANCELLED
-        return NodeState.FAILED
+        return NodeState.CANCELLED if self.killed else NodeState.FAILED
 
     @property
     def succeeded(self) -> bool:

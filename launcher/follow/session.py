@@ -22,7 +22,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..text import counted
 from . import detach
-from .attempt_end import explain, report_end
+from .attempt_end import explain, note_killed, report_end
 from .ctrl_c import LEAVING, Interrupts
 from .hooks import EventHook
 from .inbox import NewEntries
@@ -221,6 +221,7 @@ class Session:
         """Record, explain and report the end of the attempt."""
         unconfirmed = self._stopping.result() if self._stopping else {}
         nodes, attempt = self.monitor.nodes, self.record.attempt
+        note_killed(self.run.handle, self.record.run_id, nodes)
         if self._interrupted and not all(node.succeeded for node in nodes.values()):
             attempt.state = RunState.UNKNOWN if unconfirmed else RunState.CANCELLED
         else:

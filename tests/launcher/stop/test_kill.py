@@ -201,6 +201,23 @@ def test_killing_a_run_that_is_followed_ends_the_launch_with_7(fake_cluster: Mak
     assert cluster.record["state"] == "CANCELLED"
 
 
+def test_a_run_whose_supervisors_a_kill_ends_before_they_report_it_is_cancelled(
+    fake_cluster: Make,
+) -> None:
+    def killed_at_once(node: FakeNode) -> None:
+        node.journal.with_name("cancelled").touch()
+        node.exit(143)
+
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = killed_at_once
+    code, _, err = cluster.launch()
+    assert code == 7 and f"run {cluster.record['run_id']} cancelled" in err, err
+    [attempt] = cluster.record["attempts"]
+    assert (attempt["state"], attempt["first_failure"]) == ("CANCELLED", None)
+    assert {node["state"] for node in attempt["nodes"]} == {"CANCELLED"}
+
+
 def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     running(cluster)

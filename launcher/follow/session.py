@@ -132,7 +132,17 @@ class Session:
     def _save_changes(self) -> None:
         if self._unsaved:
             self._unsaved = False
-            self.run.folder.try_save(self.record, self.console)
+            self._save()
+
+    def _save(self) -> None:
+        """Save the record, unless another command has started a newer attempt.
+
+        Then this command is late, for example because it was suspended with Ctrl-Z.
+        """
+        folder, number = self.run.folder, self.record.attempt.number
+        newest = folder.load_if_readable(self.console)
+        if newest is None or newest.attempt.number <= number:
+            folder.try_save(self.record, self.console)
 
     def _contact_changed(self, change: ContactChange) -> None:
         for line in change.texts:
@@ -234,7 +244,7 @@ class Session:
         # hosts of earlier attempts, which only the next command that reaches them can ask
         former = {*self.record.pending_stop} - {node.host for node in nodes.values()}
         self.record.pending_stop = sorted(not_stopped | not_seen | former)
-        self.run.folder.try_save(self.record, self.console)
+        self._save()
         report_unconfirmed(by_name(self.run.handle.connections, unconfirmed), self.console)
         report_end(self.record.run_id, attempt, self.console)
         self.hook("attempt-ended", self.record, message=attempt.state)

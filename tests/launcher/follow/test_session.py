@@ -102,6 +102,23 @@ def test_only_one_command_reports_that_a_node_was_cancelled(fake_cluster: Make) 
     assert events.read_text() == "0\n1\n"
 
 
+def test_a_command_that_learns_of_the_end_late_does_not_hide_a_newer_attempt(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    assert cluster.launch("--detach")[0] == 0
+    cluster.nodes[0].end(1)
+
+    def resume_meanwhile(*_: object) -> None:
+        """As while `attach` is suspended with Ctrl-Z."""
+        assert cluster.ddpctl("resume", "--detach")[0] == 0
+
+    monkeypatch.setattr("launcher.follow.session.explain", resume_meanwhile)
+    assert cluster.ddpctl("attach")[0] == 1
+    assert [each["attempt"] for each in cluster.record["attempts"]] == [1, 2]
+    assert cluster.record["state"] == "RUNNING"
+
+
 def test_ctrl_c_with_a_host_out_of_reach_says_that_its_stop_is_not_confirmed(
     fake_cluster: Make,
 ) -> None:

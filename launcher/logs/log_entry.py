@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from ..supervisor.events import Event
 
-LABEL = re.compile(rb"\[([^\]]+?)(?::(0|[1-9]\d{0,6}))?\] ")  # host and rank
+# host and rank; no host ends with a colon, so `[fd00::2]` has no rank
+LABEL = re.compile(rb"\[([^\]]*?[^:\]])(?::(0|[1-9]\d{0,6}))?\] ")
 
 
 class LogEntry(NamedTuple):

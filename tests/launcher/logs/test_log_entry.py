@@ -52,3 +52,10 @@ def test_a_line_that_a_full_disk_cut_off_is_kept() -> None:
 def test_each_line_gets_its_label(rank: int | None, label: bytes) -> None:
     entry = LogEntry("gpu1", 0, 1.0, rank, None, [b"a", b"", b"c"])
     assert render([entry]) == label + b"a\n" + label + b"\n" + label + b"c\n"
+
+
+@pytest.mark.parametrize("rank", [None, 0, 12])
+@pytest.mark.parametrize("host", ["fd00::2", "fe80::1%eth0"])
+def test_the_end_of_an_ipv6_address_is_no_rank(host: str, rank: int | None) -> None:
+    entry = LogEntry(host, 0, 1.0, rank, None, [b"a"])
+    assert parse(render([entry]), 0, 1.0) == [entry]

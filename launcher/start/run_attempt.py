@@ -49,6 +49,7 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         PlaceInLine([*connections, *former], request, previous, interrupts, console) as line,
+        # inside `line`, so that no recorder takes over a WAITING run that has just been cancelled
         failed_start_recorded(request, hook, console),
     ):
         require_writable(request.folder.path.parent)

@@ -25,11 +25,11 @@ from launcher.follow import detach
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome, RunState
-from launcher.own_folders import locked
+from launcher.own_folders import is_locked, locked
 from launcher.plan.build import PlanInputs
 from launcher.plan.plan import LaunchOptions
 from launcher.run_id import new_run_id
-from launcher.runs.record import RunFolder
+from launcher.runs.record import RunFolder, RunRecord
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import try_each
 from launcher.start import attach, recorder, waiting_line
@@ -222,6 +222,23 @@ def test_on_exit_gets_the_exit_code_of_a_wait_that_ctrl_c_ends(make: Make) -> No
     note = 'echo "$DDPCTL_STATE $DDPCTL_EXIT_CODE" > note'
     assert cluster.launch("--wait", "--on-exit", note)[0] == 130
     assert (cluster.folder / "note").read_text() == "CANCELLED 130\n"
+
+
+def test_a_wait_that_ctrl_c_ends_is_recorded_before_another_process_may_wait_for_the_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    saved, save = [], RunFolder.try_save
+
+    def note(folder: RunFolder, record: RunRecord, console: Console) -> None:
+        saved.append((record.state, is_locked(folder.path / waiting_line.WAITING_LOCK)))
+        save(folder, record, console)
+
+    monkeypatch.setattr(RunFolder, "try_save", note)
+    once(lambda: cluster.tickets, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert cluster.launch("--wait")[0] == 130
+    assert saved[-1] == (RunState.CANCELLED, True)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
     """Follow the attempt until it has ended or the user stops following it."""
     with interrupts.held(), log_store(run.folder, console) as store:
         monitor = Monitor(run.handle, run.shown, run.clock_skews)
-        session = Session(run, monitor, store, hook, interrupts, console)
+        session = Session(run, monitor, store, RunLines(console), hook, interrupts, console)
         with live_panel(run.record, run.handle.members[0], monitor.nodes, console):
             try:
                 outcome = session.to_the_end()
@@ -84,6 +84,7 @@ class Session:
     run: StartedRun
     monitor: Monitor
     store: LogStore | None
+    lines: RunLines
     hook: EventHook
     interrupts: Interrupts
     console: Console
@@ -93,14 +94,15 @@ class Session:
     _failed_at: float | None = None  # time.monotonic()
     _unsaved: bool = False  # whether the record has changed since it was saved
 
-    def __post_init__(self) -> None:
-        self.record, self._lines = self.run.record, RunLines(self.console)
+    @property
+    def record(self) -> RunRecord:
+        return self.run.record
 
     def to_the_end(self) -> Outcome:
         """Follow the attempt, then conclude it or leave it to a recorder."""
         with closing(self.monitor.observations()) as observations:
             leaving = self._watch(observations)
-        self._lines.settle()
+        self.lines.settle()
         return self._conclude() if leaving is None else self._leave(leaving)
 
     def _watch(self, observations: Iterable[Observation]) -> int | None:
@@ -110,7 +112,7 @@ class Session:
                 case NewEntries(node_rank, entries):
                     if self.store:
                         self.store.append(node_rank, entries, self.run.handle.number)
-                    self._lines.show(entries)
+                    self.lines.show(entries)
                 case NodeEnded(node):
                     self._node_ended(node)
                 case Restarted():
@@ -118,7 +120,7 @@ class Session:
                 case ContactChange():
                     self._contact_changed(observation)
                 case Tick():
-                    self._lines.flush()
+                    self.lines.flush()
                     self._save_changes()  # once for all nodes that ended together
                     number = self.interrupts.take()
                     if number is not None and self._handle_signal(number):

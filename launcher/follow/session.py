@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ..engines.node_handle import AttemptHandle
@@ -52,11 +52,13 @@ class StartedRun:
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
     shown: Marks = field(default_factory=dict)  # where the lines on screen end, by node rank
     owned: bool = True  # whether Ctrl-C can stop the run; otherwise it only stops following
+    recorded: bool = False  # whether a recorder already takes care of the run and records its lines
 
 
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user stops following it."""
-    with interrupts.held(), log_store(run.folder, console) as store:
+    log = nullcontext() if run.recorded else log_store(run.folder, console)
+    with interrupts.held(), log as store:
         monitor = Monitor(run.handle, run.shown, run.clock_skews)
         session = Session(run, monitor, store, RunLines(console), hook, interrupts, console)
         with live_panel(run.record, run.handle.members[0], monitor.nodes, console):

@@ -23,8 +23,13 @@ from .waiting_line import is_being_started
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
-def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> Outcome:
-    """Follow the run's newest attempt to its end. Signals do not stop the run."""
+def attach(
+    folder: RunFolder, console: Console, on_event: str | None = None, *, recorder: bool = False
+) -> Outcome:
+    """Follow the run's newest attempt to its end. Signals do not stop the run.
+
+    recorder: whether this process is the run's recorder.
+    """
     record = folder.load()
     if record.state in (RunState.WAITING, RunState.PENDING):
         record = wait_for_start(folder, console)
@@ -41,7 +46,9 @@ def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> 
             report_errors(sync_logs(handle, store, console), console)
         shown = print_recorded(folder, LogFilter(), RunLines(console), console)
         if not record.state.is_final:
-            run = StartedRun(handle, folder, record, shown=shown, owned=False)
+            # two recorders would both restart the run, and run --on-event twice
+            recorded = not recorder and detach.has_recorder(folder)
+            run = StartedRun(handle, folder, record, shown=shown, owned=False, recorded=recorded)
             outcome = follow(run, hook, interrupts, console)
             if outcome.state.is_final:
                 # A recorder that died may have left tickets for a restart. Remove them if the failure

@@ -68,7 +68,7 @@ def run_if_waiting(folder: RunFolder, options: LaunchOptions, console: Console) 
 def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome:
     """Follow the run's newest attempt to its end, with its GPUs kept for a restart."""
     with turn_kept_for_restart(folder, folder.load(), options, console):
-        return attach(folder, console, options.on_event)
+        return attach(folder, console, options.on_event, recorder=True)
 
 
 def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:

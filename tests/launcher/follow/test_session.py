@@ -15,8 +15,9 @@ import pytest
 from fakes import FakeCluster, FakeNode, signal_once_started
 from supervisors import until
 
-from launcher.follow import node_watcher
+from launcher.follow import detach, node_watcher
 from launcher.follow.ctrl_c import LEAVING
+from launcher.runs.record import run_folder
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -100,6 +101,25 @@ def test_only_one_command_reports_that_a_node_was_cancelled(fake_cluster: Make) 
         node.end(0)
     cluster.ddpctl("attach", "--on-event", note)
     assert events.read_text() == "0\n1\n"
+
+
+@pytest.mark.parametrize("has_recorder", [True, False])
+def test_ctrl_c_of_attach_starts_a_recorder_only_if_the_run_has_none(
+    fake_cluster: Make, has_recorder: bool
+) -> None:
+    cluster = fake_cluster("gpu0")
+    run_id = cluster.launch("--detach")[1].strip()
+    cluster.recorders.clear()
+
+    def press_ctrl_c() -> None:
+        until(lambda: cluster.hosts["gpu0"].count("wait") > 0, 20)  # attach follows the node
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with detach.recording(run_folder(run_id)) if has_recorder else contextlib.nullcontext():
+        threading.Thread(target=press_ctrl_c).start()
+        code, _, err = cluster.ddpctl("attach")
+    assert code == 130 and f"follow it with `ddpctl attach {run_id}`" in err, err
+    assert cluster.recorders == ([] if has_recorder else [run_id])
 
 
 def test_a_command_that_learns_of_the_end_late_does_not_hide_a_newer_attempt(

@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from ..engines.node_handle import NodeHandle
-from ..errors import HostUnreachable
+from ..engines.status import ContainerState
+from ..errors import HostUnreachable, UnusableAnswer
 from ..logs.journal_reader import JournalReader
 from ..ssh import silent_hosts
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
@@ -121,6 +122,10 @@ class NodeWatcher:
             yield Reached(self.node_rank)
         self._waited = True
         status = engine.wait(self._member.place)
+        if status.alive and status.state is not ContainerState.REMOVING:
+            # the engine was shut down, or the script that waits was killed
+            what = "its engine stopped waiting for the end of the node, which may still run"
+            raise UnusableAnswer(what, host=self._member.connection.name)
         size = 0
         if not self._read_whole:
             done = self._member.connection.run(["wc", "-c", self._member.place.journal])

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fakes import FakeCluster, FakeNode, signal_once_started
+from fakes import FakeCluster, FakeDocker, FakeNode, signal_once_started
 from supervisors import until
 
 from launcher.follow import detach, node_watcher
@@ -356,3 +356,24 @@ def test_contact_is_restored_once_an_engine_that_was_restarted_answers(
     host.on_start = restart_engine
     assert cluster.launch()[0] == 0
     assert "gpu0: contact restored" in said
+
+
+def test_a_node_has_not_ended_because_its_engine_ends_the_wait_early(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Docker daemon that shuts down may, with live-restore."""
+    monkeypatch.setattr(node_watcher, "BACKOFF", (0.1,))
+    cluster = fake_cluster("gpu0")
+    wait, waits = FakeDocker.wait, []
+
+    def wait_early(engine: FakeDocker, name: str, timeout: float | None = None) -> None:
+        waits.append(name)
+        if len(waits) == 2:
+            cluster.nodes[0].say("still here", 0)
+            cluster.nodes[0].end(0)
+        if len(waits) > 1:
+            wait(engine, name, timeout)
+
+    monkeypatch.setattr(FakeDocker, "wait", wait_early)
+    code, out, err = cluster.launch()
+    assert (code, out) == (0, "[gpu0:0] still here\n"), err

@@ -114,6 +114,11 @@ class NodeStatus:
         return self.is_ticket and not self.expired
 
     @property
+    def may_start(self) -> bool:
+        """Whether it is a node or ticket of a launch that may still start."""
+        return self.state in UNSTARTED and not self.expired
+
+    @property
     def resources(self) -> frozenset[str]:
         """What the node uses exclusively: its GPUs, by UUID, and on node 0 the master port."""
         port = [f"port {self.master_port}"] if self.node_rank == 0 and self.master_port else []

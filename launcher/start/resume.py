@@ -125,7 +125,7 @@ def next_attempt(
         record = caught_up(folder, own, connections, cluster, console)
         # last, so that an attempt that has just begun elsewhere is seen as live, not only as newest
         statuses, _ = list_nodes(connections, cluster, run_id)
-    if live := sorted({status.host for status in statuses if status.alive or status.waits}):
+    if live := sorted({status.host for status in statuses if status.alive or status.may_start}):
         what = f"{run_id} is still running or waiting on {names(live)}"
         remedy = f"follow it with `ddpctl attach {run_id}`, or end it with `ddpctl kill {run_id}`"
         raise UsageError(what, remedy)

@@ -72,8 +72,9 @@ def create_nodes(
     """Create the nodes and fill their folders on all hosts, without starting the nodes.
 
     First removes the nodes of earlier attempts. A restart also stops them; a resume raises UsageError
-    if one is running, because another command has started it since this one looked. user_env: the
-    variables that the user sets, which may be secret. run_json: the content of the hosts' run.json.
+    if one is running or may start, because another command has created it since this one looked.
+    user_env: the variables that the user sets, which may be secret. run_json: the content of the
+    hosts' run.json.
     """
     plan, token = planned.plan, secrets.token_hex(32)
 
@@ -81,8 +82,8 @@ def create_nodes(
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
             for status in planned.nodes_on(connection):
-                if status.alive and not plan.past_restarts:
-                    raise still_running(status)
+                if (status.alive or status.may_start) and not plan.past_restarts:
+                    raise still_live(status)
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token)
@@ -92,8 +93,9 @@ def create_nodes(
     each_node(planned.connections, create)
 
 
-def still_running(status: NodeStatus) -> UsageError:
-    what = f"attempt {status.attempt} of {status.run_id} is still running"
+def still_live(status: NodeStatus) -> UsageError:
+    state = "still running" if status.alive else "being started"
+    what = f"attempt {status.attempt} of {status.run_id} is {state}"
     return UsageError(what, f"follow it with `ddpctl attach {status.run_id}`", host=status.host)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fakes import FakeCluster
@@ -18,7 +19,7 @@ from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
-from launcher.start import attach
+from launcher.start import attach, start_nodes
 from launcher.start.reservation import Reservation
 from launcher.terminal.console import Console
 
@@ -142,3 +143,32 @@ def test_an_attempt_that_another_command_is_starting_is_not_followed_by_one_more
     assert (code, second) == (0, 2), err + refusal
     assert f"another command is starting attempt 2 of {run_id}; follow it with" in refusal
     assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "SUCCEEDED"]
+
+
+@pytest.mark.parametrize("looked_before", [True, False])
+def test_nodes_that_another_machine_has_created_and_not_started_yet_are_not_removed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, looked_before: bool
+) -> None:
+    cluster = fake_cluster(master_port="auto")
+    failed_run(cluster)
+    other = cluster.folder / "other"
+    shutil.copytree(cluster.state, other)
+    refusals: list[tuple[int, str, str]] = []
+
+    def resume_elsewhere(*arguments: Any) -> None:
+        if not refusals:
+            refusals.append((0, "", ""))
+            with monkeypatch.context() as there:
+                there.setenv("XDG_STATE_HOME", str(other))
+                if looked_before:
+                    there.setattr("launcher.start.resume.list_nodes", lambda *_: ([], {}))
+                refusals[0] = cluster.ddpctl("resume")
+        start_nodes.start_nodes(*arguments)
+
+    monkeypatch.setattr("launcher.start.run_attempt.start_nodes", resume_elsewhere)
+    code, _, err = cluster.ddpctl("resume")
+    [(refused, _, refusal)] = refusals
+    assert (code, refused) == (0, 2), err + refusal
+    what = "is being started; follow it" if looked_before else "is still running or waiting on gpu"
+    assert what in refusal
+    assert {node.attempt for node in cluster.nodes} == {2}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import site
 import subprocess
 import sys
@@ -63,12 +64,13 @@ class Sampler:
         if now < self._next and (self._asked is None or self._asked.poll() is None):
             return None
         asked, self._asked = self._asked, None
-        if asked is None:
+        if asked is None or asked.returncode == -signal.SIGKILL:
             self._next = now + INTERVAL
             self._asked = self._ask()
             return None if self._asked else Usage(self._cores(now))
         if asked.poll() is None:  # the driver is hanging
-            asked.kill()
+            asked.kill()  # without effect while it waits for the driver; so start no other
+            self._asked, self._next = asked, now + INTERVAL
             return Usage(self._cores(now))
         assert asked.stdout
         with asked.stdout as answer:

@@ -80,6 +80,35 @@ def test_a_driver_that_hangs_costs_a_sample_its_gpus_and_nothing_else(
     assert sampled(monkeypatch, tmp_path, "exec sleep 60").gpus == ()
 
 
+def test_while_a_hung_nvidia_smi_cannot_be_killed_no_other_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=1000.0)
+    monkeypatch.setattr(usage, "time", clock)
+    monkeypatch.setattr(usage, "descendants", lambda pid: [])
+    started: list[SimpleNamespace] = []
+
+    def start(_: Sampler) -> SimpleNamespace:
+        hung = SimpleNamespace(returncode=None, kill=lambda: None)
+        hung.poll = lambda: hung.returncode
+        started.append(hung)
+        return hung
+
+    monkeypatch.setattr(Sampler, "_ask", start)
+    sampler = Sampler()
+
+    def samples() -> int:
+        count = 0
+        for _ in range(1000):
+            clock.now += 0.1
+            count += sampler.turn() is not None
+        return count
+
+    assert (samples(), len(started)) == (9, 1)
+    started[0].returncode = -9
+    assert (samples(), len(started)) == (9, 2)
+
+
 def test_without_nvidia_smi_there_are_samples_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -149,12 +149,14 @@ class SshStream(Stream):
         return data
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> None:
-        left = memoryview(data)
-        while left:
-            sent = self._retry(self._channel.send, left[:CHUNK], timeout)
-            if not sent:
-                raise BrokenPipeError("standard input is closed")
-            left = left[sent:]
+        view = memoryview(data)
+        for start in range(0, len(view), CHUNK):
+            left, deadline = view[start : start + CHUNK], Deadline(timeout)
+            while left:  # sshd may accept single bytes
+                sent = self._retry(self._channel.send, left, deadline.left())
+                if not sent:
+                    raise BrokenPipeError("standard input is closed")
+                left = left[sent:]
 
     def close_stdin(self) -> None:
         with contextlib.suppress(*BROKEN):  # reading will report the loss

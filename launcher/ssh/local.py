@@ -92,6 +92,8 @@ class LocalStream(Stream):
         )
         self.stderr = Stderr(ended=tty is not None)
         self._stdin, stdout = self._process.stdin, self._process.stdout
+        if self._stdin:
+            os.set_blocking(self._stdin.fileno(), False)  # `write` polls
         if tty:
             os.close(inside)
             self._stdin = os.fdopen(os.dup(terminal), "wb", 0)
@@ -127,12 +129,9 @@ class LocalStream(Stream):
             with self._stdin_lock:
                 if self._stdin is None or self._stdin.closed:
                     raise BrokenPipeError("standard input is closed")
-                part = left
-                if timeout is not None:
-                    if not _is_ready(self._stdin, select.POLLOUT, timeout):
-                        raise TimeoutError(f"nothing could be sent for {timeout:g} s")
-                    part = left[: select.PIPE_BUF]  # never blocks
-                left = left[os.write(self._stdin.fileno(), part) :]
+                if not _is_ready(self._stdin, select.POLLOUT, timeout):
+                    raise TimeoutError(f"nothing could be sent for {timeout:g} s")
+                left = left[os.write(self._stdin.fileno(), left) :]
 
     def close_stdin(self) -> None:
         with self._stdin_lock:
@@ -168,8 +167,8 @@ class LocalStream(Stream):
                 self._stdin_lock.release()
 
 
-def _is_ready(file: IO[bytes], event: int, timeout: float) -> bool:
+def _is_ready(file: IO[bytes], event: int, timeout: float | None) -> bool:
     """Wait for an event. select.select() would fail if many hosts use up the first 1024 descriptors."""
     poll = select.poll()
     poll.register(file, event)
-    return bool(poll.poll(1000 * timeout))
+    return bool(poll.poll(None if timeout is None else 1000 * timeout))

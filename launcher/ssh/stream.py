@@ -114,7 +114,7 @@ class Stream(AbstractContextManager["Stream"]):
         """Send all of `data` to standard input.
 
         Raises BrokenPipeError if the command no longer reads its input. Raises TimeoutError if
-        nothing could be sent for `timeout` seconds.
+        the next CHUNK bytes could not be sent within `timeout` seconds.
         """
 
     @abstractmethod

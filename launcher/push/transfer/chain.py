@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...errors import DdpctlError, HostUnreachable, PushFailed
-from ...text import duration
+from ...errors import DdpctlError, HostUnreachable
 from ..push_progress import PushProgress
-from .payload import END_TIMEOUT, Failures, Payload, failed
+from .payload import Failures, Payload, end_timeout, failed, stuck
 from .relay_client import Relay, RelayEvent, TransferDamaged
 
 WINDOW = 2.0  # seconds over which a rate is measured
@@ -74,21 +73,18 @@ class Transfer:
 
     def finish(self) -> Failures:
         """Wait until all hosts are done. Return the errors of failed hosts."""
-        deadline, before = 0.0, (-1, -1)
+        since, before = 0.0, (-1, -1)
         with self._changed:
             while unfinished := [host for host in self.hosts.values() if not host.done]:
                 self._changed.wait(TICK)
                 steps = sum(host.have // STEP for host in self.hosts.values())
                 state = steps, len(unfinished)
                 if state != before:
-                    deadline, before = time.monotonic() + END_TIMEOUT, state
-                elif time.monotonic() > deadline:
-                    stuck = PushFailed(
-                        f"{self.payload.part}: no progress for {duration(END_TIMEOUT)}",
-                        "check whether a disk or the engine hangs on that host, then push again",
-                    )
+                    since, before = time.monotonic(), state
+                elif time.monotonic() - since > (timeout := end_timeout(self._size or 0)):
                     for host in unfinished:
-                        self.end(host, stuck.on(host.relay.connection.name))
+                        name = host.relay.connection.name
+                        self.end(host, stuck(name, self.payload.part, timeout))
                 self._bypass_slow_hosts()
                 self._try_the_second_host()
         return {

@@ -5,12 +5,13 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from ...budget import Deadline
 from ...errors import DdpctlError, HostUnreachable
 from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
 from ..push_progress import PushProgress
 from .chain import Transfer
-from .payload import END_TIMEOUT, Failures, Payload, failed
+from .payload import TIMEOUT, Failures, Payload, end_timeout, failed, stuck
 from .relay_client import Relay, TransferDamaged, one_time_pair
 
 MIN_SAVING = 16 << 20  # bytes; starting agents takes a second, so a smaller saving is not worth it
@@ -126,17 +127,24 @@ class Fanout:
 
     def _send_to(self, payload: Payload, connection: HostConnection) -> None:
         stream = connection.open(payload.command(connection))
+        sent, timeout = 0, TIMEOUT
         try:
             for chunk in payload.chunks():
-                stream.write(chunk)
+                stream.write(chunk, timeout)
+                sent += len(chunk)
                 self.progress.received(connection, payload.part, len(chunk))
                 self.progress.sent(connection, len(chunk))
             stream.close_stdin()
-            while stream.read():
-                pass
-            code = stream.wait(END_TIMEOUT)
+            timeout = end_timeout(sent)
+            deadline = Deadline(timeout)
+            while stream.read(timeout=deadline.left()):
+                if deadline.left() == 0:
+                    raise TimeoutError
+            code = stream.wait(deadline.left())
             if code != 0:
                 raise failed(connection.name, payload.part, stream.stderr_tail() or f"exit {code}")
+        except TimeoutError:
+            raise stuck(connection.name, payload.part, timeout) from None
         except OSError as error:  # the command stopped reading, or the host stopped answering
             with contextlib.suppress(TimeoutError, DdpctlError):
                 stream.wait(5.0)

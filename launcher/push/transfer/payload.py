@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 from ...errors import DdpctlError, PushFailed
 from ...ssh.host_connection import HostConnection
+from ...text import duration
 
 Failures = dict[HostConnection, DdpctlError]
-END_TIMEOUT = 600.0  # seconds for a disk or an engine to process what it received
+TIMEOUT = 600.0  # seconds without progress of a transfer
+SLOWEST_DISK = 5e6  # bytes/s at which an engine unpacks a layer, which shows no progress
+LONGEST_UNPACKING = 3600.0  # seconds
 
 REMEDIES = {
     "no space left": "free up space on that host's disk, then push again",
@@ -34,6 +37,19 @@ class Payload:
     command: Callable[[HostConnection], tuple[str, ...]]
     size: int | None  # approximate bytes; None if unknown
     chunks: Callable[[], Iterator[bytes]]
+
+
+def end_timeout(size: int) -> float:
+    """Return the seconds for a disk or an engine to process the `size` bytes that it received."""
+    return TIMEOUT + min(size / SLOWEST_DISK, LONGEST_UNPACKING)
+
+
+def stuck(host: str, part: str, timeout: float) -> PushFailed:
+    return PushFailed(
+        f"{part}: no progress for {duration(timeout)}",
+        "check whether a disk or the engine hangs on that host, then push again",
+        host=host,
+    )
 
 
 def script_output(

@@ -193,7 +193,7 @@ class LoadingHost(HostConnection):
         self.archives.append(b"")
         return self
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, timeout: float) -> None:
         self.archives[-1] += data
         if COMPRESSED[0] in data:
             self.first_arrived.set()
@@ -201,7 +201,7 @@ class LoadingHost(HostConnection):
     def close_stdin(self) -> None: ...
     def close(self) -> None: ...
 
-    def read(self) -> bytes:
+    def read(self, *, timeout: float) -> bytes:
         return b""
 
     def wait(self, timeout: float) -> int:

@@ -26,11 +26,11 @@ class Sink:
     def __init__(self, code: int) -> None:
         self.code = code
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes, timeout: float) -> None: ...
     def close_stdin(self) -> None: ...
     def close(self) -> None: ...
 
-    def read(self) -> bytes:
+    def read(self, *, timeout: float) -> bytes:
         return b""
 
     def wait(self, timeout: float) -> int:

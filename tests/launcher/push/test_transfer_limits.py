@@ -13,9 +13,10 @@ import pytest
 
 from launcher.errors import PushFailed
 from launcher.hosts import Host
-from launcher.push.transfer import chain
+from launcher.push.transfer import chain, fanout, payload
 from launcher.push.transfer.chain import Transfer
-from launcher.push.transfer.payload import Payload
+from launcher.push.transfer.fanout import Fanout
+from launcher.push.transfer.payload import TIMEOUT, Payload, end_timeout
 from launcher.push.transfer.relay_client import RelayEvent
 from launcher.ssh.host_connection import HostConnection
 
@@ -40,9 +41,9 @@ class StuckRelay:
 
 
 def transfer_to(*relays: Any) -> Transfer:
-    payload = Payload("dataset", lambda _: ("cat",), 1 << 30, lambda: iter([b"x"]))
+    dataset = Payload("dataset", lambda _: ("cat",), 1 << 30, lambda: iter([b"x"]))
     progress: Any = Progress()
-    return Transfer("p0", payload, relays, progress)
+    return Transfer("p0", dataset, relays, progress)
 
 
 def test_a_relay_that_asks_for_bytes_forever_is_fed_once() -> None:
@@ -79,7 +80,7 @@ def test_if_the_bytes_cannot_be_read_here_every_host_stops_waiting_for_them() ->
 
 
 def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "END_TIMEOUT", 0.2)
+    monkeypatch.setattr(payload, "TIMEOUT", 0.2)
     monkeypatch.setattr(chain, "TICK", 0.01)
     relay: Any = StuckRelay()
     made, stop = transfer_to(relay), threading.Event()
@@ -99,6 +100,33 @@ def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.M
     stop.set()
     dripping.join()
     assert host.done and "no progress for" in str(host.error)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "exec sleep 60",
+        "cat > /dev/null; exec sleep 60",
+        "cat > /dev/null; exec yes",
+        "cat > /dev/null; exec >&-; exec sleep 60",
+    ],
+)
+def test_a_host_that_takes_or_stores_nothing_holds_a_push_only_for_a_time(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(fanout, "TIMEOUT", 0.5)
+    monkeypatch.setattr(payload, "TIMEOUT", 0.5)
+    local = HostConnection(Host("local"))
+    what = Payload("image", lambda _: ("sh", "-c", command), None, lambda: iter([bytes(1 << 18)]))
+    progress: Any = Progress()
+    failures = Fanout({}, progress).send("image", [what], [local], None)
+    assert "image: no progress for" in str(failures[local])
+
+
+def test_a_large_layer_may_take_longer_to_unpack() -> None:
+    assert end_timeout(0) == TIMEOUT
+    assert end_timeout(10_000_000_000) == TIMEOUT + 2000
+    assert end_timeout(1 << 50) == TIMEOUT + 3600
 
 
 def test_a_host_whose_readers_are_all_slow_is_the_slow_one_and_they_relay_again() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sshd_server import Sshd
@@ -14,6 +15,7 @@ from test_ssh_connect import Config, Connect, Server, listener
 
 from launcher.errors import DdpctlError
 from launcher.ssh import connect
+from launcher.ssh.client import SshStream
 from launcher.ssh.host_connection import HostConnection
 
 
@@ -100,3 +102,22 @@ def test_a_connection_uses_one_thread_for_all_its_streams(
     assert threading.active_count() - before <= len(nodes)
     for stream in streams:
         stream.close()
+
+
+def test_a_server_that_takes_single_bytes_holds_a_write_only_for_a_time() -> None:
+    class Channel:
+        left: float | None = None
+
+        def settimeout(self, seconds: float | None) -> None:
+            self.left = seconds
+
+        def send(self, data: memoryview) -> int:
+            if not self.left:
+                raise TimeoutError
+            time.sleep(0.01)
+            return 1
+
+    stream: Any = SshStream.__new__(SshStream)
+    stream._channel = Channel()
+    with pytest.raises(TimeoutError):
+        stream.write(bytes(1000), timeout=0.2)

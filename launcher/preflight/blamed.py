@@ -4,9 +4,10 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from ..own_folders import make_folder, read_record, state_home, write_atomically
+from ..own_folders import locked, make_folder, read_record, state_home, write_atomically
 from ..ssh.host_connection import HostConnection
 from ..text import one_line, rfc3339
 from .findings import Finding, warning
@@ -18,7 +19,8 @@ def remember_blame(run_id: str, hosts: Mapping[str, str]) -> None:
     """Record the hosts that a run avoids from now on. hosts: the reason for each, by host name."""
     if hosts:
         now = rfc3339(time.time())
-        _save(_load() | {name: [run_id, now, why] for name, why in hosts.items()})
+        with _locked():
+            _save(_load() | {name: [run_id, now, why] for name, why in hosts.items()})
 
 
 def blame_of(connections: Sequence[HostConnection]) -> list[Finding]:
@@ -36,11 +38,17 @@ def blame_of(connections: Sequence[HostConnection]) -> list[Finding]:
 
 def clear_blame(host: str) -> bool:
     """Forget that a host was blamed. Return False if it was not."""
-    hosts = _load()
-    known = hosts.pop(host, None)
-    if known:
-        _save(hosts)
+    with _locked():
+        hosts = _load()
+        known = hosts.pop(host, None)
+        if known:
+            _save(hosts)
     return known is not None
+
+
+def _locked() -> AbstractContextManager[None]:
+    """Context manager: exclude the recorders of other runs."""
+    return locked(make_folder(state_home()) / ".blamed.lock")
 
 
 def _load() -> dict[str, list[str]]:
@@ -55,4 +63,4 @@ def _load() -> dict[str, list[str]]:
 
 
 def _save(hosts: Mapping[str, list[str]]) -> None:
-    write_atomically(make_folder(state_home()) / FILE, json.dumps(hosts, indent=2) + "\n")
+    write_atomically(state_home() / FILE, json.dumps(hosts, indent=2) + "\n")

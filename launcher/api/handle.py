@@ -89,8 +89,11 @@ class Run:
         Raises TimeoutError after `timeout` seconds. Neither a timeout nor Ctrl-C stops the run.
         """
         began = time.monotonic()
-        if not self.state.is_final and not has_recorder(self._folder):
-            start_recorder(self._folder)  # the last one was killed, or ran on another machine
+        state = self.state
+        if not state.is_final and not has_recorder(self._folder):
+            start_recorder(
+                self._folder, state
+            )  # the last one was killed, or ran on another machine
         while has_recorder(self._folder):
             if timeout is not None and time.monotonic() - began > timeout:
                 raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")

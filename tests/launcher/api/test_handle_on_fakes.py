@@ -17,10 +17,11 @@ from fakes import FakeCluster, FakeNode
 
 import launcher
 from launcher.api import handle
-from launcher.api.handle import JobOptions, LoggingConsole
-from launcher.follow.detach import has_recorder, recording
+from launcher.api.handle import JobOptions, LoggingConsole, Run
+from launcher.follow.detach import has_recorder, recording, start_recorder
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
+from launcher.outcomes import RunState
 from launcher.runs.record import RunFolder
 from launcher.start import recorder
 from launcher.start.run_attempt import Starter
@@ -33,7 +34,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorders are threads of this process, in which the hosts are fakes."""
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
 
-    def start(folder: RunFolder) -> None:
+    def start(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
         began = threading.Event()
 
         def record() -> None:
@@ -116,6 +117,15 @@ def test_a_run_is_followed_through_a_restart_to_its_end(
     assert capfd.readouterr() == ("", "")
     assert "started: 2 nodes" in caplog.text
     assert repr(launcher.find_run(run.id[:-2])) == f"<ddpctl.Run {run.id} SUCCEEDED>"
+
+
+def test_if_no_recorder_starts_for_a_waiting_run_wait_says_that_it_waits_no_longer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Run, "state", RunState.WAITING)
+    monkeypatch.setattr(handle, "start_recorder", start_recorder)
+    with pytest.raises(launcher.DdpctlError, match="r1: the run no longer waits in line"):
+        Run(RunFolder(tmp_path / "gone" / "r1")).wait()
 
 
 def test_a_failure_is_a_value(fake_cluster: Make) -> None:

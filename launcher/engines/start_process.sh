@@ -38,6 +38,10 @@ started=$(
       kill -s KILL "$pid"
     fi
     exec > /dev/null 2>&1 # so that this script need not wait
+    # systemd-tmpfiles deletes old files in /tmp, but none in a folder that somebody has locked
+    exec 8< "$folder" 9< "${scratch:-$folder}"
+    flock -s 8
+    flock -s 9
     wait "$pid"
     code=$?
     # If the supervisor could not start, put the reason in the log.

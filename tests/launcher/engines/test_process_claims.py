@@ -167,6 +167,26 @@ def test_a_supervisor_that_does_not_handle_signals_yet_ends_with_sigterm(
     assert (control / "exit").read_text() == "143\n"
 
 
+def test_systemd_tmpfiles_spares_the_claims_while_a_node_runs(
+    engine: Processes, folder: Path, control: Path
+) -> None:
+    """It deletes old files only from folders on which it gets this lock."""
+
+    def can_delete() -> bool:
+        tried = subprocess.run(["flock", "-n", folder, "true"], check=False)
+        return tried.returncode == 0
+
+    (control / "labels.json").write_text(json.dumps(LABELS))
+    (folder / f"{NAME}.created").write_text("-\n")
+    python = ("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done', str(control / "end"))
+    engine._script("start the node", process.START, str(control), NAME, "", "0", *python)
+    while can_delete():  # until the test's time limit
+        time.sleep(0.01)
+    (control / "end").touch()
+    while not can_delete():
+        time.sleep(0.01)
+
+
 def test_a_folder_counts_only_if_it_belongs_to_the_user_in_its_name(
     engine: Processes, folder: Path, tmp_path: Path
 ) -> None:

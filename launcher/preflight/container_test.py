@@ -5,6 +5,7 @@ cannot write to a run's folders.
 """
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from ..ssh.host_connection import HostConnection
 from .fleet import Fleet
 from .machine import ContainerReport, Machine
 
+log = logging.getLogger("ddpctl.check")
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
 MARK = "ddpctl-check "
 SCRIPT = r"""
@@ -89,7 +91,11 @@ def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fle
         return replace(machine, report=report)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for tests on Ctrl-C
-        tested = {machine.rank: machine for machine in pool.map(test, able)}
+        try:
+            tested = {machine.rank: machine for machine in pool.map(test, able)}
+        except KeyboardInterrupt:
+            log.warning("waiting up to %d s for the test containers, to remove them", TIMEOUT)
+            raise
     return replace(fleet, machines=[tested.get(m.rank, m) for m in fleet.machines])
 
 

@@ -40,6 +40,7 @@ def test_an_interrupted_check_leaves_no_container_and_no_folder(
     gpu0.on_start = interrupt
     code, _, err = cluster.ddpctl("check", cluster.hosts_file)
     assert (code, gpu0.count("start")) == (130, 1), err
+    assert "ddpctl: warning: waiting up to 25 s for the test containers, to remove them" in err
     assert not gpu0.nodes
     assert not list(gpu0.home.glob(".ddpctl/check-*"))
 

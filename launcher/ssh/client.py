@@ -73,10 +73,12 @@ class SshMachine:
                 if connection not in tried and (channel := self._session_on(connection)):
                     return channel
             connection = connect(self.host, self._timeout)
-            if channel := self._session_on(connection):
-                self._connections.append(connection)
-                return channel
-            connection.close()
+            with contextlib.ExitStack() as on_failure:
+                on_failure.callback(connection.close)
+                if channel := self._session_on(connection):
+                    on_failure.pop_all()
+                    self._connections.append(connection)
+                    return channel
             raise HostUnreachable(
                 "sshd refused to open a session",
                 "check MaxSessions in that host's sshd_config, and the account's shell",

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from sshd_server import Sshd
 from test_ssh_connect import Config, Connect, Server, listener
 
 from launcher.errors import DdpctlError
-from launcher.ssh import connect
-from launcher.ssh.client import SshStream
+from launcher.hosts import Host
+from launcher.ssh import client, connect
+from launcher.ssh.client import SshMachine, SshStream
 from launcher.ssh.host_connection import HostConnection
+from launcher.ssh.lean_paramiko import paramiko
 
 
 def connect_all(connections: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
@@ -121,3 +124,20 @@ def test_a_server_that_takes_single_bytes_holds_a_write_only_for_a_time() -> Non
     stream._channel = Channel()
     with pytest.raises(TimeoutError):
         stream.write(bytes(1000), timeout=0.2)
+
+
+def test_a_connection_on_which_no_session_starts_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[bool] = []
+
+    def open_session(timeout: float) -> None:
+        raise paramiko.SSHException("Timeout opening channel.")
+
+    connection = SimpleNamespace(
+        open_session=open_session, loss=lambda: None, close=lambda: closed.append(True)
+    )
+    monkeypatch.setattr(client, "connect", lambda *_: connection)
+    with pytest.raises(DdpctlError, match="sshd did not start a session within 1s"):
+        SshMachine(Host("gpu1"), connect_timeout=1.0)._session()
+    assert closed

@@ -4,6 +4,7 @@
 # `ssh $SSH_CONNECTION`, which contains the host's address. $1: dataset digest or "", $2: workdir digest
 # or "", $3: digest of an image file or of wheels, or ""; `have image` means that file, or a working
 # environment made from the wheels
+LC_ALL=C; export LC_ALL # the remedy depends on what mkdir prints
 cd "$HOME" || exit
 mkdir -p -m 700 .ddpctl && chmod 700 .ddpctl
 # Once a tree has been touched, a concurrent `push --prune` keeps it.

@@ -3,6 +3,7 @@
 # `resume BASE FILES` if an interrupted push has left a draft, which this push takes over; `free KB`
 # for the free disk space; and `earlier DIGEST` for each earlier tree, newest first.
 # $1: the kind of tree (such as datasets), $2: digest, $3: token of this push
+LC_ALL=C; export LC_ALL # the remedy depends on what mkdir prints
 mkdir -p -m 700 "$HOME/.ddpctl"; umask 022
 mkdir -p "$HOME/.ddpctl/$1" && cd "$HOME/.ddpctl/$1" || exit 1
 # Changing the folder makes an NFS client see the trees that other hosts have published in it.

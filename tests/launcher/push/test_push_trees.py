@@ -20,7 +20,7 @@ from launcher.errors import DdpctlError, PushFailed
 from launcher.push.files import manifest, tar
 from launcher.push.files.push_tree import BEGIN, PREPARE, RECEIVE, TreePush
 from launcher.push.files.scan import scan
-from launcher.push.push import PushResult
+from launcher.push.push import INSPECT, PushResult
 from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer.fanout import Fanout
 from launcher.ssh.host_connection import HostConnection
@@ -396,3 +396,40 @@ def test_a_draft_that_copied_an_unknown_tree_is_made_anew(
     pushes([machine], dataset=str(data))
     assert same(machine.trees("datasets")[0], data)
     assert not machine.drafts("datasets")
+
+
+def run_script(
+    home: Path, script: str, program: str, text: str, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a script of a push on a German host whose `program` is the shell script `text`."""
+    draft = home / ".ddpctl" / "datasets" / f".{'d' * 64}.t" / "tree"
+    draft.mkdir(parents=True)
+    (home / "bin").mkdir()
+    (home / "bin" / program).write_text(f"#!/bin/sh\n{text}\n")
+    (home / "bin" / program).chmod(0o755)
+    path = f"{home}/bin:{os.environ['PATH']}"
+    env = {"HOME": str(home), "PATH": path, "LC_ALL": "de_DE.UTF-8"}
+    words = ("datasets", "d" * 64, "t", "none")
+    return subprocess.run(
+        ["sh", "-c", script, "sh", *words], env=env, input=stdin, capture_output=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [(INSPECT, "mkdir"), (BEGIN, "mkdir"), (PREPARE, "mkdir"), (RECEIVE, "tar")],
+)
+def test_errors_that_have_a_remedy_are_in_english_on_every_host(
+    tmp_path: Path, script: str, program: str
+) -> None:
+    done = run_script(tmp_path, script, program, 'echo "$LC_ALL" >&2; exit 1')
+    assert done.stderr.splitlines()[0] == b"C"
+
+
+def test_a_tree_is_on_the_disk_before_it_counts_as_present(tmp_path: Path) -> None:
+    files = [tar.small_file("tree/a", b"a"), tar.small_file("complete", b"")]
+    stream = b"".join(tar.archive(files))
+    done = run_script(tmp_path, RECEIVE, "sync", 'ls -A > "$HOME/at-sync"', stream)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "at-sync").read_text() == f".{'d' * 64}.t\n"
+    assert (tmp_path / ".ddpctl" / "datasets" / ("d" * 64) / "a").read_bytes() == b"a"

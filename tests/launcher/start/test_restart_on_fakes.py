@@ -485,6 +485,24 @@ def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
     assert (cluster.record["state"], cluster.nodes) == ("CANCELLED", [])
 
 
+def test_an_unconfirmed_kill_during_the_pause_before_a_restart_is_not_forgotten(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=1, min_nodes=1)
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(rank_is_killed)
+
+    def pause(seconds: float) -> None:
+        if cluster.hosts["gpu1"].reachable:
+            cluster.hosts["gpu1"].reachable = False
+            assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 6
+
+    monkeypatch.setattr("launcher.start.restart.time", SimpleNamespace(sleep=pause))
+    code, _, err = cluster.launch()
+    assert code == 7, err
+    assert (cluster.record["state"], cluster.record["pending_stop"]) == ("CANCELLED", ["gpu1"])
+
+
 def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
     between_attempts: Callable[..., FakeCluster],
 ) -> None:

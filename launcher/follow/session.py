@@ -39,6 +39,7 @@ from .panel import live_panel
 from .run_lines import RunLines
 
 ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # see FollowedNode.end_state
+LOG_PATIENCE = 10.0  # seconds; without the store, a run's lines are not recorded until its end
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
 
@@ -52,12 +53,14 @@ class StartedRun:
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
     shown: Marks = field(default_factory=dict)  # where the lines on screen end, by node rank
     owned: bool = True  # whether Ctrl-C can stop the run; otherwise it only stops following
-    recorded: bool = False  # whether a recorder already takes care of the run and records its lines
+    # seconds to wait until no other command copies the log; None: leave the log to the run's recorder
+    log_patience: float | None = LOG_PATIENCE
 
 
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user stops following it."""
-    log = nullcontext() if run.recorded else log_store(run.folder, console)
+    patience = run.log_patience
+    log = nullcontext() if patience is None else log_store(run.folder, console, patience)
     with interrupts.held(), log as store:
         monitor = Monitor(run.handle, run.shown, run.clock_skews)
         session = Session(run, monitor, store, RunLines(console), hook, interrupts, console)

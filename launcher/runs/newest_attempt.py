@@ -1,6 +1,7 @@
 """Connect to the nodes of a run's newest attempt, and update this machine's copy of its logs."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 
 from rich.filesize import decimal
@@ -22,6 +23,7 @@ from .reported import ask_for_record, caught_up
 
 LONGEST_SYNC = 10**9  # bytes of a journal that one command copies; the next command continues
 SYNC_TIMEOUT = 300.0  # seconds
+POLL = 0.2  # seconds between attempts to lock the log store
 
 
 @contextlib.contextmanager
@@ -78,13 +80,19 @@ def in_rank_order(
 
 
 @contextlib.contextmanager
-def log_store(folder: RunFolder, console: Console) -> Iterator[LogStore | None]:
+def log_store(
+    folder: RunFolder, console: Console, patience: float = 0.0
+) -> Iterator[LogStore | None]:
     """Yield the run's log store; None if another process is writing to it or if it is unwritable.
 
-    Prints an error if it is unwritable.
+    Prints an error if it is unwritable. patience: seconds to wait for the other process.
     """
+    deadline = time.monotonic() + patience
     try:
-        store = LogStore.acquire(folder.logs, console.say)
+        while not (store := LogStore.acquire(folder.logs, console.say)):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL)
     except StateError as error:
         console.error(f"not recorded: {error}")
         store = None

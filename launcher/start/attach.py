@@ -1,5 +1,6 @@
 """Return to a run: print its log so far, then follow it as `launch` does."""
 
+import dataclasses
 import sys
 import time
 
@@ -46,9 +47,11 @@ def attach(
             report_errors(sync_logs(handle, store, console), console)
         shown = print_recorded(folder, LogFilter(), RunLines(console), console)
         if not record.state.is_final:
-            # two recorders would both restart the run, and run --on-event twice
-            recorded = not recorder and detach.has_recorder(folder)
-            run = StartedRun(handle, folder, record, shown=shown, owned=False, recorded=recorded)
+            run = StartedRun(handle, folder, record, shown=shown, owned=False)
+            if not recorder:
+                # two recorders would both restart the run, and run --on-event twice
+                patience = None if detach.has_recorder(folder) else 0.0
+                run = dataclasses.replace(run, log_patience=patience)
             outcome = follow(run, hook, interrupts, console)
             if outcome.state.is_final:
                 # A recorder that died may have left tickets for a restart. Remove them if the failure

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
 from fakes import FakeCluster
 
+from launcher.logs.store import LogStore
 from launcher.start import recorder
 
 Make = Callable[..., FakeCluster]
 
 
+@pytest.mark.parametrize("copied_meanwhile", [False, True])
 def test_a_detached_run_is_recorded_to_its_end(
-    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, copied_meanwhile: bool
 ) -> None:
     cluster = fake_cluster()
     code, out, err = cluster.launch("--detach")
@@ -28,6 +31,10 @@ def test_a_detached_run_is_recorded_to_its_end(
     folder = cluster.state / "ddpctl" / "runs" / run_id
     monkeypatch.setattr(sys, "argv", ["recorder", str(folder)])
     monkeypatch.setattr(recorder, "report_ready", lambda: None)
+    if copied_meanwhile:  # by `ddpctl logs`
+        store = LogStore.acquire(folder / "logs", pytest.fail)
+        assert store
+        threading.Timer(1.0, store.close).start()
     assert recorder.main() == 0
     assert cluster.record["state"] == "SUCCEEDED"
     assert b"loss 0.1" in (folder / "logs" / "node-1.log").read_bytes()

@@ -40,6 +40,15 @@ def label(frame: Frame) -> str:
     return f"{where}: {frame.text}" if frame.text else where
 
 
+def without_importlib(frames: Sequence[Frame]) -> list[Frame]:
+    """Return the frames without those of Python's import system, as in a traceback.
+
+    The innermost frame stays: it shows where a rank is that reads a module from a disk that hangs.
+    """
+    outer = (frame for frame in frames[:-1] if not frame.file.startswith("<frozen importlib"))
+    return [*outer, *frames[-1:]]
+
+
 @dataclass(frozen=True)
 class RankStack(Stack):
     host: str = ""
@@ -103,7 +112,8 @@ class StackGroup:
         return f"rank{plural} {ranges(self.ranks)} on {names(self.hosts)}"
 
     def excerpt(self, frames: int) -> list[str]:
-        shown = [f"  {label(frame)}" for frame in self.first.frames[-frames:]]
+        last = without_importlib(self.first.frames)[-frames:]
+        shown = [f"  {label(frame)}" for frame in last]
         return [f"{self.name}:", *(shown or [f"  {self.first.describe()}"])]
 
 

@@ -18,6 +18,7 @@ from ..diagnosis.stack_groups import (
     located,
     stragglers,
     verdict,
+    without_importlib,
 )
 from ..engines.node_handle import NodeHandle
 from ..errors import CommandTimeout
@@ -126,11 +127,12 @@ def block(group: StackGroup) -> list[str]:
     if not first.frames:
         return [*shown, f"  {first.describe()}"]
     own = first.own_frames  # indented less, so that they stand out
-    shown += [f"  {label(f)}" if f in own else f"    {label(f)}" for f in first.frames]
+    frames = without_importlib(first.frames)
+    shown += [f"  {label(f)}" if f in own else f"    {label(f)}" for f in frames]
     for member in group.members:
         for thread in member.threads:
             shown.append(f"  thread {thread.thread} of rank {member.rank}:")
-            shown += [f"    {label(frame)}" for frame in thread.frames]
+            shown += [f"    {label(frame)}" for frame in without_importlib(thread.frames)]
     return shown
 
 

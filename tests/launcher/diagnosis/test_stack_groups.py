@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.diagnosis.stack_groups import RankStack, grouped, located, stragglers, verdict
-from launcher.supervisor.events import Frame, Stack
+from launcher.look.stacks import block
+from launcher.supervisor.events import Frame, Stack, Thread
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 MAIN = Frame("/workspace/train.py", 40, "<module>", "main()")
@@ -100,3 +103,21 @@ def test_the_frames_of_an_installed_program_are_its_user_s_own() -> None:
     assert one.own_frames == [outer, step]
     assert groups_of(one, other)[0] == [[0, 1]]
     assert one.describe() == "at trainer/train.py:88 in step: loss.backward()"
+
+
+def test_the_frames_of_the_import_system_are_not_shown_unless_the_rank_is_in_one() -> None:
+    load = Frame("<frozen importlib._bootstrap>", 1176, "_find_and_load")
+    read = Frame("<frozen importlib._bootstrap_external>", 1131, "get_data")
+    own = Frame("/workspace/train.py", 1, "<module>", "import torch")
+    init = Frame(f"{TORCH}/__init__.py", 409, "<module>", "from torch._C import *")
+    frames = (own, load, load, init, load, read)
+    one = rank(0, frames)
+    [group] = grouped([replace(one, threads=(Thread("0x7f", frames),))])
+    labels = [
+        "train.py:1 in <module>: import torch",
+        "torch/__init__.py:409 in <module>: from torch._C import *",
+        "<frozen importlib._bootstrap_external>:1131 in get_data",
+    ]
+    assert group.excerpt(3)[1:] == [f"  {each}" for each in labels]
+    assert [line.strip() for line in block(group)[3:6]] == labels
+    assert [line.strip() for line in block(group)[7:]] == labels

@@ -94,6 +94,14 @@ def test_any_user_can_run_the_trainer_of_a_private_checkout(tmp_path: Path) -> N
         subprocess.run(["docker", "rmi", name], check=False, capture_output=True)
 
 
+def test_a_base_without_pip_is_named_as_the_cause(project: Path) -> None:
+    done = ddpctl(str(project), "--base", "ddpctl-cpu-base")
+    assert done.returncode == 1
+    *_, cause, error = done.stderr.splitlines()
+    assert cause.endswith("the base image has no pip: use --base to pass an image that has it")
+    assert error.endswith("see the build output above")
+
+
 def test_a_base_that_is_nowhere_is_one_line(project: Path) -> None:
     done = ddpctl(str(project), "--base", "localhost:1/no-such-base:1")
     assert done.returncode == 2

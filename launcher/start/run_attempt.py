@@ -16,6 +16,7 @@ from ..own_folders import require_writable
 from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.host_connection import HostConnection, connected
+from ..ssh.many import each_node
 from ..stop.pending import finish_pending
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
@@ -25,7 +26,7 @@ from .choose_hosts import choose_hosts
 from .claim_gpus import Refused, claim_gpus
 from .request import Request
 from .reservation import Reservation
-from .start_nodes import PlannedAttempt, remove_nodes, start_nodes
+from .start_nodes import PlannedAttempt, earlier_nodes, remove_nodes, start_nodes
 from .tickets import Tickets
 from .waiting_line import PlaceInLine
 
@@ -106,6 +107,10 @@ class Starter:
         checked = check(request, chosen, self.spares, console)
         pushed = push(request, checked, self.spares, console)
         plan = make_plan(request, checked, pushed, console)
+        planned = PlannedAttempt(plan, chosen)
+        if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
+            with console.step("asking whether the run is alive"):
+                each_node(chosen, lambda connection: earlier_nodes(planned, connection))
         self.reservation.take(self.connections, console)
         with contextlib.suppress(StateError):  # a file system without locks
             self.line.lock()
@@ -114,7 +119,7 @@ class Starter:
             compare(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
         skews = [facts.clock_skew for facts in checked.facts]
-        return PreparedAttempt(request, PlannedAttempt(plan, chosen), record, skews)
+        return PreparedAttempt(request, planned, record, skews)
 
     def start_and_follow(self, prepared: PreparedAttempt) -> Outcome | Refused:
         """Claim the GPUs, start all nodes or none, and follow the run.

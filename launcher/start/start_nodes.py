@@ -72,18 +72,15 @@ def create_nodes(
     """Create the nodes and fill their folders on all hosts, without starting the nodes.
 
     First removes the nodes of earlier attempts. A restart also stops them; a resume raises UsageError
-    if one is running or may start, because another command has created it since this one looked.
-    user_env: the variables that the user sets, which may be secret. run_json: the content of the
-    hosts' run.json.
+    if one is running or may start. user_env: the variables that the user sets, which may be secret.
+    run_json: the content of the hosts' run.json.
     """
     plan, token = planned.plan, secrets.token_hex(32)
 
     def create(connection: HostConnection) -> None:
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
-            for status in planned.nodes_on(connection):
-                if (status.alive or status.may_start) and not plan.past_restarts:
-                    raise still_live(status)
+            for status in earlier_nodes(planned, connection):
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token)
@@ -93,10 +90,20 @@ def create_nodes(
     each_node(planned.connections, create)
 
 
-def still_live(status: NodeStatus) -> UsageError:
-    state = "still running" if status.alive else "being started"
-    what = f"attempt {status.attempt} of {status.run_id} is {state}"
-    return UsageError(what, f"follow it with `ddpctl attach {status.run_id}`", host=status.host)
+def earlier_nodes(planned: PlannedAttempt, connection: HostConnection) -> list[NodeStatus]:
+    """Return the host's nodes of earlier attempts.
+
+    For a resume, raises UsageError if one is running or may start: another command has created it
+    since this one looked.
+    """
+    earlier = planned.nodes_on(connection)
+    for status in earlier:
+        if (status.alive or status.may_start) and not planned.plan.past_restarts:
+            state = "still running" if status.alive else "being started"
+            what = f"attempt {status.attempt} of {status.run_id} is {state}"
+            remedy = f"follow it with `ddpctl attach {status.run_id}`"
+            raise UsageError(what, remedy, host=status.host)
+    return earlier
 
 
 def start_nodes(planned: PlannedAttempt, user_env: Mapping[str, str], console: Console) -> None:

@@ -158,12 +158,43 @@ def test_a_resume_does_not_stop_an_attempt_that_began_since_it_looked(
     cluster = fake_cluster(master_port="auto", gpus=0)
     assert cluster.launch("--detach")[0] == 0
     monkeypatch.setattr("launcher.start.resume.list_nodes", lambda *_: ([], {}))
+    monkeypatch.setattr("launcher.start.run_attempt.earlier_nodes", lambda *_: [])
     code, _, err = cluster.ddpctl("resume", "--detach")
     assert code == 2 and "attempt 1 of " in err and " is still running; follow it with" in err, err
     assert [(node.attempt, node.state) for node in cluster.nodes] == [
         (1, "running"),
         (1, "running"),
     ]
+
+
+def test_after_a_resume_that_was_too_late_every_command_finds_the_attempt_that_runs(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the hosts' files do not show yet that it is alive: a launch writes them before it starts."""
+    cluster = fake_cluster(master_port="auto", gpus=0)
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    for host in cluster:
+        host.on_start = lambda node: node.say("line", rank=node.node_rank)
+    shutil.copytree(cluster.state, cluster.folder / "other")
+    with monkeypatch.context() as on_other_machine:
+        on_other_machine.setenv("XDG_STATE_HOME", str(cluster.folder / "other"))
+        assert cluster.ddpctl("resume", "--detach")[0] == 0
+    with monkeypatch.context() as a_moment_earlier:
+        a_moment_earlier.setattr("launcher.start.resume.list_nodes", lambda *_: ([], {}))
+        code, _, err = cluster.ddpctl("resume")
+    assert code == 2 and "attempt 2 of " in err and " is still running; follow it with" in err, err
+    assert [each["attempt"] for each in cluster.record["attempts"]] == [1, 2]
+    assert "RUNNING" in cluster.ddpctl("ps")[1]
+    assert cluster.ddpctl("logs", "--attempt", "2")[1].count("line") == 2
+    for node in cluster.nodes:
+        node.end(0)
+    code, out, err = cluster.ddpctl("attach")
+    assert (code, out.count("line"), "succeeded" in err) == (0, 2, True), err
+    assert cluster.ddpctl("resume", "--force", "--detach")[0] == 0
+    assert {node.attempt for node in cluster.nodes} == {3}
+    assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0
+    assert (cluster.nodes, cluster.record["attempts"][-1]["state"]) == ([], "CANCELLED")
 
 
 def test_a_host_that_never_had_the_run_is_sent_its_checkpoint(

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import NoReturn
@@ -69,8 +70,14 @@ class Interrupts:
             yield
         finally:
             self._holds -= 1
-        leaving = SIGNALS if self._in_recorder else LEAVING
-        if not self._holds and not set(self._pending) <= set(leaving):
+        if not self._holds and self._to_end:
+            raise KeyboardInterrupt
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep in a `held()` block. After it, a queued Ctrl-C or SIGTERM raises KeyboardInterrupt."""
+        time.sleep(seconds)
+        if self._to_end:
+            self.forget()
             raise KeyboardInterrupt
 
     def take(self) -> int | None:
@@ -90,6 +97,11 @@ class Interrupts:
             end_recorder(number)
         else:
             raise KeyboardInterrupt
+
+    @property
+    def _to_end(self) -> bool:
+        """Whether a queued signal ends what this process does."""
+        return not set(self._pending) <= set(SIGNALS if self._in_recorder else LEAVING)
 
     @property
     def _in_recorder(self) -> bool:

@@ -5,7 +5,7 @@ The created nodes are the claim: every other launch reads from their labels whic
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,22 +37,25 @@ def claim_gpus(
     user_env: Mapping[str, str],
     run_json: Mapping[str, Any],
     console: Console,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Refused | None:
     """Create the nodes on all hosts, then look for rivals. Return None if no rival comes first.
 
     Otherwise, remove all nodes and return Refused. After an error, the caller must remove the
-    nodes. user_env, run_json: see `create_nodes`.
+    nodes. user_env, run_json: see `create_nodes`. sleep: called between looks at undecided rivals.
     """
     with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
         create_nodes(planned, user_env, run_json)
-        reasons = _settle_with_rivals(planned)
+        reasons = _settle_with_rivals(planned, sleep)
     if not reasons:
         return None
     remove_nodes(planned, console, folders=True)
     return Refused(planned, reasons)
 
 
-def _settle_with_rivals(planned: PlannedAttempt) -> list[DdpctlError]:
+def _settle_with_rivals(
+    planned: PlannedAttempt, sleep: Callable[[float], None]
+) -> list[DdpctlError]:
     """Wait until a rival is ahead of this run or none is undecided. Return an error for each one ahead.
 
     Removes what dead launches left on the hosts. After LEASE, undecided rivals count as ahead.
@@ -81,7 +84,7 @@ def _settle_with_rivals(planned: PlannedAttempt) -> list[DdpctlError]:
             return reasons
         if not any(undecided(rival) for here in rivals_there.values() for rival in here):
             return []
-        time.sleep(LOOK_AGAIN)
+        sleep(LOOK_AGAIN)
 
 
 def list_claims(planned: PlannedAttempt) -> Claims:

@@ -130,7 +130,7 @@ class Starter:
         env, run_json = user_env(request.cluster.job), for_hosts(prepared.record)
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
-                if refused := claim_gpus(planned, env, run_json, console):
+                if refused := claim_gpus(planned, env, run_json, console, self.interrupts.sleep):
                     choose_again = len(planned.connections) < len(self.connections)
                     return dataclasses.replace(refused, choose_again=choose_again)
                 self.reservation.raise_if_killed(planned, console)

@@ -22,6 +22,7 @@ from launcher.engines.status import LEASE
 from launcher.errors import PreflightError, RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow import detach
+from launcher.follow.ctrl_c import Interrupts
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome, RunState
@@ -779,6 +780,30 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
     assert {node.run_id for node in cluster.nodes} == {undecided}
 
 
+def test_ctrl_c_ends_a_launch_that_looks_at_an_undecided_rival(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    undecided = cluster.launch("--detach", "--name", "rival")[1].strip()
+    cluster.nodes[0].state = "created"
+
+    looks = []
+
+    def sleep(interrupts: Interrupts, seconds: float) -> None:
+        looks.append(seconds)
+        signal.raise_signal(signal.SIGINT)
+        real_sleep(interrupts, 0)
+
+    real_sleep = Interrupts.sleep
+    monkeypatch.setattr(Interrupts, "sleep", sleep)
+    monkeypatch.setattr(claim_gpus_module, "LEASE", 1.0)
+    options, run_id = LaunchOptions(check=False), new_run_id("own")
+    with pytest.raises(KeyboardInterrupt):
+        run_attempt(Request(load(cluster.hosts_file), options, run_id, since=1.0), Console())
+    assert len(looks) == 1
+    assert {node.run_id for node in cluster.nodes} == {undecided}
+
+
 def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -820,7 +845,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         chosen.append([connection.name for connection in connections])
         return connections
 
-    def lose_first(planned: PlannedAttempt) -> list[PreflightError]:
+    def lose_first(planned: PlannedAttempt, _: object) -> list[PreflightError]:
         return (
             [PreflightError("another run was faster", host="gpu0")]
             if planned.connections[0].name == "gpu0"
@@ -868,7 +893,7 @@ def test_a_run_that_has_waited_runs_the_code_that_was_pushed_last(
     home = cluster.hosts["gpu0"].home
     tries: list[list[str]] = []
 
-    def lose_once(_: PlannedAttempt) -> list[PreflightError]:
+    def lose_once(*_: object) -> list[PreflightError]:
         [workspace] = home.glob(".ddpctl/runs/*/workspace")
         tries.append([(workspace / "train.py").read_text(), *(p.name for p in workspace.iterdir())])
         if len(tries) > 1:
@@ -903,7 +928,7 @@ def test_a_try_of_a_later_attempt_keeps_what_the_run_has_written_to_its_workspac
     cluster.nodes_end(0)
     tries: list[bool] = []
 
-    def lose_once(_: PlannedAttempt) -> list[PreflightError]:
+    def lose_once(*_: object) -> list[PreflightError]:
         tries.append((workspace / "written").exists())
         return [PreflightError("another run was faster", host="gpu0")] if len(tries) == 1 else []
 

@@ -418,6 +418,7 @@ def run_script(
 @pytest.mark.parametrize(
     ("script", "program"),
     [(INSPECT, "mkdir"), (BEGIN, "mkdir"), (PREPARE, "mkdir"), (RECEIVE, "tar")],
+    ids=["inspect", "begin", "prepare", "receive"],
 )
 def test_errors_that_have_a_remedy_are_in_english_on_every_host(
     tmp_path: Path, script: str, program: str

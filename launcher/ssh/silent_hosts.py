@@ -1,8 +1,8 @@
-"""Hosts that could not be reached a moment ago.
+"""Hosts that did not answer a moment ago.
 
-A command asks a host several questions, each of which would dial it again. A dial that failed is
-therefore not repeated for as long as it took: 10 s if the host does not answer, and next to nothing
-if it refuses connections. What keeps trying to reach a host calls `forget` before each try.
+A command asks a host several questions, each of which would dial it again. A dial that failed after
+a long wait is therefore not repeated for as long as it took. What keeps trying to reach a host calls
+`forget` before each try.
 """
 
 import time
@@ -10,11 +10,14 @@ import time
 from ..errors import HostUnreachable
 from ..hosts import Host
 
+LONG = 5.0  # seconds; a host that refuses a connection or a login says so earlier
 _silent: dict[Host, tuple[float, HostUnreachable]] = {}  # until when, by time.monotonic(), and why
 
 
 def remember(host: Host, why: HostUnreachable, seconds: float) -> None:
-    _silent[host] = (time.monotonic() + seconds, why)
+    """Remember that a dial of the host failed after `seconds`."""
+    if seconds >= LONG:
+        _silent[host] = (time.monotonic() + seconds, why)
 
 
 def forget(host: Host) -> None:

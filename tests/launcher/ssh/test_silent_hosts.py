@@ -74,3 +74,13 @@ def test_a_host_that_has_answered_in_the_meantime_is_not_silent(
     monkeypatch.setattr("launcher.ssh.connect._connect", lambda route: "connection")
     connect_early([host])  # it always dials
     assert [connect(host, 10.0) for _ in range(2)] == ["connection"] * 2
+
+
+def test_a_host_that_refuses_at_once_is_dialed_again() -> None:
+    host = Host("gpu1")
+    silent_hosts.remember(host, HostUnreachable("connection refused"), seconds=4.9)
+    silent_hosts.raise_if_silent(host)
+    silent_hosts.remember(host, HostUnreachable("no answer"), seconds=5.0)
+    with pytest.raises(HostUnreachable, match="no answer"):
+        silent_hosts.raise_if_silent(host)
+    silent_hosts.forget(host)

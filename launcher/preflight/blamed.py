@@ -3,10 +3,10 @@
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..errors import StateError
 from ..own_folders import locked, make_folder, read_record, state_home, write_atomically
 from ..ssh.host_connection import HostConnection
 from ..text import one_line, rfc3339
@@ -46,9 +46,14 @@ def clear_blame(host: str) -> bool:
     return known is not None
 
 
-def _locked() -> AbstractContextManager[None]:
-    """Context manager: exclude the recorders of other runs."""
-    return locked(make_folder(state_home()) / ".blamed.lock")
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Context manager: exclude the recorders of other runs, if the file system has locks."""
+    lock = make_folder(state_home()) / ".blamed.lock"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(StateError):
+            stack.enter_context(locked(lock))
+        yield
 
 
 def _load() -> dict[str, list[str]]:

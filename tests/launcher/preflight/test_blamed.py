@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import threading
 import time
 from pathlib import Path
@@ -40,3 +43,16 @@ def test_two_runs_that_blame_hosts_at_the_same_time_are_both_remembered(
         thread.join()
     warnings = blame_of([HostConnection(Host(host)) for host in HOSTS])
     assert {warning.host for warning in warnings} == {"gpu2", "gpu3"}
+
+
+def test_a_file_system_without_locks_does_not_stop_a_restart_from_blaming_a_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    remember_blame("r0", {"gpu1": "its GPU failed"})
+    assert [warning.host for warning in blame_of([HostConnection(Host("gpu1"))])] == ["gpu1"]
+    assert clear_blame("gpu1")

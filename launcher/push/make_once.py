@@ -20,7 +20,8 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
     make_folder(path.parent)
     with locked(path.parent / ".lock"):
         for left in path.parent.glob(".*/"):  # by a process that was killed
-            shutil.rmtree(left)
+            # an unpacked image may have read-only folders, or its converter may still be running
+            shutil.rmtree(left, ignore_errors=True)
         if not path.exists():
             with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as scratch:
                 draft = Path(scratch, path.name)

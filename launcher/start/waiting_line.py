@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, lines
+from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, StateError, lines
 from ..follow import detach
 from ..follow.ctrl_c import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
@@ -167,7 +167,10 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
 
 def is_being_started(folder: RunFolder) -> bool:
     """Return whether a process on this machine waits in line for the run or starts an attempt of it."""
-    return is_locked(folder.path / WAITING_LOCK)
+    try:
+        return is_locked(folder.path / WAITING_LOCK)
+    except StateError:  # a file system without locks
+        return False
 
 
 def with_remedy(reasons: Sequence[DdpctlError], remedy: str) -> Several:

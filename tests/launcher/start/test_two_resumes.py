@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
 import threading
 import time
@@ -173,3 +176,19 @@ def test_nodes_that_another_machine_has_created_and_not_started_yet_are_not_remo
     what = "is being started; follow it" if looked_before else "is still running or waiting on gpu"
     assert what in refusal
     assert {node.attempt for node in cluster.nodes} == {2}
+
+
+def test_on_a_file_system_without_locks_a_run_whose_start_crashed_can_be_resumed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(failed_run(cluster))
+    record = folder.load()
+    record.attempt.state = RunState.PENDING
+    folder.try_save(record, Console(quiet=True))
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err

@@ -1,5 +1,6 @@
 """Start the recorder, a process that takes care of a run while no command follows it."""
 
+import contextlib
 import json
 import selectors
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ..errors import CommandFailed
+from ..errors import CommandFailed, StateError
 from ..outcomes import Outcome, RunState
 from ..own_folders import is_locked, locked
 from ..runs.record import RunFolder
@@ -73,7 +74,9 @@ def recording(folder: RunFolder) -> AbstractContextManager[None]:
 
 def has_recorder(folder: RunFolder) -> bool:
     """Return whether a recorder on this machine takes care of the run, even between attempts."""
-    return is_locked(folder.path / LOCK)
+    with contextlib.suppress(StateError):  # a file system without locks, on which none starts
+        return is_locked(folder.path / LOCK)
+    return False
 
 
 def import_path() -> list[str]:

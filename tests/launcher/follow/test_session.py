@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
@@ -120,6 +122,22 @@ def test_ctrl_c_of_attach_starts_a_recorder_only_if_the_run_has_none(
         code, _, err = cluster.ddpctl("attach")
     assert code == 130 and f"follow it with `ddpctl attach {run_id}`" in err, err
     assert cluster.recorders == ([] if has_recorder else [run_id])
+
+
+def test_attach_follows_a_run_also_on_a_file_system_without_locks(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    (folder.path / detach.LOCK).touch()  # by a recorder that could not start
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    cluster.nodes[0].say("loss 0.1", 0)
+    cluster.nodes[0].end(1)
+    code, out, err = cluster.ddpctl("attach")
+    assert code == 1 and "loss 0.1" in out, err
 
 
 def test_a_command_that_learns_of_the_end_late_does_not_hide_a_newer_attempt(

@@ -70,13 +70,13 @@ class Interrupts:
             yield
         finally:
             self._holds -= 1
-        if not self._holds and self._to_end:
+        if not self._holds and self.to_end():
             raise KeyboardInterrupt
 
     def sleep(self, seconds: float) -> None:
         """Sleep in a `held()` block. After it, a queued Ctrl-C or SIGTERM raises KeyboardInterrupt."""
         time.sleep(seconds)
-        if self._to_end:
+        if self.to_end():
             self.forget()
             raise KeyboardInterrupt
 
@@ -85,6 +85,10 @@ class Interrupts:
         if self._in_recorder and self._pending:
             end_recorder(self._pending[0])
         return self._pending.pop(0) if self._pending else None
+
+    def to_end(self) -> bool:
+        """Return whether a queued signal ends what this process does."""
+        return not set(self._pending) <= set(SIGNALS if self._in_recorder else LEAVING)
 
     def forget(self) -> None:
         """Drop the queued signals."""
@@ -97,11 +101,6 @@ class Interrupts:
             end_recorder(number)
         else:
             raise KeyboardInterrupt
-
-    @property
-    def _to_end(self) -> bool:
-        """Whether a queued signal ends what this process does."""
-        return not set(self._pending) <= set(SIGNALS if self._in_recorder else LEAVING)
 
     @property
     def _in_recorder(self) -> bool:

@@ -59,8 +59,8 @@ class StartedRun:
 
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user stops following it."""
-    patience = run.log_patience
-    log = nullcontext() if patience is None else log_store(run.folder, console, patience)
+    patience, ctrl_c = run.log_patience, interrupts.to_end
+    log = nullcontext() if patience is None else log_store(run.folder, console, patience, ctrl_c)
     with interrupts.held(), log as store:
         monitor = Monitor(run.handle, run.shown, run.clock_skews)
         session = Session(run, monitor, store, RunLines(console), hook, interrupts, console)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.filesize import decimal
 
@@ -81,16 +81,20 @@ def in_rank_order(
 
 @contextlib.contextmanager
 def log_store(
-    folder: RunFolder, console: Console, patience: float = 0.0
+    folder: RunFolder,
+    console: Console,
+    patience: float = 0.0,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[LogStore | None]:
     """Yield the run's log store; None if another process is writing to it or if it is unwritable.
 
-    Prints an error if it is unwritable. patience: seconds to wait for the other process.
+    Prints an error if it is unwritable. patience: seconds to wait for the other process, unless
+    `interrupted` returns True meanwhile.
     """
     deadline = time.monotonic() + patience
     try:
         while not (store := LogStore.acquire(folder.logs, console.say)):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or interrupted():
                 break
             time.sleep(POLL)
     except StateError as error:

@@ -17,8 +17,9 @@ import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode, signal_once_started
 from supervisors import until
 
-from launcher.follow import detach, node_watcher
+from launcher.follow import detach, node_watcher, session
 from launcher.follow.ctrl_c import LEAVING
+from launcher.logs.store import LogStore
 from launcher.runs.record import run_folder
 from launcher.terminal.console import Console
 
@@ -32,6 +33,21 @@ def test_ctrl_c_stops_every_node_and_exits_with_130(fake_cluster: Make) -> None:
     assert code == 130, err
     assert all(node.ended.is_set() for node in cluster.nodes)
     assert cluster.record["state"] == "CANCELLED"
+
+
+def test_ctrl_c_does_not_wait_for_a_command_that_holds_the_log(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    cluster.nodes_end(1)
+    assert cluster.launch()[0] == 1
+    logs = run_folder(cluster.record["run_id"]).logs
+    store = LogStore.acquire(logs, pytest.fail)  # as in `ddpctl logs | less`
+    assert store
+    signal_once_started(cluster, signal.SIGINT)
+    began = time.monotonic()
+    code, _, err = cluster.ddpctl("resume")
+    store.close()
+    assert code == 130, err
+    assert time.monotonic() - began < session.LOG_PATIENCE
 
 
 def test_a_node_that_ctrl_c_stopped_is_reported_as_cancelled(fake_cluster: Make) -> None:

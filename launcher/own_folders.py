@@ -109,16 +109,18 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
     """Context manager: hold the lock at `path`. Waits for other holders unless all share the lock.
 
     On NFS, a shared lock needs a file open for reading, and an exclusive one a file open for writing.
-    Raises StateError if the file cannot be opened, or if its file system has no locks.
+    Raises StateError if the file cannot be opened, if its file system has no locks or, without
+    `wait`, if another process holds the lock.
     """
     with contextlib.ExitStack() as opened:
         try:
             file = opened.enter_context(path.open("a+"))
-            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
         except OSError as error:
             raise state_error(error, "locked", path) from None
         yield

@@ -14,8 +14,8 @@ Three marks on a host keep runs apart. `kill` removes or cancels each of them.
   it handed the run over, may start the attempt, and only if `kill` has not cancelled it
   (reservation.py).
 
-On the launching machine, WAITING_LOCK ensures that only one process at a time waits in line for a run
-or starts an attempt of it.
+On the launching machine, WAITING_LOCK ensures that only one process at a time waits in line for a run,
+and shows that one waits or starts an attempt.
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> FollowedNode.end_state -> Session's final

@@ -112,8 +112,9 @@ class Starter:
             with console.step("asking whether the run is alive"):
                 each_node(chosen, lambda connection: earlier_nodes(planned, connection))
         self.reservation.take(self.connections, console)
-        with contextlib.suppress(StateError):  # a file system without locks
-            self.line.lock()
+        # do not wait: a recorder may hold the lock while it follows an attempt whose hosts are gone
+        with contextlib.suppress(StateError):
+            self.line.lock(wait=False)
         record = request.remember(plan)
         if request.earlier:
             compare(request.earlier, plan, console)

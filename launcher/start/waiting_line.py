@@ -89,11 +89,15 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self.interrupts.forget()
             return outcome
 
-    def lock(self) -> None:
-        """Show other commands on this machine that this process waits for the run or starts it."""
+    def lock(self, *, wait: bool = True) -> None:
+        """Show other commands on this machine that this process waits for the run or starts it.
+
+        Raises StateError on a file system without locks and, without `wait`, if another process
+        already has the lock.
+        """
         if not (self._locked or self.request.handed_over):
             lock = make_folder(self.request.folder.path) / WAITING_LOCK
-            self._waiting_lock.enter_context(locked(lock))
+            self._waiting_lock.enter_context(locked(lock, wait=wait))
             self._locked = True
 
     def leave(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -20,10 +21,12 @@ from local_machine import Machine
 from launcher.errors import HostUnreachable, NodesFailed, UsageError
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
+from launcher.own_folders import locked
 from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import attach, start_nodes
 from launcher.start.reservation import Reservation
+from launcher.start.waiting_line import WAITING_LOCK
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -191,4 +194,20 @@ def test_on_a_file_system_without_locks_a_run_whose_start_crashed_can_be_resumed
     folder.try_save(record, Console(quiet=True))
     monkeypatch.setattr(fcntl, "flock", unsupported)
     code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err
+
+
+def test_a_resume_does_not_wait_for_a_recorder_that_still_follows_an_earlier_attempt(
+    fake_cluster: Make,
+) -> None:
+    """As after a kill, while all hosts of that attempt are without power."""
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(failed_run(cluster))
+    with contextlib.ExitStack() as recorder:
+        recorder.enter_context(locked(folder.path / WAITING_LOCK))
+        release = threading.Timer(30, recorder.close)
+        release.start()
+        code, _, err = cluster.ddpctl("resume")
+        assert release.is_alive(), "it waited"
+        release.cancel()
     assert code == 0, err

@@ -10,6 +10,7 @@ from ..engines.base import Engine, NodeListing
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import UNSTARTED, ContainerState, NodeStatus
+from ..errors import DdpctlError
 from ..outcomes import NodeState
 from ..runs.record import RunRecord
 from ..runs.reported import reports_of
@@ -159,7 +160,10 @@ def with_cancelled(nodes: list[NodeStatus], connection: HostConnection) -> list[
     failed = [status for status in nodes if status.node_state is NodeState.FAILED]
     if not failed:
         return nodes
-    reported = [status for status, _ in reports_of(connection, failed[0].run_id)]
+    try:
+        reported = [status for status, _ in reports_of(connection, failed[0].run_id)]
+    except DdpctlError:  # such as a slow disk, which must not keep the run alive
+        return nodes
     stopped = {(s.node_rank, s.attempt) for s in reported if s.state is ContainerState.CANCELLED}
     return [
         replace(status, state=ContainerState.CANCELLED)

@@ -14,6 +14,7 @@ from fakes import FakeCluster, FakeNode, messages
 from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
+from launcher.errors import CommandTimeout
 from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
 from launcher.stop import inventory, stop_run
@@ -235,6 +236,20 @@ def test_no_file_of_a_run_on_a_host_can_hold_up_its_kill(fake_cluster: Make) -> 
     os.mkfifo(attempt / "run.json")  # a reader waits until its time is up
     code, _, err = cluster.ddpctl("kill", "host", "--hosts", cluster.hosts_file)
     assert code == 0 and "run hostile: nothing to stop" in err
+
+
+def test_a_host_that_cannot_say_how_its_nodes_ended_has_them_stopped_all_the_same(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(connection: HostConnection, _: str) -> None:
+        raise CommandTimeout("no answer within 60s", host=connection.name)
+
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    cluster.nodes[0].end(1)
+    monkeypatch.setattr(stop_run, "reports_of", fail)
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert (code, cluster.nodes) == (0, []), err
 
 
 def test_kill_all_removes_the_containers_of_finished_runs_in_one_line(fake_cluster: Make) -> None:

@@ -37,6 +37,8 @@ class Reservation:
         """
         if self.handed_over:
             return
+        if self.previous:  # a killed restart must leave the attempt's number to a resume
+            raise_if_cancelled(self.previous.plan, self.previous.connections)
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
             answers, failures = ask_each(

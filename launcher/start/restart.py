@@ -85,7 +85,11 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
         wait = PAUSES_BY_LAUNCHER[without_progress(saved, record.past_restarts)]
         console.say(f"restart {len(record.restarts) + 1} of {most} in {duration(wait)}")
         time.sleep(wait)
-        record = folder.load_if_readable(console) or record  # `kill` may have changed it
+        newest = folder.load_if_readable(console) or record
+        if newest.attempt.number != record.attempt.number:
+            console.say("not restarting: another command has resumed the run")
+            return None
+        record = newest  # `kill` may have changed it
         entry = RestartRecord.after(failure, kind=BY_LAUNCHER, time=timestamp(), saved=saved)
         record.attempt.restarts.append(entry)
         folder.try_save(record, console)

@@ -534,6 +534,40 @@ def test_an_unconfirmed_kill_during_the_pause_before_a_restart_is_not_forgotten(
     assert (cluster.record["state"], cluster.record["pending_stop"]) == ("CANCELLED", ["gpu1"])
 
 
+def test_a_kill_and_a_resume_during_the_pause_before_a_restart_end_the_restart(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=1)
+    for host in cluster:
+        host.on_start = lambda node: rank_is_killed(node) if node.attempt == 1 else None
+
+    def pause(_seconds: float) -> None:
+        assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0
+        assert cluster.ddpctl("resume", "--detach")[0] == 0
+
+    monkeypatch.setattr("launcher.start.restart.time", SimpleNamespace(sleep=pause))
+    code, _, err = cluster.launch()
+    assert code == 1 and "not restarting: another command has resumed the run" in err, err
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "RUNNING"]
+    assert [(node.attempt, node.state) for node in cluster.nodes] == [(2, "running")] * 2
+
+
+def test_a_run_that_was_killed_during_the_pause_before_a_restart_can_be_resumed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=1)
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(rank_is_killed)
+
+    def pause(_seconds: float) -> None:
+        assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0
+
+    monkeypatch.setattr("launcher.start.restart.time", SimpleNamespace(sleep=pause))
+    assert cluster.launch()[0] == 7
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err
+
+
 def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
     between_attempts: Callable[..., FakeCluster],
 ) -> None:

@@ -225,7 +225,7 @@ class Session:
     def _leave(self, number: int) -> Outcome:
         """Leave the run to a recorder. Ctrl-\\ does not count as an interruption."""
         self._save_changes()
-        if self.store:
+        if self.store and not detach.has_recorder(self.run.folder):
             self.store.close()  # so that the recorder can open it
             try:
                 detach.start_recorder(self.run.folder)

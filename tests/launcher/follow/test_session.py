@@ -121,23 +121,32 @@ def test_only_one_command_reports_that_a_node_was_cancelled(fake_cluster: Make) 
     assert events.read_text() == "0\n1\n"
 
 
-@pytest.mark.parametrize("has_recorder", [True, False])
+@pytest.mark.parametrize("recorder", ["before", "later", "none"])
 def test_ctrl_c_of_attach_starts_a_recorder_only_if_the_run_has_none(
-    fake_cluster: Make, has_recorder: bool
+    fake_cluster: Make, recorder: str
 ) -> None:
+    """later: as beside a `launch --detach` that has started the nodes and not yet its recorder."""
     cluster = fake_cluster("gpu0")
     run_id = cluster.launch("--detach")[1].strip()
     cluster.recorders.clear()
 
-    def press_ctrl_c() -> None:
-        until(lambda: cluster.hosts["gpu0"].count("wait") > 0, 20)  # attach follows the node
-        os.kill(os.getpid(), signal.SIGINT)
+    with contextlib.ExitStack() as recording:
 
-    with detach.recording(run_folder(run_id)) if has_recorder else contextlib.nullcontext():
+        def start_recorder() -> None:
+            recording.enter_context(detach.recording(run_folder(run_id)))
+
+        def press_ctrl_c() -> None:
+            until(lambda: cluster.hosts["gpu0"].count("wait") > 0, 20)  # attach follows the node
+            if recorder == "later":
+                start_recorder()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        if recorder == "before":
+            start_recorder()
         threading.Thread(target=press_ctrl_c).start()
         code, _, err = cluster.ddpctl("attach")
     assert code == 130 and f"follow it with `ddpctl attach {run_id}`" in err, err
-    assert cluster.recorders == ([] if has_recorder else [run_id])
+    assert cluster.recorders == ([run_id] if recorder == "none" else [])
 
 
 def test_attach_follows_a_run_also_on_a_file_system_without_locks(

@@ -94,7 +94,8 @@ class NodePeer(Peers):
         self._shortest_round_trip = float("inf")
 
     def channels(self) -> list[Channel]:
-        return [self.channel] if self.channel else []
+        channel = self.channel  # read once: the loop may close it meanwhile
+        return [channel] if channel else []
 
     def decide(self, status: Status, now: float) -> None:
         if self.decision.over:

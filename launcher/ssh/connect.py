@@ -33,6 +33,10 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # fast, but last
 _early: dict[Host, Future[Connection]] = {}
 
 
+class LoginsDropped(HostUnreachable):
+    """Raised if sshd closed each connection before the login, as a busy one does at random."""
+
+
 def connect(host: Host, timeout: float) -> Connection:
     """Connect to `host`, log in, and return the connection. Raises HostUnreachable if that fails.
 
@@ -59,6 +63,8 @@ def _connect_to(host: Host, timeout: float) -> Connection:
     began = time.monotonic()
     try:
         connection = _connect(route_to(host, timeout))
+    except LoginsDropped:  # the next try may succeed
+        raise
     except HostUnreachable as error:
         silent_hosts.remember(host, error, time.monotonic() - began)
         raise
@@ -77,7 +83,7 @@ def _connect(route: Route) -> Connection:
             dropped = str(drop)
         except HostUnreachable as error:
             raise (error if error.host else error.on(route.host.name)) from None
-    raise HostUnreachable(
+    raise LoginsDropped(
         f"sshd{route.at} closed the connection {TRIES} times before the login: {dropped}",
         "check MaxStartups and PerSourcePenalties in its sshd_config, and whether a firewall or "
         "fail2ban is blocking this machine",

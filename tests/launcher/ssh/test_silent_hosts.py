@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from launcher.hosts import Host
 from launcher.ssh import silent_hosts
 from launcher.ssh.connect import connect, connect_early
 from launcher.ssh.host_connection import HostConnection
+from launcher.ssh.link import Dropped
 
 
 @pytest.fixture
@@ -84,3 +86,25 @@ def test_a_host_that_refuses_at_once_is_dialed_again() -> None:
     with pytest.raises(HostUnreachable, match="no answer"):
         silent_hosts.raise_if_silent(host)
     silent_hosts.forget(host)
+
+
+def test_a_host_whose_busy_sshd_drops_logins_is_dialed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with MaxStartups, which drops some logins at random. The tries take 8 s."""
+    dials = []
+
+    def drop(route: SimpleNamespace) -> None:
+        dials.append(route.host)
+        raise Dropped("no banner")
+
+    clock = SimpleNamespace(monotonic=itertools.count(step=8).__next__, sleep=lambda _: None)
+    monkeypatch.setattr("launcher.ssh.connect.time", clock)
+    monkeypatch.setattr(
+        "launcher.ssh.connect.route_to", lambda host, _: SimpleNamespace(host=host, at="")
+    )
+    monkeypatch.setattr("launcher.ssh.connect._try_to_connect", drop)
+    for _ in range(2):
+        with pytest.raises(HostUnreachable, match="closed the connection 6 times"):
+            connect(Host("gpu1"), 10.0)
+    assert len(dials) == 12

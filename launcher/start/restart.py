@@ -56,9 +56,10 @@ def restart_until_done(
         try:
             again = restart(base, record, console)
         except RunKilled:
-            record = folder.load()
-            record.attempt.state = RunState.CANCELLED
-            folder.try_save(record, console)
+            newest = folder.load()
+            if newest.attempt.number == record.attempt.number:  # not if it was resumed meanwhile
+                newest.attempt.state = RunState.CANCELLED
+                folder.try_save(newest, console)
             console.say(f"run {folder.run_id} was killed while it was restarting")
             again = Outcome(RunState.CANCELLED)
         if again is None:

@@ -552,6 +552,25 @@ def test_a_kill_and_a_resume_during_the_pause_before_a_restart_end_the_restart(
     assert [(node.attempt, node.state) for node in cluster.nodes] == [(2, "running")] * 2
 
 
+def test_a_kill_and_a_resume_while_a_restart_looks_for_hosts_leave_the_resumed_attempt_alone(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=1)
+    for host in cluster:
+        host.on_start = lambda node: rank_is_killed(node) if node.attempt == 1 else None
+
+    def look(*_: object) -> dict[Host, PreflightError]:
+        assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0
+        assert cluster.ddpctl("resume", "--detach")[0] == 0
+        return {}
+
+    monkeypatch.setattr("launcher.start.restart.unusable_hosts", look)
+    code, _, err = cluster.launch()
+    assert code == 7, err
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "RUNNING"]
+    assert [(node.attempt, node.state) for node in cluster.nodes] == [(2, "running")] * 2
+
+
 def test_a_run_that_was_killed_during_the_pause_before_a_restart_can_be_resumed(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

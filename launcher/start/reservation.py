@@ -17,7 +17,7 @@ CANCELLED = load_script(__file__, "reservation_cancelled.sh")
 REFUSED = 17  # exit code of RESERVE if another command was first, and of CANCELLED after a kill
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reservation:
     """The reservation of an attempt that a command is about to start. It is never removed."""
 
@@ -26,6 +26,12 @@ class Reservation:
     handed_over: bool = False  # whether another process has made the reservation for this process
     previous: PlannedAttempt | None = None  # the attempt that this one restarts
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
+    _taken: bool = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was made by or for this command, so that no other command starts the attempt."""
+        return self.handed_over or self._taken
 
     def take(self, connections: Sequence[HostConnection], console: Console) -> None:
         """Reserve the attempt. A second call reserves nothing more.
@@ -56,6 +62,7 @@ class Reservation:
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
+        self._taken = True
         if self.previous:
             with console.step("asking whether the run was killed"):
                 raise_if_cancelled(self.previous.plan, self.previous.connections)

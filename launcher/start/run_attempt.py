@@ -51,7 +51,7 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         EventHook(request.folder, request.options.on_event, console) as hook,
         PlaceInLine([*connections, *former], request, previous, interrupts, console) as line,
         # inside `line`, so that no recorder takes over a WAITING run that has just been cancelled
-        failed_start_recorded(request, hook, console),
+        failed_start_recorded(request, reservation, hook, console),
     ):
         require_writable(request.folder.path.parent)
         finish_pending(connections, console)
@@ -184,13 +184,18 @@ def removed_on_failure(
 
 
 @contextlib.contextmanager
-def failed_start_recorded(request: Request, hook: EventHook, console: Console) -> Iterator[None]:
-    """Context manager: if the block fails before the attempt has started, record the failure."""
+def failed_start_recorded(
+    request: Request, reservation: Reservation, hook: EventHook, console: Console
+) -> Iterator[None]:
+    """Context manager: if the block fails before the attempt has started, record the failure.
+
+    Records nothing if another command has reserved the attempt.
+    """
     try:
         yield
     except BaseException as error:
         record = request.folder.load_if_readable(console)
-        current = record and record.attempt.number == request.attempt
+        current = record and record.attempt.number == request.attempt and reservation.is_own
         if record and current and not record.attempt.started:
             cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
             record.attempt.state = RunState.CANCELLED if cancelled else RunState.FAILED

@@ -22,10 +22,13 @@ from launcher.errors import HostUnreachable, NodesFailed, UsageError
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
+from launcher.plan.plan import LaunchOptions
 from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import attach, start_nodes
+from launcher.start.request import Request
 from launcher.start.reservation import Reservation
+from launcher.start.run_attempt import run_attempt
 from launcher.start.waiting_line import WAITING_LOCK
 from launcher.terminal.console import Console
 
@@ -150,6 +153,29 @@ def test_an_attempt_that_another_command_is_starting_is_not_followed_by_one_more
     assert (code, second) == (0, 2), err + refusal
     assert f"another command is starting attempt 2 of {run_id}; follow it with" in refusal
     assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "SUCCEEDED"]
+
+
+def test_a_resume_that_loses_a_race_does_not_record_that_the_attempt_of_the_other_failed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(failed_run(cluster))
+    before = folder.load()
+    states: list[RunState] = []
+
+    def resume_too(*_: object) -> None:
+        if not states:
+            states.append(folder.load().state)
+            options, run_id = LaunchOptions(), before.run_id
+            late = Request(folder.kept_cluster(), options, run_id, before, 2, "resume")
+            with pytest.raises(UsageError, match="attempt 2 was already started"):
+                run_attempt(late, Console(quiet=True))
+            states.append(folder.load().state)
+
+    monkeypatch.setattr("launcher.start.run_attempt.distribute_checkpoint", resume_too)
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err
+    assert states == [RunState.PENDING, RunState.PENDING]
 
 
 @pytest.mark.parametrize("looked_before", [True, False])

@@ -142,13 +142,18 @@ class Session:
             self._save()
 
     def _save(self) -> None:
-        """Save the record, unless another command has started a newer attempt.
+        """Save the record, unless another command knows more.
 
-        Then this command is late, for example because it was suspended with Ctrl-Z.
+        It has started a newer attempt, perhaps while this command was suspended with Ctrl-Z, or it has
+        recorded the end of this one, as `kill` does.
         """
-        folder, number = self.run.folder, self.record.attempt.number
+        folder, own = self.run.folder, self.record.attempt
         newest = folder.load_if_readable(self.console)
-        if newest is None or newest.attempt.number <= number:
+        if newest and newest.attempt.number == own.number:
+            knows_more = newest.state.is_final and not own.state.is_final
+        else:
+            knows_more = newest is not None and newest.attempt.number > own.number
+        if not knows_more:
             folder.try_save(self.record, self.console)
 
     def _contact_changed(self, change: ContactChange) -> None:

@@ -182,6 +182,28 @@ def test_a_command_that_learns_of_the_end_late_does_not_hide_a_newer_attempt(
     assert cluster.record["state"] == "RUNNING"
 
 
+def test_a_command_that_sees_the_end_of_one_node_does_not_undo_the_end_that_kill_has_recorded(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    assert cluster.launch("--detach")[0] == 0
+    [path] = cluster.state.glob("ddpctl/runs/*/run.json")
+    real_save, states = session.Session._save, []
+
+    def save(own: session.Session) -> None:
+        if not states:  # as by `kill`
+            document = json.loads(path.read_text())
+            document["state"] = document["attempts"][-1]["state"] = "CANCELLED"
+            path.write_text(json.dumps(document))
+        real_save(own)
+        states.append(cluster.record["state"])
+
+    monkeypatch.setattr(session.Session, "_save", save)
+    cluster.nodes[0].end(1)
+    cluster.ddpctl("attach")
+    assert states[0] == "CANCELLED" and len(states) > 1
+
+
 def test_ctrl_c_with_a_host_out_of_reach_says_that_its_stop_is_not_confirmed(
     fake_cluster: Make,
 ) -> None:

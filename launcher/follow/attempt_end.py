@@ -28,18 +28,23 @@ MOST_RESTARTS = 50  # evidence is kept only for this many of an attempt's newest
 def note_killed(handle: AttemptHandle, run_id: str, nodes: Mapping[int, FollowedNode]) -> None:
     """Find out which nodes `kill` ended before their supervisors could report an end.
 
-    A supervisor that has just been started, or that was sent SIGKILL, reports none.
+    A supervisor that has just been started, or that was sent SIGKILL, reports none. A host is believed
+    only about its own nodes.
     """
-    silent = [
-        member.connection
+    silent = {
+        rank: member.connection
         for rank, member in enumerate(handle.members)
         if nodes[rank].engine_saw_end and not nodes[rank].end
-    ]
-    reports, _ = reported_nodes(silent, run_id)
-    for status, _ in (row for rows in reports.values() for row in rows):
-        cancelled = status.state is ContainerState.CANCELLED
-        if cancelled and status.attempt == handle.number and status.node_rank in nodes:
-            nodes[status.node_rank].killed = True
+    }
+    reports, _ = reported_nodes([*silent.values()], run_id)
+    cancelled = {
+        (connection.host.account, status.node_rank)
+        for connection, rows in reports.items()
+        for status, _ in rows
+        if status.state is ContainerState.CANCELLED and status.attempt == handle.number
+    }
+    for rank, connection in silent.items():
+        nodes[rank].killed = (connection.host.account, rank) in cancelled
 
 
 def explain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -217,6 +218,23 @@ def test_a_run_whose_supervisors_a_kill_ends_before_they_report_it_is_cancelled(
     [attempt] = cluster.record["attempts"]
     assert (attempt["state"], attempt["first_failure"]) == ("CANCELLED", None)
     assert {node["state"] for node in attempt["nodes"]} == {"CANCELLED"}
+
+
+def test_a_host_is_not_believed_about_a_kill_of_another_hosts_node(fake_cluster: Make) -> None:
+    def lies(node: FakeNode) -> None:
+        own = node.journal.parent
+        other = own.parent.with_name("0") / own.name
+        shutil.copytree(own, other)
+        (other / "cancelled").touch()
+        node.exit(143)
+
+    cluster = fake_cluster()
+    cluster.hosts["gpu0"].on_start = lambda node: node.exit(137)
+    cluster.hosts["gpu1"].on_start = lies
+    code, _, err = cluster.launch()
+    assert code == 1 and "container was killed" in err, err
+    assert cluster.record["state"] == "FAILED"
+    assert "CANCELLED" not in {node["state"] for node in cluster.record["attempts"][0]["nodes"]}
 
 
 def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:

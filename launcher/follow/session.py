@@ -13,7 +13,7 @@ from ..errors import DdpctlError
 from ..logs.store import LogStore, Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.newest_attempt import log_store
-from ..runs.record import RunFolder, RunRecord, timestamp
+from ..runs.record import AttemptRecord, RunFolder, RunRecord, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
@@ -147,14 +147,13 @@ class Session:
         It has started a newer attempt, perhaps while this command was suspended with Ctrl-Z, or it has
         recorded the end of this one, as `kill` does.
         """
-        folder, own = self.run.folder, self.record.attempt
-        newest = folder.load_if_readable(self.console)
-        if newest and newest.attempt.number == own.number:
-            knows_more = newest.state.is_final and not own.state.is_final
-        else:
-            knows_more = newest is not None and newest.attempt.number > own.number
-        if not knows_more:
-            folder.try_save(self.record, self.console)
+
+        def known(attempt: AttemptRecord) -> tuple[int, bool]:
+            return attempt.number, attempt.state.is_final
+
+        newest = self.run.folder.load_if_readable(self.console)
+        if newest is None or known(newest.attempt) <= known(self.record.attempt):
+            self.run.folder.try_save(self.record, self.console)
 
     def _contact_changed(self, change: ContactChange) -> None:
         for line in change.texts:

@@ -534,22 +534,35 @@ def test_an_unconfirmed_kill_during_the_pause_before_a_restart_is_not_forgotten(
     assert (cluster.record["state"], cluster.record["pending_stop"]) == ("CANCELLED", ["gpu1"])
 
 
+def first_fails_then_runs(node: FakeNode) -> None:
+    if node.attempt == 1:
+        rank_is_killed(node)
+
+
+def kill_and_resume(cluster: FakeCluster) -> None:
+    assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0
+    assert cluster.ddpctl("resume", "--detach")[0] == 0
+
+
+def assert_only_the_resumed_attempt_runs(cluster: FakeCluster) -> None:
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "RUNNING"]
+    assert [(node.attempt, node.state) for node in cluster.nodes] == [(2, "running")] * 2
+
+
 def test_a_kill_and_a_resume_during_the_pause_before_a_restart_end_the_restart(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster(max_restarts=1)
     for host in cluster:
-        host.on_start = lambda node: rank_is_killed(node) if node.attempt == 1 else None
+        host.on_start = first_fails_then_runs
 
     def pause(_seconds: float) -> None:
-        assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0
-        assert cluster.ddpctl("resume", "--detach")[0] == 0
+        kill_and_resume(cluster)
 
     monkeypatch.setattr("launcher.start.restart.time", SimpleNamespace(sleep=pause))
     code, _, err = cluster.launch()
     assert code == 1 and "not restarting: another command has resumed the run" in err, err
-    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "RUNNING"]
-    assert [(node.attempt, node.state) for node in cluster.nodes] == [(2, "running")] * 2
+    assert_only_the_resumed_attempt_runs(cluster)
 
 
 def test_a_kill_and_a_resume_while_a_restart_looks_for_hosts_leave_the_resumed_attempt_alone(
@@ -557,18 +570,16 @@ def test_a_kill_and_a_resume_while_a_restart_looks_for_hosts_leave_the_resumed_a
 ) -> None:
     cluster = fake_cluster(max_restarts=1)
     for host in cluster:
-        host.on_start = lambda node: rank_is_killed(node) if node.attempt == 1 else None
+        host.on_start = first_fails_then_runs
 
     def look(*_: object) -> dict[Host, PreflightError]:
-        assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0
-        assert cluster.ddpctl("resume", "--detach")[0] == 0
+        kill_and_resume(cluster)
         return {}
 
     monkeypatch.setattr("launcher.start.restart.unusable_hosts", look)
     code, _, err = cluster.launch()
     assert code == 7, err
-    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "RUNNING"]
-    assert [(node.attempt, node.state) for node in cluster.nodes] == [(2, "running")] * 2
+    assert_only_the_resumed_attempt_runs(cluster)
 
 
 def test_a_run_that_was_killed_during_the_pause_before_a_restart_can_be_resumed(

@@ -15,13 +15,8 @@ from .errors import UsageError
 from .model import replaced
 
 Groups = list[dict[str, Any]]  # parameters, each group with its own settings
-FROM_FLAGS = (
-    "params",
-    "lr",
-    "weight_decay",
-    "momentum",
-    "nesterov",
-)  # what this run sets in a group
+# what this run sets in a group
+FROM_FLAGS = ("params", "lr", "weight_decay", "momentum", "nesterov")
 
 OPTIMIZERS: dict[str, Callable[[Groups, Config], Optimizer]] = {
     "sgd": lambda groups, c: SGD(

@@ -91,9 +91,8 @@ class Run:
         began = time.monotonic()
         state = self.state
         if not state.is_final and not has_recorder(self._folder):
-            start_recorder(
-                self._folder, state
-            )  # the last one was killed, or ran on another machine
+            # the last one was killed, or ran on another machine
+            start_recorder(self._folder, state)
         while has_recorder(self._folder):
             if timeout is not None and time.monotonic() - began > timeout:
                 raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")

@@ -25,7 +25,7 @@ class NewEntries:
 
 @dataclass(frozen=True)
 class Exited:
-    """The engine saw the node's end. size: bytes of its journal; 0 if unknown or if all was read."""
+    """The engine has reported the node's end. size: bytes of its journal; 0 if unknown or all read."""
 
     node_rank: int
     status: NodeStatus
@@ -34,7 +34,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Reached:
-    """The node's host answers or, after an error of its engine, the engine."""
+    """The node's host answers. After an error of its engine: the engine answers, too."""
 
     node_rank: int
 

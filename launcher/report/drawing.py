@@ -135,7 +135,7 @@ def log_axis(low: float, high: float) -> Axis:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Return all points or, if there are many, both ends and each section's lowest and highest."""
+    """Return the points. Of many, keep the first, the last, and the lowest and highest of each section."""
     size = -(-len(points) * 2 // MOST_POINTS)
     if size <= 2:
         return list(points)

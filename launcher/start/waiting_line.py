@@ -90,7 +90,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             return outcome
 
     def lock(self, *, wait: bool = True) -> None:
-        """Show other commands on this machine that this process waits for the run or starts it.
+        """Show other commands on this machine that this process waits in line for the run or starts it.
 
         Raises StateError on a file system without locks and, without `wait`, if another process
         already has the lock.

@@ -183,7 +183,8 @@ class Round:
         code = self.torchrun.exit_code()
         if code is None or self.phase is not Phase.RUNNING:
             return
-        timeout = 0.75 * self.spec.peer_timeout  # so that no peer misses us, even without a thread
+        # shorter, so that no peer takes this node for lost, even if no thread sends heartbeats
+        timeout = 0.75 * self.spec.peer_timeout
         self.survivors = kill_descendants(self.torchrun.pid, self.standby.pid, timeout=timeout)
         self.logs.finish()
         self.complete_exits(code)

@@ -170,7 +170,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_run_succeeds_although_a_process_that_it_has_left_cannot_be_killed(
     tmp_path: Path,
 ) -> None:
-    """Like a process of root, or one that waits for a disk; the other node must not miss us."""
+    """Like a process of root, or one that waits for a disk. The other node must not call this one lost."""
     (tmp_path / "train.py").write_text(LEAVES_A_PROCESS)
     (tmp_path / "cannot_kill.py").write_text(CANNOT_KILL)
     python = tmp_path / "python"

@@ -19,6 +19,8 @@ PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
 # each process starts with adjacent tests, which share fixtures, and takes over tests from the others at the end
 FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
+# tests with real time limits may fail on a busy machine: what failed runs once more, alone, and then it counts
+ONCE_MORE = echo "make test: what failed runs once more, alone"; $(PYTEST) --last-failed --maxfail 3
 BENCHES = bench-blows bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale \
   bench-slow bench-trainer
 export VENV
@@ -37,9 +39,9 @@ test:
 	@# the images are built during the first half; the second half runs even if the first fails;
 	@# each process of the second half has a cluster; test-setup reports if it is skipped for want of an engine
 	@scripts/test-setup images & images=$$!; \
-	$(FAST) $(ARGS); fast=$$?; wait $$images || exit; \
-	docker info >/dev/null 2>&1 || exit $$fast; \
-	$(CLUSTER) $(ARGS) && exit $$fast
+	$(FAST) --cache-clear $(ARGS); fast=$$?; wait $$images || exit; cluster=0; \
+	if docker info >/dev/null 2>&1; then $(CLUSTER) $(ARGS); cluster=$$?; fi; \
+	case $$fast$$cluster in 00) ;; [01][01]) $(ONCE_MORE) ;; *) exit 2 ;; esac
 
 unit:
 	@scripts/venv test

@@ -17,6 +17,7 @@ from launcher.facts.gather import gather
 from launcher.facts.network import Address
 from launcher.hosts import Cluster, Host, parse
 from launcher.plan.node_address import node_addresses
+from launcher.preflight import check_network
 from launcher.preflight.check import Survey, survey_hosts
 from launcher.preflight.findings import Finding
 from launcher.ssh.host_connection import connected
@@ -37,7 +38,8 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespaces]:
 
 @pytest.fixture
 def survey(net: Namespaces, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Survey]:
-    """Surveys hosts 1 to 3, or the hosts that are given."""
+    """Surveys hosts 1 to 3, or the hosts that are given. None is slow, however busy this machine."""
+    monkeypatch.setattr(check_network, "SLOW", 60.0)
     monkeypatch.setenv("HOME", str(net.home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
 

@@ -275,7 +275,7 @@ LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
         "canonical_shards lr weight_decay clip_grad_norm max_steps warmup_epochs min_lr seed spawn "
         "threads timeout check_every export_every workers randaugment cutout mixup cutmix",
     ),
-    ("be at least 2, in case the newest one is damaged", lambda value: value >= 2, "keep"),
+    ("be at least 2, in case the newest checkpoint is damaged", lambda value: value >= 2, "keep"),
     ("be between 0 and 0.5", lambda value: 0 <= value <= 0.5, "val_split"),
     ("be between 0 and 1", lambda value: 0 <= value <= 1, "random_erase"),
     ("be at least 0 and below 1", lambda value: 0 <= value < 1, "label_smoothing momentum ema"),

@@ -95,7 +95,7 @@ class Engine(Protocol):
     # Containers and images
 
     def mounted(self) -> frozenset[str]:
-        """Return the folders on the host that containers of runs mount, running or not."""
+        """Return the folders on the host that the running and stopped containers of runs mount."""
         return frozenset()
 
     def engine_info(self, image: str) -> EngineInfo | None:

@@ -11,7 +11,7 @@ claim looks again until that launch has given up or started, so the earliest of 
 never refused because of one that gives up. Launches only wait for later ones, so they never
 deadlock.
 
-A launch that waits in line leaves a ticket on each host, which stops only later launches. A run
+A launch that is waiting in line leaves a ticket on each host, which stops only later launches. A run
 that may restart also holds tickets, which count once a node has ended.
 """
 
@@ -66,12 +66,12 @@ def those_ahead(
 
 
 def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus) -> str:
-    """Describe a rival's run, which of `wanted` the rival has or waits for, and since when."""
+    """Describe a rival's run: which of `wanted` it has or is waiting for, and since when."""
     shared = rival.resources & set(wanted)
     gpus = [gpu_ids[uuid] for uuid in shared if uuid in gpu_ids]
     what = [numbered("GPU", gpus)] if gpus else []
     what += sorted(resource for resource in shared if resource not in gpu_ids)
-    has = "has" if rival.alive else "waits for" if rival.is_ticket else "is about to use"
+    has = "has" if rival.alive else "is waiting for" if rival.is_ticket else "is about to use"
     when = ""
     if since := rival.since or rival.started:
         moment = datetime.datetime.fromtimestamp(since, datetime.UTC)

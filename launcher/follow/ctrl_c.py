@@ -1,7 +1,7 @@
 """Queue Ctrl-C, Ctrl-\\ and other signals until the program can handle them.
 
 launcher.follow.session decides what each signal does to a run that is followed, and
-launcher.start.waiting_line what it does to a run that waits in line. In a recorder, every signal
+launcher.start.waiting_line what it does to a run that is waiting in line. In a recorder, every signal
 does the same (`end_recorder`).
 """
 

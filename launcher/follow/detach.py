@@ -62,7 +62,7 @@ def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> Non
     remedy = f"follow it with `ddpctl attach {folder.run_id}`; "
     remedy += "restarts by the launcher and --on-exit will not happen"
     if state is RunState.WAITING:
-        fate = "the run no longer waits in line, because its recorder did not start"
+        fate = "the run is no longer waiting in line, because its recorder did not start"
         remedy = f"to try again, run `ddpctl resume {folder.run_id}`"
     raise CommandFailed(f"{folder.run_id}: {fate}: {why}", remedy)
 

@@ -25,24 +25,25 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
     can = engine.can
     if can.version and can.version < can.oldest:
         what = f"{can.product} {engine.version} is too old"
-        yield failure(what, f"install {can.upgrade} or newer there")
+        yield failure(what, f"install {can.upgrade} or newer on that host")
     if engine.storage in SLOW_STORAGE:
         what = f"{can.product} uses the {engine.storage} storage driver, which copies every layer"
-        yield warning(what, f"set overlay2 or fuse-overlayfs in {can.storage_file} there")
+        yield warning(what, f"set overlay2 or fuse-overlayfs in {can.storage_file} on that host")
     by_cdi = can.gpus == "cdi" or (machine.details.cdi and can.version >= GPUS_BY_CDI)
     if engine.cgroup_driver == "systemd" and machine.gpu_states and not by_cdi:
         what = "containers lose their GPUs when systemd reloads, for example during an update"
         remedy = (
-            'set "exec-opts": ["native.cgroupdriver=cgroupfs"] in /etc/docker/daemon.json there'
+            'on that host, set "exec-opts": ["native.cgroupdriver=cgroupfs"] in '
+            "/etc/docker/daemon.json, or use Docker 29 with a CDI specification of the GPUs"
         )
-        yield warning(what, f"{remedy}, or use Docker 29 with a CDI specification of the GPUs")
+        yield warning(what, remedy)
     if can.needs_linger and not machine.details.subuids:
         what = f"{user} has no ids in /etc/subuid, so Podman cannot unpack images"
         ids = f"--add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
-        yield failure(what, f"run `sudo usermod {ids}`, then `podman system migrate` there")
+        yield failure(what, f"on that host, run `sudo usermod {ids}`, then `podman system migrate`")
     if can.needs_linger and not machine.details.lingers:
         what = f"Podman's containers end when {user} logs out, and so would the run"
-        yield failure(what, f"run `sudo loginctl enable-linger {user}` there")
+        yield failure(what, f"run `sudo loginctl enable-linger {user}` on that host")
 
 
 def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
@@ -72,7 +73,8 @@ def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if fleet.image_here:
         yield warning(what, "replace it with `ddpctl push HOSTS --image`")
     else:
-        remedy = f"remove it there, or get the right {name} on this machine and run `ddpctl push`"
+        remedy = f"remove it from that host, or get the right {name} on this machine, "
+        remedy += "then run `ddpctl push`"
         yield failure(what, remedy)
 
 

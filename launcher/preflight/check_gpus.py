@@ -21,7 +21,7 @@ HEALTH = {
     "uncorrectable": ("uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (
         "reset needed before faulty memory can be replaced",
-        "run `nvidia-smi --gpu-reset` there, or reboot the host",
+        "run `nvidia-smi --gpu-reset` on that host, or reboot it",
     ),
     "repair_failed": (
         "faulty memory could not be replaced",
@@ -29,7 +29,7 @@ HEALTH = {
     ),
     "slowed": (
         "throttled because of temperature or power supply",
-        "check cooling and power there (`nvidia-smi -q -d PERFORMANCE`)",
+        "check cooling and power on that host (`nvidia-smi -q -d PERFORMANCE`)",
     ),
     "narrow": (
         "fewer PCIe lanes in use than possible",
@@ -49,11 +49,12 @@ def check_driver(machine: Machine, _: Fleet) -> Iterator[Finding]:
         what = f"the NVIDIA driver was updated while its kernel module stayed loaded{versions}"
         yield failure(what, "reboot the host, or unload and reload its nvidia modules")
     elif error:
-        yield failure(f"nvidia-smi fails: {error}", "fix the NVIDIA driver there, or set gpus: 0")
+        remedy = "fix the NVIDIA driver on that host, or set gpus: 0"
+        yield failure(f"nvidia-smi fails: {error}", remedy)
     if details.nvswitches and not details.fabric_manager:
         what = f"{details.nvswitches} NVSwitches, but no fabric manager is running: CUDA will not start"
         remedy = (
-            "run `systemctl enable --now nvidia-fabricmanager` there (its version must match "
+            "on that host, run `systemctl enable --now nvidia-fabricmanager` (its version must match "
             "the driver's)"
         )
         yield failure(what, remedy)
@@ -72,7 +73,7 @@ def check_toolkit(machine: Machine, _: Fleet) -> Iterator[Finding]:
         return
     if engine.can.gpus == "none":
         what = f"the API of {engine.can.product} {engine.version} cannot give GPUs to containers"
-        yield failure(what, "install Podman 5.4 or newer there")
+        yield failure(what, "install Podman 5.4 or newer on that host")
     elif engine.can.gpus == "cdi" and not details.cdi:
         what = "there is no CDI specification for its GPUs, so containers get no GPU"
         yield failure(what, WRITE_CDI_SPEC)
@@ -97,7 +98,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         count, missing = len(ids), set(ids) - existing
         if missing and not existing:
             what = f"the hosts file asks for gpus: {host.written_gpus}, but the host has none"
-            yield failure(what, "install the NVIDIA driver there, or set gpus: 0")
+            yield failure(what, "install the NVIDIA driver on that host, or set gpus: 0")
         elif missing:
             what = f"the host has no {numbered('GPU', missing)}, only {ranges(existing)}"
             yield failure(what, "fix `gpus:` in the hosts file")
@@ -112,11 +113,11 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             yield warning(what, "set gpus: 0 if that is intended, or gpus: [0] to use that GPU")
         elif most == 0:
             what = "found no GPU, so this is a CPU node"
-            remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver there"
+            remedy = "set gpus: 0 if that is intended, or install the NVIDIA driver on that host"
             yield warning(what, remedy)
         elif count == 0:
             what = f"found no GPU, while other hosts have {most}"
-            yield failure(what, "install the NVIDIA driver there, or leave the host out")
+            yield failure(what, "install the NVIDIA driver on that host, or leave the host out")
         elif not nproc:  # fewer may mean a lost GPU
             remedy = f"set gpus: {count} if that is right, or check `dmesg` for a lost GPU"
             yield warning(f"{counted(count, 'GPU')}, while other hosts have {most}", remedy)
@@ -168,7 +169,7 @@ def check_health(machine: Machine, _: Fleet) -> Iterator[Finding]:
     if sliced := [gpu.index for gpu in machine.gpu_states if gpu.mig == "Enabled"]:
         what = f"MIG is enabled on {numbered('GPU', sliced)}"
         what += ", and NCCL does not work across MIG slices"
-        yield failure(what, "run `nvidia-smi -mig 0` there, or choose other GPUs")
+        yield failure(what, "run `nvidia-smi -mig 0` on that host, or choose other GPUs")
     for field, (what, remedy) in HEALTH.items():
         if gpus := [gpu.index for gpu in machine.gpu_states if getattr(gpu, field)]:
             yield warning(f"{numbered('GPU', gpus)}: {what}", remedy)
@@ -203,7 +204,7 @@ def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         if translated := [gpu.index for gpu in used if gpu.iommu.startswith("DMA")]:
             what = f"the IOMMU translates addresses for {numbered('GPU', translated)}"
             yield warning(
-                f"{what}: transfers between PCIe devices are slow or hang", f"{remedy} there"
+                f"{what}: transfers between PCIe devices are slow or hang", f"{remedy} on that host"
             )
         elif details.acs:
             what = "PCIe ACS sends transfers between devices through the CPU: they are slow or hang"
@@ -213,7 +214,7 @@ def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if rdma and details.kernel_driver and not (details.peermem or by_dma_buf):
         what = "GPUDirect RDMA is off, so NCCL copies through CPU memory"
         yield warning(
-            what, "run `modprobe nvidia-peermem` there, or install the open kernel module"
+            what, "run `modprobe nvidia-peermem` on that host, or install the open kernel module"
         )
 
 

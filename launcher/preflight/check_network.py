@@ -29,7 +29,7 @@ def check_interfaces(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             what = f"interface {name} does not exist; the host has {others}"
             yield failure(what, "fix `interface:` in the hosts file")
         elif nic is not None and nic.state == "down":
-            remedy = f"run `ip link set {name} up` there, or choose another of {others}"
+            remedy = f"run `ip link set {name} up` on that host, or choose another of {others}"
             yield failure(f"interface {name} is down", remedy)
     if (details.resolved or "").startswith("127.") and len(fleet.machines) > 1:
         what = f"its own name ({facts.hostname}) resolves to {details.resolved} on the host itself"
@@ -64,7 +64,7 @@ def check_subnets(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         what = f"MTU {own} on {', '.join(nics)}, while other hosts have {usual}"
         remedy = "set the same MTU on all hosts"
         if len(nics) == len(odd[1]) == 1:
-            remedy = f"run `ip link set {nics[0]} mtu {usual}` there, or {remedy}"
+            remedy = f"run `ip link set {nics[0]} mtu {usual}` on that host, or {remedy}"
         yield warning(what, remedy)
 
 
@@ -73,7 +73,9 @@ def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     reach, ip = fleet.reach, fleet.addresses[machine.rank].ip
     if machine.rank in reach.unprobed and not machine.engine_error:
         what = "cannot test whether others reach it, as it has neither python3 nor the job's image"
-        yield warning(what, "run `ddpctl push HOSTS --image` first, or install python3 there")
+        yield warning(
+            what, "run `ddpctl push HOSTS --image` first, or install python3 on that host"
+        )
     if machine.rank in reach.unfinished:
         what = "it did not report in time which hosts it can connect to"
         yield warning(what, "run the check again once the host is less busy")

@@ -46,9 +46,9 @@ def check_packages(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if fleet.cluster.job.requirements:
         own = {"python": own["python"]}
     elif not torch:
-        yield failure("its Python has no torch", f"install torch there, or {NO_PYTHON}")
+        yield failure("its Python has no torch", f"install torch on that host, or {NO_PYTHON}")
     elif machine.wants_gpus and machine.has_driver and torch.endswith("+cpu"):
-        yield failure(f"torch {torch} cannot use GPUs", "install a GPU build of torch there")
+        yield failure(f"torch {torch} cannot use GPUs", "install a GPU build of torch on that host")
     for name in own:
         if different := odd_one_out(machine, fleet, functools.partial(version_on, name)):
             report = warning if name == "python" else failure

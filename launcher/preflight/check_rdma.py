@@ -35,7 +35,7 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
     if ports and "uverbs0" not in machine.facts.infiniband:
         what = "it has InfiniBand or RoCE but no /dev/infiniband/uverbs0: NCCL falls back to TCP"
-        yield warning(what, "load ib_uverbs there (package rdma-core)")
+        yield warning(what, "load ib_uverbs on that host (package rdma-core)")
     if ports and not up(machine):
         what = f"no InfiniBand or RoCE port is active ({down}): NCCL falls back to TCP"
         yield warning(what, "check the cable, the switch and the subnet manager")
@@ -99,7 +99,7 @@ def check_fast_ports(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     addresses = _addresses_for(ports[:MOST_LINES], machine, fleet)
     ethernets = {name: {"addresses": [address]} for name, address in addresses.items()}
     lines = json.dumps({"network": {"version": 2, "ethernets": ethernets}}).replace('"', "")
-    yield warning(what, f"write `{lines}` to {NETPLAN} there and run `sudo netplan apply`")
+    yield warning(what, f"on that host, write `{lines}` to {NETPLAN} and run `sudo netplan apply`")
 
 
 def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:

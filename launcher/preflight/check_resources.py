@@ -22,7 +22,7 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     details, engine, home = machine.details, machine.engine, machine.facts.home
     if details.home_error:
         what = f"~/.ddpctl is not writable: {details.home_error}"
-        yield failure(what, "fix its permissions, or free up disk space there")
+        yield failure(what, "fix its permissions, or free up disk space on that host")
         return
     job = fleet.cluster.job
     others = {device.split(":")[0]: ("job.devices", "load its driver") for device in job.devices}
@@ -44,12 +44,12 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 def _room(disk: Disk, use: str, needed: int, how: str = "") -> Iterator[Finding]:
     free = f"only {_size(disk.kib_free)} free on {disk.mount} for {use}"
-    remedy = f"free up space on {disk.mount} there{how}"
+    remedy = f"free up space in {disk.mount} on that host{how}"
     if disk.kib_free < needed:
         yield failure(free, remedy)
     elif disk.inodes_free is not None and disk.inodes_free < LEAST_INODES:
         what = f"only {disk.inodes_free} inodes free on {disk.mount} for {use}"
-        yield failure(what, f"remove small files on {disk.mount} there")
+        yield failure(what, f"remove small files from {disk.mount} on that host")
     elif disk.kib_free < LITTLE_FREE:
         yield warning(free, remedy)
 
@@ -60,22 +60,22 @@ def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     shm, chosen = details.disk("/dev/shm"), shm_size != Job().shm_size
     if not machine.in_containers and shm and shm.kib < GIB:
         what = f"/dev/shm is only {_size(shm.kib)}, but data loader workers need more"
-        remedy = "run `mount -o remount,size=16g /dev/shm` there, or set num_workers to 0"
+        remedy = "run `mount -o remount,size=16g /dev/shm` on that host, or set num_workers to 0"
         yield warning(what, remedy)
     if machine.in_containers and chosen and shm_size // 1024 > details.memory_kib > 0:
         what = f"shm_size {_size(shm_size // 1024)} exceeds the host's memory, {_size(details.memory_kib)}"
         yield warning(what, "set a smaller job.shm_size")
     if 0 < details.memory_available_kib < GIB // 2:
         what = f"only {_size(details.memory_available_kib)} of memory is available"
-        yield warning(what, "stop other programs there that use memory")
+        yield warning(what, "stop other programs that use memory on that host")
     few_files = details.open_files.isdecimal() and int(details.open_files) < LEAST_OPEN_FILES
     if few_files and not machine.in_containers:
         what = f"a process may open only {details.open_files} files, but data loaders need more"
-        yield warning(what, "raise nofile in /etc/security/limits.conf there")
+        yield warning(what, "raise nofile in /etc/security/limits.conf on that host")
     limited = not machine.in_containers or (machine.engine and machine.engine.can.rootless)
     if machine.facts.rdma_ports and details.memlock != "unlimited" and limited:
         what = f"memlock is {details.memlock} KiB: InfiniBand cannot register more memory than that"
-        yield warning(what, "set memlock to unlimited in /etc/security/limits.conf there")
+        yield warning(what, "set memlock to unlimited in /etc/security/limits.conf on that host")
 
 
 def check_clock(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def check_clock(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     off = facts.clock_skew - statistics.median([0.0, *(m.facts.clock_skew for m in fleet.machines)])
     if abs(off) > SKEW + facts.clock_error:
         what = f"its clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the others"
-        yield warning(what, "start chrony or systemd-timesyncd there")
+        yield warning(what, "start chrony or systemd-timesyncd on that host")
 
 
 def _size(kib: int) -> str:

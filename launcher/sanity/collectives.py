@@ -81,7 +81,10 @@ class ThisRank:
         self._deadline = math.inf
 
     def ranks_of(self, node: int, store: Any) -> range:
-        """Return the ranks on a node, once one of them has started. Nodes may differ in their number."""
+        """Return the ranks on a node, once one of them has started.
+
+        The nodes may have different numbers of ranks.
+        """
         return range(*map(int, store.get(f"ranks/{node}").split()))
 
     def _connect(self) -> Any:

@@ -15,7 +15,7 @@ Three marks on a host keep runs apart. `kill` removes or cancels each of them.
   (reservation.py).
 
 On the launching machine, WAITING_LOCK ensures that only one process at a time waits in line for a run,
-and shows that one waits or starts an attempt.
+and shows that one is waiting or starting an attempt.
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> FollowedNode.end_state -> Session's final

@@ -66,9 +66,9 @@ def attach(
 
 
 def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
-    """Wait until a run that waits in line or is being started has started or ended. Return its record.
+    """Wait until a run that is waiting in line or being started has started or ended. Return its record.
 
-    If the process that waited in line for the run has died, starts a recorder that takes over. Raises
+    If the process that was waiting in line for the run has died, starts a recorder that takes over. Raises
     CommandFailed if that recorder also ends too early.
     """
     recorder_started = announced = False

@@ -52,9 +52,9 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
 
 
 def run_if_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome | None:
-    """Wait in line for the run, start it and follow it. Return None if it does not wait in line.
+    """If the run is waiting in line, wait for its turn, start it and follow it; otherwise return None.
 
-    If another process waits for it, first waits until that process has ended.
+    If another process is already waiting for its turn, first waits until that process has ended.
     """
     if folder.load().state is not RunState.WAITING:
         return None

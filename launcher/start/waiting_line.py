@@ -90,7 +90,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             return outcome
 
     def lock(self, *, wait: bool = True) -> None:
-        """Show other commands on this machine that this process waits in line for the run or starts it.
+        """Show this machine's other commands that this process is waiting for the run's turn or starting it.
 
         Raises StateError on a file system without locks and, without `wait`, if another process
         already has the lock.
@@ -165,12 +165,12 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         return [tickets for tickets in (self.previous, self._own) if tickets]
 
     def _remove_earlier(self) -> None:
-        """Remove the tickets that another process or attempt has left."""
+        """Remove the tickets that another process or attempt has left behind."""
         remove_tickets(self.hosts, self.request.cluster.job.engine, self.request.run_id)
 
 
 def is_being_started(folder: RunFolder) -> bool:
-    """Return whether a process on this machine waits in line for the run or starts an attempt of it."""
+    """Return whether a process on this machine is waiting for the run's turn or starting an attempt."""
     try:
         return is_locked(folder.path / WAITING_LOCK)
     except StateError:  # a file system without locks

@@ -48,7 +48,10 @@ def find(path: Path) -> Path | None:
 
 
 def load(folder: Path) -> Arrays:
-    """Return the images in a folder. Raises DataError if a file is missing, damaged or unexpected."""
+    """Return the images in a folder.
+
+    Raises DataError if a file is missing, damaged or not in CIFAR's format.
+    """
     if folder.name == HUNDRED:
         name, classes = "CIFAR-100", 100
         train = [_batch(folder / "train", 5 * BATCH, b"fine_labels", classes)]

@@ -145,7 +145,10 @@ class Registry(ThreadingHTTPServer):
         return None
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in another thread. If there are too many strangers, hang up on the oldest."""
+        """Answer in another thread.
+
+        If too many clients have not yet sent the secret, disconnect the oldest of them.
+        """
         self._strangers[request] = None
         if len(self._strangers) > MAX_STRANGERS:
             with contextlib.suppress(OSError):  # the request's thread then closes it

@@ -318,7 +318,10 @@ class Agent:
                     reported[payload.id] = have
 
     def accept(self, listener: socket.socket) -> None:
-        """Answer each host in its own thread. If there are too many strangers, drop the oldest."""
+        """Answer each connection in its own thread.
+
+        If too many have not yet presented the certificate, drop the oldest of them.
+        """
         while True:
             try:
                 link = self.server_side.wrap_socket(

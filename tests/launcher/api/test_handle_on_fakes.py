@@ -124,7 +124,7 @@ def test_if_no_recorder_starts_for_a_waiting_run_wait_says_that_it_waits_no_long
 ) -> None:
     monkeypatch.setattr(Run, "state", RunState.WAITING)
     monkeypatch.setattr(handle, "start_recorder", start_recorder)
-    with pytest.raises(launcher.DdpctlError, match="r1: the run no longer waits in line"):
+    with pytest.raises(launcher.DdpctlError, match="r1: the run is no longer waiting in line"):
         Run(RunFolder(tmp_path / "gone" / "r1")).wait()
 
 

@@ -74,7 +74,7 @@ def test_the_error_names_the_run_that_has_the_gpus_its_owner_and_its_start() -> 
     said = taken({"GPU-1", "GPU-2", "port 1"}, {"GPU-1": 0, "GPU-2": 1}, status())
     assert said == "run b (ann@desk) has GPUs 0-1 (since 1970-01-01T00:01:40Z)"
     said = taken({"port 29500"}, {}, status("waiting"))
-    assert said == "run b (ann@desk) waits for port 29500 (since 1970-01-01T00:01:40Z)"
+    assert said == "run b (ann@desk) is waiting for port 29500 (since 1970-01-01T00:01:40Z)"
 
 
 @dataclass

@@ -248,7 +248,7 @@ FAULTS = {
     "full home": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 100, 9**9),)),
         ("failure", "disk", "only 0 MiB free on /home for data and checkpoints",
-         "free up space on /home there: `ddpctl push --prune` deletes"),
+         "free up space in /home on that host: `ddpctl push --prune` deletes"),
     ),
     "nearly full home": (
         lambda m: with_details(m, disks=(Disk("/home/ubuntu", "/home", GIB, 2 * GIB, 9**9),)),
@@ -327,7 +327,7 @@ FAULTS = {
     ),
     "GPU that a run waits for": (
         lambda m: replace(m, run_nodes=(with_gpu(m, status("night-1", 1, "waiting")),)),
-        ("failure", "gpus", "run night-1 (eve@head) waits for GPU 2", "--wait"),
+        ("failure", "gpus", "run night-1 (eve@head) is waiting for GPU 2", "--wait"),
     ),
     "part of a run left": (
         lambda m: replace(m, run_nodes=(status("old", 1, "running"), status("old", 0, "exited"))),

@@ -189,7 +189,7 @@ def test_without_containers_nobody_gets_what_a_run_has_before_it_restarts(machin
         until(lambda: "WAITING to restart" in machine.ddpctl("ps", "hosts.yaml").stdout, 60)
         machine.env["XDG_STATE_HOME"] += "-of-another-machine"
         err = machine.ddpctl("launch", "hosts.yaml", "--no-check", code=3).stderr
-        assert f"run {run_id} (" in err and f"waits for port {port}" in err
+        assert f"run {run_id} (" in err and f"is waiting for port {port}" in err
     finally:
         os.kill(recorder, signal.SIGCONT)
     until(lambda: machine.record()["state"] == "SUCCEEDED" and not tickets(), 60)

@@ -363,7 +363,7 @@ def test_no_other_launch_gets_the_gpus_of_a_run_that_restarts(
     assert "WAITING to restart" in listed[0]
     [(rival, _, why)] = rivals
     assert rival == 3
-    assert "mine" in why and "waits for GPU 0" in why
+    assert "mine" in why and "is waiting for GPU 0" in why
     assert cluster.tickets == []
 
 
@@ -410,7 +410,7 @@ def test_no_gpu_is_free_between_the_end_of_a_node_and_the_restart(
     assert code == 0, err
     assert "WAITING to restart" in listed[0]
     [(rival, _, why)] = rivals
-    assert rival == 3 and "mine" in why and "waits for GPU 0" in why
+    assert rival == 3 and "mine" in why and "is waiting for GPU 0" in why
     assert cluster.tickets == []
 
 
@@ -470,7 +470,7 @@ def test_the_tickets_of_a_run_that_may_restart_show_only_once_its_nodes_have_end
     assert cluster.launch()[0] == 7
     [run] = told["ps"]["runs"]
     assert (run["state"], len(run["nodes"])) == ("RUNNING", 1)
-    assert "has GPU 0" in told["rival"] and "waits for" not in told["rival"]
+    assert "has GPU 0" in told["rival"] and "is waiting for" not in told["rival"]
     [killed] = json.loads(told["kill"])["runs"]
     assert [host["stopped"] for host in killed["hosts"]] == [1]
     assert cluster.tickets == []

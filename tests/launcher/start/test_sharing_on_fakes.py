@@ -453,7 +453,7 @@ def test_a_waiting_run_whose_recorder_does_not_start_has_failed_and_says_so(
     code, _, err = cluster.launch(*flags)
     assert code == 1
     [error] = [line for line in err.splitlines() if "error: " in line]
-    assert "no longer waits in line, because its recorder did not start: no memory" in error
+    assert "no longer waiting in line, because its recorder did not start: no memory" in error
     assert "the run continues" not in err
     [second] = {path.name for path in cluster.state.glob("ddpctl/runs/*")} - {first}
     assert record(cluster, second)["state"] == "FAILED"
@@ -636,7 +636,7 @@ def test_nobody_is_overtaken_but_by_a_run_that_wants_none_of_the_same_gpus(make:
     cluster.launch("--detach", "--include", "gpu0")
     waiting = cluster.launch("--detach", "--wait", "--include", "gpu0@gpu1")[1].strip()
     code, _, err = cluster.launch("--detach", "--include", "gpu1")
-    assert code == 3 and f"gpu1: run {waiting} (" in err and "waits for GPUs 0-1" in err
+    assert code == 3 and f"gpu1: run {waiting} (" in err and "is waiting for GPUs 0-1" in err
     assert cluster.launch("--detach", "--include", "gpu2")[0] == 0
 
 
@@ -647,7 +647,7 @@ def test_a_ticket_of_a_dead_launch_does_not_block_others(make: Make) -> None:
     [node] = cluster.nodes
     node.end(0)
     code, _, err = cluster.launch("--detach")
-    assert code == 3 and "waits for GPUs 0-1" in err
+    assert code == 3 and "is waiting for GPUs 0-1" in err
     cluster.hosts["gpu0"].ahead = 90.0
     code, _, err = cluster.launch("--detach")
     assert code == 0, err

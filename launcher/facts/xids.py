@@ -9,7 +9,10 @@ XIDS = {
     63: ("faulty memory will be replaced at the next reset", RESET),
     64: ("could not replace faulty memory", RESET),
     74: ("NVLink error", LINK),
-    79: ("it fell off the bus", "reboot the host, and check the card's seat and power supply"),
+    79: (
+        "it fell off the bus",
+        "reboot the host, and check that the card is seated properly and has enough power",
+    ),
     92: ("many corrected memory errors", RESET),
     94: ("memory error that ended the program", RESET),
     95: ("uncontained memory error", RESET),

@@ -34,7 +34,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Reached:
-    """The node's host answers. After an error of its engine: the engine answers, too."""
+    """The node's host answers, and so does its engine if that had failed."""
 
     node_rank: int
 

@@ -27,7 +27,7 @@ MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
 
 @dataclass(frozen=True)
 class Mark:
-    """One line of an index."""
+    """One line of a log's index."""
 
     time: float  # unix seconds on the host's clock: the time of the last entry before it
     attempt: int

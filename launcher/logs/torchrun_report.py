@@ -34,14 +34,14 @@ class AgentOutput:
 
 
 class TorchrunReports:
-    """Removes reports from entries. hidden_on: the node ranks whose reports were hidden."""
+    """Removes torchrun's reports from entries. hidden_on: the node ranks whose reports were hidden."""
 
     def __init__(self) -> None:
         self.hidden_on: set[int] = set()
         self._agents: dict[int, AgentOutput] = {}  # by node rank
 
     def feed(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
-        """Return the entries without the reports."""
+        """Return the entries without torchrun's reports."""
         shown = []
         for entry in entries:
             if entry.rank is not None:

@@ -90,10 +90,10 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             return outcome
 
     def lock(self, *, wait: bool = True) -> None:
-        """Show this machine's other commands that this process is waiting for the run's turn or starting it.
+        """Lock the run for this process, which is waiting for its turn or starting it.
 
-        Raises StateError on a file system without locks and, without `wait`, if another process
-        already has the lock.
+        Other commands on this machine look at the lock. Raises StateError on a file system without
+        locks and, without `wait`, if another process already has the lock.
         """
         if not (self._locked or self.request.handed_over):
             lock = make_folder(self.request.folder.path) / WAITING_LOCK

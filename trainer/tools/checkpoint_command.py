@@ -23,7 +23,11 @@ def main(argv: Sequence[str]) -> int:
     listing = commands.add_parser("ls", help="list checkpoints and check every byte")
     exporting = commands.add_parser("export", help="write a plain state_dict")
     for command in (listing, exporting):
-        command.add_argument("dir", type=Path, help="checkpoint folder, ckpt/ or step-*")
+        command.add_argument(
+            "dir",
+            type=Path,
+            help="a checkpoint (step-*), a ckpt/ folder, or the folder that contains ckpt/",
+        )
     exporting.add_argument("target", type=Path, help="file to write, e.g. resnet18.pth")
     args = parser.parse_args(list(argv))
     folders = find(args.dir)

@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     make.add_argument("--from", dest="kind", choices=("fashion-mnist", "synthetic"), required=True)
     make.add_argument("--folder", type=Path, help="folder with the fashion-mnist files")
     make.add_argument("--to", type=Path, required=True, metavar="DIR")
-    pack = acts.add_parser("pack", help="write an ImageFolder tree into a few large files")
+    pack = acts.add_parser("pack", help="store an ImageFolder tree in a few large files")
     pack.add_argument("tree", type=Path, metavar="TREE")
     pack.add_argument("--to", type=Path, required=True, metavar="DIR")
     pack.add_argument(

@@ -38,7 +38,7 @@ OLDEST_GLIBC = 5  # manylinux1 wheels need glibc 2.5
 
 @dataclass(frozen=True, order=True)
 class WheelTarget:
-    """A Python that hosts have. folder: its version and architecture.
+    """A Python on some of the hosts. folder: its version and architecture.
 
     glibc: N, where 2.N is the oldest glibc of these hosts.
     """

@@ -184,11 +184,13 @@ class _Reading:
 
     def tree(self, text: str) -> RawValue:
         """Parse the text. Raises Wrong for a file of another tool, unless `self.convert` is set."""
+        tool: str | None = other_tools.ANSIBLE
         if other_tools.is_ini(text):
             tree = other_tools.read_ini(text)
         else:
             tree = (read_hostfile if is_hostfile(text) else read_yaml)(text, self.mistakes)
-        if not (tool := other_tools.kind_of(tree)):
+            tool = other_tools.kind_of(tree)
+        if not tool:
             return tree
         if self.convert:
             return other_tools.as_hosts_file(tree)

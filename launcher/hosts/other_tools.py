@@ -4,11 +4,13 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from ..text import quoted
 from .mistakes import Mistake, Wrong
 from .yaml_tree import LIST, MAPPING, TEXT, RawValue, raw
 
+Keys: TypeAlias = Mapping[str, RawValue]
 ANSIBLE, DSTACK, SKYPILOT = "an Ansible inventory", "a dstack fleet", "SkyPilot node pools"
 
 _OUR_KEYS = {  # our keys by those of the other tools
@@ -28,12 +30,13 @@ _OUR_KEYS = {  # our keys by those of the other tools
     "internal_ip": "internal_ip",
 }
 _INI_SECTION = re.compile(r"\[([^\[\]:]+)(?::(vars|children))?\]")
+_YAML_START = re.compile(r"[-{%]|.*:(\s|$)")
 
 
 def is_ini(text: str) -> bool:
-    """Return whether the first significant line is a section header of an Ansible inventory."""
-    first = next((line for line in map(_significant, text.splitlines()) if line), "")
-    return bool(_INI_SECTION.fullmatch(first))
+    """Return whether the text is an Ansible inventory: it has a section, and its start is not YAML."""
+    lines = [line for line in map(_significant, text.splitlines()) if line]
+    return any(map(_INI_SECTION.fullmatch, lines)) and not _YAML_START.match(lines[0])
 
 
 def kind_of(tree: RawValue) -> str | None:
@@ -50,17 +53,17 @@ def kind_of(tree: RawValue) -> str | None:
 
 def as_hosts_file(tree: RawValue) -> RawValue:
     """Return the hosts of another tool's file as the tree of a hosts file."""
-    hosts: dict[str, RawValue] = {}
+    hosts: dict[str, tuple[Keys, Keys]] = {}
     for group in tree.entries.values():
-        for host in _hosts_of(group, {}):  # a host in several groups is one host
-            name = host["host"]
-            merged = {**hosts.get(name.text, raw({})).entries, **host}
-            hosts[name.text] = RawValue(name.line, MAPPING, entries=merged)
-    return raw({"hosts": list(hosts.values())})
+        for name, shared, own in _hosts_of(group, {}):  # a host in several groups is one host
+            before = hosts.get(name, ({}, {}))
+            hosts[name] = {**before[0], **shared}, {**before[1], **own}
+    merged = [{**shared, **own} for shared, own in hosts.values()]
+    return raw({"hosts": [RawValue(keys["host"].line, MAPPING, entries=keys) for keys in merged]})
 
 
-def _hosts_of(group: RawValue, outer: Mapping[str, RawValue]) -> Iterator[dict[str, RawValue]]:
-    """Yield the hosts of a group and of the groups inside it. Each gets the keys of its groups."""
+def _hosts_of(group: RawValue, outer: Keys) -> Iterator[tuple[str, Keys, Keys]]:
+    """Yield the hosts of a group and of the groups inside it: name, keys of its groups, own keys."""
     hosts, variables, children = (
         group.entries.get(key, raw({})) for key in ("hosts", "vars", "children")
     )
@@ -68,14 +71,14 @@ def _hosts_of(group: RawValue, outer: Mapping[str, RawValue]) -> Iterator[dict[s
     for item in hosts.items:  # dstack and SkyPilot
         own = {"host": item} if item.kind == TEXT else _ours(item.entries)
         if "host" in own:
-            yield {**shared, **own}
+            yield own["host"].text, shared, own
     for name, item in hosts.entries.items():  # Ansible
-        yield {**shared, "host": RawValue(item.line, TEXT, name), **_ours(item.entries)}
+        yield name, {**shared, "host": RawValue(item.line, TEXT, name)}, _ours(item.entries)
     for child in children.entries.values():
         yield from _hosts_of(child, shared)
 
 
-def _ours(theirs: Mapping[str, RawValue]) -> dict[str, RawValue]:
+def _ours(theirs: Keys) -> Keys:
     return {_OUR_KEYS[key]: value for key, value in theirs.items() if key in _OUR_KEYS}
 
 
@@ -98,9 +101,12 @@ def read_ini(text: str) -> RawValue:
         elif written:  # a variable, or the name of a group inside this one
             key, _, value = written.partition("=")
             group[kind][key.strip()] = RawValue(line, TEXT, value.strip())
-    for group in [*groups.values()]:  # variables of a group apply to the groups inside it
-        for child in group["children"]:
-            groups[child]["vars"] = {**group["vars"], **groups[child]["vars"]}
+    inside = [(group, groups[name]) for group in [*groups.values()] for name in group["children"]]
+    for _ in inside:  # variables of a group apply to the groups inside it, however deep
+        for group, child in inside:
+            child["vars"] = {**group["vars"], **child["vars"]}
+    for group in [*groups.values()]:
+        group["vars"] = {**groups["all"]["vars"], **group["vars"]}
     return raw({name: {"hosts": {}, **group} for name, group in groups.items()})
 
 

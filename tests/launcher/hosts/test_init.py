@@ -144,6 +144,51 @@ def test_files_of_other_tools_are_recognized_and_converted(tmp_path: Path, name:
     ]
 
 
+GROUPED = {
+    "ini": """\
+small  # before any section
+[all]
+gpu1 ansible_host=10.0.0.1 ansible_user=root
+gpu2 ansible_host=10.0.0.2
+[hosts]
+gpu1
+gpu2
+[lab:children]
+hosts
+[site:children]
+lab
+[site:vars]
+ansible_user=ann
+[all:vars]
+ansible_port=2222
+""",
+    "yaml": """\
+all:
+  hosts:
+    small:
+    gpu1: {ansible_host: 10.0.0.1, ansible_user: root}
+    gpu2: {ansible_host: 10.0.0.2}
+  vars: {ansible_port: 2222}
+  children:
+    site:
+      vars: {ansible_user: ann}
+      children: {lab: {children: {hosts: {hosts: {gpu1: , gpu2: }}}}}
+""",
+}
+
+
+@pytest.mark.parametrize("form", GROUPED)
+def test_a_host_in_several_groups_of_an_inventory_is_one_host(tmp_path: Path, form: str) -> None:
+    """Its own variables come first, then those of its groups, then those of `all`."""
+    (tmp_path / "inventory").write_text(GROUPED[form])
+    run(tmp_path, "--from", "inventory")
+    assert [(h.host, h.user, h.port) for h in load(tmp_path / "hosts.yaml").hosts] == [
+        ("small", None, 2222),
+        ("10.0.0.1", "root", 2222),
+        ("10.0.0.2", "ann", 2222),
+    ]
+
+
 def test_every_commented_key_can_be_uncommented() -> None:
     text = compose([Host("a")], {}, "hosts.yaml")
     commented = [line for line in text.splitlines() if line.startswith("  # ")]

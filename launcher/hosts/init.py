@@ -1,6 +1,8 @@
 """Compose a first hosts file for `ddpctl init`, and read the hosts of ~/.ssh/config."""
 
 import contextlib
+import itertools
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -45,6 +47,7 @@ _JOB = (
     ("master_port", "auto", "any free port on node 0, or a number"),
     ("max_restarts", 3, "whole-job restarts, each from the newest checkpoint"),
 )
+_PATHS = ("identity_file", "workdir", "dataset")
 _ALWAYS = ("gpus", "image", "command", "master_port")  # the others are commented out unless given
 
 
@@ -56,10 +59,12 @@ def compose(
 ) -> str:
     """Return a hosts file with comments. given: the values of `defaults:` and `job:`, by key.
 
-    A Host.host may be a login such as me@gpu1:2222. given["gpus"]: all, a count or ids such as 0,1.
-    notes: a comment on each host, by Host.host. Raises HostsFileError if a value is invalid.
+    Paths in `given` are relative to the current folder. given["gpus"]: all, a count or ids such as
+    0,1. A Host.host may be a login such as me@gpu1:2222. name: the file's path. notes: a comment on
+    each host, by Host.host. Raises HostsFileError if a value is invalid.
     """
-    written = {key: scalar(value) for key, value in given.items()}
+    paths = {key: _seen_from(name, str(given[key])) for key in _PATHS if key in given}
+    written = {key: scalar(value) for key, value in {**given, **paths}.items()}
     if "gpus" in given:
         gpus = str(given["gpus"])
         written["gpus"] = f"[{gpus.strip('[]')}]" if "," in gpus else gpus
@@ -72,6 +77,13 @@ def compose(
     )
     parse(text, name)
     return text
+
+
+def _seen_from(file: str, path: str) -> str:
+    """Return a path relative to the file's folder; unchanged if absolute, or not a path at all."""
+    folder = Path(file).parent
+    same = folder == Path() or expanded(path).is_absolute() or not path or "://" in path
+    return path if same else os.path.relpath(path, folder)
 
 
 def _rows(keys: Iterable[tuple[str, object, str]], written: Mapping[str, str]) -> str:
@@ -108,8 +120,8 @@ def ssh_aliases(config: Path, folder: Path | None = None, depth: int = 0) -> lis
         return []
     names: list[str] = []
     for line in lines:
-        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        words = [word.strip('"') for word in rest.split()]
+        keyword, *words = [word.strip('"') for word in line.replace("=", " ", 1).split()] or [""]
+        words = list(itertools.takewhile(lambda word: word[:1] != "#", words))
         if keyword.lower() == "host":
             names += [word for word in words if not set(word) & set("*?!")]
         elif keyword.lower() == "include" and depth < INCLUDE_DEPTH:

@@ -85,6 +85,16 @@ def test_flags_make_a_file_that_check_accepts_and_nothing_is_overwritten(tmp_pat
     assert [host.host for host in load(tmp_path / "hosts.yaml").hosts] == ["b"]
 
 
+def test_paths_on_the_command_line_are_relative_to_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    paths = ["--dataset", "data", "--identity-file", "~/key"]
+    run(tmp_path, "lab/hosts.yaml", "-H", "a", "--command", "train.py", *paths)
+    (tmp_path / "data").mkdir()
+    cluster = parse((tmp_path / "lab/hosts.yaml").read_text(), str(tmp_path / "lab/hosts.yaml"))
+    assert (cluster.job.workdir, cluster.job.dataset) == (str(tmp_path), str(tmp_path / "data"))
+    assert cluster.hosts[0].identity_file == str(Path("~/key").expanduser())
+
+
 def test_hosts_of_a_hostfile_keep_their_gpus(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("gpu1 slots=8  # the large one\ngpu2 slots=4\n")
     run(tmp_path, "lab.yaml", "--from", "hostfile")
@@ -200,7 +210,7 @@ def test_every_commented_key_can_be_uncommented() -> None:
 def test_hosts_of_the_ssh_config_by_pattern(tmp_path: Path) -> None:
     (tmp_path / ".ssh" / "more").mkdir(parents=True)
     config = tmp_path / ".ssh" / "config"
-    config.write_text("Include more/*\nHost *\n  User x\nHost gpu3 !gpu4 bastion\n  Port 3\n")
+    config.write_text("Include more/*\nHost *\n  User x\nHost\tgpu3 !gpu4 bastion # 3\n  Port 3\n")
     (tmp_path / ".ssh" / "more" / "a").write_text("host=gpu1\nHost gpu2 gpu?\nInclude config\n")
     assert ssh_aliases(config) == ["gpu1", "gpu2", "gpu3", "bastion"]
     run(tmp_path, "--ssh-config", "gpu*")

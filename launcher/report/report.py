@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from ..errors import DdpctlError, StateError, UsageError, lines
+from ..facts.shared_homes import one_per_home
 from ..outcomes import Exit
 from ..own_folders import read_record, write_atomically
 from ..runs.newest_attempt import newest_attempt
@@ -64,7 +65,8 @@ def _ask(
 ) -> tuple[dict[str, tuple[bytes, bytes]], dict[str, DdpctlError]]:
     """Return each host's metrics.jsonl and events, and the errors of hosts that did not answer.
 
-    Only rank 0 writes metrics, but a resume may have moved it to another host.
+    Only rank 0 writes metrics, but a resume may have moved it to another host. Hosts that share a
+    home have one metrics.jsonl, which is read once.
     """
     step = console.step("reading the run's metrics and events on the hosts")
     with newest_attempt(folder, console, record) as attempt, step:
@@ -72,12 +74,23 @@ def _ask(
         for member in attempt.members:
             machines.setdefault((member.connection.name, member.place.run_dir), member.connection)
 
+        homes = one_per_home(list(machines.values()))
+
         def read(connection: HostConnection) -> tuple[bytes, bytes]:
-            run_dir, newest = attempt.by_connection[connection].place.run_dir, str(LONGEST)
-            tail = ["tail", "-c", newest, f"{run_dir}/output/metrics.jsonl"]
-            metrics = connection.run(tail, timeout=60.0, limit=LONGEST)
-            events = connection.script(EVENTS, run_dir, newest, timeout=60.0, limit=LONGEST)
-            return metrics.stdout, events.stdout
+            run_dir, metrics = attempt.by_connection[connection].place.run_dir, b""
+            if connection in homes:
+                tail = ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"]
+                metrics = connection.run(tail, timeout=60.0, limit=LONGEST).stdout
+            journals = [
+                f"{node.node_rank}/attempt-{each.number}"
+                for each in record.attempts
+                for node in each.nodes
+                if node.host == connection.name
+            ]
+            size = str(LONGEST // (3 * len(journals)))
+            argv = [run_dir, size, *journals]
+            events = connection.script(EVENTS, *argv, timeout=60.0, limit=LONGEST)
+            return metrics, events.stdout
 
         return ask_each(list(machines.values()), read)
 

@@ -1,12 +1,16 @@
 #!/bin/sh
-# Prints the events in each journal of a run, after a line `== NODE_RANK/attempt-N`. $1: the run's
-# folder. Prints only the last $2 bytes.
-. ../plan/attempts.sh
-cd "$1" 2>/dev/null || exit 0
+# Prints the events in journals of a run, each after a line `== NODE_RANK/attempt-N`. $1: the run's
+# folder. $2: how many bytes to print of a journal's `usage` events, which come every few seconds, and
+# how many of its other events; the newest are printed. The other arguments name the journals.
+cd "$1/nodes" 2>/dev/null || exit 0
+size=$2
+shift 2
+export LC_ALL=C
 event=$(printf '^[0-9.]*\t!')
-for journal in $attempts/journal; do
-  [ -f "$journal" ] || continue
-  name=${journal#nodes/}
-  printf '== %s\n' "${name%/journal}"
-  LC_ALL=C grep -a "$event" "$journal"
-done | tail -c "$2"
+usage='"kind": "usage"}$'
+for name; do
+  [ -f "$name/journal" ] || continue
+  printf '== %s\n' "$name"
+  grep -a "$event" "$name/journal" | grep -av "$usage" | tail -c "$size"
+  grep -a "$usage" "$name/journal" | grep -a "$event" | tail -c "$size"
+done

@@ -1,5 +1,6 @@
 """Collect data for the page from this machine and the hosts, then write the page."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import yaml
 from ..errors import DdpctlError, StateError, UsageError, lines
 from ..facts.shared_homes import one_per_home
 from ..outcomes import Exit
-from ..own_folders import read_record, write_atomically
+from ..own_folders import read_record, state_error, write_atomically
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.host_connection import HostConnection
@@ -33,12 +34,24 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
     html = page(views[0]) if len(views) == 1 else comparison(*views)
     try:
         # ASCII with character references is safe in any locale
-        write_atomically(out, html.encode("ascii", "xmlcharrefreplace").decode())
+        _write(out, html.encode("ascii", "xmlcharrefreplace"))
     except StateError as error:
         remedy = "fix its permissions, or pass another file with -o"
         raise UsageError(error.what, remedy) from None
     console.print(str(out))
     return Exit.UNREACHABLE if any(run.notes for run in views) else Exit.DONE
+
+
+def _write(out: Path, page: bytes) -> None:
+    """Write the page to a file, also through a link, or to what must not be replaced, as /dev/stdout."""
+    target = Path(os.path.realpath(out))
+    if target.is_file() or not out.exists():
+        write_atomically(target, page)
+        return
+    try:
+        out.write_bytes(page)
+    except OSError as error:
+        raise state_error(error, "written", out) from None
 
 
 def _collect(folder: RunFolder, console: Console) -> RunView:

@@ -261,6 +261,19 @@ def test_the_command_writes_the_page_and_prints_its_path(tmp_path: Path) -> None
     assert done.returncode == 2 and "no/such/folder/out.html: cannot be written" in done.stderr
 
 
+def test_the_page_is_written_through_a_link_and_to_a_pipe(tmp_path: Path) -> None:
+    env = local_run(tmp_path)
+    (tmp_path / "link.html").symlink_to("published.html")
+    assert report(env, tmp_path, "-o", "link.html").returncode == 0
+    assert "0.625 at step 100" in (tmp_path / "published.html").read_text()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert report(env, tmp_path, "-o", "pipe").returncode == 0
+    assert b"0.625 at step 100" in os.read(reader, 1 << 20)
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_an_unreachable_host_does_not_hide_the_others(tmp_path: Path) -> None:
     env = local_run(tmp_path)
     (folder,) = (tmp_path / "state" / "ddpctl" / "runs").iterdir()

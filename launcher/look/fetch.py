@@ -29,14 +29,15 @@ LIST = load_script(__file__, "list_files.sh")
 SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
-ROW = re.compile(rb"([0-9a-f]{64})  (.+)", re.DOTALL)
+ROW = re.compile(rb"([0-9a-f]{64}|-) {1,2}(.+)", re.DOTALL)
+UNREADABLE = "-"  # instead of a sha256
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     member: NodeHandle  # the node that has it
     path: PurePosixPath  # relative to the run's folder on the host, in one of FOLDERS
-    sha256: str
+    sha256: str  # UNREADABLE for a file or folder that the user may not read
     size: int  # bytes
 
 
@@ -154,6 +155,10 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
 
     Raises DdpctlError, or OSError if no other file can be written either.
     """
+    if file.sha256 == UNREADABLE:
+        what = f"you may not read {file.path}, so it was not fetched"
+        remedy = f"as root on that host, run `chmod -R a+rX {file.member.place.run_dir}`"
+        raise CommandFailed(what, remedy, host=file.member.connection.name)
     if target.is_file() and _sha256(target) == file.sha256:
         done.skipped += 1
         return

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fakes import FakeCluster
+
+from launcher.look import fetch
 
 Make = Callable[..., FakeCluster]
 
@@ -72,6 +77,35 @@ def test_a_host_whose_list_of_files_is_nonsense_is_one_warning(
     assert (code, err.count("gpu0:")) == (4, 1), err
     assert "gpu0: its answer is not a list of the run's files" in err
     assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
+
+
+def test_a_file_that_the_user_may_not_read_is_an_error(fake_cluster: Make) -> None:
+    """As a script under `user: root` may write it. The tests run as root, who may read everything."""
+    cluster = fake_cluster()
+    outputs(cluster)
+    unreadable = "*-readable*) printf -- '- output/of-0\\0'"
+    for tool, case in (("find", unreadable), ("sha256sum", "*) exit 1")):
+        path = cluster.hosts["gpu0"].tools / tool
+        path.write_text(f'#!/bin/sh\ncase $* in {case} ;; *) exec /usr/bin/{tool} "$@" ;; esac\n')
+        path.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 1 and "gpu0: you may not read output/of-0, so it was not fetched" in err, err
+    assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
+
+
+def test_a_host_lists_what_its_user_may_not_read() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        run, nobody = Path(made), 65534 if os.geteuid() == 0 else os.geteuid()
+        run.chmod(0o755)
+        (run / "output" / "closed").mkdir(parents=True)
+        (run / "output" / "secret").touch()
+        (run / "output" / "link").symlink_to("secret")
+        for path in (run / "output" / "closed", run / "output" / "secret"):
+            path.chmod(0)
+        argv = ["sh", "-c", fetch.LIST, "sh", made]
+        rows = subprocess.run(argv, user=nobody, stdout=subprocess.PIPE, check=False).stdout
+        (run / "output" / "closed").chmod(0o755)
+    assert sorted(rows.split(b"\0")[-3:]) == [b"", b"- output/closed", b"- output/secret"]
 
 
 def test_what_is_kept_about_failures_is_fetched_with_the_logs(fake_cluster: Make) -> None:

@@ -9,6 +9,7 @@
 . ./rdma_ports.sh
 . ./gpu_owners.sh
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH LC_ALL=C
+unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would print them instead of the cores
 s() { printf '\n@@%s\n' "$1"; }
 check() {
   root=$1; port=$2; shift 2

@@ -37,10 +37,11 @@ class Gpu:
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
     """Parse rows of index, UUID, name, MiB and PCI address. Return the GPUs and None.
 
-    If a row has another form, such as an error message, return () and that row.
+    If a row has another form, such as an error message, return () and that row. A warning, such as
+    that the infoROM of a GPU is corrupted, is neither: the GPU works.
     """
     gpus = []
-    for line in lines:
+    for line in (line for line in lines if not line.startswith("WARNING:")):
         parts = [part.strip() for part in line.split(",")]
         if len(parts) not in (4, 5) or not re.fullmatch(r"[0-9]{1,4}", parts[0]):
             return (), line.strip()

@@ -145,14 +145,19 @@ def override_job(
                 values |= reading.value(name, JOB[name], raw(value), key)
         if "env" in values:
             values["env"] = {**cluster.job.env, **values["env"]}
-        job, hosts = replace(cluster.job, **values), cluster.hosts
+        job, hosts, spares = replace(cluster.job, **values), cluster.hosts, cluster.spares
         if "nproc_per_node" in values:
-            hosts = tuple(replace(host, nproc_per_node=None) for host in hosts)
+            hosts, spares = map(_without_nproc, (hosts, spares))
         entries = [HostEntry(f"hosts[{i}]", 0, host) for i, host in enumerate(hosts)]
+        entries += [HostEntry(f"spares[{i}]", 0, host) for i, host in enumerate(spares)]
         reading.mistakes += broken_rules(entries, job)
     former = (getattr(cluster.job, key) for key in ("dataset", "env_file") if key in values)
     replaced = (*cluster.replaced, *filter(None, former))
-    return replace(cluster, hosts=hosts, job=job, replaced=replaced)
+    return replace(cluster, hosts=hosts, spares=spares, job=job, replaced=replaced)
+
+
+def _without_nproc(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    return tuple(replace(host, nproc_per_node=None) for host in hosts)
 
 
 class _Reading:

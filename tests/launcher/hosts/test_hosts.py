@@ -241,11 +241,13 @@ def test_the_command_line_overrides_the_job_with_the_same_checks(
     assert (made.image, made.nproc_per_node, made.max_restarts) == ("other:1", 2, 1)
     assert made.command == ("train.py", "--name", "two words")
     assert override_job(base, {}) == base
-    uneven = cluster("hosts: [{host: a, nproc_per_node: 2}, {host: b, nproc_per_node: 1}]")
-    assert [h.nproc_per_node for h in override_job(uneven, {"nproc_per_node": 3}).hosts] == [
-        None,
-        None,
-    ]
+    uneven = cluster(
+        "hosts: [{host: a, nproc_per_node: 2}]\nspares: [{host: b, nproc_per_node: 1}]"
+    )
+    even = override_job(uneven, {"nproc_per_node": 3})
+    assert [host.nproc_per_node for host in (*even.hosts, *even.spares)] == [None, None]
+    with pytest.raises(HostsFileError, match=r"spares\[0\].gpus: found 2 GPUs"):
+        override_job(cluster("hosts: [a]\nspares: [{host: b, gpus: 2}]"), {"nproc_per_node": 3})
 
     with pytest.raises(HostsFileError) as caught:
         flags = {

@@ -485,6 +485,9 @@ def test_the_clock_is_measured_against_all_and_within_its_own_error() -> None:
     late = [with_facts(machine(i), clock_skew=-30.0) for i in range(3)]
     assert judge(*late) == []  # this machine's clock is ahead
     assert judge(with_facts(machine(0), clock_skew=3.0, clock_error=5.0), machine(1)) == []
+    assert "42.0 s ahead" in one(judge(with_facts(machine(0), clock_skew=42.0))).what
+    apart = [with_facts(machine(i), clock_skew=skew) for i, skew in enumerate((-5.0, -5.0, 0.0))]
+    assert {found.what for found in judge(*apart)} == {"its clock is 5.0 s behind the others"}
 
 
 def test_a_port_for_root_only() -> None:

@@ -140,7 +140,7 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
 def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> Ranks:
     """Wait for all other ranks and create the process group. Return `ranks` with their store.
 
-    failure: an error of this rank from before the join, such as one in loading its images. It is raised
+    failure: an error of this rank from before the join, such as one while loading its images. It is raised
     on all ranks. If ranks do not join, raises a TrainerError that names them.
     """
     if ranks.world_size == 1:

@@ -202,7 +202,7 @@ def update(t: Training) -> None:
 def poll(t: Training, last: bool) -> None:
     """Exchange what the ranks must agree on, then write a progress line, stop or save as needed.
 
-    Raises Diverged if the loss is not finite, Stopped if any rank was asked to stop.
+    Raises Diverged if the loss is not finite, and Stopped if any rank was asked to stop.
     """
     t.saver.collect()
     due = t.ranks.first and t.saver.due(t.step, t.config.parsed_save_every)

@@ -34,7 +34,7 @@ def sanity(
     step_seconds: float | None = option(
         "--step-seconds",
         "S",
-        "Seconds per training step on one node; used to estimate the speedup of more nodes.",
+        "Seconds per training step on one node; used to estimate the speedup with more nodes.",
         reader=decimal,
     ),
     plot: str | None = option("--plot", "FILE", "Write a plot of bandwidth against size to FILE."),

@@ -43,7 +43,7 @@ def label(frame: Frame) -> str:
 def without_importlib(frames: Sequence[Frame]) -> list[Frame]:
     """Return the frames without those of Python's import system, as in a traceback.
 
-    The innermost frame stays: it shows where a rank is that reads a module from a disk that hangs.
+    The innermost frame stays, because it locates a rank that hangs while it reads a module from a disk.
     """
     outer = (frame for frame in frames[:-1] if not frame.file.startswith("<frozen importlib"))
     return [*outer, *frames[-1:]]

@@ -62,7 +62,7 @@ class Engine(Protocol):
         """List the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
     def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:
-        """Return only the nodes and tickets of `listing`, which may be faster."""
+        """Return the nodes and tickets of `listing`. May be faster than `listing`."""
         return self.listing(run_id).nodes
 
     def claims(self) -> Sequence[NodeStatus]:

@@ -144,8 +144,8 @@ class Session:
     def _save(self) -> None:
         """Save the record, unless another command knows more.
 
-        It has started a newer attempt, perhaps while this command was suspended with Ctrl-Z, or it has
-        recorded the end of this one, as `kill` does.
+        The other command may have started a newer attempt, perhaps while this one was suspended with
+        Ctrl-Z, or recorded the end of this attempt, as `kill` does.
         """
 
         def known(attempt: AttemptRecord) -> tuple[int, bool]:

@@ -118,7 +118,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
         if router.in_containers:
             remedy += "; if Docker's iptables rules drop it, `iptables -I DOCKER-USER -j ACCEPT`"
         return failure(f"{what}, on its way through {router.name}", f"{remedy}), or fix the route")
-    firewall = next((f" ({name} is installed there)" for name in machine.details.firewalls), "")
+    firewall = next((f" ({name} is installed)" for name in machine.details.firewalls), "")
     given = any(host.internal_ip for host in machine.hosts)
     remedy = f"allow all TCP between the hosts in its firewall{firewall}, or "
     return failure(what, remedy + ("fix `internal_ip:`" if given else "set `internal_ip:`"))

@@ -33,7 +33,7 @@ def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         yield failure(what, f"{remedy} on that host, or fix {key}")
     disk = details.disk(f"{home}/.ddpctl") or details.disk(home)
     if disk:
-        ours = "`ddpctl push --prune` deletes data that no run uses, `ddpctl clean` also all runs"
+        ours = "`ddpctl push --prune` deletes data that no run uses; `ddpctl clean` deletes all runs too"
         yield from _room(disk, "data and checkpoints under ~/.ddpctl", LEAST_FREE, f": {ours}")
     store = details.disk(engine.root) if engine else None
     if engine and store and (disk is None or store.mount != disk.mount):

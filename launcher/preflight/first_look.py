@@ -28,7 +28,7 @@ class FirstLook(NamedTuple):
 
 
 def ssh_login(host: Host) -> tuple[str, str]:
-    """Return the user and the first existing key file that `ssh` uses; "" for each if unknown."""
+    """Return the user and the first existing key file that `ssh` uses, each "" if unknown."""
     try:
         route = route_to(host)
     except HostUnreachable:

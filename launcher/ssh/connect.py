@@ -40,7 +40,7 @@ class LoginsDropped(HostUnreachable):
 def connect(host: Host, timeout: float) -> Connection:
     """Connect to `host`, log in, and return the connection. Raises HostUnreachable if that fails.
 
-    If the host has just not answered, raises that error again instead (see `silent_hosts`).
+    If the host did not answer a moment ago, raises that error again instead (see `silent_hosts`).
     """
     if early := _early.pop(host, None):
         return early.result()

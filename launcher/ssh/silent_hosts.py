@@ -1,8 +1,8 @@
 """Hosts that did not answer a moment ago.
 
 A command asks a host several questions, each of which would dial it again. A dial that failed after
-a long wait is therefore not repeated for as long as it took. What keeps trying to reach a host calls
-`forget` before each try.
+a long wait is therefore not repeated for as long as it took. Code that keeps trying to reach a host
+calls `forget` before each try.
 """
 
 import time
@@ -21,12 +21,12 @@ def remember(host: Host, why: HostUnreachable, seconds: float) -> None:
 
 
 def forget(host: Host) -> None:
-    """Let the next question dial the host, even if it has just not answered."""
+    """Let the next question dial the host, even if it did not answer a moment ago."""
     _silent.pop(host, None)
 
 
 def raise_if_silent(host: Host) -> None:
-    """Raises HostUnreachable if the host has just not answered."""
+    """Raise HostUnreachable if the host did not answer a moment ago."""
     until, why = _silent.get(host, (0.0, None))
     if why and time.monotonic() < until:
         raise why.on(host.name)

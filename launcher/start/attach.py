@@ -81,7 +81,9 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
         if record.state is not RunState.WAITING and not is_pending:
             return record
         if not (is_pending or announced):
-            console.say(f"run {folder.run_id} is waiting in line; `ddpctl ps` shows what for")
+            console.say(
+                f"run {folder.run_id} is waiting in line; `ddpctl ps` shows what it is waiting for"
+            )
             announced = True
         if abandoned and recorder_started:
             log = folder.path / "recorder.log"

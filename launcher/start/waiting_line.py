@@ -121,7 +121,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             yield
 
     def _join(self, refused: Refused) -> Tickets:
-        """Record that the run waits, and take its place in line unless it has one. Return its tickets."""
+        """Record the run as waiting, and take a place in line unless it has one. Return its tickets."""
         folder = self.request.folder
         self.lock()
         if self._own is None:

@@ -250,7 +250,7 @@ def headline(
 
 
 def signal_name(exit_code: int | None) -> str | None:
-    """Return the name of the signal that an exit code means (-9: SIGKILL), or None."""
+    """Return the name of the signal that an exit code stands for (-9: SIGKILL), or None."""
     if exit_code is None or exit_code >= 0:
         return None
     try:

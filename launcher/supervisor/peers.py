@@ -57,7 +57,7 @@ class Peers:
             threading.Thread(target=beat, daemon=True, name="heartbeats").start()
 
     def beat(self, now: float) -> None:
-        """Repeat the last message while the loop is late, but not forever: it may never go on."""
+        """Repeat the last message while the loop is late, but not forever: the loop may be stuck."""
         if HEARTBEAT < now - self.turned < LONGEST_WAIT:
             for channel in self.channels():
                 with contextlib.suppress(OSError):  # the loop will notice

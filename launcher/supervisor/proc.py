@@ -80,7 +80,7 @@ def send(pid: int, number: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel SIGTERM this process when its parent dies. Exit if the parent is dead already."""
+    """Have the kernel SIGTERM this process when its parent dies. Exit if the parent is already dead."""
     # Until exec, the parent's handler would swallow the signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -95,7 +95,7 @@ class Torchrun:
         return self._process.pid if self._process else 0
 
     def exit_code(self) -> int | None:
-        """Return the exit code: None while it runs, 127 (as in a shell) if it could not start."""
+        """Return torchrun's exit code: None while it runs, 127 (as in a shell) if it could not start."""
         return self._process.poll() if self._process else 127
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Make text safe for a terminal: of all escape sequences, only colors are kept.
 
-Other control characters go too. Escape sequences can move a terminal's cursor, set its title and
-write to the clipboard, and hosts, images and scripts control the text of logs.
+Other control characters are removed too. Escape sequences can move a terminal's cursor, set its
+title and write to the clipboard, and hosts, images and scripts control the text of logs.
 
 All text for the terminal passes through `colored` (in ResultStream for stdout, in Live for the display
 and in exec.Sanitizer) or `text.printable` (in `write_message` for stderr, in `confirm` and in

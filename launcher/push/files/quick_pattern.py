@@ -18,7 +18,10 @@ BEFORE_A_STAR = re.compile(r"\[\^/\]\*((?:\\.|\[\^?\]?[^]]+\](?!\*)|[^][\\*/()])
 
 
 class QuickPattern(Pattern):  # type: ignore[misc, valid-type]
-    """A pattern that tries only the first match of the text between two stars: others cannot help."""
+    """A pattern that tries only the first match of the text between two stars.
+
+    If the rest of the pattern fails after the first match, it would fail after later ones too.
+    """
 
     @classmethod
     def pattern_to_regex(cls, pattern: Any) -> Any:

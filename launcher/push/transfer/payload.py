@@ -47,7 +47,7 @@ def end_timeout(size: int) -> float:
 def stuck(host: str, part: str, timeout: float) -> PushFailed:
     return PushFailed(
         f"{part}: no progress for {duration(timeout)}",
-        "check whether a disk or the engine hangs on that host, then push again",
+        "check whether a disk or the engine is hanging on that host, then push again",
         host=host,
     )
 

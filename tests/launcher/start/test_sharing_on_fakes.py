@@ -495,7 +495,7 @@ def test_attach_says_how_a_run_that_waits_has_ended(
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill_instead))
     code, _, err = cluster.ddpctl("attach", second)
-    assert f"run {second} is waiting in line; `ddpctl ps` shows what for" in err
+    assert f"run {second} is waiting in line; `ddpctl ps` shows what it is waiting for" in err
     assert code == 7 and f"ddpctl: run {second} cancelled" in err, err
 
 

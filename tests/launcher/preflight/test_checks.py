@@ -218,7 +218,7 @@ FAULTS = {
     ),
     "a lost GPU in the kernel's log": (
         lambda m: with_nvidia(m, xids=(("0000:af:00", 79),)),
-        ("warning", "gpus", "a lost GPU at 0000:af:00 has reported Xid 79", "seat and power"),
+        ("warning", "gpus", "a lost GPU at 0000:af:00 has reported Xid 79", "seated properly"),
     ),
     "a hot GPU": (
         lambda m: sick(m, slowed=True),

@@ -160,7 +160,7 @@ def test_a_host_that_a_firewall_hides() -> None:
     reach = Reach(dialed(machines, {"10.0.0.2": "timeout"}))
     assert lines(findings(machines, reach)) == [
         "failure: gpu2: network: a connection to 10.0.0.2 timed out from 2 of 2 hosts "
-        "(gpu[1,3]); allow all TCP between the hosts in its firewall (ufw is installed there), "
+        "(gpu[1,3]); allow all TCP between the hosts in its firewall (ufw is installed), "
         "or set `internal_ip:`"
     ]
 

@@ -140,8 +140,8 @@ def pick_device(wanted: str, env: Mapping[str, str]) -> torch.device:
 def join(ranks: Ranks, env: Mapping[str, str], timeout: float, failure: Exception | None) -> Ranks:
     """Wait for all other ranks and create the process group. Return `ranks` with their store.
 
-    failure: an error of this rank from before the join, such as one while loading its images. It is raised
-    on all ranks. If ranks do not join, raises a TrainerError that names them.
+    failure: an error that this rank had before the join, for example while loading its images. It is
+    raised on all ranks. If ranks do not join, raises a TrainerError that names them.
     """
     if ranks.world_size == 1:
         if failure:

@@ -209,7 +209,7 @@ class Sender:
             self.trees[part].manifest.digest if part in self.trees else ""
             for part in ("dataset", "workdir", "image")
         ]
-        what = "a simple shell script failed"
+        what = "cannot list what the host already has"
         text = script_output(connection, what, INSPECT, *digests, timeout=60.0)
         has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
         reached = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)

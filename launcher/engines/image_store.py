@@ -66,9 +66,9 @@ class ImageStore:
         with self._api.explained():
             yield from self._api.get_image(name)
 
-    def load_command(self) -> tuple[str, ...]:
+    def load_command(self) -> Sequence[str]:
         """Return the command that loads an image archive from stdin on the host."""
-        return (*engine_command("load", "-q"),)
+        return engine_command("load", "-q")
 
     def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
         """Check that an image is complete, and return facts about it.

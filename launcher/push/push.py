@@ -28,7 +28,7 @@ from .image.sif import image_file
 from .packages.wheels import make_venv, wheels_of
 from .push_progress import HostsNotReady, PushProgress, PushReport
 from .transfer.fanout import Fanout
-from .transfer.payload import Failures, script_output
+from .transfer.payload import Failures, script_output, without
 from .transfer.relay_client import TransferDamaged
 
 Part = Literal["image", "dataset", "workdir"]
@@ -99,8 +99,7 @@ def push(
             in_engine=in_engine,
             only_verify=only_verify,
         )
-        ready = [connection for connection in machines if connection not in failures]
-        images, failed = sender.send_with_retries(ready)
+        images, failed = sender.send_with_retries(without(machines, failures))
         failures |= failed
         if in_engine:
             failures |= differing(cluster.job.image, images)
@@ -247,11 +246,7 @@ class Sender:
                 )
                 failures |= failed
             for part in self.trees:
-                ready = {
-                    connection: host
-                    for connection, host in hosts.items()
-                    if connection not in failures
-                }
+                ready = {connection: hosts[connection] for connection in without(hosts, failures)}
                 failures |= self._send_tree(part, ready, fanout)
         self.relay_failed |= {n for n, e in failures.items() if isinstance(e, TransferDamaged)}
         return images, failures
@@ -275,7 +270,7 @@ class Sender:
                 self.progress.say(f"left out of the {part}: {listed(tree.left_out)}")
             failures = tree_push.run(missing)
             if packages:
-                ready = [connection for connection in missing if connection not in failures]
+                ready = without(missing, failures)
                 failures |= try_each(ready, partial(make_venv, self.job, tree.manifest.digest))[1]
         for connection in hosts:
             report, sent = self.progress.hosts[connection], tree_push.files_sent.get(connection, 0)

@@ -29,7 +29,7 @@ from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
 from ...ssh.script_files import load_script
 from ..transfer.fanout import Fanout
-from ..transfer.payload import Failures, Payload, script_output
+from ..transfer.payload import Failures, Payload, script_output, without
 from . import manifest, tar
 from .manifest import Delta, Entry, Manifest
 from .scan import Tree
@@ -143,9 +143,8 @@ class TreePush:
             if earlier in self.deltas:
                 return self.deltas[earlier]
         most = 2 * len(self.tree.manifest.text) + (1 << 20)  # a longer one has too little in common
-        there = fetched_manifest(
-            connection, earlier, most
-        )  # without the lock, so that no host waits for another
+        # without the lock, so that no host waits for another
+        there = fetched_manifest(connection, earlier, most)
         return self.tree.manifest.after(there) if there else None
 
     def _send(self, start: Start, connections: Sequence[HostConnection]) -> Failures:
@@ -156,17 +155,15 @@ class TreePush:
         extra["complete"] = b""  # the last file in the stream, which RECEIVE looks for
         payload = Payload(
             part=self.part,
-            command=lambda connection: (
-                *shell.script(RECEIVE, (*self._names(connection), start.base)),
+            command=lambda connection: shell.script(
+                RECEIVE, (*self._names(connection), start.base)
             ),
             size=tar.size_of([*(entry.size for entry in start.write), *map(len, extra.values())]),
             chunks=lambda: tar.stream(self.tree, start.write, extra),
         )
         failures = self.fanout.send(self.part, [payload], connections, payload.size)
         files = sum(1 for entry in start.write if entry.is_file)
-        self.files_sent |= {
-            connection: files for connection in connections if connection not in failures
-        }
+        self.files_sent |= dict.fromkeys(without(connections, failures), files)
         for connection, error in failures.items():
             if not isinstance(error, HostUnreachable):
                 with contextlib.suppress(DdpctlError):  # the draft may be what fills the disk

@@ -14,7 +14,7 @@ from ...own_folders import cache_home, read_cache, write_cache
 from ...ssh.host_connection import HostConnection, connected
 from ...ssh.many import try_each
 from ..transfer.fanout import Fanout
-from ..transfer.payload import Failures, Payload
+from ..transfer.payload import Failures, Payload, without
 from .archive import Archive, NoLayers, layer_archives, partial_ids, remove_stale_tags
 
 ALIASES = "images.json"  # cache file: a host and an image's id on it -> the id on this machine
@@ -45,16 +45,16 @@ def push_image(
         elif image is not None:
             other = f"has a different {name} ({image.id[:19]})"
             progress.say(f"{connection.name}: {other}; updating it")
-    without = {connection: image for connection, image in there.items() if connection not in images}
+    lacking = {connection: there[connection] for connection in without(there, images)}
     done: Images = {}
     if only_verify:
         missing = PushFailed(f"does not have {name}", "run `ddpctl push HOSTS --image`")
-        failures: Failures = {connection: missing.on(connection.name) for connection in without}
+        failures: Failures = {connection: missing.on(connection.name) for connection in lacking}
     elif here is None:
-        done, failures = try_each([*without], lambda connection: _pull(connection, name))
+        done, failures = try_each([*lacking], lambda connection: _pull(connection, name))
     else:
         with connected([Host(host="local")]) as [local]:
-            done, failures = _Sending(name, here, local, fanout).run(without)
+            done, failures = _Sending(name, here, local, fanout).run(lacking)
     for connection in done:
         word = "pulled" if here is None else "updated" if there[connection] else "sent"
         progress.hosts[connection].image = word
@@ -116,13 +116,11 @@ class _Sending:
             }
             if alike:
                 failures |= self._send_layers(list(alike), min(alike.values()), by_diff_id)
-        verified, broken = try_each(
-            [connection for connection in there if connection not in failures], self._verify
-        )
+        verified, broken = try_each(without(there, failures), self._verify)
         for error in broken.values():
             self.progress.say(f"{error}; sending the whole image again")
         failures |= self._send_whole(list(broken))
-        again, still_broken = try_each([n for n in broken if n not in failures], self._verify)
+        again, still_broken = try_each(without(broken, failures), self._verify)
         for connection, image in (verified | again).items():
             if not image.layers:
                 remember(image, connection, self.here)
@@ -180,10 +178,9 @@ class _Sending:
     ) -> Failures:
         """Send the layers from number `first` on. Return the errors of failed hosts."""
         failures = self.fanout.send("image", payloads, connections, None)
-        for connection in connections:
-            if connection not in failures:
-                self.progress.hosts[connection].layers_sent = len(self.here.layers) - first
-                self.progress.hosts[connection].layers_skipped = first
+        for connection in without(connections, failures):
+            self.progress.hosts[connection].layers_sent = len(self.here.layers) - first
+            self.progress.hosts[connection].layers_skipped = first
         return failures
 
     def _verify(self, connection: HostConnection) -> ImageInfo:

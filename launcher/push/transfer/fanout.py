@@ -11,7 +11,7 @@ from ...ssh.host_connection import HostConnection
 from ...ssh.many import try_each
 from ..push_progress import PushProgress
 from .chain import Transfer
-from .payload import TIMEOUT, Failures, Payload, end_timeout, failed, stuck
+from .payload import TIMEOUT, Failures, Payload, end_timeout, failed, stuck, without
 from .relay_client import Relay, TransferDamaged, one_time_pair
 
 MIN_SAVING = 16 << 20  # bytes; starting agents takes a second, so a smaller saving is not worth it
@@ -50,9 +50,7 @@ class Fanout:
         try:
             for payload in payloads:
                 begun += MIN_SAVING if payload.size is None else payload.size
-                row = row or self._row(
-                    [connection for connection in connections if connection not in failures], begun
-                )
+                row = row or self._row(without(connections, failures), begun)
                 if row:
                     name = f"p{len(self._transfers)}"
                     transfers.append(Transfer(name, payload, row, self.progress))
@@ -68,23 +66,16 @@ class Fanout:
             raise
         for transfer in transfers:
             failures = transfer.finish() | failures  # the first error of each host
-        others = [
-            connection
-            for connection in connections
-            if connection not in {relay.connection for relay in row}
-        ]
+        others = without(connections, {relay.connection for relay in row})
         for transfer in transfers:
             failures |= self._send_directly(transfer.payload, others, failures)
-        self.progress.end(
-            part, [connection for connection in connections if connection not in failures]
-        )
+        self.progress.end(part, without(connections, failures))
         return failures
 
     def _row(self, connections: Sequence[HostConnection], size: int) -> list[Relay]:
         """Return the hosts that form the chain, in order; [] if a chain saves too little."""
-        saved = (
-            sum(connection in self._addresses for connection in connections) - 1
-        )  # copies that do not cross the uplink
+        # the number of copies that do not cross the uplink
+        saved = sum(connection in self._addresses for connection in connections) - 1
         if saved < 1 or size * saved < MIN_SAVING:
             return []
         if self._relays is None:
@@ -122,8 +113,7 @@ class Fanout:
         connections: Sequence[HostConnection],
         failed: Collection[HostConnection],
     ) -> Failures:
-        ready = [connection for connection in connections if connection not in failed]
-        return try_each(ready, partial(self._send_to, payload))[1]
+        return try_each(without(connections, failed), partial(self._send_to, payload))[1]
 
     def _send_to(self, payload: Payload, connection: HostConnection) -> None:
         stream = connection.open(payload.command(connection))

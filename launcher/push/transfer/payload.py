@@ -1,6 +1,6 @@
 """A payload to send to hosts, and the errors of hosts that fail."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import DdpctlError, PushFailed
@@ -34,9 +34,15 @@ class Payload:
     """A byte stream for the stdin of a command on each host. Each call of `chunks` yields all of it."""
 
     part: str  # image, wheel, dataset, workdir
-    command: Callable[[HostConnection], tuple[str, ...]]
+    command: Callable[[HostConnection], Sequence[str]]
     size: int | None  # approximate bytes; None if unknown
     chunks: Callable[[], Iterator[bytes]]
+
+
+def without(
+    connections: Iterable[HostConnection], failed: Collection[HostConnection]
+) -> list[HostConnection]:
+    return [connection for connection in connections if connection not in failed]
 
 
 def end_timeout(size: int) -> float:

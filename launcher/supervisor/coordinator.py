@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from .channel import Decision, Status
 from .events import Phase, Reason, RestartInPlace
-from .hang import seconds_hung
 from .restart_rule import PastRestart, refusal, without_progress
 from .spec import Spec
 
@@ -15,6 +14,7 @@ STACKS_TIMEOUT = 5.0  # seconds for all nodes to write their ranks' stacks
 JOIN_GRACE = 10.0  # seconds after the start during which node 0 stays to inform late nodes
 RECONNECT = 1.0  # seconds for a broken connection to be restored
 SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
+SILENT_START = 600.0  # seconds for ranks to import, load and compile before their first output
 ON_REQUEST = ("cancelled", "terminated", "time-limit")  # reasons that are not failures
 
 
@@ -186,16 +186,29 @@ class Coordinator:
 
     def _hung(self, now: float) -> Reason | None:
         """Return the reason to stop if the run hangs. First waits for all stacks, up to STACKS_TIMEOUT."""
-        statuses = self.statuses.values()
-        age = seconds_hung(statuses, self.spec.hang_timeout)
+        age = self._seconds_hung()
         if age is None:
             self._stacks_since = None
             return None
         self._stacks_since = self._stacks_since or now
-        missing = any(s.alive and not s.stacks for s in statuses)
+        missing = any(s.alive and not s.stacks for s in self.statuses.values())
         if missing and now - self._stacks_since < STACKS_TIMEOUT:
             return None
         return self._reason("hung", "no progress for %d s" % age, self.spec.node_rank)
+
+    def _seconds_hung(self) -> float | None:
+        """Return the seconds since the last progress if the run hangs, or None if it does not.
+
+        Progress is what the trainer reports or, if it has reported nothing, any output of a rank.
+        """
+        statuses, timeout = self.statuses.values(), self.spec.hang_timeout
+        if not timeout or not any(status.alive for status in statuses):
+            return None
+        reported = [s.progress_age for s in statuses if s.progress_age is not None]
+        age = min(reported or [s.log_age for s in statuses])
+        if not reported and not any(s.begun for s in statuses):
+            timeout = max(timeout, SILENT_START)
+        return None if age < timeout else age
 
     def _reason(self, kind: str, message: str, node_rank: int) -> Reason:
         return Reason(kind, message, node_rank, self.spec.hosts[node_rank], time.time())

@@ -11,11 +11,11 @@ from launcher.supervisor.coordinator import (
     JOIN_GRACE,
     RECONNECT,
     SETTLE,
+    SILENT_START,
     STACKS_TIMEOUT,
     Coordinator,
 )
 from launcher.supervisor.events import Phase, Reason
-from launcher.supervisor.hang import SILENT_START
 
 START = 1000.0  # time.monotonic() when node 0 starts
 

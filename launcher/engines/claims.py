@@ -58,13 +58,6 @@ def undecided(rival: NodeStatus) -> bool:
     return rival.state is ContainerState.REMOVING
 
 
-def those_ahead(
-    found: Iterable[NodeStatus], key: tuple[float, str], *, or_undecided: bool
-) -> list[NodeStatus]:
-    """Return the rivals that go before our run. or_undecided: also the undecided ones."""
-    return [each for each in found if goes_first(each, key) or (or_undecided and undecided(each))]
-
-
 def taken(wanted: Collection[str], gpu_ids: Mapping[str, int], rival: NodeStatus) -> str:
     """Describe a rival's run: which of `wanted` it has or is waiting for, and since when."""
     shared = rival.resources & set(wanted)

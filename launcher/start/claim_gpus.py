@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.choose import claims_on, engines_on
-from ..engines.claims import rivals, taken, those_ahead, undecided
+from ..engines.claims import goes_first, rivals, taken, undecided
 from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError, PreflightError
 from ..ssh.host_connection import HostConnection
@@ -125,8 +125,9 @@ def _ahead(
     rivals_there: all rivals on each host. resources: what this run needs on each host; each error says
     which of these a rival has taken. or_undecided: count undecided rivals as ahead.
     """
+    key = planned.plan.key
     ahead = {
-        connection: those_ahead(here, planned.plan.key, or_undecided=or_undecided)
+        connection: [r for r in here if goes_first(r, key) or (or_undecided and undecided(r))]
         for connection, here in rivals_there.items()
     }
     reasons: list[DdpctlError] = [

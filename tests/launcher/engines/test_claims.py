@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.engines.claims import goes_first, rivals, taken, those_ahead, undecided
+from launcher.engines.claims import goes_first, rivals, taken, undecided
 from launcher.engines.status import LEASE, ContainerState, NodeStatus, read_status
 
 LABELS = {
@@ -66,8 +66,6 @@ def test_who_goes_first(state: str, age: float, earlier: str, later: str) -> Non
         rival = status(state, age, since=since)
         first, unsure = goes_first(rival, (200.0, "a")), undecided(rival)
         assert ("first" if first else "undecided" if unsure else "") == expected, rival
-        ahead = [bool(those_ahead([rival], (200.0, "a"), or_undecided=b)) for b in (False, True)]
-        assert ahead == [expected == "first", expected != ""], rival
 
 
 def test_the_error_names_the_run_that_has_the_gpus_its_owner_and_its_start() -> None:

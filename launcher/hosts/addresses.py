@@ -13,16 +13,14 @@ def is_address(word: str) -> bool:
 
 
 def split_login(word: str) -> dict[str, str]:
-    """Split `[user@]host[:port]` into `host` and, if given, `user` and `port`."""
+    """Split `[user@]host[:port]` into `host` and, if given, `user` and `port`.
+
+    An IPv6 address may be in brackets, and must be if a port follows.
+    """
     user, at, rest = word.rpartition("@")
-    name, port = split_port(rest)
-    parts = {"host": name} | ({"user": user} if at else {})
-    return parts if port is None else parts | {"port": port}
-
-
-def split_port(word: str) -> tuple[str, str | None]:
-    """Split `host:port`, `[v6]:port`, `host` or a bare IPv6 address. The port is None if not given."""
-    if bracketed := re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", word):
-        return bracketed[1], bracketed[2]
-    name, colon, port = word.partition(":")
-    return (name, port) if colon and ":" not in port else (word, None)
+    name, colon, port = rest.partition(":")
+    if bracketed := re.fullmatch(r"\[([^\[\]]*)\](?:(:)(.*))?", rest):
+        name, colon, port = bracketed.groups("")
+    elif ":" in port:  # an IPv6 address
+        name, colon = rest, ""
+    return {"host": name} | ({"user": user} if at else {}) | ({"port": port} if colon else {})

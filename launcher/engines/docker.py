@@ -209,12 +209,11 @@ class Docker(Engine):
         can = self._api.can
         sources = [mount.source for mount in container.mounts if mount.from_job]
         if can.creates_missing_sources and sources:
-            missing = self.connection.script(MISSING_PATHS, *sources).stdout.decode(
-                errors="replace"
-            )
+            missing = self.connection.script(MISSING_PATHS, *sources).stdout.splitlines()
             if missing:
+                first = missing[0].decode(errors="replace")
                 raise CommandFailed(
-                    f"could not {action}: {missing.splitlines()[0]} does not exist",
+                    f"could not {action}: {first} does not exist",
                     "create it on that host, or fix job.mounts",
                     host=self.connection.name,
                 )

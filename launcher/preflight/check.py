@@ -34,9 +34,8 @@ from .fleet import Fleet
 from .machine import Machine
 from .probe import Probe
 
-USUAL_ROOT = (
-    "/var/lib/docker"  # the engine's folder; assumed, to avoid waiting for the engine's answer
-)
+# The engine's folder; assumed, to avoid waiting for the engine's answer
+USUAL_ROOT = "/var/lib/docker"
 CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = {  # by column
     "docker": [check_docker.check_engine],
     "gpus": [

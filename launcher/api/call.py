@@ -40,6 +40,7 @@ class Raised:
     type: str
     message: str
     traceback: str
+    built_in: bool = True  # other types may have the name of a built-in one
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def raise_again(run_id: str, rank: int, outcome: RankResult, trust: bool) -> Non
     remote = RemoteError(run_id, outcome.host, rank, error.type, error.message, error.traceback)
     if trust and outcome.pickle:
         raise unpickled(outcome) from remote
-    kind = getattr(builtins, error.type, None)
+    kind = getattr(builtins, error.type, None) if error.built_in else None
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             same = kind(error.message)

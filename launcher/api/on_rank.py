@@ -86,9 +86,14 @@ def raised(error: Exception, trust: bool) -> str:
     ours = main.__code__.co_filename
     users = [frame for frame in report.stack if frame.filename != ours]
     report.stack = traceback.StackSummary.from_list(users)
-    kind = type(error).__qualname__
+    kind = type(error)
     outcome: Dict[str, Any] = {
-        "error": {"type": kind, "message": str(error), "traceback": "".join(report.format())}
+        "error": {
+            "type": kind.__qualname__,
+            "built_in": kind.__module__ == "builtins",
+            "message": str(error),
+            "traceback": "".join(report.format()),
+        }
     }
     if trust:
         try:

@@ -37,7 +37,8 @@ def pack(
     if cluster.job.workdir:
         _copy_workdir(cluster, cluster.job.workdir, to)
     name = getattr(function, "__qualname__", "")
-    if function.__module__ == "__main__" and isinstance(function, FunctionType):
+    is_lambda = name.endswith("<lambda>")
+    if function.__module__ == "__main__" and isinstance(function, FunctionType) and not is_lambda:
         source = Source(function)
         (to / "ddpctl_source.py").write_text(source.text, encoding="utf-8")
         modules, name = source.modules, function.__name__

@@ -25,11 +25,8 @@ class Source:
     def __init__(self, function: FunctionType) -> None:
         self.modules: set[str] = set()
         self._function = function.__name__
-        self._names = function.__globals__
+        self._names = inspect.unwrap(function).__globals__  # a decorator may be of another module
         self._lines: dict[str, str] = {}
-        if function.__code__.co_freevars:
-            listed = ", ".join(function.__code__.co_freevars)
-            raise self._refusal(f"{listed} of the enclosing function")
         self._define(function.__name__, function)
 
     @property
@@ -54,13 +51,18 @@ class Source:
             raise self._refusal(f"the global {name}, a {type(value).__name__}")
 
     def _define_own(self, name: str, value: type | FunctionType) -> None:
+        if isinstance(value, FunctionType):
+            if free := inspect.unwrap(value).__code__.co_freevars:
+                raise self._refusal(f"{', '.join(free)} of the enclosing function")
+            if value.__name__ == "<lambda>":
+                raise self._refusal(f"the global {name}, a lambda")
         text = source_text(value)
         if name != value.__name__:
             self._define(value.__name__, value)
             text = f"{name} = {value.__name__}"
         self._lines[name] = ""  # ends the recursion if two functions call each other
         for used in global_names(text):
-            if used in self._names and not hasattr(builtins, used):
+            if used in self._names and not is_built_in(used, self._names[used]):
                 self._define(used, self._names[used])
         self._lines[name] = self._lines.pop(name) or text  # moved behind its dependencies
 
@@ -101,6 +103,12 @@ def global_names(text: str) -> set[str]:
         tables += table.get_children()
     symbols = [symbol for table in tables for symbol in table.get_symbols()]
     return {each.get_name() for each in symbols if each.is_referenced() and each.is_global()}
+
+
+def is_built_in(name: str, value: object) -> bool:
+    """Return whether a rank has the name anyway. IPython replaces some built-in functions by its own."""
+    by_ipython = str(getattr(value, "__module__", "")).startswith("IPython.")
+    return hasattr(builtins, name) and (by_ipython or name.startswith("__"))
 
 
 def is_literal(value: object) -> bool:

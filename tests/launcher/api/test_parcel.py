@@ -96,8 +96,24 @@ def test_a_workdir_is_sent_too_but_not_what_it_ignores(project: Path, tmp_path: 
 def test_an_exception_is_written_with_the_users_frames_only(project: Path, tmp_path: Path) -> None:
     file = importlib.import_module("parcelfile")
     error = called(file.f, "a", to=tmp_path / "sent", workdir=project)
-    assert error["type"] == "TypeError"
+    assert (error["type"], error["built_in"]) == ("TypeError", True)
     assert "in add" in error["traceback"] and "on_rank.py" not in error["traceback"]
+
+
+def test_an_exception_of_the_users_own_is_not_taken_for_a_built_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "class TimeoutError(Exception): pass\ndef f(): raise TimeoutError('mine')\n"
+    (tmp_path / "owntimeout.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    error = called(importlib.import_module("owntimeout").f, to=tmp_path / "sent")
+    assert (error["type"], error["built_in"]) == ("TimeoutError", False)
+
+
+def test_a_lambda_of_a_script_is_refused_and_not_the_line_that_it_is_on(tmp_path: Path) -> None:
+    function = eval("lambda: 1", {"__name__": "__main__"})
+    with pytest.raises(UsageError, match="define it with def"):
+        pack(function, (), {}, tmp_path, cluster=Cluster((), Job()), trust=False)
 
 
 def test_a_result_that_is_no_json_is_an_error_of_the_rank(tmp_path: Path) -> None:

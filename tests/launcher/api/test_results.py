@@ -63,6 +63,12 @@ def test_an_exception_that_cannot_be_made_again_is_a_remote_error(kind: str) -> 
     assert (caught.value.type, caught.value.message) == (kind, "boom")
 
 
+def test_an_exception_with_the_name_of_a_built_in_one_keeps_its_own_type() -> None:
+    outcomes = {0: RankResult("gpu1", error=Raised("ConnectionError", "boom", "", built_in=False))}
+    with pytest.raises(RemoteError):
+        results(record(RunState.FAILED, failed=0), outcomes, trust=False)
+
+
 def test_a_rank_that_died_without_an_exception_is_named() -> None:
     with pytest.raises(RunFailed, match=r"r1: rank 1 \(gpu1, local_rank 0\) exited with 1"):
         results(record(RunState.FAILED, failed=1), {0: RankResult("gpu1", 1)}, trust=False)

@@ -64,6 +64,12 @@ def test_a_function_is_sent_with_everything_it_refers_to(cell: Cell) -> None:
     [
         ("model = object()\ndef f():\n    return model", "f uses the global model, a object"),
         ("x = 1 < 2\nf = (lambda g: lambda: g)(open('/dev/null'))", "g of the enclosing function"),
+        ("half = lambda x: x / 2\ndef f():\n    return half(1)", "the global half, a lambda"),
+        (
+            "def adding(n):\n    def add(x):\n        return x + n\n    return add\n"
+            "three = adding(3)\ndef f():\n    return three(1)",
+            "n of the enclosing function",
+        ),
         ("exec('def f(): pass')", "source of f cannot be found; define it in a file or a notebook"),
     ],
 )
@@ -81,6 +87,25 @@ def test_a_name_that_only_an_inner_scope_binds_is_not_sent(cell: Cell) -> None:
     )
     assert result_elsewhere(names["f"], 2) == (["0", "1"], set())
     assert "rows =" not in Source(names["f"]).text.replace("    rows =", "")
+
+
+def test_names_that_hide_built_in_ones_are_sent(cell: Cell) -> None:
+    names = cell(
+        "from math import pow\niter = 3\ndef f():\n    return pow(2, iter), __name__, open"
+    )
+    names["open"] = type("Ours", (), {"__module__": "IPython.core.interactiveshell"})()
+    result, modules = result_elsewhere(names["f"])
+    assert result == (8.0, "builtins", open) and isinstance(result[0], float)
+    assert modules == {"math"}
+
+
+def test_a_decorated_function_is_sent_with_its_decorator(cell: Cell) -> None:
+    names = cell(
+        "from contextlib import contextmanager\nONE = 1\nlog = []\n"
+        "@contextmanager\ndef logged():\n    yield log.append(ONE)\n"
+        "@logged()\ndef f(x):\n    return x + len(log)\n"
+    )
+    assert result_elsewhere(names["f"], 1) == (2, {"contextlib"})
 
 
 def test_modules_of_this_process_are_not_needed(cell: Cell) -> None:

@@ -51,7 +51,7 @@ class LogFilter:
 def merged(
     folder: Path, log_filter: LogFilter, known: Marks, shown: Marks | None = None
 ) -> Iterator[list[LogEntry]]:
-    """Yield the recorded lines that the filter selects, in batches ordered by time.
+    """Yield the recorded lines that the filter selects, in batches ordered by attempt and time.
 
     known: the marks at which to end. shown: the marks after which to begin (default: at the start).
     """
@@ -86,15 +86,18 @@ def _batches(
     spans = []
     for node_rank, last in known.items():
         start = shown[node_rank].size if node_rank in shown else 0
-        for mark in read_index(folder, node_rank).marks:
+        marks = read_index(folder, node_rank).marks
+        # each node's lines stay in order even if its clock was set back
+        moments = itertools.accumulate(((m.attempt, m.time) for m in reversed(marks)), min)
+        for moment, mark in zip(reversed([*moments]), marks, strict=True):
             if start < mark.size <= last.size:
                 late = log_filter.since is None or mark.time >= log_filter.since
                 if late and log_filter.attempt in (None, mark.attempt):
-                    spans.append((mark.time, node_rank, start, mark.size))
+                    spans.append((moment, node_rank, start, mark.size))
                 start = mark.size
     with contextlib.ExitStack() as opened:
         paths = {node_rank: folder / f"node-{node_rank}.log" for _, node_rank, _, _ in spans}
         files = {rank: opened.enter_context(path.open("rb")) for rank, path in paths.items()}
-        for time, node_rank, start, end in sorted(spans):
+        for (_, time), node_rank, start, end in sorted(spans):
             files[node_rank].seek(start)
             yield parse(files[node_rank].read(end - start), node_rank, time)

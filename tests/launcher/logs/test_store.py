@@ -142,6 +142,20 @@ def test_nodes_are_merged_by_time(tmp_path: Path) -> None:
     ]
 
 
+def test_a_clock_that_is_set_back_does_not_change_the_order_of_lines(tmp_path: Path) -> None:
+    """The lines of one rank, and those of one attempt before the next, which may be on other hosts."""
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] 1", time=1000.0, offset=1)
+    write(store, 1, "[b:1] 2", time=500.0, offset=1)
+    write(store, 0, "[a:0] 3", time=510.0, offset=2)
+    write(store, 1, "[b:1] 4", time=520.0, offset=2)
+    write(store, 0, "[c:0] 5", time=400.0, offset=1, attempt=2)
+    store.close()
+    lines = shown(tmp_path, LogFilter())
+    assert [line[-2:-1] for line in lines] == [b"2", b"1", b"3", b"4", b"5"]
+    assert shown(tmp_path, LogFilter(tail=1)) == [b"[c:0] 5\n"]
+
+
 def test_lines_are_chosen_by_node_rank_time_words_and_number(tmp_path: Path) -> None:
     folder = two_nodes(tmp_path)
     assert len(shown(folder, LogFilter(nodes={1}))) == 2

@@ -22,6 +22,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import colored, without_overwritten
+from ..terminal.streams import abandon
 from ..text import ESCAPE_BODY, duration
 
 LONGEST_LINE = 1 << 20  # bytes; longer lines are printed in parts
@@ -96,8 +97,11 @@ def _print_output(running: Stream, host: str, console: Console, *, unchanged: bo
             console.write(data)
             console.flush()
         else:
-            stream.buffer.write(data)
-            stream.buffer.flush()
+            try:
+                stream.buffer.write(data)
+                stream.buffer.flush()
+            except OSError:  # nobody reads it any more
+                abandon(stream)
 
 
 class Sanitizer:

@@ -202,6 +202,19 @@ def test_stdin_of_a_local_command(local: Machine) -> None:
     assert (done.returncode, done.stdout) == (0, "QUIET\n"), done.stderr
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_output_that_nobody_reads_changes_no_exit_code(local: Machine, closed: str) -> None:
+    """As with `2>&1 | head -n 1`."""
+    command = "seq 9; seq 9 >&2; sleep 0.2; seq 9; seq 9 >&2; exit 5"
+    line = [sys.executable, "-m", "launcher", "exec", "--", "sh", "-c", command]
+    reader, writer = os.pipe()
+    os.close(reader)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
+    done = subprocess.run(line, text=True, env=local.env, cwd=local.folder, **pipes)
+    os.close(writer)
+    assert done.returncode == 5, done.stderr
+
+
 def test_a_local_command_gets_this_terminal(local: Machine) -> None:
     code, shown = local.in_terminal("exec", "-t", "--", "sh", "-c", ON_TERMINAL)
     assert "17 93" in shown

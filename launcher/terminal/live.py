@@ -48,7 +48,10 @@ class Live:
         columns, rows = get_terminal_size()
         lines = self._render(columns, max(3, int(rows * self._share)))
         self.hide()
-        self._shown, self._drawn_at = [colored(line) for line in lines], time.monotonic()
+        # an escape such as \u2500, which Python writes for what the locale lacks, is too long
+        charset = sys.stderr.encoding or "utf-8"
+        lines = [colored(line).encode(charset, "replace").decode(charset) for line in lines]
+        self._shown, self._drawn_at = lines, time.monotonic()
         self._write("".join(f"{line}\x1b[0m\n" for line in self._shown))
 
     def _write(self, text: str) -> None:

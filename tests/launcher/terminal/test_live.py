@@ -58,6 +58,14 @@ def test_nothing_is_left_when_the_window_is_resized(
     assert window.lines == ["a line of a rank", ""]
 
 
+def test_a_locale_without_a_character_makes_no_line_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = io.TextIOWrapper(io.BytesIO(), "latin-1", "backslashreplace")
+    monkeypatch.setattr(sys, "stderr", window)
+    Live(lambda *_: ["─" * 70, "né"]).draw()
+    written = window.buffer.getvalue().replace(b"\x1b[0m", b"")  # type: ignore[attr-defined]
+    assert written.decode("latin-1") == f"{'?' * 70}\nné\n"
+
+
 def test_lines_are_cut_to_the_window() -> None:
     assert fitted("ab\ncdef", 4, 2) == ["ab", "cde"]
     assert fitted("a\nb\nc", 9, 2) == ["a", "and 2 more"]

@@ -67,10 +67,14 @@ class Budget(Deadline):
             raise self.late()
 
     def chunks(self, source: Readable) -> Iterator[bytes]:
-        """Yield the source's data up to its end. Raises the same errors as `take`."""
+        """Yield the source's data up to its end. Raises the same errors as `take`.
+
+        With `slowest`, also raises CommandTimeout after `seconds` without data.
+        """
         while True:
+            limits = [limit for limit in (self.left(), self._seconds) if limit is not None]
             try:
-                data = source.read(timeout=self.left())
+                data = source.read(timeout=min(limits, default=None))
             except TimeoutError:
                 raise self.late() from None
             if not data:

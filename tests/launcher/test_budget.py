@@ -61,3 +61,21 @@ def test_an_answer_that_never_pauses_ends_by_its_size_and_by_its_time(
     assert source.now == 60
     source = Source(monkeypatch, 100)
     assert Budget("`cat`", "gpu1", 1000, 60.0, slowest=1).read(source) == b"x" * 100
+
+
+def test_a_source_that_stops_after_much_data_is_given_up_within_the_given_time() -> None:
+    class Stuck:
+        data = b"x" * 1000
+        waited: float | None = None
+
+        def read(self, *, timeout: float | None) -> bytes:
+            if data := self.data:
+                self.data = b""
+                return data
+            self.waited = timeout
+            raise TimeoutError
+
+    source = Stuck()
+    with pytest.raises(CommandTimeout, match="gpu1: `cat` did not end within 1m"):
+        Budget("`cat`", "gpu1", 2000, 60.0, slowest=1).read(source)
+    assert source.waited == 60.0

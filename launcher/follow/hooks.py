@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from ..outcomes import Exit, Outcome, RunState
 from ..own_folders import current_folder, read_record, write_atomically
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
+from ..supervisor.proc import descendants, send
 from ..terminal.console import Console
 from ..text import duration
 
@@ -119,23 +121,27 @@ def _run(
 ) -> None:
     """Run a hook with its output on stderr, because stdout has the run's lines. Never raises.
 
-    limit: the seconds after which the hook is killed.
+    limit: the seconds after which the hook is killed, with all that it has started.
 
     Text from hosts reaches the hook only in environment variables, never in the command.
     """
     env = {**os.environ, **{name: value.replace("\0", "") for name, value in values.items()}}
     try:
         shell, null = ["sh", "-c", command], subprocess.DEVNULL
-        done = subprocess.run(
-            shell, stdin=null, stdout=sys.stderr, env=env, check=False, timeout=limit
-        )
+        with subprocess.Popen(shell, stdin=null, stdout=sys.stderr, env=env) as process:
+            try:
+                code = process.wait(limit)
+            except BaseException:
+                for pid in (*descendants(process.pid), process.pid):
+                    send(pid, signal.SIGKILL)
+                raise
     except OSError as error:
         console.say(f"warning: could not start the {flag} command: {error.strerror}")
     except subprocess.TimeoutExpired as expired:
         console.say(f"warning: the {flag} command was killed after {duration(expired.timeout)}")
     else:
-        if done.returncode:
-            console.say(f"warning: the {flag} command exited with {done.returncode}")
+        if code:
+            console.say(f"warning: the {flag} command exited with {code}")
 
 
 def _environment(folder: RunFolder, record: RunRecord, code: Exit | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from pathlib import Path
 
@@ -63,13 +64,18 @@ def test_a_command_that_hangs_or_fails_is_a_warning(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hooks, "EVENT_TIMEOUT", 0.2)
-    hook = EventHook(folder, '[ "$DDPCTL_EVENT" = a ] && exec sleep 60; exit 3', Console())
+    command = '[ "$DDPCTL_EVENT" = a ] && sleep 60 3>alive; exit 3'
+    os.mkfifo(folder.path.parent / "alive")
+    alive = os.open(folder.path.parent / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    hook = EventHook(folder, command, Console())
     hook("a", run_record(run_id=folder.run_id))
     hook("b", run_record(run_id=folder.run_id))
     hook.close()
     told = capfd.readouterr().err
     assert "the --on-event command was killed after 0.2s" in told
     assert "the --on-event command exited with 3" in told
+    assert select.select([alive], [], [], 10)[0], "`sleep` still has it open"
+    os.close(alive)
 
 
 def events(machine: Machine) -> list[str]:

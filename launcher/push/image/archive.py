@@ -166,7 +166,7 @@ def whole_archive(
 
 
 def partial_ids(image: ImageInfo) -> set[str]:
-    """Return the ids that partial images of `image` may have, even after an interrupted push."""
+    """Return the ids that partial images of `image` may have, including those of interrupted pushes."""
     return {digest_of(_partial_config(image, count)) for count in range(1, len(image.layers))}
 
 

@@ -109,6 +109,9 @@ class Engine(Protocol):
         """
         return ()
 
-    def run_to_end(self, container: Container, timeout: int) -> str:
-        """Run a container for at most `timeout` seconds, remove it, and return its output."""
+    def run_to_end(self, container: Container, folder: str, timeout: int) -> str:
+        """Run a container for at most `timeout` seconds, and return its output.
+
+        folder: made on the host for the container. The host removes both, even on Ctrl-C.
+        """
         return ""

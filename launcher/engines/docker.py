@@ -38,9 +38,11 @@ NODE_NAME = re.compile(rf"{name_prefix(None)}({MADE.pattern})-\d{{1,6}}")  # see
 PYTHON_IN_IMAGE = (
     "run --pull=never --rm -i --network host --security-opt no-new-privileges --entrypoint python3"
 ).split()
+REMOVE_AT_END = load_script(__file__, "remove_at_end.sh")
 MISSING_PATHS = load_script(__file__, "missing_paths.sh")
 CONFLICT = 409  # the Engine API's status if a container is running or being removed
 PODMAN_CONFLICT = "container state improper"  # Podman's message in that case, with status 500
+REMOVE_TIMEOUT = 30.0  # seconds to remove a test container
 INSPECT_TIMEOUT = 300.0  # seconds for all containers of runs together
 LONGEST_WAIT = 7 * 86400  # seconds; for longer runs, the wait is repeated
 ENGINE_LOG = {"max-size": "1m", "max-file": "5"}  # for `docker logs`; ddpctl reads the journal
@@ -186,24 +188,39 @@ class Docker(Engine):
     def python_in_image(self, image: str) -> Sequence[str]:
         return engine_command(*PYTHON_IN_IMAGE, image)
 
-    def run_to_end(self, container: Container, timeout: int) -> str:
-        name = container.name
-        self._create(container, {}, "run a test container")
-        with self._api.explained("run a test container"):
+    def run_to_end(self, container: Container, folder: str, timeout: int) -> str:
+        with (
+            self._removed_at_end(container.name, folder),
+            self._api.explained("run a test container"),
+        ):
+            # like a run's folders, writable by users other than the SSH user
+            self.connection.run(["mkdir", "-p", "-m", "0777", folder])
+            self._create(container, {}, "run a test container")
+            self._api.start(container.name)
             try:
-                self._api.start(name)
-                self._api.wait(name, timeout=timeout)
-                output = bytes(self._api.logs(name, stdout=True, stderr=True))
+                self._api.wait(container.name, timeout=timeout)
             except CommandTimeout:
                 raise CommandTimeout(
                     f"a test container did not end within {duration(timeout)}",
                     "check the output of `docker ps` and the load on that host",
                     host=self.connection.name,
                 ) from None
-            finally:
-                with contextlib.suppress(DdpctlError):
-                    self.remove(NodeStatus(handle=name))
+            output = bytes(self._api.logs(container.name, stdout=True, stderr=True))
         return output.decode(errors="replace")
+
+    @contextlib.contextmanager
+    def _removed_at_end(self, name: str, folder: str) -> Iterator[None]:
+        """Context manager: the host itself removes a container and a folder at the end.
+
+        It does so too if this machine or the connection dies, so Ctrl-C need not wait.
+        """
+        with self.connection.open_script(REMOVE_AT_END, name, folder) as remover:
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError, DdpctlError):
+                    remover.write(b"ended\n", REMOVE_TIMEOUT)
+                    remover.wait(REMOVE_TIMEOUT)
 
     def _create(self, container: Container, user_env: Mapping[str, str], action: str) -> None:
         can = self._api.can

@@ -5,26 +5,23 @@ cannot write to a run's folders.
 """
 
 import contextlib
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ..budget import parse_json
 from ..engines.choose import engine_of
-from ..errors import CommandFailed, DdpctlError
+from ..errors import CommandFailed
 from ..hosts import Job
 from ..logs.event_reader import parsed
 from ..plan.container import container_access, container_user
 from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
-from ..ssh.background import AT_ONCE
 from ..ssh.host_connection import HostConnection
+from ..ssh.many import try_each
 from .fleet import Fleet
 from .machine import ContainerReport, Machine
 
-log = logging.getLogger("ddpctl.check")
 TIMEOUT = 25  # seconds; the first import of torch from a cold disk is slow
 MARK = "ddpctl-check "
 SCRIPT = r"""
@@ -73,30 +70,21 @@ def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fle
     able = [m for m in fleet.machines if m.rank in connections and m.engine and m.engine.image]
     with_torch = needing_torch(able)
 
-    def test(machine: Machine) -> Machine:
-        connection = connections[machine.rank]
+    machines = {connections[machine.rank]: machine for machine in able}
+
+    def test(connection: HostConnection) -> ContainerReport:
+        machine = machines[connection]
         folder = f"{machine.facts.folder}/check-{token}"
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
-        try:
-            # like a run's folders, writable by users other than the SSH user
-            connection.run(["mkdir", "-p", "-m", "0777", folder])
-            output = engine_of(connection, job.engine).run_to_end(container, TIMEOUT)
-            report = parse_report(output)
-        except Exception as error:
-            report = ContainerReport(error=connection.explain(error))
-        finally:
-            with contextlib.suppress(DdpctlError):
-                connection.run(["rm", "-rf", folder])
-        return replace(machine, report=report)
+        return parse_report(
+            engine_of(connection, job.engine).run_to_end(container, folder, TIMEOUT)
+        )
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # unlike try_each, waits for tests on Ctrl-C
-        try:
-            tested = {machine.rank: machine for machine in pool.map(test, able)}
-        except KeyboardInterrupt:
-            log.warning("waiting up to %d s for the test containers, to remove them", TIMEOUT)
-            raise
-    return replace(fleet, machines=[tested.get(m.rank, m) for m in fleet.machines])
+    reports, errors = try_each([*machines], test)
+    reports |= {connection: ContainerReport(error=error) for connection, error in errors.items()}
+    by_rank = {machine.rank: reports[connection] for connection, machine in machines.items()}
+    return replace(fleet, machines=[replace(m, report=by_rank.get(m.rank)) for m in fleet.machines])
 
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:

@@ -38,12 +38,14 @@ import typer
 
 from launcher import cli
 from launcher.engines import command, docker_client
+from launcher.engines import docker as docker_engine
 from launcher.engines.docker_client import Api
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 from launcher.plan.labels import LABEL
 from launcher.plan.plan import CONTROL_DIR
 from launcher.ssh import client, connect, host_connection, silent_hosts
+from launcher.ssh.background import in_background
 from launcher.ssh.client import SshMachine
 from launcher.ssh.connection import Connection
 from launcher.ssh.host_connection import HostConnection
@@ -204,10 +206,21 @@ class FakeMachine(LocalMachine):
             case ["sh", "-c", command.RUN_ENGINE, "sh", "--log-level=error", "exec", *words]:
                 self.host.asked.append(("exec", *words))
                 return super().open(["sh", "-c", self._as_host() + self.host.exec_script], **how)
+            case ["sh", "-c", docker_engine.REMOVE_AT_END as text, "sh", name, folder]:
+                stubs = self._as_host() + 'timeout() { shift; "$@"; }; docker() { :; }\n'
+                stream = super().open(["sh", "-c", stubs + text, "sh", name, folder], **how)
+                in_background(self._removed, stream, name)
+                return stream
             case ["sh", "-c", text, *args]:
                 text = text.replace("/tmp/ddpctl-claims", f"{self.host.home}/claims")
                 return super().open(["sh", "-c", self._as_host() + text, *args], **how)
         return super().open(["sh", "-c", self._as_host() + 'exec "$@"', "sh", *argv], **how)
+
+    def _removed(self, stream: Stream, name: str) -> None:
+        """Remove a node once the script that removes its container on a real host has ended."""
+        stream.wait()
+        if node := self.host.nodes.pop(name, None):
+            node.ended.set()
 
     def _as_host(self) -> str:
         """Return the start of each script: the host's home and programs, and functions for its answers.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import TRAINER_IMAGE, Cluster, Home
+from cluster import TRAINER_IMAGE, Cluster, Home, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -52,6 +53,28 @@ def test_a_clean_cluster_gives_no_finding(cluster: Cluster, check: Check) -> Non
     for node in cluster.nodes:  # nothing is left behind
         assert cluster.containers(node) == []
         assert cluster.exec(node, "sh", "-c", "ls -A /home/ddp/.ddpctl | grep check || true") == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_check_that_ends_early_leaves_no_container_and_no_folder(
+    cluster: Cluster, home: Home, tmp_path: Path, number: signal.Signals
+) -> None:
+    recipe = f"FROM {TRAINER_IMAGE}\nRUN printf '#!/bin/sh\\nexec sleep 60' >/usr/bin/slow && "
+    recipe += "chmod 755 /usr/bin/slow && ln -sf /usr/bin/slow $(command -v python3)\n"
+    build = ["env", "DOCKER_BUILDKIT=0", "docker", "build", "-q", "-t", "slow:1", "-"]
+    cluster.exec("node1", *build, stdin=recipe.encode())
+    checking = home.start(
+        "check", cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node1"], image="slow:1")
+    )
+    until(lambda: cluster.engine("node1", "ps", "-q"), 60, "the container runs")
+    checking.send_signal(number)
+    _, err = checking.communicate(timeout=5)
+    if number is signal.SIGINT:
+        assert (checking.returncode, b"error: interrupted" in err) == (130, True)
+    until(lambda: not cluster.engine("node1", "ps", "-aq"), 10, "the container is gone")
+    find = ["find", "/home/ddp/.ddpctl", "-name", "check-*"]
+    until(lambda: not cluster.exec("node1", *find), 10, "the folder is gone")
+    cluster.exec("node1", "docker", "rmi", "slow:1")
 
 
 def test_containers_that_may_not_write_and_a_folder_that_is_missing(

@@ -12,9 +12,10 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
 from ..terminal.console import Console
 from ..text import counted, names
-from .claim_gpus import Refused, in_the_way, list_claims
+from .claim_gpus import in_the_way, list_claims
 from .request import Request
 from .start_nodes import PlannedAttempt
+from .waiting_line import Refused
 
 
 def choose_hosts(

@@ -6,7 +6,6 @@ The created nodes are the claim: every other launch reads from their labels whic
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..engines.choose import claims_on, engines_on
@@ -23,34 +22,24 @@ Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, Ddpc
 LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided
 
 
-@dataclass(frozen=True)
-class Refused:
-    """An attempt whose GPUs other runs are using or asked for earlier."""
-
-    planned: PlannedAttempt
-    reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
-    choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free
-
-
 def claim_gpus(
     planned: PlannedAttempt,
     user_env: Mapping[str, str],
     run_json: Mapping[str, Any],
     console: Console,
     sleep: Callable[[float], None] = time.sleep,
-) -> Refused | None:
-    """Create the nodes on all hosts, then look for rivals. Return None if no rival comes first.
+) -> list[DdpctlError]:
+    """Create the nodes on all hosts. Return an error for each rival that comes first.
 
-    Otherwise, remove all nodes and return Refused. After an error, the caller must remove the
-    nodes. user_env, run_json: see `create_nodes`. sleep: called between looks at undecided rivals.
+    If there is one, first removes all nodes. After an exception, the caller must remove the nodes.
+    user_env, run_json: see `create_nodes`. sleep: called between looks at undecided rivals.
     """
     with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
         create_nodes(planned, user_env, run_json)
         reasons = _settle_with_rivals(planned, sleep)
-    if not reasons:
-        return None
-    remove_nodes(planned, console, folders=True)
-    return Refused(planned, reasons)
+    if reasons:
+        remove_nodes(planned, console, folders=True)
+    return reasons
 
 
 def _settle_with_rivals(

@@ -23,12 +23,12 @@ from ..text import counted
 from .check_push_plan import check, make_plan, push
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
-from .claim_gpus import Refused, claim_gpus
+from .claim_gpus import claim_gpus
 from .request import Request
 from .reservation import Reservation
 from .start_nodes import PlannedAttempt, earlier_nodes, remove_nodes, start_nodes
 from .tickets import Tickets
-from .waiting_line import PlaceInLine
+from .waiting_line import PlaceInLine, Refused
 
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
@@ -56,10 +56,12 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         require_writable(request.folder.path.parent)
         finish_pending(connections, console)
         starter = Starter(connections, former, spares, reservation, line, interrupts, hook, console)
-        while isinstance(result := starter.try_to_run(line.request), Refused):
+        while isinstance(result := starter.try_to_run(request), Refused):
             if outcome := line.wait(result):
                 return outcome
-            console.steps.clear()  # the summary of the start omits the refused try
+            # its place in line counts from when it first asked for its GPUs
+            request = dataclasses.replace(request, since=result.planned.plan.since)
+            console.take_steps()  # the summary of the start omits the refused try
         return result
 
 
@@ -131,9 +133,9 @@ class Starter:
         env, run_json = user_env(request.cluster.job), for_hosts(prepared.record)
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
-                if refused := claim_gpus(planned, env, run_json, console, self.interrupts.sleep):
+                if reasons := claim_gpus(planned, env, run_json, console, self.interrupts.sleep):
                     choose_again = len(planned.connections) < len(self.connections)
-                    return dataclasses.replace(refused, choose_again=choose_again)
+                    return Refused(planned, reasons, choose_again)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
             started = self.record_start(prepared)
@@ -156,9 +158,8 @@ class Starter:
         size = f"{counted(plan.nnodes, 'node')}, {counted(entry.world_size, 'rank')}"
         master = f"{plan.master_addr}:{plan.master_port}"
         self.console.say(f"run {plan.run_id}{number} started: {size}, master {master}")
-        if times := where_time_went(self.console.steps):
+        if times := where_time_went(self.console.take_steps()):
             self.console.say(times)
-        self.console.steps.clear()
         self.hook("attempt-started", record, message=entry.by)
         return StartedRun(planned.handle, folder, record, prepared.clock_skews)
 

@@ -20,7 +20,7 @@ from ..own_folders import is_locked, locked, make_folder
 from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
-from .claim_gpus import Refused, in_the_way
+from .claim_gpus import in_the_way
 from .request import Request
 from .start_nodes import PlannedAttempt
 from .tickets import Tickets, remove_tickets
@@ -28,6 +28,15 @@ from .tickets import Tickets, remove_tickets
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
 WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run or starts it
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An attempt whose GPUs other runs are using or asked for earlier."""
+
+    planned: PlannedAttempt
+    reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
+    choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free
 
 
 @dataclass
@@ -39,11 +48,12 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     """
 
     hosts: Sequence[HostConnection]  # all that may have tickets of the run
-    request: Request  # each refusal updates `since` and `until`
+    request: Request
     previous: Tickets | None  # of the attempt that this one restarts; kept until this one starts
     interrupts: Interrupts
     console: Console
     _own: Tickets | None = None  # of this attempt: from the first refusal to its start, or after it
+    _until: float | None = None  # see Request.until; --wait-limit counts from the first refusal
     _locked: bool = False  # whether `lock` was called
     _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -64,9 +74,8 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         if limit is None:
             remedy = "launch with --wait to wait in line, or choose other GPUs"
             raise with_remedy(refused.reasons, remedy)
-        since = refused.planned.plan.since  # of the first refusal, because `request` keeps it
-        until = self.request.until or (time.time() + limit if limit else None)
-        request = self.request = dataclasses.replace(self.request, since=since, until=until)
+        if self._until is None:
+            self._until = self.request.until or (time.time() + limit if limit else None)
         if refused.choose_again:
             self._raise_if_too_late(refused.reasons)
             time.sleep(POLL)
@@ -74,13 +83,13 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         tickets = self._join(refused)
         # once a recorder has taken over the run, a signal must not record the run as cancelled
         with self.interrupts.held():
-            if request.options.detach:
-                outcome = detach.detach(request.folder, RunState.WAITING, self.console)
+            if self.request.options.detach:
+                outcome = detach.detach(self.request.folder, RunState.WAITING, self.console)
                 outcome = dataclasses.replace(outcome, interrupted=bool(self.interrupts.take()))
             elif (number := self._await_turn(tickets, lines(refused.reasons))) is None:
                 return None
             elif number in LEAVING:
-                detach.start_recorder(request.folder, RunState.WAITING)
+                detach.start_recorder(self.request.folder, RunState.WAITING)
                 outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
             else:
                 raise KeyboardInterrupt
@@ -128,7 +137,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self._own = Tickets(refused.planned)
         record = self.request.remember(refused.planned.plan)
         record.attempt.state = RunState.WAITING
-        record.attempt.waiting_until = self.request.until
+        record.attempt.waiting_until = self._until
         folder.try_save(record, self.console)
         for line in lines(refused.reasons):
             self.console.say(f"run {folder.run_id} is waiting: {line}")
@@ -157,7 +166,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
 
     def _raise_if_too_late(self, reasons: Sequence[DdpctlError]) -> None:
         """If --wait-limit has passed, raise Several with the reasons."""
-        if self.request.until is not None and time.time() >= self.request.until:
+        if self._until is not None and time.time() >= self._until:
             remedy = "gave up waiting; raise --wait-limit or choose other GPUs"
             raise with_remedy(reasons, remedy)
 

@@ -56,7 +56,7 @@ class Console:
         results: bool = True,
     ) -> None:
         self.quiet, self.verbose, self.plain, self.fold = quiet, verbose, plain, fold
-        self.steps: list[tuple[str, float]] = []  # (name, seconds) of each step
+        self._steps: list[tuple[str, float]] = []  # (name, seconds) of each step
         self._results = results
         self._stdout = ResultStream(self.say)
         reserve("stderr")
@@ -93,8 +93,14 @@ class Console:
             yield
         finally:
             timer.cancel()
-            self.steps.append((text, time.monotonic() - began))
-            self.detail(f"{text}: {self.steps[-1][1]:.1f} s")
+            seconds = time.monotonic() - began
+            self._steps.append((text, seconds))
+            self.detail(f"{text}: {seconds:.1f} s")
+
+    def take_steps(self) -> list[tuple[str, float]]:
+        """Return the (name, seconds) of each step since the last call."""
+        steps, self._steps = self._steps, []
+        return steps
 
     def _message(self, text: str) -> None:
         with self._lock:

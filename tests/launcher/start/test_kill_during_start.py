@@ -15,10 +15,10 @@ from fakes import FakeCluster, FakeNode
 
 from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
+from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.ssh.host_connection import connected
 from launcher.start import claim_gpus, launch, run_attempt, start_nodes, waiting_line
-from launcher.start.claim_gpus import Refused
 from launcher.start.request import Request
 from launcher.start.start_nodes import PlannedAttempt
 from launcher.start.tickets import Tickets
@@ -197,7 +197,7 @@ def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
     cluster.hosts["spare0"].on_start = lambda node: node.end(0)
     create = run_attempt.claim_gpus
 
-    def kill_and_create(planned: PlannedAttempt, *more: Any) -> Refused | None:
+    def kill_and_create(planned: PlannedAttempt, *more: Any) -> list[DdpctlError]:
         if planned.plan.attempt == 2:
             assert [connection.name for connection in planned.connections] == ["spare0"]
             with connected([Host("gpu0")]) as [former]:

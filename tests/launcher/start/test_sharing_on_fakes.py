@@ -19,7 +19,7 @@ import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode
 
 from launcher.engines.status import LEASE
-from launcher.errors import PreflightError, RunKilled, UsageError
+from launcher.errors import DdpctlError, PreflightError, RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow import detach
 from launcher.follow.ctrl_c import Interrupts
@@ -38,7 +38,7 @@ from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
 from launcher.start.check_push_plan import CheckedHosts
 from launcher.start.choose_hosts import choose_hosts
-from launcher.start.claim_gpus import Claims, Refused, claim_gpus, in_the_way, list_claims
+from launcher.start.claim_gpus import Claims, claim_gpus, in_the_way, list_claims
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
@@ -206,9 +206,9 @@ def test_a_wait_in_which_each_chosen_host_is_lost_ends_after_its_duration(
     cluster = make("gpu0", "gpu1")
     end = time.monotonic() + 30
 
-    def refuse(planned: PlannedAttempt, *_: object) -> Refused:
+    def refuse(planned: PlannedAttempt, *_: object) -> list[DdpctlError]:
         assert time.monotonic() < end, "it waits for ever"
-        return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
+        return [PreflightError("another run was faster", host="gpu0")]
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
     code, _, err = cluster.launch("--nodes", "1", "--wait-limit", "1s")
@@ -295,10 +295,10 @@ def restart_left_in_line(
         node.end(1, reason={"kind": "rank", "message": "rank 0 was killed", "node_rank": 0}),
     )
 
-    def refuse_restart(planned: PlannedAttempt, *more: Any) -> Refused | None:
+    def refuse_restart(planned: PlannedAttempt, *more: Any) -> list[DdpctlError]:
         if planned.plan.attempt == 1:
             return claim_gpus(planned, *more)
-        return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
+        return [PreflightError("another run was faster", host="gpu0")]
 
     renew = Tickets.renew
 
@@ -697,11 +697,11 @@ def test_ctrl_c_while_hosts_are_claimed_ends_a_wait_for_any_host(
 
     asked: list[PlannedAttempt] = []
 
-    def refuse(planned: PlannedAttempt, *_: object) -> Refused:
+    def refuse(planned: PlannedAttempt, *_: object) -> list[DdpctlError]:
         asked.append(planned)
         assert len(asked) == 1, "it waits and asks again"
         signal.raise_signal(signal.SIGINT)
-        return Refused(planned, [PreflightError("taken", "wait", host="gpu0")])
+        return [PreflightError("taken", "wait", host="gpu0")]
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
     code, _, err = cluster.launch("--wait", "--nodes", "1")
@@ -775,8 +775,8 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         planned = PlannedAttempt(plan, connections)
         ahead, _ = in_the_way(planned, *list_claims(planned))
         assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
-        refused = claim_gpus(planned, {}, {}, Console(quiet=True))
-    assert refused and undecided in str(refused.reasons[0])
+        reasons = claim_gpus(planned, {}, {}, Console(quiet=True))
+    assert reasons and undecided in str(reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
 
 
@@ -812,11 +812,11 @@ def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
     listed: list[list[str]] = []
     asked_at: set[float | None] = set()
 
-    def beaten_twice(planned: PlannedAttempt, *more: Any) -> Refused | None:
+    def beaten_twice(planned: PlannedAttempt, *more: Any) -> list[DdpctlError]:
         listed.append(list(cluster.tickets))
         asked_at.add(planned.plan.since)
         if len(listed) < 3:
-            return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
+            return [PreflightError("another run was faster", host="gpu0")]
         return claim_gpus(planned, *more)
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
@@ -868,11 +868,11 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
 
     cluster.nodes_end(0)
 
-    def beaten(planned: PlannedAttempt, *more: Any) -> Refused | None:
+    def beaten(planned: PlannedAttempt, *more: Any) -> list[DdpctlError]:
         if planned.connections[0].name == "gpu1":
             return claim_gpus(planned, *more)
         cluster.hosts["gpu0"].reachable = False
-        return Refused(planned, [PreflightError("another run was faster", host="gpu0")])
+        return [PreflightError("another run was faster", host="gpu0")]
 
     monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten)
     code, _, err = cluster.launch("--nodes", "1", "--wait")

@@ -26,7 +26,7 @@ from .choose_hosts import choose_hosts
 from .claim_gpus import claim_gpus
 from .request import Request
 from .reservation import Reservation
-from .start_nodes import PlannedAttempt, earlier_nodes, remove_nodes, start_nodes
+from .start_nodes import PlannedAttempt, remove_nodes, require_ended, start_nodes
 from .tickets import Tickets
 from .waiting_line import PlaceInLine, Refused
 
@@ -112,7 +112,9 @@ class Starter:
         planned = PlannedAttempt(plan, chosen)
         if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
             with console.step("asking whether the run is alive"):
-                each_node(chosen, lambda connection: earlier_nodes(planned, connection))
+                each_node(
+                    chosen, lambda connection: require_ended(plan, planned.nodes_on(connection))
+                )
         self.reservation.take(self.connections, console)
         # do not wait: a recorder may hold the lock while it follows an attempt whose hosts are gone
         with contextlib.suppress(StateError):

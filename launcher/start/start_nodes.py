@@ -80,7 +80,9 @@ def create_nodes(
     def create(connection: HostConnection) -> None:
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
-            for status in earlier_nodes(planned, connection):
+            earlier = planned.nodes_on(connection)
+            require_ended(plan, earlier)
+            for status in earlier:
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
         spec = supervisor_spec(plan, node_plan, token)
@@ -90,20 +92,19 @@ def create_nodes(
     each_node(planned.connections, create)
 
 
-def earlier_nodes(planned: PlannedAttempt, connection: HostConnection) -> list[NodeStatus]:
-    """Return the host's nodes of earlier attempts.
+def require_ended(plan: Plan, earlier: Sequence[NodeStatus]) -> None:
+    """For a resume, raise UsageError if a node of an earlier attempt is running or may start.
 
-    For a resume, raises UsageError if one is running or may start: another command has created it
-    since this one looked.
+    Another command has created it since this one looked.
     """
-    earlier = planned.nodes_on(connection)
+    if plan.past_restarts:
+        return  # a restart stops such nodes
     for status in earlier:
-        if (status.alive or status.may_start) and not planned.plan.past_restarts:
+        if status.alive or status.may_start:
             state = "still running" if status.alive else "being started"
             what = f"attempt {status.attempt} of {status.run_id} is {state}"
             remedy = f"follow it with `ddpctl attach {status.run_id}`"
             raise UsageError(what, remedy, host=status.host)
-    return earlier
 
 
 def start_nodes(planned: PlannedAttempt, user_env: Mapping[str, str], console: Console) -> None:

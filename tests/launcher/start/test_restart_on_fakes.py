@@ -158,7 +158,7 @@ def test_a_resume_does_not_stop_an_attempt_that_began_since_it_looked(
     cluster = fake_cluster(master_port="auto", gpus=0)
     assert cluster.launch("--detach")[0] == 0
     monkeypatch.setattr("launcher.start.resume.list_nodes", lambda *_: ([], {}))
-    monkeypatch.setattr("launcher.start.run_attempt.earlier_nodes", lambda *_: [])
+    monkeypatch.setattr("launcher.start.run_attempt.require_ended", lambda *_: None)
     code, _, err = cluster.ddpctl("resume", "--detach")
     assert code == 2 and "attempt 1 of " in err and " is still running; follow it with" in err, err
     assert [(node.attempt, node.state) for node in cluster.nodes] == [

@@ -1,3 +1,5 @@
+from ..errors import UsageError
+from ..text import quoted
 from . import complete, options
 from .options import argument, flag
 
@@ -32,12 +34,17 @@ def kill(
     ddpctl kill hosts.yaml --all -y
     ddpctl kill hosts.yaml --strays
     """
-    from ..stop.choose_runs import read_target
+    from ..runs.find import run_and_hosts
+    from ..stop.choose_runs import read_hosts, read_target
     from ..stop.kill import kill_target
     from ..stop.strays import kill_strays
 
     console = options.console(quiet, verbose)
-    target = read_target(run_or_hosts, hosts, console, everything=everything)
+    run, hosts = run_and_hosts(run_or_hosts, hosts)
+    if everything and run:
+        what = f"--all stops all your runs on the hosts, not only {quoted(run)}"
+        raise UsageError(what, f"run `ddpctl kill {run}` or `ddpctl kill HOSTS --all`")
     if strays:
-        return kill_strays(target.cluster, console, yes=yes, as_json=as_json)
+        return kill_strays(read_hosts(run, hosts, console), console, yes=yes, as_json=as_json)
+    target = read_target(run, hosts, console, everything=everything)
     return kill_target(target, console, yes=yes, as_json=as_json)

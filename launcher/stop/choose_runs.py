@@ -13,14 +13,14 @@ from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
 from ..run_id import time_of
-from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes, run_and_hosts
+from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes
 from ..runs.record import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each
 from ..terminal.ask import confirm
 from ..terminal.console import Console
-from ..text import counted, names, quoted
+from ..text import counted, names
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,15 @@ class AllRuns(Target):
         return own.hosted(own.live)
 
 
-def read_target(
-    run_or_hosts: str | None, hosts: str | None, console: Console, *, everything: bool = False
-) -> Target:
-    """Return the target that `kill` is to stop, from its arguments RUN-or-HOSTS, --hosts and --all.
+def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:
+    """Return the hosts on which `kill` acts: `hosts` or, without them, those of the recorded run."""
+    return hosts_of(find_run(run)) if hosts is None else hosts_to_ask(hosts, console)
 
-    If no hosts are given, they are those of the run, which must be recorded on this machine.
-    """
-    run, hosts = run_and_hosts(run_or_hosts, hosts)
-    if everything and run:
-        what = f"--all stops all your runs on the hosts, not only {quoted(run)}"
-        raise UsageError(what, f"run `ddpctl kill {run}` or `ddpctl kill HOSTS --all`")
+
+def read_target(
+    run: str | None, hosts: str | None, console: Console, *, everything: bool
+) -> Target:
+    """Return what `kill` is to stop. everything: all runs on the hosts; see `read_hosts`."""
     if hosts is None:
         folder = find_run(run)
         cluster = hosts_of(folder)

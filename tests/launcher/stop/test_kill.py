@@ -312,11 +312,11 @@ def test_of_several_live_runs_on_the_hosts_none_is_killed_by_guess(fake_cluster:
     assert cluster.nodes == []
 
 
-@pytest.mark.parametrize("hosts", [[], ["-H", "gpu0,gpu1"]])
-def test_all_runs_cannot_be_one_run(fake_cluster: Make, hosts: list[str]) -> None:
+@pytest.mark.parametrize("more", [[], ["-H", "gpu0,gpu1"], ["--strays"]])
+def test_all_runs_cannot_be_one_run(fake_cluster: Make, more: list[str]) -> None:
     cluster = fake_cluster()
     run_id = running(cluster)
-    code, _, err = cluster.ddpctl("kill", run_id, *hosts, "--all", "-y")
+    code, _, err = cluster.ddpctl("kill", run_id, *more, "--all", "-y")
     [line] = messages(err)
     assert code == 2 and line.startswith("ddpctl: error: --all stops all your runs on the hosts")
     assert line.endswith(f"run `ddpctl kill {run_id}` or `ddpctl kill HOSTS --all`")

@@ -371,6 +371,20 @@ def test_a_detached_run_that_starts_leaves_no_ticket_on_the_hosts_that_it_does_n
     assert cluster.tickets == []
 
 
+def test_a_recorder_gives_up_when_the_wait_that_it_took_over_should_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait-limit", "1h", "--detach")[1].strip()
+    ends = record(cluster, waiting)["attempts"][0]["waiting_until"]
+    clock = SimpleNamespace(time=lambda: ends, sleep=lambda _: pytest.fail("it waits on"))
+    monkeypatch.setattr(waiting_line, "time", clock)
+    assert run_recorder(cluster, waiting, monkeypatch) == 3
+    assert record(cluster, waiting)["state"] == "FAILED"
+    assert cluster.tickets == []
+
+
 def test_a_detached_run_whose_first_try_fails_leaves_no_ticket(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,9 +51,9 @@ def numbers_in(text: str, count: int) -> frozenset[int]:
     """Parse numbers such as `0-3,5`. Raises ValueError for other text, and for numbers >= `count`."""
     numbers: set[int] = set()
     for part in text.split(","):
-        low, _, high = part.partition("-")
+        low, dash, high = part.partition("-")
         try:
-            first, last = int(low), int(high or low)
+            first, last = int(low), int(high if dash else low)
         except ValueError:
             first = last = -1
         if not 0 <= first <= last < count:

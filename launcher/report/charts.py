@@ -1,6 +1,7 @@
 """Charts as plain data: curves from the trainer's metrics.jsonl, by attempt, rank or node. Pure."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,7 @@ CHARTS = (  # each chart without its curves, then (kind of entry, field, name) o
 )
 
 DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
-MOST_POINTS = 300_000  # the limit of one file
+MOST_POINTS = 300_000  # the limit of one file, of which the newest are drawn
 
 
 def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
@@ -54,7 +55,8 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
 
     nodes: the names of the ranks' nodes, to draw throughput per node instead of per rank.
     """
-    attempt, count, points = 0, 0, dict[tuple[str, str, int, str], list[Point]]()
+    attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
+    newest = deque[tuple[tuple[str, str, int, str], Point]](maxlen=MOST_POINTS)
     for entry in entries(text):
         kind = str(entry.get("kind"))
         if kind == "start":
@@ -62,12 +64,10 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
             attempt = given if isinstance(given, int) else attempt + 1
         step = number(entry.get("step"))
         for name, whose, value in _values(entry, (nodes or {}).get(attempt, {})):
-            if step is None or value is None or (kind, name) not in DRAWN:
-                continue
-            count += 1
-            if count > MOST_POINTS:
-                break
-            points.setdefault((kind, name, attempt, whose), []).append((step, value))
+            if step is not None and value is not None and (kind, name) in DRAWN:
+                newest.append(((kind, name, attempt, whose), (step, value)))
+    for key, point in newest:
+        points.setdefault(key, []).append(point)
     attempts = sorted({attempt for _, _, attempt, _ in points})
     owners = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
 

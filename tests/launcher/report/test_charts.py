@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from reported_run import BEGAN, journals_of, metrics_lines, node_journal
 
+import launcher.report.charts as module
 from launcher.logs.metrics import LARGEST, number
 from launcher.report.charts import MOST_CURVES, Chart, Curve, charts, together
 from launcher.report.drawing import (
@@ -70,6 +71,13 @@ def test_throughput_is_that_of_nodes_where_their_ranks_are_known() -> None:
     *_, throughput = charts(json.dumps(TRAIN).encode(), nodes)
     found = {curve.name: curve.points[0][1] for curve in throughput.curves}
     assert found == {"train": 60.0, "node 0 (a)": 30.0, "node 1 (b)": 30.0}
+
+
+def test_of_too_many_points_the_newest_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_POINTS", 10)
+    lines = (json.dumps({"kind": "train", "step": n, "loss": 1.0}) for n in range(25))
+    (loss,) = charts("\n".join(lines).encode())
+    assert [step for step, _ in loss.curves[0].points] == [*range(15, 25)]
 
 
 def test_hosts_that_all_wrote_metrics_have_curves_of_their_own() -> None:

@@ -109,6 +109,8 @@ def print_recorded(
         if not all_at_once:
             console.say(f"attempt {number}:")
         for entries in merged(folder.logs, dataclasses.replace(log_filter, attempt=number), known):
+            if console.reader_left:  # as after `| head`
+                return known
             lines.show(entries)
         lines.settle()
     return known

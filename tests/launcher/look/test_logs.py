@@ -1,0 +1,38 @@
+"""`logs`: this machine's copy is read only as far as somebody reads it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.follow.run_lines import RunLines
+from launcher.logs.log_entry import parse
+from launcher.logs.query import LogFilter
+from launcher.logs.store import LogStore
+from launcher.look import logs
+from launcher.runs.record import RunFolder
+from launcher.terminal.console import Console
+
+
+def test_nothing_more_is_read_once_the_reader_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "20261122-100000-abcd")
+    store = LogStore.acquire(folder.logs, pytest.fail)
+    assert store
+    for time in range(50):
+        [entry] = parse(b"[a:0] line\n", 0, time)
+        store.node(0).append([entry._replace(end=time + 1)], 1)
+    store.close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    shown = []
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(open(writer, "wb")))  # noqa: SIM115, PTH123
+    monkeypatch.setattr(RunLines, "show", lambda _, entries: shown.append(entries))
+    console = Console()
+    logs.print_recorded(folder, LogFilter(), RunLines(console), console)
+    assert shown == []

@@ -1,11 +1,14 @@
 """Reserve an attempt on its hosts, so that only one command starts it and `kill` can cancel it."""
 
+import contextlib
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import NodesFailed, RunKilled, UsageError
 from ..plan.plan import Plan
+from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..ssh.script_files import load_script
@@ -13,8 +16,12 @@ from ..terminal.console import Console
 from .start_nodes import PlannedAttempt
 
 RESERVE = load_script(__file__, "reserve_attempt.sh")
+CANCEL = load_script(__file__, "cancel_reservation.sh")
 CANCELLED = load_script(__file__, "reservation_cancelled.sh")
+LIST_CANCELLED = load_script(__file__, "cancelled_reservations.sh")
 REFUSED = 17  # exit code of RESERVE if another command was first, and of CANCELLED after a kill
+CANCEL_TIMEOUT = 1.0  # seconds; Ctrl-C must not wait longer
+NUMBER = re.compile(rb"^[1-9]\d{0,3}$", re.MULTILINE)
 
 
 @dataclass
@@ -26,12 +33,12 @@ class Reservation:
     handed_over: bool = False  # whether another process has made the reservation for this process
     previous: PlannedAttempt | None = None  # the attempt that this one restarts
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
-    _taken: bool = False
+    _taken_on: Sequence[HostConnection] = ()
 
     @property
     def is_own(self) -> bool:
         """Whether it was made by or for this command, so that no other command starts the attempt."""
-        return self.handed_over or self._taken
+        return self.handed_over or bool(self._taken_on)
 
     def take(self, connections: Sequence[HostConnection], console: Console) -> None:
         """Reserve the attempt. A second call reserves nothing more.
@@ -56,16 +63,28 @@ class Reservation:
         if done.code == REFUSED:
             raise UsageError(
                 f"attempt {self.attempt} was already started by another command or machine",
-                "run `ddpctl ps HOSTS` to see it",
+                "run `ddpctl ps HOSTS` to see it, or `ddpctl kill RUN` if it is not there",
                 host=name,
             )
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
-        self._taken = True
+        self._taken_on = connections
         if self.previous:
             with console.step("asking whether the run was killed"):
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
+
+    def cancel(self) -> None:
+        """Mark the attempt as one that did not start, so that a resume on any machine skips it.
+
+        Gives up after a moment: without the marks, only this machine's record tells.
+        """
+
+        def mark(connection: HostConnection) -> None:
+            connection.script(CANCEL, self.run_id, str(self.attempt), self._token)
+
+        with contextlib.suppress(TimeoutError):
+            in_background(try_each, self._taken_on, mark).result(CANCEL_TIMEOUT)
 
     def raise_if_killed(self, planned: PlannedAttempt, console: Console) -> None:
         """Raise RunKilled if `kill` has cancelled the planned attempt or the previous one."""
@@ -73,6 +92,16 @@ class Reservation:
             raise_if_cancelled(planned.plan, planned.connections)
             if self.previous:  # `kill` may have known only the previous hosts
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
+
+
+def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: int) -> int:
+    """Return the newest attempt, up to `limit`, whose reservation is cancelled; 0 if there is none.
+
+    Hosts report nothing else about an attempt that ended before it had folders there.
+    """
+    answers, _ = try_each(connections, lambda each: each.script(LIST_CANCELLED, run_id).stdout)
+    numbers = [int(text) for listed in answers.values() for text in NUMBER.findall(listed)]
+    return max((number for number in numbers if number <= limit), default=0)
 
 
 def raise_if_cancelled(plan: Plan, connections: Sequence[HostConnection]) -> None:

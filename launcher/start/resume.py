@@ -17,6 +17,7 @@ from ..terminal.console import Console
 from ..text import counted, names
 from .launch import run_with_restarts
 from .request import Request
+from .reservation import newest_cancelled
 from .waiting_line import is_being_started
 
 
@@ -125,6 +126,7 @@ def next_attempt(
         record = caught_up(folder, own, connections, cluster, console)
         # last, so that an attempt that has just begun elsewhere is seen as live, not only as newest
         statuses, _ = list_nodes(connections, cluster, run_id)
+        cancelled = newest_cancelled(connections, run_id, own.attempt.number + MOST_AHEAD)
     if live := sorted({status.host for status in statuses if status.alive or status.may_start}):
         what = f"{run_id} is still running or waiting on {names(live)}"
         remedy = f"follow it with `ddpctl attach {run_id}`, or end it with `ddpctl kill {run_id}`"
@@ -137,7 +139,7 @@ def next_attempt(
     succeeded = run_state([s.node_state for s in ends], nnodes) is RunState.SUCCEEDED
     if newest > own.attempt.number and succeeded and not force:
         raise has_succeeded(run_id)
-    return record, newest + 1
+    return record, max(newest, cancelled) + 1
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:

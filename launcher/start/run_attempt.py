@@ -192,6 +192,8 @@ def failed_start_recorded(
 ) -> Iterator[None]:
     """Context manager: if the block fails before the attempt has started, record the failure.
 
+    The hosts record it too, as a cancelled reservation: other machines may resume the run.
+
     Records nothing if another command has reserved the attempt.
     """
     try:
@@ -204,6 +206,7 @@ def failed_start_recorded(
             record.attempt.state = RunState.CANCELLED if cancelled else RunState.FAILED
             record.attempt.ended = timestamp()
             request.folder.try_save(record, console)
+            reservation.cancel()
             hook("attempt-ended", record, message=record.attempt.state)
         raise
 

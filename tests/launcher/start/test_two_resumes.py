@@ -237,3 +237,36 @@ def test_a_resume_does_not_wait_for_a_recorder_that_still_follows_an_earlier_att
         assert release.is_alive(), "it waited"
         release.cancel()
     assert code == 0, err
+
+
+@pytest.mark.parametrize("how", ["failed", "killed", "crashed"])
+def test_an_attempt_that_ended_before_it_had_folders_does_not_block_a_resume_on_another_machine(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    cluster = fake_cluster()
+    run_id = failed_run(cluster)
+    other = cluster.folder / "other"
+    shutil.copytree(cluster.state, other)
+
+    def end(*_: object) -> None:
+        if how == "killed":
+            cluster.ddpctl("kill", run_id, "--yes")
+        else:
+            raise NodesFailed({"gpu0": HostUnreachable("no answer", host="gpu0")})
+
+    with monkeypatch.context() as first:
+        first.setattr("launcher.start.run_attempt.distribute_checkpoint", end)
+        if how == "crashed":
+            first.setattr(Reservation, "cancel", lambda _: None)
+        code, _, err = cluster.ddpctl("resume")
+    assert code == (7 if how == "killed" else 4), err
+    monkeypatch.setenv("XDG_STATE_HOME", str(other))
+    if how == "crashed":
+        code, _, err = cluster.ddpctl("resume")
+        remedy = "run `ddpctl ps HOSTS` to see it, or `ddpctl kill RUN` if it is not there"
+        assert (code, remedy in err) == (2, True), err
+        code, _, err = cluster.ddpctl("kill", run_id, "--yes")
+        assert code == 0, err
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err
+    assert {node.attempt for node in cluster.nodes} == {3}

@@ -12,7 +12,7 @@ from ..outcomes import Exit
 from ..own_folders import read_record, state_error, write_atomically
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
-from ..ssh.host_connection import HostConnection
+from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
@@ -78,19 +78,25 @@ def _ask(
 ) -> tuple[dict[str, tuple[bytes, bytes]], dict[str, DdpctlError]]:
     """Return each host's metrics.jsonl and events, and the errors of hosts that did not answer.
 
-    Only rank 0 writes metrics, but a resume may have moved it to another host. Hosts that share a
-    home have one metrics.jsonl, which is read once.
+    Asks the hosts of earlier attempts too: only rank 0 writes metrics, and a resume may have moved
+    it. Hosts that share a home have one metrics.jsonl, which is read once.
     """
+    newest = {node.host for node in record.attempt.nodes}
+    run_dirs = {node.host: node.run_dir for each in record.attempts for node in each.nodes}
+    hosts = folder.all_hosts()
+    former = [hosts[name] for name in run_dirs if name in hosts and name not in newest]
     step = console.step("reading the run's metrics and events on the hosts")
-    with newest_attempt(folder, console, record) as attempt, step:
+    with newest_attempt(folder, console, record) as attempt, connected(former) as others, step:
         machines: dict[tuple[str, str], HostConnection] = {}
         for member in attempt.members:
             machines.setdefault((member.connection.name, member.place.run_dir), member.connection)
-
-        homes = one_per_home(list(machines.values()))
+        for connection in others:
+            machines[connection.name, run_dirs[connection.name]] = connection
+        run_dir_on = {connection: run_dir for (_, run_dir), connection in machines.items()}
+        homes = one_per_home(list(run_dir_on))
 
         def read(connection: HostConnection) -> tuple[bytes, bytes]:
-            run_dir, metrics = attempt.by_connection[connection].place.run_dir, b""
+            run_dir, metrics = run_dir_on[connection], b""
             if connection in homes:
                 tail = ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"]
                 metrics = connection.run(tail, timeout=60.0, limit=LONGEST).stdout
@@ -105,7 +111,7 @@ def _ask(
             events = connection.script(EVENTS, *argv, timeout=60.0, limit=LONGEST)
             return metrics, events.stdout
 
-        return ask_each(list(machines.values()), read)
+        return ask_each(list(run_dir_on), read)
 
 
 def without_secrets(path: Path) -> str:

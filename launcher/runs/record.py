@@ -5,6 +5,7 @@ No run depends on this folder: the labels on the hosts are authoritative.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -17,7 +18,7 @@ from typing import Any, Self
 
 from ..errors import StateError, UsageError
 from ..failure import FirstFailure
-from ..hosts import Cluster, dump, load
+from ..hosts import Cluster, Host, dump, load
 from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
 from ..own_folders import make_folder, read_record, state_home, write_atomically
@@ -222,6 +223,8 @@ def for_hosts(record: RunRecord) -> dict[str, Any]:
 class RunFolder:
     """The folder `runs/<run id>/` in the state folder: run.json, hosts.yaml, env.json and logs/.
 
+    former-hosts.yaml keeps how to reach hosts that only earlier attempts used.
+
     Values of `job.env` may be secret, so they are in a separate file, env.json, which has mode 0600
     and is never copied. Only a resume or a restart needs them.
     """
@@ -230,6 +233,7 @@ class RunFolder:
         self.path = path
         self.run_id = path.name
         self.hosts_file = path / "hosts.yaml"
+        self.former_hosts_file = path / "former-hosts.yaml"
         self.env_file = path / "env.json"
         self.record_file = path / "run.json"
         self.logs = path / "logs"
@@ -249,9 +253,27 @@ class RunFolder:
 
     def keep_cluster(self, cluster: Cluster) -> None:
         make_folder(self.logs)
+        self._keep_former(cluster)
         without = dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env={}))
         write_atomically(self.env_file, json.dumps(dict(cluster.job.env)), mode=0o600)
         write_atomically(self.hosts_file, dump(without))
+
+    def _keep_former(self, cluster: Cluster) -> None:
+        """Keep how to reach the hosts that the run has had until now and that `cluster` lacks."""
+        with contextlib.suppress(UsageError):  # a damaged file must not prevent a start
+            here = {host.name for host in (*cluster.hosts, *cluster.spares)}
+            former = [host for name, host in self.all_hosts().items() if name not in here]
+            if former:
+                write_atomically(self.former_hosts_file, dump(Cluster(tuple(former))))
+
+    def all_hosts(self) -> dict[str, Host]:
+        """Return all hosts that the run has used or could have used, by name."""
+        hosts: dict[str, Host] = {}
+        for file in (self.former_hosts_file, self.hosts_file):
+            if file.exists():
+                cluster = load(file, job_files=False)
+                hosts |= {host.name: host for host in (*cluster.hosts, *cluster.spares)}
+        return hosts
 
     def kept_cluster(self, *, job_files: bool = False) -> Cluster:
         """Return the hosts and the job with which this machine last started the run.

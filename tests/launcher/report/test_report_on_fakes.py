@@ -48,3 +48,19 @@ def test_samples_of_a_long_run_leave_room_for_its_other_events_on_every_node(
     assert names_of_curves(cluster) == ["node 0 (gpu0)", "node 1 (gpu1)"]
     page = Path("page.html").read_text()
     assert "2.0 on gpu0, 2.1 on gpu1" in page
+
+
+def test_hosts_that_only_an_earlier_attempt_used_are_asked_too(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2", master_port="auto")
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    [output] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/output")
+    (output / "metrics.jsonl").write_bytes(metrics_lines())
+    for excluded in ("gpu0", "gpu1"):
+        code, _, err = cluster.ddpctl("resume", "--exclude", excluded)
+        assert code == 1, err
+    assert names_of_curves(cluster) == ["train", "eval"]
+    cluster.hosts["gpu0"].reachable = False
+    code, _, err = cluster.ddpctl("report", "-o", "page.html")
+    assert (code, "gpu0: no answer within 10s" in err) == (4, True), err
+    assert "Curves may be missing: gpu0: no answer" in Path("page.html").read_text()

@@ -25,6 +25,7 @@ from launcher.runs.record import (
     UnreadableRecord,
     for_hosts,
     new_record,
+    run_folder,
     run_folders,
     timestamp,
 )
@@ -210,3 +211,19 @@ def test_a_record_whose_nodes_are_not_in_the_order_of_their_ranks_is_damaged() -
     folder.record_file.write_text(json.dumps(document))
     with pytest.raises(UnreadableRecord, match="not in rank order"):
         folder.load()
+
+
+def test_hosts_that_the_run_no_longer_uses_are_kept_with_their_settings() -> None:
+    folder = run_folder("20261120-1")
+
+    def ports_after(hosts: str) -> dict[str, int | None]:
+        folder.keep_cluster(parse(f"hosts: [{hosts}]\njob: {{image: x}}", "h"))
+        return {name: host.port for name, host in folder.all_hosts().items()}
+
+    assert ports_after("{host: a, port: 1}, {host: b, port: 2}") == {"a": 1, "b": 2}
+    assert ports_after("c, {host: b, port: 3}") == {"a": 1, "b": 3, "c": None}
+    assert ports_after("c") == {"a": 1, "b": 3, "c": None}
+    assert ports_after("{host: a, port: 4}") == {"a": 4, "b": 3, "c": None}
+    folder.former_hosts_file.write_text("hosts: 1")
+    folder.keep_cluster(parse("hosts: [d]\njob: {image: x}", "h"))
+    assert [host.name for host in folder.kept_cluster().hosts] == ["d"]

@@ -87,7 +87,7 @@ def init(
         _ask_about_job(given, console)
     text = compose(hosts, given, str(file), notes)
     try:
-        with file.open("w" if force else "x") as out:
+        with file.open("w" if force else "x", encoding="utf-8") as out:
             out.write(text)
     except OSError as error:
         what = f"{file}: cannot be written: {error.strerror}"

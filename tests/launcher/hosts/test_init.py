@@ -25,6 +25,7 @@ from launcher.hosts.init import compose, scalar, ssh_aliases
 from launcher.preflight.first_look import described
 from launcher.terminal.console import Console
 
+ROOT = str(Path(__file__).parents[3])
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1)
 
 
@@ -199,6 +200,14 @@ def test_a_host_in_several_groups_of_an_inventory_is_one_host(tmp_path: Path, fo
     ]
 
 
+def test_the_file_is_utf_8_whatever_the_locale_is(tmp_path: Path) -> None:
+    (tmp_path / "inventory").write_text("[gpus]\na ansible_user=jürgen\n", encoding="utf-8")
+    env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ROOT}
+    argv = [sys.executable, "-X", "utf8=0", "-m", "launcher", "init", "--from", "inventory"]
+    subprocess.run(argv, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, check=True)
+    assert load(tmp_path / "hosts.yaml").hosts == (Host("a", user="jürgen"),)
+
+
 def test_every_commented_key_can_be_uncommented() -> None:
     text = compose([Host("a")], {}, "hosts.yaml")
     commented = [line for line in text.splitlines() if line.startswith("  # ")]
@@ -243,7 +252,7 @@ def answer_on_a_terminal(folder: Path, *lines: str) -> str:
         stdin=follower,
         stdout=follower,
         stderr=follower,
-        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "HOME": str(folder), "PYTHONPATH": ROOT},
         start_new_session=True,
     )
     os.close(follower)

@@ -30,7 +30,9 @@ def sanity(
         default="30s",
         reader=some_seconds,
     ),
-    max_size: str = option("--max-size", "SIZE", "Largest all-reduce, such as 1g.", default="64m"),
+    max_size: str = option(
+        "--max-size", "SIZE", "Measure all-reduce up to this size, such as 1g.", default="64m"
+    ),
     step_seconds: float | None = option(
         "--step-seconds",
         "S",

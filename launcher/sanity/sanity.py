@@ -168,4 +168,8 @@ def plot(report: Report, to: Path) -> None:
     panel.plot(*zip(*points, strict=True), marker="o", color="#b3446c")
     panel.set(xscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s", title="all-reduce")
     panel.grid(alpha=0.25)
-    figure.savefig(to, dpi=120)
+    try:
+        figure.savefig(to, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: an unknown suffix
+        what = f"--plot {quoted(str(to))}: cannot be written: {getattr(error, 'strerror', error)}"
+        raise UsageError(what, "pass a file such as busbw.png in a folder that exists") from None

@@ -18,7 +18,7 @@ from launcher.hosts import Cluster
 from launcher.hosts import parse as parse_hosts
 from launcher.outcomes import Exit
 from launcher.sanity import sanity as command
-from launcher.sanity.sanity import SanityOptions, size_of, two_containers
+from launcher.sanity.sanity import SanityOptions, plot, size_of, two_containers
 from launcher.sanity.verdict import MARK, Report, document, models, problems, text
 from launcher.terminal.console import Console
 
@@ -210,6 +210,12 @@ def test_the_last_result_of_the_same_hosts_is_remembered_and_sockets_are_tried(
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"--max-size {text}: .*64m"):
         size_of(text)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/a.png", "a.xyz"])
+def test_a_plot_that_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"--plot .*: cannot be written: "):
+        plot(report(size(1000, 1e-3, 2.0)), tmp_path / name)
 
 
 def test_an_unreachable_host_is_in_the_json_document_too(tmp_path: Path) -> None:

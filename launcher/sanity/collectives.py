@@ -17,10 +17,12 @@ import socket
 import statistics
 import struct
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +132,11 @@ class ThisRank:
 def mesh(me: ThisRank) -> bool:
     """Connect each node by TCP to the others' addresses for data. Return whether all succeeded."""
     if me.local_rank == 0:
-        server = socket.create_server(("", 0), backlog=me.nodes)  # the kernel accepts for us
-        me.store.set(f"mesh/{me.node}", f"{own_address()} {server.getsockname()[1]}")
+        family = socket.AF_INET6 if ":" in (address := own_address()) else socket.AF_INET
+        server = socket.create_server(
+            ("", 0), family=family, backlog=me.nodes
+        )  # the kernel accepts
+        me.store.set(f"mesh/{me.node}", f"{address} {server.getsockname()[1]}")
         me.store.set(f"reached/{me.node}", json.dumps(unreached(me)))
     answers = [json.loads(me.store.get(f"reached/{n}")) for n in range(me.nodes)]
     if me.local_rank == 0:
@@ -145,28 +150,37 @@ def mesh(me: ThisRank) -> bool:
 
 def unreached(me: ThisRank) -> list[dict[str, Any]]:
     """Return the source, target, address and error of each failed connection of this node."""
-    failed = []
-    for other in (node for node in range(me.nodes) if node != me.node):
-        host, port = me.store.get(f"mesh/{other}").decode().split()
+    others = [node for node in range(me.nodes) if node != me.node]
+    addresses = [me.store.get(f"mesh/{other}").decode().split() for other in others]
+
+    def failure(other: int, address: list[str]) -> dict[str, Any] | None:
+        host, port = address
         try:
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         except OSError as error:
-            ends = {"source": me.node, "target": other}
-            failed.append({**ends, "address": host, "error": str(error)})
-    return failed
+            return {"source": me.node, "target": other, "address": host, "error": str(error)}
+        return None
+
+    # at once: one after the other, a few unreachable nodes would take longer than the step may
+    with ThreadPoolExecutor(len(others) or 1) as pool:
+        return [failed for failed in pool.map(failure, others, addresses) if failed]
 
 
 def own_address() -> str:
-    """Return the address of the interface that GLOO_SOCKET_IFNAME names.
+    """Return the IPv4 address of the interface that GLOO_SOCKET_IFNAME names.
 
     If there is none, return the address of the interface toward node 0.
     """
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").encode()[:15]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        with contextlib.suppress(OSError):  # no such interface, or it has no address
-            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name))
-            return socket.inet_ntoa(answer[20:24])
-        probe.connect((os.environ["MASTER_ADDR"], 9))
+    # an error means that there is no such interface, or that it has no address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name))
+        return socket.inet_ntoa(answer[20:24])
+    family, kind, _, _, node0 = socket.getaddrinfo(
+        os.environ["MASTER_ADDR"], 9, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(node0)
         return str(probe.getsockname()[0])
 
 
@@ -288,8 +302,8 @@ def one_way(me: ThisRank, x: torch.Tensor, source: int, target: int) -> float:
     return float(shared)
 
 
-def transports(me: ThisRank) -> dict[str, int]:
-    """Return the number of channels by transport, from all ranks' NCCL logs.
+def transports(me: ThisRank, logs: Path) -> dict[str, int]:
+    """Return the number of channels by transport, from all ranks' NCCL logs. logs: this rank's.
 
     Without CUDA, the only transport is Gloo's sockets.
     """
@@ -297,7 +311,7 @@ def transports(me: ThisRank) -> dict[str, int]:
         return {"sockets (Gloo)": 1}
     channels = Counter(
         next((name for word, name in TRANSPORTS.items() if via.startswith(word)), via)
-        for path in Path("/tmp").glob(f"ddpctl-nccl.{me.local_rank}.*")
+        for path in logs.iterdir()
         for via in re.findall(r" via (\S+)", path.read_text(errors="replace"))
     )
     every: list[Any] = [None] * me.world
@@ -306,12 +320,18 @@ def transports(me: ThisRank) -> dict[str, int]:
 
 
 def main() -> None:
-    me = ThisRank(json.loads(sys.argv[1]))
+    with tempfile.TemporaryDirectory(prefix="ddpctl-nccl-") as logs:
+        check(ThisRank(json.loads(sys.argv[1])), Path(logs))
+    sys.stdout.flush()
+    os._exit(0)  # a normal exit aborts if a thread is still using the store
+
+
+def check(me: ThisRank, logs: Path) -> None:
     if me.cuda:
         torch.cuda.set_device(me.local_rank)
         os.environ["NCCL_DEBUG"] = "INFO"
         os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,GRAPH"
-        os.environ["NCCL_DEBUG_FILE"] = f"/tmp/ddpctl-nccl.{me.local_rank}.%h.%p"
+        os.environ["NCCL_DEBUG_FILE"] = f"{logs}/%h.%p"
     with me.step("connecting"):
         device = torch.cuda.get_device_name() if me.cuda else "CPU"
         device += f", torch {torch.__version__}"
@@ -327,11 +347,9 @@ def main() -> None:
     sweep(me)
     if me.options["pairwise"]:
         pairs(me)
-    me.report("done", transports=transports(me))
+    me.report("done", transports=transports(me, logs))
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # a normal exit aborts if a thread is still using the store
 
 
 if __name__ == "__main__":

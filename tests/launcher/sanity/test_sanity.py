@@ -16,10 +16,11 @@ import pytest
 from launcher.errors import UsageError
 from launcher.hosts import Cluster
 from launcher.hosts import parse as parse_hosts
-from launcher.outcomes import Exit
+from launcher.outcomes import Exit, Outcome, RunState
 from launcher.sanity import sanity as command
 from launcher.sanity.sanity import SanityOptions, plot, size_of, two_containers
 from launcher.sanity.verdict import MARK, Report, document, models, problems, text
+from launcher.start.request import Request
 from launcher.terminal.console import Console
 
 
@@ -55,6 +56,20 @@ DONE = {"kind": "done", "transports": {"sockets": 4}}
 def test_containers_are_those_of_the_only_host() -> None:
     cluster = two_containers(parse_hosts("hosts: [{host: local, gpus: 0}]", "h.yaml"), None, 2)
     assert [host.host for host in cluster.hosts] == ["local", "local"]
+
+
+def test_a_failure_is_not_hidden_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def run(request: Request, _: Console) -> Outcome:
+        asked.append(request)
+        return Outcome(RunState.SUCCEEDED)
+
+    monkeypatch.setattr(command, "run_attempt", run)
+    cluster = parse_hosts("hosts: [a]\njob: {max_restarts: 3}", "hosts.yaml")
+    options = SanityOptions(30.0, 64, True, None, None, None)
+    command.measure(cluster, options, Report(["a"]), Console())
+    assert asked[0].cluster.job.max_restarts == 0
 
 
 def test_all_is_well() -> None:

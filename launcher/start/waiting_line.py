@@ -34,7 +34,7 @@ WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for th
 class Refused:
     """An attempt whose GPUs other runs are using or asked for earlier."""
 
-    planned: PlannedAttempt
+    planned: PlannedAttempt  # on the hosts that get its tickets, unless `choose_again`
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
     choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free
 

@@ -45,11 +45,11 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         killed = kill_runs(runs, connections, cluster.job.engine, console)
         errors = remove_finished(connections, cluster, console) if target.with_finished else {}
     if as_json:
-        rows = [run.document() for run in killed]
+        rows = [each.document() for each in killed]
         console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})
     elif not killed:
         console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
-    unconfirmed = errors or any(run.unconfirmed for run in killed)
+    unconfirmed = errors or any(each.unconfirmed for each in killed)
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
 
 
@@ -90,7 +90,8 @@ def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[
         dict.fromkeys(connection.name for run, _ in stops for connection in run.connections)
     )
     with console.step(f"stopping {run_ids} on {hosts}"):
-        return [each.result() for each in [in_background(stop_one, *each) for each in stops]]
+        futures = [in_background(stop_one, run, stop) for run, stop in stops]
+        return [future.result() for future in futures]
 
 
 def pending_elsewhere(

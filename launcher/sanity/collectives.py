@@ -1,8 +1,11 @@
 """The program that `ddpctl sanity` runs on every rank. Needs only torch in the image.
 
 It is sent to the hosts as the code of a run; the launcher never imports it. Rank 0 prints results
-as lines `@sanity {json}`, whose kinds are mesh, world, right, size, pair, late and done.
+as lines `@sanity {json}`, whose kinds are mesh, world, right, size, pair, late and done. It needs
+Python 3.8 or newer.
 """
+
+from __future__ import annotations
 
 import contextlib
 import datetime

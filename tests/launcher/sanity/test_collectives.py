@@ -1,5 +1,6 @@
 """The program that `sanity` runs on every rank, started by real torchruns on this machine."""
 
+import ast
 import json
 import os
 import socket
@@ -44,6 +45,12 @@ def measured(
         for line in torchrun.communicate(timeout=240)[0].splitlines():
             report.take(line)
     return report
+
+
+def test_it_is_python_3_8_which_evaluates_no_newer_annotation() -> None:
+    tree = ast.parse(SCRIPT.read_text(), feature_version=(3, 8))
+    [future] = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    assert [each.name for each in future.names] == ["annotations"]
 
 
 def test_nodes_may_have_different_numbers_of_ranks() -> None:

@@ -44,12 +44,12 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
 
 def _write(out: Path, page: bytes) -> None:
     """Write the page to a file, also through a link, or to what must not be replaced, as /dev/stdout."""
-    target = Path(os.path.realpath(out))
-    if target.is_file() or not out.exists():
-        write_atomically(target, page)
-        return
     try:
-        out.write_bytes(page)
+        target = Path(os.path.realpath(out))
+        if target.is_file() or not out.exists():
+            write_atomically(target, page)
+        else:
+            out.write_bytes(page)
     except OSError as error:
         raise state_error(error, "written", out) from None
 

@@ -274,6 +274,16 @@ def test_the_page_is_written_through_a_link_and_to_a_pipe(tmp_path: Path) -> Non
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    env = local_run(tmp_path)
+    (tmp_path / "gone").mkdir()
+    line = f'rmdir "$PWD"; exec {sys.executable} -m launcher report -o out.html'
+    argv, cwd = ["sh", "-c", line], tmp_path / "gone"
+    done = subprocess.run(argv, env=env, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "out.html: cannot be written: no such file" in done.stderr
+
+
 def test_an_unreachable_host_does_not_hide_the_others(tmp_path: Path) -> None:
     env = local_run(tmp_path)
     (folder,) = (tmp_path / "state" / "ddpctl" / "runs").iterdir()

@@ -5,11 +5,12 @@ import dataclasses
 from collections.abc import Sequence
 from shlex import join
 
-from ..errors import UsageError
+from ..errors import DdpctlError, UsageError, lines
 from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import Outcome, RunState, run_state
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
+from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..runs.reported import MOST_AHEAD, caught_up, reported_nodes
 from ..ssh.host_connection import connected
@@ -52,6 +53,7 @@ def resume(
     require_environment(record, cluster)
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
     record, number = next_attempt(folder, record, cluster, former, console, force=force)
+    complete_log(folder, record, console)
     if (hosts or exclude) and not record.adopted:
         console.say(f"attempt {number} {changes(before, cluster)}")
     kept = {**dataclasses.asdict(record.options), "push": True, "check": True}
@@ -140,6 +142,20 @@ def next_attempt(
     if newest > own.attempt.number and succeeded and not force:
         raise has_succeeded(run_id)
     return record, max(newest, cancelled) + 1
+
+
+def complete_log(folder: RunFolder, record: RunRecord, console: Console) -> None:
+    """Copy the last lines of the newest attempt, because commands copy only those of a newest attempt.
+
+    They are not on this machine yet if it was off, or its recorder gone, when the attempt ended.
+    """
+    try:
+        with newest_attempt(folder, console, record) as handle, log_store(folder, console) as store:
+            missing = lines(sync_logs(handle, store, console).values())
+    except DdpctlError as error:
+        missing = [str(error)]
+    for why in missing:
+        console.say(f"warning: the log of attempt {record.attempt.number} may be incomplete: {why}")
 
 
 def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:

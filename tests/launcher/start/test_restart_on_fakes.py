@@ -104,6 +104,31 @@ def test_resuming_starts_the_next_attempt_of_the_same_run(fake_cluster: Make) ->
     assert [each["by"] for each in cluster.record["attempts"]] == ["launch", "resume"]
 
 
+def test_a_resume_first_copies_what_an_attempt_printed_that_ended_while_nobody_followed_it(
+    fake_cluster: Make,
+) -> None:
+    """Afterwards, no command would: `logs` copies the lines of the newest attempt only."""
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    for node in cluster.nodes:
+        node.say("last words", node.node_rank)
+        node.end(1)
+    assert cluster.ddpctl("resume", "--detach")[0] == 0
+    _, out, _ = cluster.ddpctl("logs", "--attempt", "1")
+    assert sorted(out.splitlines()) == ["[gpu0:0] last words", "[gpu1:1] last words"]
+
+
+def test_a_log_that_cannot_be_completed_does_not_stop_a_resume(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    for node in cluster.nodes:
+        node.end(1)
+    cluster.hosts["gpu1"].reachable = False
+    code, _, err = cluster.ddpctl("resume", "--exclude", "gpu1", "--detach")
+    assert code == 0, err
+    assert "warning: the log of attempt 1 may be incomplete: gpu1: no answer" in err
+
+
 def test_a_resume_counts_the_attempts_that_another_machine_has_started(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

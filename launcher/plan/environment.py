@@ -93,12 +93,15 @@ def machine_variables(
 
 
 def gpu_variables(engine: EngineTraits, host: Host, gpus: Gpus, facts: Facts | None) -> Variables:
-    """Return the variable that selects the node's GPUs.
+    """Return the variables that select the node's GPUs.
 
     Return {} if the node uses `all` or has none, or if the engine hides the other GPUs.
     """
     amd = facts is not None and facts.has_amd_gpus
     if gpus == "all" or not (gpus or host.gpus == 0) or (engine.keeps_containers and not amd):
         return {}
-    name = "ROCR_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"
-    return {name: ",".join(str(gpu) for gpu in gpus)}
+    listed = ",".join(str(gpu) for gpu in gpus)
+    if amd:
+        return {"ROCR_VISIBLE_DEVICES": listed}
+    # CUDA's own order, the fastest model first, is not the order of nvidia-smi's ids
+    return {"CUDA_VISIBLE_DEVICES": listed, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

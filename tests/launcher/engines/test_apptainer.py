@@ -76,6 +76,7 @@ def test_gpus_need_the_flag_of_their_vendor(
 def test_gpus_of_other_runs_are_hidden_by_a_variable() -> None:
     [node] = planned("hosts: [{host: a, gpus: [1]}]").nodes
     assert node.container.env["CUDA_VISIBLE_DEVICES"] == "1"
+    assert node.container.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # as nvidia-smi counts
 
 
 @pytest.mark.parametrize("key", ["tmpfs: {/a: 1g}", "user: root", "cap_add: [SYS_PTRACE]"])

@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DdpctlError, StateError, UsageError
+from .text import quoted
 
 PROBE_SIZE = 1 << 20  # bytes
 LONGEST_RECORD = 32 << 20  # bytes
 
 
 def home_folder() -> Path:
+    home = os.environ.get("HOME", "/")
+    if not home.startswith("/"):
+        what = f"HOME is {quoted(home)}, which is not an absolute path"
+        raise UsageError(what, "set HOME to your home folder")
     try:
         return Path.home()
     except RuntimeError:  # HOME is not set, and this uid has no entry in the user database

@@ -129,6 +129,16 @@ def test_an_unknown_home_folder_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         state_home()
 
 
+@pytest.mark.parametrize("home", ["", "relative"])
+def test_a_home_folder_that_is_no_absolute_path_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    with pytest.raises(UsageError, match=r"HOME is .*, which is not an absolute path; set HOME"):
+        state_home()
+
+
 @pytest.mark.parametrize("argv", [["launch", "-H", "local", "--dry-run", "--workdir", "."], ["ps"]])
 def test_a_current_folder_that_was_removed(tmp_path: Path, argv: list[str]) -> None:
     line = [sys.executable, "-m", "launcher", *argv]

@@ -37,7 +37,7 @@ def is_host_list(hosts: str) -> bool:
 
     The name of an existing file is neither.
     """
-    looks_like_one = re.fullmatch(r"[^\s,/]+:\d+|[^\s,/]+(,[^\s,/]+)+|[^\s,/]+,", hosts)
+    looks_like_one = re.fullmatch(r"[^\s,/]+:\d+|[^/\n]*,[^/\n]*", hosts)
     return bool(looks_like_one or hosts in SCHEDULERS) and not os.path.exists(hosts)  # noqa: PTH110
 
 

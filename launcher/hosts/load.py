@@ -66,7 +66,7 @@ def cluster_of(
     else:
         cluster = load(hosts, job_files=job_file is None, overridden=overridden)
     if job_file is not None:
-        cluster = replace(cluster, job=_load_job(job_file, overridden))
+        cluster = replace(cluster, job=_load_job(job_file, overridden, cluster.nnodes))
     return override_job(select(cluster, include, exclude), job, source=source)
 
 
@@ -82,9 +82,9 @@ def load(
     hosts: None for ./hosts.yaml; "slurm" or "pbs" for the hosts of the current allocation, with the
     process engine. job_files=False: the job's files may be missing, for commands that do not need
     them (`ps` and `kill` from any machine). overridden: keys of the job that the command line sets;
-    the files that the hosts file names for them may be missing. convert: also read files of other
-    tools, such as Ansible's. Raises UsageError; for a file, HostsFileError with a line per mistake,
-    including missing files.
+    the file's values for them may name missing files or exceed the number of hosts. convert: also
+    read files of other tools, such as Ansible's. Raises UsageError; for a file, HostsFileError with
+    a line per mistake, including missing files.
     """
     if hosts is None:
         if not Path(DEFAULT_HOSTS).is_file():
@@ -96,7 +96,7 @@ def load(
         if hosts in SCHEDULERS:
             hosts, engine = allocated_hosts(hosts), "process"
         else:
-            hosts = [hosts.rstrip(",")]
+            hosts = [hosts.removesuffix(",")]
     unchecked = overridden if job_files else JOB
     if isinstance(hosts, (str, Path)):
         with _Reading(str(hosts), unchecked=unchecked, convert=convert).complete() as reading:
@@ -106,13 +106,13 @@ def load(
         return replace(cluster, job=replace(cluster.job, engine=engine))
 
 
-def _load_job(file: str, overridden: Collection[str]) -> Job:
+def _load_job(file: str, overridden: Collection[str], nnodes: int) -> Job:
     """Load the job from a file with a section `job:`, or with only the keys of a job. See `load`."""
     with _Reading(file, unchecked=overridden).complete() as reading:
         tree = read_yaml(text_of(Path(file)), reading.mistakes)
         if tree.kind == MAPPING and "job" not in tree.entries:
             tree = RawValue(tree.line, MAPPING, entries={"job": tree})
-        return reading.job(reading.sections(tree), [])
+        return reading.job(reading.sections(tree), [], nnodes)
 
 
 def parse(text: str, source: str) -> Cluster:
@@ -150,7 +150,8 @@ def override_job(
             hosts, spares = map(_without_nproc, (hosts, spares))
         entries = [HostEntry(f"hosts[{i}]", 0, host) for i, host in enumerate(hosts)]
         entries += [HostEntry(f"spares[{i}]", 0, host) for i, host in enumerate(spares)]
-        reading.mistakes += broken_rules(entries, job)
+        nnodes = len(hosts) if "min_nodes" in values else None
+        reading.mistakes += broken_rules(entries, job, nnodes=nnodes)
     former = (getattr(cluster.job, key) for key in ("dataset", "env_file") if key in values)
     replaced = (*cluster.replaced, *filter(None, former))
     return replace(cluster, hosts=hosts, spares=spares, job=job, replaced=replaced)
@@ -163,7 +164,8 @@ def _without_nproc(hosts: Sequence[Host]) -> tuple[Host, ...]:
 class _Reading:
     """The reader of one source, a file or the command line. Collects the source's mistakes.
 
-    unchecked: keys whose files may be missing. convert: whether to read files of other tools too.
+    unchecked: keys whose files may be missing, and min_nodes if it may exceed the number of hosts.
+    convert: whether to read files of other tools too.
     """
 
     def __init__(
@@ -222,15 +224,19 @@ class _Reading:
         return Cluster(
             hosts=tuple(entry.host for entry in hosts),
             spares=tuple(entry.host for entry in spares),
-            job=self.job(sections, [*hosts, *spares]),
+            job=self.job(sections, [*hosts, *spares], len(hosts)),
             source=self.source,
         )
 
-    def job(self, sections: Sections, hosts: Sequence[HostEntry]) -> Job:
-        """Read the section `job:`. Records a mistake for each conflict between values."""
+    def job(self, sections: Sections, hosts: Sequence[HostEntry], nnodes: int) -> Job:
+        """Read the section `job:`. Records a mistake for each conflict between values.
+
+        nnodes: how many hosts without mistakes there are, not counting spares.
+        """
+        known = None if self.mistakes or "min_nodes" in self.unchecked else nnodes
         job = Job(**self._section(sections, "job", JOB))
         lines = {name: value.line for name, value in sections["job"].entries.items()}
-        self.mistakes += broken_rules(hosts, job, lines)
+        self.mistakes += broken_rules(hosts, job, lines, known)
         return job
 
     def _hosts_of_file(

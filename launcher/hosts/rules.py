@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..text import quoted
+from ..text import counted, quoted
 from .cluster import Host
 from .job import Job
 from .mistakes import Mistake
@@ -28,9 +28,16 @@ class HostEntry:
 
 
 def broken_rules(
-    entries: Sequence[HostEntry], job: Job, lines: Mapping[str, int] | None = None
+    entries: Sequence[HostEntry],
+    job: Job,
+    lines: Mapping[str, int] | None = None,
+    nnodes: int | None = None,
 ) -> Iterator[Mistake]:
-    """Yield a mistake per broken rule. lines: the line number of each job key, for the mistakes."""
+    """Yield a mistake per broken rule.
+
+    lines: the line number of each job key, for the mistakes. nnodes: how many hosts there are
+    without spares; None if job.min_nodes may be larger.
+    """
     by_machine: dict[tuple[str, int], list[HostEntry]] = {}
     by_address: dict[str, HostEntry] = {}
     for entry in entries:
@@ -44,7 +51,11 @@ def broken_rules(
             if first.host.machine != entry.host.machine:
                 found = f"{address}, which is also the address of {first.key} (line {first.line})"
                 yield entry.mistake(".internal_ip", found, "give each machine its own address")
-    for key, found, remedy in _container_rules(job):
+    broken = [*_container_rules(job)]
+    if nnodes and nnodes < (job.min_nodes or 0):
+        found = f"{job.min_nodes} with only {counted(nnodes, 'host')}"
+        broken.append(("min_nodes", found, f"write at most {nnodes}, or list more hosts"))
+    for key, found, remedy in broken:
         yield Mistake((lines or {}).get(key, 0), f"job.{key}", f"found {found}", remedy)
 
 

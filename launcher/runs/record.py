@@ -280,7 +280,8 @@ class RunFolder:
 
         job_files: also check the job's files. Raises UsageError if env.json is unreadable.
         """
-        cluster = load(self.hosts_file, job_files=job_files)
+        # a resume may have excluded so many hosts that fewer than min_nodes are left
+        cluster = load(self.hosts_file, job_files=job_files, overridden=["min_nodes"])
         try:
             env = json.loads(read_record(self.env_file))
             given = {str(name): str(value) for name, value in env.items()}

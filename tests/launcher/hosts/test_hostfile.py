@@ -55,6 +55,16 @@ def test_a_hostfile_is_expected_from_yaml_by_its_content(text: str, expected: bo
     assert is_hostfile(text) is expected
 
 
+@pytest.mark.parametrize(("text", "wrong"), [("a,,b", 1), (",a", 0), (",", 0), ("a:8,,", 1)])
+def test_a_list_that_lacks_a_host_is_no_missing_file(text: str, wrong: int) -> None:
+    with pytest.raises(HostsFileError, match=rf"-H: hosts\[{wrong}\].host: found empty text"):
+        load(text)
+
+
+def test_a_list_may_have_spaces() -> None:
+    assert load("a, b:8").hosts == (Host("a"), Host("b", gpus=8))
+
+
 @pytest.mark.parametrize("name", ["hosts.yaml", "/tmp/x:8", "dir/gpu1:8", "gpu1", "a:b"])
 def test_a_file_name_is_no_list_of_hosts(name: str) -> None:
     assert not is_host_list(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostsFileError
-from launcher.hosts import Job, load, parse, user_env
+from launcher.hosts import Job, cluster_of, load, parse, user_env
 
 
 def problems(text: str) -> list[str]:
@@ -265,6 +265,22 @@ def test_a_node_has_a_gpu_for_each_of_its_processes() -> None:
     assert found.startswith(
         "hosts.yaml:3: hosts[1].gpus: found 2 GPUs, but hosts[1].nproc_per_node is 3; "
     )
+
+
+def test_a_run_cannot_go_on_with_more_nodes_than_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yaml"
+    file.write_text("hosts: [a, b]\nspares: [c]\njob:\n  min_nodes: 3\n")
+    found = "job.min_nodes: found 3 with only 2 hosts; write at most 2, or list more hosts"
+    with pytest.raises(HostsFileError, match=f"hosts.yaml:4: {found}"):
+        load(file)
+    assert load(file, job_files=False).job.min_nodes == 3  # as a resume with --exclude leaves it
+    (tmp_path / "job.yaml").write_text("min_nodes: 3")
+    (tmp_path / "two.yaml").write_text("hosts: [a, b]\n")
+    with pytest.raises(HostsFileError, match=f"job.yaml:1: {found}"):
+        cluster_of(tmp_path / "two.yaml", {}, job_file=str(tmp_path / "job.yaml"))
+    with pytest.raises(HostsFileError, match=f"here: {found}"):
+        cluster_of(file, {"min_nodes": 3}, source="here")
+    assert cluster_of(file, {"min_nodes": 2}).job.min_nodes == 2
 
 
 @pytest.mark.parametrize(

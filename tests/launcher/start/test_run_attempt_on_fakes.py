@@ -239,3 +239,13 @@ def test_a_dataset_that_is_removed_during_a_launch_stops_it_instead_of_leaving_a
     code, _, err = cluster.launch()
     assert code == 1 and "removed the pushed code or dataset" in err
     assert not datasets.exists() and cluster.nodes == []
+
+
+def test_a_run_may_be_resumed_again_with_fewer_hosts_than_min_nodes(fake_cluster: Make) -> None:
+    cluster = fake_cluster(min_nodes=2)
+    cluster.nodes_end(1)
+    assert cluster.launch()[0] == 1
+    for more in (["--exclude", "gpu1"], []):
+        code, _, err = cluster.ddpctl("resume", *more)
+        assert code == 1, err
+    assert [node.host for node in cluster.nodes if node.attempt == 3] == ["gpu0"]

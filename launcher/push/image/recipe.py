@@ -81,9 +81,8 @@ def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
             text = requirements_of(source)
             files = {local: path.read_bytes() for local, path in with_named(source, text)}
             files["requirements.txt"] = text.encode()
-    except (OSError, UnicodeDecodeError) as error:
-        remedy = "make it a readable UTF-8 text file"
-        raise UsageError(f"{source}: cannot be read: {error}", remedy) from None
+    except OSError as error:
+        raise unreadable(source, error) from None
     path = Path(__file__).with_name("conda.dockerfile" if is_conda else "pip.dockerfile")
     return Recipe(name, base, _dockerfile(path, base), tuple(sorted(files.items())))
 
@@ -108,7 +107,7 @@ def _dockerfile(path: Path, base: str) -> str:
 
 def requirements_of(source: Path) -> str:
     """Return a requirements file's text, or a pyproject.toml's dependencies in the same format."""
-    text = source.read_text("utf-8")
+    text = text_of(source)
     if source.suffix != ".toml":
         return text
     try:
@@ -120,6 +119,17 @@ def requirements_of(source: Path) -> str:
         remedy = "add it, or list the packages in requirements.txt (`pip freeze`, `poetry export`)"
         raise UsageError(f"{source} has no project.dependencies", remedy)
     return "".join(f"{each}\n" for each in listed)
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"{path}: cannot be read: {error}", "make it a readable UTF-8 text file")
 
 
 def with_named(
@@ -163,5 +173,5 @@ def with_named(
             if file.is_file():
                 yield str(file.relative_to(source.parent)), file
         if path.is_file() and not line.startswith(("-f", "--find")):
-            nested = with_named(path, path.read_text("utf-8"), wheels=wheels, depth=depth + 1)
+            nested = with_named(path, text_of(path), wheels=wheels, depth=depth + 1)
             yield from ((str(named.parent / name), file) for name, file in nested)

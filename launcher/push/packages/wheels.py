@@ -80,7 +80,7 @@ def collected(job: Job) -> set[str]:
     if job.requirements is None:
         return set()
     folders = (cache_home() / "wheels").glob(f"{_key(*_requirements(job))}-*")
-    return {_scan(folder).manifest.digest for folder in folders}
+    return {scan(str(folder), code_only=False).manifest.digest for folder in folders}
 
 
 def _target(job: Job, connection: HostConnection) -> WheelTarget:
@@ -99,12 +99,8 @@ def _target(job: Job, connection: HostConnection) -> WheelTarget:
 def _requirements(job: Job) -> tuple[Path, str]:
     """Return the file that lists the job's packages, and that list in requirements.txt format."""
     source = find_source(Path(job.requirements or ""))
-    try:
-        if source.suffix in (".txt", ".toml"):
-            return source, requirements_of(source)
-    except (OSError, UnicodeDecodeError) as error:
-        remedy = "make it a readable UTF-8 text file"
-        raise UsageError(f"{source}: cannot be read: {error}", remedy) from None
+    if source.suffix in (".txt", ".toml"):
+        return source, requirements_of(source)
     raise UsageError(
         f"{source}: is neither a requirements.txt nor a pyproject.toml",
         "list the packages in one of them, or set job.conda to an environment that has them",
@@ -133,7 +129,7 @@ def _collect(job: Job, targets: Sequence[WheelTarget], progress: PushProgress) -
         _copy_own_pip(draft / "pip")
 
     make_once(folder, make)
-    return _scan(folder)
+    return scan(str(folder), code_only=False)
 
 
 def _download(source: Path, text: str, target: WheelTarget, to: Path) -> None:
@@ -159,7 +155,3 @@ def _copy_own_pip(to: Path) -> None:
         remedy = f"run `{sys.executable} -m ensurepip`"
         raise PushFailed("ddpctl's Python has no pip", remedy, host="this machine")
     shutil.copytree(Path(pip.origin).parent, to, ignore=shutil.ignore_patterns("__pycache__"))
-
-
-def _scan(folder: Path) -> Tree:
-    return scan(str(folder), code_only=False)

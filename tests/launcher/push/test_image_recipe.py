@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
+from launcher.hosts import Job
 from launcher.push.image.recipe import (
     BASE,
     CONDA_BASE,
@@ -15,6 +16,7 @@ from launcher.push.image.recipe import (
     trainer_recipe,
     with_named,
 )
+from launcher.push.packages.wheels import collected
 
 
 def write(folder: Path, **files: str) -> None:
@@ -97,6 +99,17 @@ def test_requirements_that_name_each_other_are_one_line(tmp_path: Path) -> None:
     write(tmp_path, a__txt="-r b.txt", b__txt="-r a.txt")
     with pytest.raises(UsageError, match="requirements files include each other"):
         recipe_of(tmp_path / "a.txt", None, None)
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "more.txt"])
+def test_a_requirements_file_that_is_not_utf_8_is_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path, requirements__txt="-r more.txt", more__txt="timm")
+    (tmp_path / name).write_bytes(b"\xff")
+    source = tmp_path / "requirements.txt"
+    with pytest.raises(UsageError, match=rf"/{name}: cannot be read: .*0xff"):
+        recipe_of(source, None, None)
+    with pytest.raises(UsageError, match=rf"/{name}: cannot be read: .*0xff"):
+        collected(Job(requirements=str(source)))
 
 
 def test_the_dependencies_of_a_pyproject_are_installed(tmp_path: Path) -> None:

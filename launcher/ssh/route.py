@@ -31,7 +31,7 @@ UNSUPPORTED = ("revokedhostkeys", "knownhostscommand")
 _POLICIES = {"true": "yes", "false": "no", "off": "no"}
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
-log = logging.getLogger("ddpctl.ssh")
+_warn_once = functools.cache(logging.getLogger("ddpctl.ssh").warning)
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,6 @@ def _ask_ssh(host: Host) -> str:
 def _quoted(path: str) -> str:
     path = path.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{path}"'
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
 
 
 def parse(output: str, host: Host, timeout: float = CONNECT_TIMEOUT) -> Route:

@@ -293,13 +293,9 @@ def has_newer_file(folder: str, than: int) -> bool:
     """Return whether a file was written after `than`. Skips hidden files, which are incomplete."""
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = (os.path.join(path, name) for name in names if not name.startswith("."))
-        if any(written(file) > than for file in paths):
-            return True
+        for name in names:
+            with contextlib.suppress(OSError):  # just removed
+                written = os.stat(os.path.join(path, name)).st_mtime_ns
+                if written > than and not name.startswith("."):
+                    return True
     return False
-
-
-def written(file: str) -> int:
-    with contextlib.suppress(OSError):  # just removed
-        return os.stat(file).st_mtime_ns
-    return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import HostUnreachable
 from ..text import counted, duration
+from .connection import BROKEN
 from .lean_paramiko import paramiko
 from .route import Route
 
@@ -70,7 +71,7 @@ def _accepts(
         more = transport.auth_publickey(route.user, key)
     except paramiko.BadAuthenticationType:
         return False
-    except (paramiko.SSHException, EOFError, OSError) as error:
+    except BROKEN as error:
         if transport.is_active():
             if "timeout" in str(error).lower():
                 raise

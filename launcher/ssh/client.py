@@ -12,8 +12,8 @@ from ..budget import Deadline
 from ..errors import CommandFailed, HostUnreachable
 from ..hosts import Host
 from ..text import duration
-from .connect import BROKEN, connect
-from .connection import ChannelStderr, Connection
+from .connect import connect
+from .connection import BROKEN, ChannelStderr, Connection
 from .lean_paramiko import paramiko
 from .shell import command_line, framed
 from .stream import CHUNK, Stderr, Stream

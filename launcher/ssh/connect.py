@@ -15,7 +15,7 @@ from ..text import duration
 from . import silent_hosts
 from .authenticate import authenticate
 from .background import AT_ONCE, in_background
-from .connection import Connection
+from .connection import BROKEN, Connection
 from .known_hosts import preferred_algorithms, verify
 from .lean_paramiko import paramiko
 from .link import Dropped, Link
@@ -27,7 +27,6 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its threads print tr
 LOGINS = 8  # concurrent logins through one server; sshd's default MaxStartups may drop the tenth
 TRIES = 6
 PAUSE = 0.25  # seconds before the second try; doubled for each further try
-BROKEN = (paramiko.SSHException, EOFError, OSError)  # raised by paramiko when a connection ends
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")  # fast, but last in paramiko's list
 
 _early: dict[Host, Future[Connection]] = {}

@@ -13,6 +13,7 @@ from .lean_paramiko import paramiko
 from .link import Link
 from .stream import Stderr
 
+BROKEN = (paramiko.SSHException, EOFError, OSError)  # raised by paramiko when a connection ends
 ALIVE_INTERVAL = 5.0  # seconds of silence before a keepalive request
 CLOSING_TIMEOUT = 1.0  # seconds; paramiko closes channels first and then deactivates the transport
 

@@ -5,7 +5,7 @@ import socket
 
 from ..errors import HostUnreachable
 from ..text import duration
-from .connection import Connection
+from .connection import BROKEN, Connection
 from .lean_paramiko import paramiko
 from .link import CommandLink, Link
 from .route import Route
@@ -71,7 +71,7 @@ def _through_jump(route: Route, jump: Connection) -> Link:
     to, timeout = (route.hostname, route.port), route.connect_timeout
     try:
         return Link(jump.open_channel("direct-tcpip", to, ("127.0.0.1", 0), timeout=timeout))
-    except (paramiko.SSHException, EOFError, OSError) as error:
+    except BROKEN as error:
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
             why = "is not allowed to forward connections to this host"
             remedy = "set `AllowTcpForwarding yes` in the jump host's sshd_config"

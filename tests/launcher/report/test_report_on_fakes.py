@@ -12,6 +12,7 @@ from fakes import FakeCluster
 from reported_run import metrics_lines
 
 from launcher.report import report
+from launcher.runs.record import parse_timestamp
 
 Make = Callable[..., FakeCluster]
 
@@ -32,35 +33,25 @@ def test_the_curves_of_hosts_that_share_a_home_are_drawn_once(fake_cluster: Make
     assert names_of_curves(cluster) == ["train", "eval"]
 
 
-def test_samples_of_a_long_run_leave_room_for_its_other_events_on_every_node(
+def test_a_long_run_shows_samples_of_all_its_time_and_its_other_events_on_every_node(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster()
     cluster.share_home("gpu0", "gpu1")
     cluster.nodes_end(exit_code=0)
     assert cluster.launch()[0] == 0
+    began = parse_timestamp(cluster.record["attempts"][0]["started"]) or 0.0
     for rank, node in enumerate(cluster.nodes):
-        began = {"versions": {"torch": f"2.{rank}"}, "kind": "environment"}
-        sample = {"cores": 1.5, "gpus": [], "minute": [], "ranks": [], "kind": "usage"}
-        for document in [began, *[sample] * 200]:
-            node.say(json.dumps(document), "!")
-    monkeypatch.setattr(report, "LONGEST", 12_000)
+        node.event("environment", versions={"torch": f"2.{rank}"})
+        sample = json.dumps({"cores": 1.5, "gpus": [], "kind": "usage"})
+        with node.journal.open("a") as journal:
+            for number in range(600):
+                journal.write(f"{began + 10.1 * number:.6f}\t!\t{sample}\n")
+    monkeypatch.setattr(report, "LONGEST", 30_000)
     assert names_of_curves(cluster) == ["node 0 (gpu0)", "node 1 (gpu1)"]
     page = Path("page.html").read_text()
+    minutes = [
+        float(text) for text in re.findall(r"node 1 \(gpu1\): 1.5 at minute ([0-9.]*)", page)
+    ]
+    assert min(minutes) < 2 and max(minutes) > 98 and 40 < len(minutes) < 200
     assert "2.0 on gpu0, 2.1 on gpu1" in page
-
-
-def test_hosts_that_only_an_earlier_attempt_used_are_asked_too(fake_cluster: Make) -> None:
-    cluster = fake_cluster("gpu0", "gpu1", "gpu2", master_port="auto")
-    cluster.nodes_end(exit_code=1)
-    assert cluster.launch()[0] == 1
-    [output] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/output")
-    (output / "metrics.jsonl").write_bytes(metrics_lines())
-    for excluded in ("gpu0", "gpu1"):
-        code, _, err = cluster.ddpctl("resume", "--exclude", excluded)
-        assert code == 1, err
-    assert names_of_curves(cluster) == ["train", "eval"]
-    cluster.hosts["gpu0"].reachable = False
-    code, _, err = cluster.ddpctl("report", "-o", "page.html")
-    assert (code, "gpu0: no answer within 10s" in err) == (4, True), err
-    assert "Curves may be missing: gpu0: no answer" in Path("page.html").read_text()

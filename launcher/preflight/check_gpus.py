@@ -233,18 +233,11 @@ def check_alike(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         version = m.details.nvidia.driver
         return f"driver {version}" if version and m.wants_gpus else None
 
-    others = "{}, while other hosts have {}: "
-    for value, why, remedy in (
-        (
-            models,
-            "the slowest GPU sets the pace",
-            "use hosts with the same GPUs, or accept the lower speed",
-        ),
-        (
-            ecc,
-            "ECC costs memory and speed",
-            "run `nvidia-smi -e 0` (or 1) on all hosts, then reboot",
-        ),
-        (driver, "NCCL and CUDA may behave differently", "install the same driver on all hosts"),
-    ):
-        yield from different(machine, fleet, value, others + why, remedy)
+    what = "{}, while other hosts have {}: the slowest GPU sets the pace"
+    remedy = "use hosts with the same GPUs, or accept the lower speed"
+    yield from different(machine, fleet, models, what, remedy)
+    what = "{}, while other hosts have {}: ECC costs memory and speed"
+    remedy = "run `nvidia-smi -e 0` (or 1) on all hosts, then reboot"
+    yield from different(machine, fleet, ecc, what, remedy)
+    what = "{}, while other hosts have {}: NCCL and CUDA may behave differently"
+    yield from different(machine, fleet, driver, what, "install the same driver on all hosts")

@@ -46,9 +46,9 @@ class Budget(Deadline):
     def __init__(
         self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0
     ) -> None:
-        """size: maximum bytes. seconds: None if unlimited.
+        """size: the maximum number of bytes. seconds: the maximum time; None if unlimited.
 
-        slowest: the deadline moves by one second whenever this many bytes have arrived; 0: never.
+        slowest: each time this many bytes arrive, the deadline is extended by one second; 0: never.
         """
         super().__init__(seconds)
         self._what, self._host, self._size, self._seconds = what, host, size, seconds

@@ -142,7 +142,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_in(text: str) -> int | None:
-    """Return the seconds of `90s`, `30m`, `2h30m`, `1d` or `24:00:00`; None for any other text.
+    """Convert `90s`, `30m`, `2h30m`, `1d` or `24:00:00` to seconds. Return None for any other text.
 
     A bare number other than 0 is not a duration, because tools disagree about its unit. For other
     text, `duration_remedy` returns what to write instead.
@@ -168,7 +168,7 @@ def duration_remedy(text: str) -> str:
 
 
 def bytes_in(text: str) -> int | None:
-    """Return the bytes of `16g`, `512m`, `16GiB` or a plain number; None for any other text."""
+    """Convert `16g`, `512m`, `16GiB` or a plain number to bytes. Return None for any other text."""
     match = _SIZE.fullmatch(text.strip())
     return int(match[1]) * _SIZE_UNITS[match[2].lower()] if match else None
 

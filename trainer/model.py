@@ -1,5 +1,5 @@
 """Networks: ResNets for small images, torchvision's ResNets for large ones, and the user's own.
-Also, helpers for batch-norm statistics and for vectors of parameters.
+Also contains helpers for batch-norm statistics and for vectors of parameters.
 
 `stem="cifar"`: a 3x3 first layer without pooling, so that 32x32 images keep their size.
 `stem="imagenet"`: the network of He et al. as torchvision has it, so that weights can be exchanged.

@@ -136,8 +136,8 @@ class Net:
 
 
 class PartBuffers:
-    """Starts every micro-batch of a step from the same running statistics. The step then changes
-    them by the mean of its micro-batches' changes, no matter which ranks had them."""
+    """Lets every micro-batch of a step start from the same running statistics. The step changes
+    these by the mean of the micro-batches' changes, no matter which rank runs which micro-batch."""
 
     def __init__(self, model: nn.Module, moving: list[torch.Tensor], device: torch.device) -> None:
         """moving: the buffers that training changes."""

@@ -106,7 +106,7 @@ def global_names(text: str) -> set[str]:
 
 
 def is_built_in(name: str, value: object) -> bool:
-    """Return whether a rank has the name anyway. IPython replaces some built-in functions by its own."""
+    """Return whether a rank has the name anyway. IPython replaces some built-ins with its own."""
     by_ipython = str(getattr(value, "__module__", "")).startswith("IPython.")
     return hasattr(builtins, name) and (by_ipython or name.startswith("__"))
 

@@ -87,9 +87,9 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Return the evidence with clock skews that the supervisors measured, where there are any.
+    """Return the evidence with the supervisors' clock skews in place of those measured over SSH.
 
-    They are more accurate than those measured over SSH.
+    They are more accurate. A node whose supervisor measured none keeps its own.
     """
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []

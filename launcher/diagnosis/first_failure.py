@@ -96,7 +96,7 @@ def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | N
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
-    """Blame the rank's GPU if the driver logged a fault of it that may explain the failure."""
+    """Blame the rank's GPU if the driver logged a fault in it that may explain the failure."""
     node, failure = candidate.node, candidate.failure
     gpus: dict[int | None, str] = dict(enumerate(node.gpus))
     pci = gpus.get(failure.local_rank)

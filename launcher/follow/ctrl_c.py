@@ -74,7 +74,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def sleep(self, seconds: float) -> None:
-        """Sleep in a `held()` block. After it, a queued Ctrl-C or SIGTERM raises KeyboardInterrupt."""
+        """Sleep in a `held()` block. Then raise KeyboardInterrupt if Ctrl-C or SIGTERM is queued."""
         time.sleep(seconds)
         if self.to_end():
             self.forget()

@@ -60,7 +60,7 @@ def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> Non
         why = f"{error.filename or log}: {error.strerror}"
     fate = "the run continues, but its recorder did not start"
     remedy = f"follow it with `ddpctl attach {folder.run_id}`; "
-    remedy += "restarts by the launcher and --on-exit will not happen"
+    remedy += "the launcher will not restart it, and --on-exit will not run"
     if state is RunState.WAITING:
         fate = "the run is no longer waiting in line, because its recorder did not start"
         remedy = f"to try again, run `ddpctl resume {folder.run_id}`"

@@ -80,7 +80,7 @@ def compose(
 
 
 def _seen_from(file: str, path: str) -> str:
-    """Return a path relative to the file's folder; unchanged if absolute, or not a path at all."""
+    """Return a path relative to the file's folder; unchanged if it is absolute, "" or a URL."""
     folder = Path(file).parent
     same = folder == Path() or expanded(path).is_absolute() or not path or "://" in path
     return path if same else os.path.relpath(path, folder)

@@ -98,7 +98,7 @@ def _ask(member: NodeHandle, kind: str) -> Answer:
         why = f"its {member.engine.traits.unit} may be gone or paused"
         what = f"the run's supervisor did not answer within {duration(TIMEOUT)}: {why}"
         raise CommandTimeout(what, "see `ddpctl ps`", host=connection.name)
-    done.expect("cannot ask the run's supervisor", "see `ddpctl ps`", connection.name)
+    done.expect("cannot ask the run's supervisor for stacks", "see `ddpctl ps`", connection.name)
     answer = parsed(StackAnswer, parse_json(done.stdout))
     ranks = tuple(located(stack, connection.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase is not Phase.RUNNING else "starting"

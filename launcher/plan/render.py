@@ -107,7 +107,7 @@ def _folded(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def node_rows(plan: Plan, node: NodePlan) -> Iterator[tuple[str, str]]:
-    """Yield a node's settings as (kind, value), with K for its rank in values that contain it."""
+    """Yield a node's settings as (kind, value). In the values, K stands for the node rank."""
     interface = node.interface or ("unknown" if plan.hosts_were_asked else ASKED)
     yield "address", f"{node.internal_ip or ASKED} on {interface}"
     yield "processes", str(node.nproc_per_node or "one per GPU")

@@ -204,10 +204,11 @@ def check_peers(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         if translated := [gpu.index for gpu in used if gpu.iommu.startswith("DMA")]:
             what = f"the IOMMU translates addresses for {numbered('GPU', translated)}"
             yield warning(
-                f"{what}: transfers between PCIe devices are slow or hang", f"{remedy} on that host"
+                f"{what}: transfers between PCIe devices may be slow or hang",
+                f"{remedy} on that host",
             )
         elif details.acs:
-            what = "PCIe ACS sends transfers between devices through the CPU: they are slow or hang"
+            what = "PCIe ACS sends transfers between devices via the CPU: they may be slow or hang"
             yield warning(what, "disable ACS in the BIOS, or set NCCL_P2P_DISABLE=1 in job.env")
     kernel = tuple(map(int, re.findall(r"[0-9]{1,4}", facts.kernel)[:2]))
     by_dma_buf = details.open_driver and kernel >= (5, 12)

@@ -34,10 +34,10 @@ def check_rdma(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     ports, most = machine.facts.rdma_ports, max(up(other) for other in fleet.machines)
     down = ", ".join(f"{port.name} {port.state}" for port in ports if not port.is_up)
     if ports and "uverbs0" not in machine.facts.infiniband:
-        what = "it has InfiniBand or RoCE but no /dev/infiniband/uverbs0: NCCL falls back to TCP"
+        what = "it has InfiniBand or RoCE but no /dev/infiniband/uverbs0: NCCL will use TCP"
         yield warning(what, "load ib_uverbs on that host (package rdma-core)")
     if ports and not up(machine):
-        what = f"no InfiniBand or RoCE port is active ({down}): NCCL falls back to TCP"
+        what = f"no InfiniBand or RoCE port is active ({down}): NCCL will use TCP"
         yield warning(what, "check the cable, the switch and the subnet manager")
     if ports and up(machine) < most:
         what = f"RDMA ports up: {up(machine)}, while other hosts have {most}"
@@ -63,7 +63,7 @@ def check_rails(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         failed = [source for source, result in fleet.dialed(machine, ip).items() if not result.ok]
         if name in used and failed:
             source = next(m.name for m in fleet.machines if m.rank in failed)
-            what = f"{source} cannot reach RoCE port {name} at {ip}: NCCL fails or hangs"
+            what = f"{source} cannot reach RoCE port {name} at {ip}: NCCL will fail or hang"
             remedy = "check the cable, switch and routes, or set NCCL_IB_HCA to the connected ports"
             yield warning(what, remedy)
 

@@ -43,7 +43,7 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
 
 
 def _write(out: Path, page: bytes) -> None:
-    """Write the page to a file, also through a link, or to what must not be replaced, as /dev/stdout."""
+    """Write the page to a file, to the target of a link, or to a device such as /dev/stdout."""
     try:
         target = Path(os.path.realpath(out))
         if target.is_file() or not out.exists():

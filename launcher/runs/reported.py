@@ -225,7 +225,7 @@ def caught_up(
         folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
         folder.save(record)
     except DdpctlError as error:
-        console.say(f"warning: cannot record attempt {agreed} from another machine: {error}")
+        console.say(f"warning: cannot record attempt {agreed}, started on another machine: {error}")
         return own
     return record
 

@@ -125,7 +125,7 @@ def with_four_sockets(
 
 
 def size_of(text: str) -> int:
-    """Return the bytes of a size such as 64m or 1g. Raises UsageError for any other text."""
+    """Convert a size such as 64m or 1g to bytes. Raises UsageError for any other text."""
     size = bytes_in(text)
     if not size:
         raise UsageError(f"--max-size {quoted(text)}: not a size", "write, for example, 64m or 1g")

@@ -24,7 +24,7 @@ def choose_hosts(
     """Return all hosts or, with --nodes N, any N with free GPUs, in rank order.
 
     Return Refused if too few hosts have free GPUs. Raises PreflightError or NodesFailed if too few
-    hosts have the GPUs that the hosts file names.
+    hosts have the GPUs that the hosts file asks for.
     """
     count = request.options.nodes or len(connections)
     if count >= len(connections):
@@ -39,7 +39,7 @@ def choose_hosts(
             raise NodesFailed(by_name(connections, failures))
         raise PreflightError(
             f"--nodes {count}: found only {counted(len(able), 'host')} with the GPUs "
-            "that the hosts file names",
+            "that the hosts file asks for",
             "run `ddpctl check` to see what is wrong",
         )
     plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
@@ -56,7 +56,7 @@ def choose_hosts(
 
 
 def with_requested_gpus(facts: Mapping[HostConnection, Facts]) -> list[HostConnection]:
-    """Return the hosts that have the GPUs named in the hosts file; all hosts if none has a GPU."""
+    """Return the hosts with the GPUs that the hosts file asks for; all hosts if none has a GPU."""
     if not any(each.gpus for each in facts.values()):
         return list(facts)
     return [

@@ -63,7 +63,7 @@ class Reservation:
         if done.code == REFUSED:
             raise UsageError(
                 f"attempt {self.attempt} was already started by another command or machine",
-                "run `ddpctl ps HOSTS` to see it, or `ddpctl kill RUN` if it is not there",
+                "run `ddpctl ps HOSTS` to see it, or `ddpctl kill RUN` if it is not listed",
                 host=name,
             )
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"

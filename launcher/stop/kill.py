@@ -58,7 +58,7 @@ def kill_runs(
 ) -> list[Killed]:
     """Stop runs, print what was stopped, and record it.
 
-    asked: all hosts that were asked about the runs. engine: of runs without a record here.
+    asked: all hosts that were asked about the runs. engine: for runs without a record.
     """
     killed = []
     for each in stop_all([(run, make_stop(run, engine, console)) for run in runs], console):
@@ -71,7 +71,7 @@ def kill_runs(
 
 
 def make_stop(run: HostedRun, engine: str, console: Console) -> Stop:
-    """Return the stop of a run, as recorded here. engine: of a run without a record."""
+    """Return the stop of a run. engine: the one to use if this machine has no record of the run."""
     if record := run_folder(run.run_id).load_if_readable(console):
         return Stop.of(record, run.owners)
     return Stop(run.run_id, engine, STOP_TIMEOUT, run.owners)

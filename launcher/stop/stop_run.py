@@ -28,10 +28,10 @@ POLL = 0.3  # seconds between checks for these processes
 class Stopped:
     """The result of a stop on one host or, in a summary, on several hosts.
 
-    nodes: the run's nodes here when the stop began, in any state; see also `with_cancelled`. Tickets
-    (places in line) count, except those of live nodes and those that the stop keeps (see
+    nodes: the run's nodes when the stop began, in any state; see also `with_cancelled`. The nodes
+    include tickets (places in line), except those of live nodes and those that the stop keeps (see
     Stop.cancel). left: the names of the nodes and tickets, and the pids of the run's processes, that
-    are still there. untouched: nodes with the run's id that belong to another user.
+    are still on the host. untouched: nodes with the run's id that belong to another user.
     """
 
     nodes: Sequence[NodeStatus]
@@ -56,7 +56,7 @@ class Stop:
     """A stop of one run. On each host, it ends the nodes of this user and of `owners`.
 
     Only a node's labels on its own host count: what another host reports about a run does not
-    justify stopping anything here.
+    justify stopping anything on this one.
 
     engine: the job's engine. timeout: seconds between SIGTERM and SIGKILL. owners: each as
     USER@MACHINE. remove: also remove the ended nodes, but not their folders. cancel: record a
@@ -72,7 +72,7 @@ class Stop:
 
     @classmethod
     def of(cls, record: RunRecord, owners: Collection[str] = ()) -> Self:
-        """Return the stop of a recorded run. owners: those to add to the one in the record."""
+        """Return the stop of a recorded run. owners: further owners besides the recorded one."""
         return cls(record.run_id, record.engine, record.stop_timeout, [*owners, record.owner])
 
     @property

@@ -81,7 +81,10 @@ class StackTaker:
         self.written = False  # whether the stacks that node 0 requested are in the journal
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
-        """Return `env`, changed so that the ranks can answer; unchanged if that is impossible."""
+        """Return `env`, changed so that the ranks can answer requests for stacks.
+
+        Returns it unchanged if the code for that cannot be written to the disk.
+        """
         source = pkgutil.get_data(__package__, "sitecustomize.py") or b""
         try:
             os.makedirs(self._folder, exist_ok=True)
@@ -93,10 +96,7 @@ class StackTaker:
         return dict(env, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
     def turn(self, ranks: Iterable[Rank], phase: Phase, wanted: bool) -> list[Stack] | None:
-        """Answer requests for stacks. Return the stacks once if node 0 wants them, else None.
-
-        wanted: whether node 0 wants the stacks.
-        """
+        """Answer requests for stacks. Return the stacks once if `wanted` by node 0, else None."""
         self.written = self.written and wanted
         if self._thread is None:
             requests = self._new_requests()

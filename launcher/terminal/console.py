@@ -38,7 +38,7 @@ class WarningHandler(logging.Handler):
 class Console:
     """Prints results, messages and the live display. Thread-safe.
 
-    quiet: print only errors as messages. verbose: also print details of each step. plain: no live
+    quiet: print no messages but errors. verbose: also print details of each step. plain: no live
     display. fold: for RunLines, which merges identical lines of several ranks. results: whether to
     print results other than JSON documents.
 
@@ -145,14 +145,14 @@ class Console:
         self.print(table(rows, head, colors if shown else None))
 
     def show(self, entries: Iterable[LogEntry]) -> None:
-        """Print log lines, which are sure to be visible only after `flush`.
+        """Print log lines. They may not be visible until `flush`.
 
         `ddpctl sanity` overrides this to get the entries.
         """
         self.write(render(map(visible, entries) if self.on_terminal else entries))
 
     def write(self, data: bytes) -> None:
-        """Print bytes to stdout. They are sure to be visible only after `flush`."""
+        """Print bytes to stdout. They may not be visible until `flush`."""
         if self._results:
             self._write(data)
 

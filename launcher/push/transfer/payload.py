@@ -46,7 +46,7 @@ def without(
 
 
 def end_timeout(size: int) -> float:
-    """Return the seconds for a disk or an engine to process the `size` bytes that it received."""
+    """Return how many seconds a disk or an engine may take to process `size` received bytes."""
     return TIMEOUT + min(size / SLOWEST_DISK, LONGEST_UNPACKING)
 
 

@@ -362,7 +362,9 @@ def test_a_roce_port_that_is_up_but_not_connected() -> None:
         Dial(0, 1, "10.1.1.2"): DialResult("ok"),
     }
     made = fleet(pair(two_rails), reach=Reach(results))
-    assert one(made).what == "gpu1 cannot reach RoCE port mlx5_1:1 at 10.1.2.2: NCCL fails or hangs"
+    assert (
+        one(made).what == "gpu1 cannot reach RoCE port mlx5_1:1 at 10.1.2.2: NCCL will fail or hang"
+    )
     env = cluster(*made.cluster.hosts, env={"NCCL_IB_HCA": "mlx5_0"})
     assert findings(replace(made, cluster=env)) == []
 

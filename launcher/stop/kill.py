@@ -63,8 +63,7 @@ def kill_runs(
     killed = []
     for each in stop_all([(run, make_stop(run, engine, console)) for run in runs], console):
         each.report(console)
-        each.save(asked, console)
-        recorded = replace(each, pending=pending_elsewhere(each.run, asked, console))
+        recorded = replace(each, pending=each.save(asked, console))
         report_unconfirmed(recorded.errors_by_name, console)
         killed.append(recorded)
     return killed
@@ -92,15 +91,6 @@ def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[
     with console.step(f"stopping {run_ids} on {hosts}"):
         futures = [in_background(stop_one, run, stop) for run, stop in stops]
         return [future.result() for future in futures]
-
-
-def pending_elsewhere(
-    run: HostedRun, asked: Collection[HostConnection], console: Console
-) -> list[str]:
-    """Return the hosts that were not asked and that the record lists as unconfirmed."""
-    record = run_folder(run.run_id).load_if_readable(console)
-    asked_names = {connection.name for connection in asked}
-    return [host for host in record.pending_stop if host not in asked_names] if record else []
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,8 @@ class Killed:
                 console.detail(f"{host}: {result.describe()}")
         if self.results:
             left = any(result.left for result in self.results.values())
-            (console.error if left else console.say)(self.summary())
+            say = console.error if left else console.say
+            say(self.summary())
 
     def summary(self) -> str:
         results = self.results_by_name
@@ -156,8 +147,10 @@ class Killed:
             parts.append(f"did not touch nodes on {names(untouched)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
-    def save(self, asked: Collection[HostConnection], console: Console) -> None:
+    def save(self, asked: Collection[HostConnection], console: Console) -> list[str]:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
+
+        Return the hosts that were not asked and have not confirmed an earlier stop.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches
@@ -167,15 +160,17 @@ class Killed:
         folder = run_folder(self.run.run_id)
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
-            return
+            return []
         asked_names = {connection.name for connection in asked}
         before = {*record.pending_stop}
-        record.pending_stop = sorted({*self.unconfirmed, *(before - asked_names)})
+        not_asked = sorted(before - asked_names)
+        record.pending_stop = sorted({*self.unconfirmed, *not_asked})
         asked_all = {*record.hosts} <= asked_names
         last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
         if not record.state.is_final and (asked_all or last_confirmed):
             self.conclude(record.attempt)
         folder.try_save(record, console)
+        return not_asked
 
     def conclude(self, attempt: AttemptRecord) -> None:
         """Record how the attempt had ended before this stop, or that it was cancelled.

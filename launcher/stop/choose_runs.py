@@ -125,24 +125,23 @@ class AllRuns(Target):
 
 def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:
     """Return the hosts on which `kill` acts: `hosts` or, without them, those of the recorded run."""
-    return hosts_of(find_run(run)) if hosts is None else hosts_to_ask(hosts, console)
+    return recorded_hosts(find_run(run)) if hosts is None else hosts_to_ask(hosts, console)
 
 
 def read_target(
     run: str | None, hosts: str | None, console: Console, *, everything: bool
 ) -> Target:
     """Return what `kill` is to stop. everything: all runs on the hosts; see `read_hosts`."""
+    if everything:
+        return AllRuns(read_hosts(run, hosts, console))
     if hosts is None:
         folder = find_run(run)
-        cluster = hosts_of(folder)
-        return AllRuns(cluster) if everything else KnownRun(cluster, folder, run)
+        return KnownRun(recorded_hosts(folder), folder, run)
     cluster = hosts_to_ask(hosts, console)
-    if everything:
-        return AllRuns(cluster)
     return NamedRun(cluster, run) if run else OnlyRun(cluster)
 
 
-def hosts_of(folder: RunFolder) -> Cluster:
+def recorded_hosts(folder: RunFolder) -> Cluster:
     try:
         return load(folder.hosts_file, job_files=False)
     except HostsFileError as error:

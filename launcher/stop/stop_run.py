@@ -88,7 +88,7 @@ class Stop:
             return Stopped([], untouched=untouched)
         nodes = without_idle_tickets(self._to_end(listed))
         if self.cancel:
-            nodes = with_cancelled(nodes, connection)
+            nodes = with_cancelled(nodes, connection)  # before this stop leaves its mark
             marked = connection.script(MARK_CANCELLED, self.run_id)
         left: list[str | int] = []
         for engine in engines_on(connection, self.engine):
@@ -155,7 +155,7 @@ class Stop:
 def with_cancelled(nodes: list[NodeStatus], connection: HostConnection) -> list[NodeStatus]:
     """Return a run's nodes on one host. Those that an earlier stop has ended become CANCELLED.
 
-    Engines report only that these have failed; their journals say why.
+    Engines report only that these have failed; their journals, or the marks of that stop, say why.
     """
     failed = [status for status in nodes if status.node_state is NodeState.FAILED]
     if not failed:

@@ -66,7 +66,7 @@ def _entry_rules(entry: HostEntry, job: Job) -> Iterator[Mistake]:
     if wanted is None:
         key, wanted = "job.nproc_per_node", job.nproc_per_node or 0
     if 0 < count < wanted:
-        found = f"{count} GPU{'s' if count > 1 else ''}, but {key} is {wanted}"
+        found = f"{counted(count, 'GPU')}, but {key} is {wanted}"
         remedy = f"list {wanted} GPUs or set nproc_per_node: {count}"
         yield entry.mistake(".gpus", found, remedy)
 

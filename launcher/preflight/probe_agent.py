@@ -1,8 +1,8 @@
 """Runs on a host during the checks: listens, dials other hosts and reports the results.
 
 Standard library only, Python 3.6 or later. Its source is sent over SSH, and nothing is installed.
-It ends when its standard input closes, or after LIFETIME. Orders arrive on standard input, one per
-line:
+It ends with exit code 0 when its standard input closes, or after LIFETIME; otherwise, start_agent.sh
+would try another Python. Orders arrive on standard input, one per line:
 
     listen PORT              answered by `listening PORT ACTUAL_PORT`; 0 if the port is taken
     dial KEY ADDRESS PORT    answered by `dialed KEY ok NAME SECONDS` (NAME: the agent reached) or
@@ -100,7 +100,7 @@ def dial(key: str, address: str, port: int, token: str) -> None:
 
 
 def main(name: str, token: str) -> None:
-    end = threading.Timer(LIFETIME, os._exit, (1,))
+    end = threading.Timer(LIFETIME, os._exit, (0,))
     end.daemon = True
     end.start()
     for line in sys.stdin:

@@ -1,18 +1,14 @@
 """Fill the folders of a node on its host."""
 
-import functools
 import io
-import json
 import shlex
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..errors import CommandFailed
 from ..plan.container import IN_CONTAINER, fixed_uid
 from ..plan.plan import NodePlan, Plan
-from ..plan.supervisor_spec import BUNDLE
 from ..push.files.tar import archive, small_file
 from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
@@ -24,16 +20,14 @@ GONE = 17  # exit code of PREPARE if a pushed tree is missing
 
 
 def fill_folders(
-    connection: HostConnection, plan: Plan, node_plan: NodePlan, documents: Mapping[str, Any]
+    connection: HostConnection, plan: Plan, node_plan: NodePlan, files: Mapping[str, bytes]
 ) -> None:
     """Create and fill the folders that the node uses on its host.
 
-    documents: what to write as JSON to files of the node's control folder, by file name. Raises
-    CommandFailed if a folder cannot be created, or if the pushed code or dataset is gone.
+    files: the files of the node's control folder, by name. Raises CommandFailed if a folder cannot be
+    created, or if the pushed code or dataset is gone.
     """
     place = node_plan.place
-    files = {name: json.dumps(document).encode() for name, document in documents.items()}
-    files[BUNDLE] = supervisor_file()
     control_files = archive(small_file(name, data, 0o600) for name, data in files.items())
     mounted = {mount.target: mount.source for mount in node_plan.container.mounts}
     done = connection.script(
@@ -57,7 +51,6 @@ def fill_folders(
     done.expect(f"could not create {place.run_dir}", remedy, connection.name)
 
 
-@functools.cache
 def supervisor_file() -> bytes:
     """Return the supervisor as one zip file. Hosts run it with `python3 -I -S supervisor.pyz`.
 

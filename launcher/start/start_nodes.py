@@ -1,5 +1,6 @@
 """Create an attempt's nodes on all hosts, start them, and remove them."""
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import NodeStatus
 from ..errors import UsageError
 from ..plan.plan import NodePlan, Plan
-from ..plan.supervisor_spec import supervisor_spec
+from ..plan.supervisor_spec import BUNDLE, supervisor_spec
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted
-from .fill_node_folders import fill_folders
+from .fill_node_folders import fill_folders, supervisor_file
 
 REMOVE = load_script(__file__, "remove_attempt.sh")
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
@@ -76,6 +77,7 @@ def create_nodes(
     run_json: the content of the hosts' run.json.
     """
     plan, token = planned.plan, secrets.token_hex(32)
+    shared = {BUNDLE: supervisor_file(), "run.json": json.dumps(run_json).encode()}
 
     def create(connection: HostConnection) -> None:
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
@@ -85,8 +87,8 @@ def create_nodes(
             for status in earlier:
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
-        spec = supervisor_spec(plan, node_plan, token)
-        fill_folders(connection, plan, node_plan, {"spec.json": spec, "run.json": run_json})
+        spec = json.dumps(supervisor_spec(plan, node_plan, token)).encode()
+        fill_folders(connection, plan, node_plan, {"spec.json": spec, **shared})
         engine.create(node_plan, user_env)
 
     each_node(planned.connections, create)

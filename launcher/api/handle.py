@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, Unpack
 
 from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
 from ..failure import FirstFailure
-from ..follow.detach import has_recorder, start_recorder
+from ..follow.detach import ensure_recorder, has_recorder
 from ..hosts import Hosts, cluster_of, load
 from ..logs.log_entry import render
 from ..logs.query import LogFilter, merged
@@ -90,9 +90,8 @@ class Run:
         """
         began = time.monotonic()
         state = self.state
-        if not state.is_final and not has_recorder(self._folder):
-            # the last one was killed, or ran on another machine
-            start_recorder(self._folder, state)
+        if not state.is_final:  # the last recorder may have been killed, or run elsewhere
+            ensure_recorder(self._folder, state)
         while has_recorder(self._folder):
             if timeout is not None and time.monotonic() - began > timeout:
                 raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")

@@ -5,6 +5,7 @@ import json
 import selectors
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ..terminal.console import Console
 READY = b"ready\n"
 RECORDER = f"{__package__.rpartition('.')[0]}.start.recorder"
 LOCK = ".recorder.lock"
+START_LOCK = ".recorder-start.lock"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 
 # -I removes the current directory, PYTHONPATH and the user's site packages from the import path.
@@ -67,13 +69,41 @@ def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> Non
     raise CommandFailed(f"{folder.run_id}: {fate}: {why}", remedy)
 
 
+def ensure_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
+    """Start a recorder unless the run has one. Raises the errors of `start_recorder`.
+
+    Of several commands that call this at the same moment, only one starts a recorder.
+    """
+    with contextlib.ExitStack() as only_this_command:
+        with contextlib.suppress(StateError):  # then the recorder cannot start either, and says why
+            only_this_command.enter_context(locked(folder.path / START_LOCK))
+        if not has_recorder(folder):
+            start_recorder(folder, state)
+
+
+@contextlib.contextmanager
+def taken_care_of(folder: RunFolder) -> Iterator[None]:
+    """Context manager: like `recording`, for the command that has started the run.
+
+    Then `attach` leaves the log and the restarts to that command. Does nothing on a file system
+    without locks.
+    """
+    with contextlib.ExitStack() as lock:
+        with contextlib.suppress(StateError):
+            lock.enter_context(recording(folder))
+        yield
+
+
 def recording(folder: RunFolder) -> AbstractContextManager[None]:
     """Context manager: hold the lock that shows other processes that the run has a recorder."""
     return locked(folder.path / LOCK, shared=True)
 
 
 def has_recorder(folder: RunFolder) -> bool:
-    """Return whether a recorder on this machine takes care of the run, even between attempts."""
+    """Return whether a process on this machine takes care of the run.
+
+    It is a recorder, which does so even between attempts, or the command that started the attempt.
+    """
     with contextlib.suppress(StateError):  # a file system without locks, on which none starts
         return is_locked(folder.path / LOCK)
     return False

@@ -229,12 +229,15 @@ class Session:
     def _leave(self, number: int) -> Outcome:
         """Leave the run to a recorder. Ctrl-\\ does not count as an interruption."""
         self._save_changes()
-        if self.store and not detach.has_recorder(self.run.folder):
+        if self.store:
             self.store.close()  # so that the recorder can open it
-            try:
+        try:
+            if self.run.owned:
                 detach.start_recorder(self.run.folder)
-            except DdpctlError as error:
-                self.console.error(str(error))
+            elif self.store:
+                detach.ensure_recorder(self.run.folder)
+        except DdpctlError as error:
+            self.console.error(str(error))
         self.console.say(f"the run continues; follow it with `ddpctl attach {self.record.run_id}`")
         return Outcome(RunState.RUNNING, interrupted=number != signal.SIGQUIT)
 

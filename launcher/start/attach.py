@@ -90,6 +90,6 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
             what = f"{folder.run_id}: its recorder stopped before the run started (see {log})"
             raise CommandFailed(what, f"run `ddpctl attach {folder.run_id}` again")
         if abandoned:
-            detach.start_recorder(folder, RunState.WAITING)
+            detach.ensure_recorder(folder, RunState.WAITING)
             recorder_started = True
         time.sleep(POLL)

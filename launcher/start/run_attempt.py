@@ -140,13 +140,14 @@ class Starter:
                     return Refused(planned, reasons, choose_again)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
-            started = self.record_start(prepared)
-            self.line.leave()
-            if request.options.detach:
-                self.hook.close()  # wait for its events; the recorder handles later ones
-                return detach.detach(request.folder, RunState.RUNNING, console)
-            with self.line.kept_for_restart(planned):
-                return follow(started, self.hook, self.interrupts, console)
+            with detach.taken_care_of(request.folder):
+                started = self.record_start(prepared)
+                self.line.leave()
+                if request.options.detach:
+                    self.hook.close()  # wait for its events; the recorder handles later ones
+                    return detach.detach(request.folder, RunState.RUNNING, console)
+                with self.line.kept_for_restart(planned):
+                    return follow(started, self.hook, self.interrupts, console)
 
     def record_start(self, prepared: PreparedAttempt) -> StartedRun:
         """Record and print that the attempt has started, call the hook, and return the started run."""

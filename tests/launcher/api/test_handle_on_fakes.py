@@ -18,7 +18,7 @@ from fakes import FakeCluster, FakeNode
 import launcher
 from launcher.api import handle
 from launcher.api.handle import JobOptions, LoggingConsole, Run
-from launcher.follow.detach import has_recorder, recording, start_recorder
+from launcher.follow.detach import ensure_recorder, has_recorder, recording
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.outcomes import RunState
@@ -34,7 +34,9 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorders are threads of this process, in which the hosts are fakes."""
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
 
-    def start(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
+    def ensure(folder: RunFolder, state: RunState) -> None:
+        if has_recorder(folder):
+            return
         began = threading.Event()
 
         def record() -> None:
@@ -45,7 +47,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
         threading.Thread(target=record, daemon=True).start()
         assert began.wait(10)
 
-    monkeypatch.setattr(handle, "start_recorder", start)
+    monkeypatch.setattr(handle, "ensure_recorder", ensure)
 
 
 def rank_1_is_killed(node: FakeNode) -> None:
@@ -123,7 +125,7 @@ def test_if_no_recorder_starts_for_a_waiting_run_wait_says_that_it_waits_no_long
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Run, "state", RunState.WAITING)
-    monkeypatch.setattr(handle, "start_recorder", start_recorder)
+    monkeypatch.setattr(handle, "ensure_recorder", ensure_recorder)
     with pytest.raises(launcher.DdpctlError, match="r1: the run is no longer waiting in line"):
         Run(RunFolder(tmp_path / "gone" / "r1")).wait()
 

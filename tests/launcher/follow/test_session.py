@@ -21,6 +21,7 @@ from launcher.follow import detach, node_watcher, session
 from launcher.follow.ctrl_c import LEAVING
 from launcher.logs.store import LogStore
 from launcher.runs.record import run_folder
+from launcher.start.waiting_line import PlaceInLine
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -147,6 +148,45 @@ def test_ctrl_c_of_attach_starts_a_recorder_only_if_the_run_has_none(
         code, _, err = cluster.ddpctl("attach")
     assert code == 130 and f"follow it with `ddpctl attach {run_id}`" in err, err
     assert cluster.recorders == ([run_id] if recorder == "none" else [])
+
+
+def test_attach_beside_a_launch_that_has_just_started_the_run_leaves_the_run_to_it(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    codes = []
+    leave = PlaceInLine.leave
+
+    def press_ctrl_c() -> None:
+        until(lambda: cluster.hosts["gpu0"].count("wait") > 0, 20)  # attach follows the node
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def attach_now(line: PlaceInLine) -> None:
+        threading.Thread(target=press_ctrl_c).start()
+        codes.append(cluster.ddpctl("attach")[0])
+        cluster.nodes[0].end(0)
+        leave(line)
+
+    monkeypatch.setattr(PlaceInLine, "leave", attach_now)
+    codes.append(cluster.launch()[0])
+    assert (codes, cluster.recorders) == ([130, 0], [])
+
+
+def test_a_launch_without_the_log_leaves_the_run_to_a_recorder_all_the_same(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while `attach`, which does not restart the run, records the lines."""
+    cluster = fake_cluster("gpu0")
+    cluster.nodes_end(1)
+    assert cluster.launch()[0] == 1
+    run_id = cluster.record["run_id"]
+    store = LogStore.acquire(run_folder(run_id).logs, pytest.fail)
+    assert store
+    monkeypatch.setattr(session, "LOG_PATIENCE", 0.0)
+    signal_once_started(cluster, signal.SIGQUIT)
+    code, _, err = cluster.ddpctl("resume")
+    store.close()
+    assert (code, cluster.recorders) == (0, [run_id]), err
 
 
 def test_attach_follows_a_run_also_on_a_file_system_without_locks(

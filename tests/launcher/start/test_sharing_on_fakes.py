@@ -569,6 +569,43 @@ def test_attach_starts_no_second_recorder_before_the_first_one_was_refused(
     assert cluster.recorders == [first, waiting]
 
 
+def test_of_two_attaches_at_the_same_moment_one_starts_a_recorder(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    cluster.recorders.clear()
+    folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
+    both_saw_none, has_recorder = threading.Barrier(2), detach.has_recorder
+
+    def seen_by_both(folder: RunFolder) -> bool:
+        found = has_recorder(folder)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_saw_none.wait(1.0)
+        return found
+
+    with contextlib.ExitStack() as recorders:
+
+        def start_recorder(folder: RunFolder, _: RunState) -> None:
+            cluster.recorders.append(folder.run_id)
+            recorders.enter_context(detach.recording(folder))
+
+        def end(_: float) -> None:
+            record = folder.load()
+            record.attempt.state = RunState.CANCELLED
+            folder.save(record)
+
+        monkeypatch.setattr(detach, "start_recorder", start_recorder)
+        monkeypatch.setattr(detach, "has_recorder", seen_by_both)
+        monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=end))
+        with ThreadPoolExecutor(2) as pool:
+            console = Console(quiet=True)
+            both = [pool.submit(attach.wait_for_start, folder, console) for _ in range(2)]
+            assert {each.result().state for each in both} == {RunState.CANCELLED}
+    assert cluster.recorders == [waiting]
+
+
 def test_of_two_recorders_one_starts_the_run_once_nobody_else_waits_for_it(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

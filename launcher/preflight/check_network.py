@@ -158,13 +158,18 @@ def _sources(some: Collection[int], tried: Collection[int], fleet: Fleet) -> str
 
 def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the master port is free on node 0, and open to the job's user and other hosts."""
-    port, user = fleet.cluster.job.master_port, fleet.cluster.job.user
+    job = fleet.cluster.job
+    port, user = job.master_port, job.user
     if 0 not in machine.ranks or port == "auto":
         return
     holders = (n for n in machine.run_nodes if n.alive and n.node_rank == 0)
     run = next((n for n in holders if n.master_port == str(port)), None)
-    if port < 1024 and user != "root" and (user != "host" or machine.facts.uid != 0):
+    is_root = user == "root" or (user == "host" and machine.facts.uid == 0)
+    dropped = machine.in_containers and {"NET_BIND_SERVICE", "ALL"}.isdisjoint(job.cap_add)
+    if port < 1024 and (dropped or not is_root):
         what = f"only root may use port {port}, but the container's user is {user}"
+        if is_root:
+            what = f"only a container with the capability NET_BIND_SERVICE may use port {port}"
         yield failure(what, "set job.master_port to 1024 or higher, or to auto")
     elif run and not fleet.waits:
         remedy = f"set job.master_port: auto, or run `ddpctl kill {run.run_id}`"

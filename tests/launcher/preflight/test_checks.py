@@ -493,7 +493,11 @@ def test_the_clock_is_measured_against_all_and_within_its_own_error() -> None:
 def test_a_port_for_root_only() -> None:
     finding = one(judge(machine(0), of=cluster(master_port=80)))
     assert "only root may use port 80" in finding.what
-    assert judge(machine(0), of=cluster(master_port=80, user="root")) == []
+    finding = one(judge(machine(0), of=cluster(master_port=80, user="root")))
+    assert "NET_BIND_SERVICE may use port 80" in finding.what
+    able = cluster(master_port=80, user="root", cap_add=("NET_BIND_SERVICE",))
+    assert judge(machine(0), of=able) == []
+    assert judge(replace(machine(0), engine=None), of=cluster(master_port=80, user="root")) == []
 
 
 @given(st.text(), st.text())

@@ -19,8 +19,8 @@ def check(
 ) -> int:
     """Check all hosts for anything that would make a launch fail or run slowly.
 
-    Each problem is printed with its remedy. Nothing is installed or left behind on a host. Problems
-    with spares are only warnings.
+    Each problem is printed with its remedy. Nothing is installed on a host, and at most an empty
+    ~/.ddpctl is left behind. Problems with spares are only warnings.
 
     \b
     ddpctl check hosts.yaml

@@ -74,7 +74,7 @@ def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fle
 
     def test(connection: HostConnection) -> ContainerReport:
         machine = machines[connection]
-        folder = f"{machine.facts.folder}/check-{token}"
+        folder = f"{machine.facts.folder}/check-{token}-{machine.rank}"  # hosts may share a home
         argument = "torch" if machine.rank in with_torch else ""
         container = container_for(machine, job, folder, token, argument)
         return parse_report(

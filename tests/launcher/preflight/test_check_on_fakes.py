@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from fakes import FakeCluster, FakeDocker
+from fakes import FakeCluster, FakeDocker, FakeNode
 
 from launcher.errors import HostUnreachable
 
@@ -46,3 +48,25 @@ def test_no_container_is_tested_on_a_host_that_has_failed(
     code, out, err = cluster.ddpctl("check", cluster.hosts_file)
     assert (code, cluster.hosts["gpu0"].count("start")) == (3, 0), err
     assert "failure: gpu0: disk: /no/such/folder" in out
+
+
+def test_hosts_that_share_a_home_do_not_remove_each_others_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0", "gpu1"])
+    cluster.share_home("gpu0", "gpu1")
+    first, second = cluster
+    begun = threading.Event()
+    kept: list[bool] = []
+
+    def start(node: FakeNode) -> None:
+        begun.set()
+        while first.nodes:  # until the container of gpu0 is removed
+            time.sleep(0.01)
+        kept.append(Path(node.mounts[0]["Source"]).is_dir())
+        node.exit(0)
+
+    first.on_start = lambda node: (begun.wait(), node.exit(0))
+    second.on_start = start
+    cluster.ddpctl("check", cluster.hosts_file)
+    assert kept == [True]

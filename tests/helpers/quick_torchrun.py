@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 
@@ -36,6 +37,7 @@ def main() -> int:
     for name in ("nnodes", "node-rank", "nproc-per-node", "master-port", "max-restarts"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--master-addr", required=True)
+    parser.add_argument("--no-python", action="store_true")
     split = sys.argv.index("--")
     args = parser.parse_args(sys.argv[1:split])
     ranks: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
@@ -68,26 +70,28 @@ def start(args: argparse.Namespace, local_rank: int, command: list[str]) -> subp
         "WORLD_SIZE": str(args.nnodes * args.nproc_per_node),
         "LOCAL_WORLD_SIZE": str(args.nproc_per_node),
         "GROUP_RANK": str(args.node_rank),
+        "GROUP_WORLD_SIZE": str(args.nnodes),
         "TORCHELASTIC_RUN_ID": "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "MASTER_ADDR": args.master_addr,
         "MASTER_PORT": str(args.master_port),
+        "TORCHELASTIC_ERROR_FILE": str(logs / "error.json"),
     }
+    program = [] if args.no_python else [sys.executable, "-u"]
     out, err = ((logs / f"{name}.log").open("wb") for name in ("stdout", "stderr"))
-    return subprocess.Popen([sys.executable, "-u", *command], env=env, stdout=out, stderr=err)
+    return subprocess.Popen([*program, *command], env=env, stdout=out, stderr=err)
 
 
 def wait_for(ranks: dict[int, tuple[int, subprocess.Popen[bytes]]], first_rank: int, stop) -> int:  # type: ignore[no-untyped-def]
     """Stop all ranks when one fails. Report failures in the format of torchrun's summary."""
     failures: list[str] = []
-    for _ in range(len(ranks)):
-        pid, status = os.wait()
-        local_rank, process = ranks[pid]
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            place = f"  rank      : {first_rank + local_rank} (local_rank: {local_rank})"
-            failures.append(f"{place}\n  exitcode  : {process.returncode} (pid: {pid})")
-            stop()
+    while any(process.returncode is None for _, process in ranks.values()):
+        time.sleep(0.1)  # as torchrun does: its supervisor may look at a rank before it is reaped
+        for pid, (local_rank, process) in ranks.items():
+            if process.returncode is None and process.poll():
+                place = f"  rank      : {first_rank + local_rank} (local_rank: {local_rank})"
+                failures.append(f"{place}\n  exitcode  : {process.returncode} (pid: {pid})")
+                stop()
     for failure in reversed(failures):  # the first comes last
         print(failure, file=sys.stderr)
     return bool(failures)

@@ -1,4 +1,4 @@
-"""Supervisors on this machine: their inputs, and real ones with real torchruns, one per node."""
+"""Supervisors on this machine: their inputs, and real ones, one per node, each with a torchrun."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quick_torchrun import python_with_quick_torchrun
+
 from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
@@ -28,6 +30,7 @@ from launcher.supervisor.spec import Spec
 
 E = TypeVar("E", bound=Event)
 
+WITH_TORCH = sys.executable  # its torchrun is the real one, which takes seconds to start
 NPROC = 2
 SCRIPT = Path(__file__).with_name("ranks.py")
 
@@ -61,7 +64,7 @@ class Node:
     node_rank: int
     folder: Path
     spec: dict[str, Any]
-    python: str = sys.executable
+    python: str
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -123,12 +126,18 @@ class Node:
 
 @dataclass
 class Attempt:
-    """An attempt that starts its nodes and kills whatever they leave behind."""
+    """An attempt that starts its nodes and kills whatever they leave behind.
+
+    python: runs the supervisors. Its torchrun starts the ranks; by default, that is one without torch.
+    """
 
     folder: Path
     nodes: list[Node] = field(default_factory=list)
-    python: str = sys.executable
+    python: str = ""
     script: Path = SCRIPT
+
+    def __post_init__(self) -> None:
+        self.python = self.python or python_with_quick_torchrun(self.folder)
 
     def add(self, count: int, command: Sequence[str], **spec: Any) -> list[Node]:
         """Add `count` nodes that will run ranks.py COMMAND, without starting them."""
@@ -223,9 +232,11 @@ def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
 
 
 @contextlib.contextmanager
-def attempt(folder: Path, count: int, command: Sequence[str], **spec: Any) -> Iterator[Attempt]:
+def attempt(
+    folder: Path, count: int, command: Sequence[str], python: str = "", **spec: Any
+) -> Iterator[Attempt]:
     """Context manager: an attempt, of which nothing is left at the end."""
-    made = Attempt(folder)
+    made = Attempt(folder, python=python)
     made.add(count, command, **spec)
     try:
         made.start()

@@ -14,14 +14,13 @@ pytestmark = pytest.mark.real
 
 
 def test_the_launcher_names_the_rank_and_the_file_that_failed(tmp_path: Path) -> None:
-    tree, bad = tree_with_a_corrupt_file(tmp_path, rank=1, world_size=3)
-    machine = Machine(tmp_path, real_torchrun=True)
+    tree, bad = tree_with_a_corrupt_file(tmp_path, rank=1, world_size=2)
+    machine = Machine(tmp_path)
     path = tmp_path / "hosts.yaml"
     hosts = json.loads(path.read_text())
-    for entry, ranks in zip(hosts["hosts"], (2, 1), strict=True):
-        entry["nproc_per_node"] = ranks
     flags = [*TINY, *tree_flags(tree), "--timeout", "120"]
     hosts["job"] |= {
+        "nproc_per_node": 1,
         "command": ["-m", "trainer", *flags],
         "env": {"PYTHONPATH": machine.env["PYTHONPATH"]},
     }

@@ -1,11 +1,10 @@
-"""The examples of docs/python.md, run as cells of a notebook, in a thread: real recorders and torchrun."""
+"""The examples of docs/python.md, run as cells of a notebook, in a thread: real recorders and ranks."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ sys.exit(len(errors))
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path, real_torchrun=True)
+    made = Machine(tmp_path)
     (tmp_path / "code" / "train.py").write_text(TRAIN)
     return made
 
@@ -56,7 +55,7 @@ def cells(page: str) -> list[str]:
 
 def test_the_examples_work_in_a_notebook_and_print_only_what_they_say(machine: Machine) -> None:
     argv = [
-        sys.executable,
+        machine.python,
         "-c",
         NOTEBOOK,
         json.dumps(cells((ROOT / "docs/python.md").read_text())),

@@ -83,16 +83,13 @@ def test_lines_wait_no_longer_than_they_should() -> None:
 
 
 def test_logs_and_launch_fold_lines_of_real_ranks(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, real_torchrun=True)
+    machine = Machine(tmp_path)
     script = "import os\nfor i in range(3): print('step', i)\nprint('I am', os.environ['RANK'])\n"
     (tmp_path / "code" / "train.py").write_text(script)
-
-    def output(*argv: str) -> list[str]:  # of the ranks, not of torchrun
-        lines = machine.ddpctl(*argv).stdout.splitlines()
-        return [line for line in lines if not line.startswith("[local] ")]
-
-    launched = output("launch", "hosts.yaml", "--fold")
-    whole, folded = output("logs"), output("logs", "--fold")
+    launched, whole, folded = (
+        machine.ddpctl(*argv).stdout.splitlines()
+        for argv in (("launch", "hosts.yaml", "--fold"), ("logs",), ("logs", "--fold"))
+    )
     assert folded[:3] == [f"[0-3] step {i}" for i in range(3)]
     assert sorted(folded[3:]) == [f"[local:{rank}] I am {rank}" for rank in range(4)]
     for lines in (whole, launched):

@@ -16,8 +16,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, real_torchrun=True)
+def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(machine: Machine) -> None:
     done = machine.ddpctl("launch", "hosts.yaml", "--name", "t", "--env", "WRITE=1")
     lines = [line for line in done.stdout.splitlines() if "up" in line]
     assert sorted(lines) == [
@@ -43,8 +42,7 @@ def test_a_run_succeeds_and_is_remembered_fetched_and_resumed(tmp_path: Path) ->
     assert machine.left() == []
 
 
-def test_the_first_failure_is_named_and_the_others_are_stopped(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, real_torchrun=True)
+def test_the_first_failure_is_named_and_the_others_are_stopped(machine: Machine) -> None:
     done = machine.ddpctl("launch", "hosts.yaml", "--env", "BAD=3", code=1)
     assert "ValueError: boom on purpose" in done.stderr
     failure = machine.record()["attempts"][0]["first_failure"]

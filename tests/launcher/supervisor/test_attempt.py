@@ -1,23 +1,23 @@
-"""Two real nodes: whatever happens to one, all end, and all know the same reason."""
+"""Two nodes: whatever happens to one, all end, and all know the same reason."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import supervisors
-from supervisors import Attempt, Node, attempt, until
+from quick_torchrun import python_with_quick_torchrun
+from supervisors import WITH_TORCH, Attempt, Node, attempt, until
 
 from launcher.supervisor.events import End, RankExit
 
 
 def test_a_failed_rank_ends_all_nodes(tmp_path: Path) -> None:
-    with attempt(tmp_path, 2, ["record", "3"]) as made:
+    with attempt(tmp_path, 2, ["record", "3"], python=WITH_TORCH) as made:
         assert made.wait() == [143, 1]
         assert made.survivors() == []
     first, second = made.nodes
@@ -42,7 +42,7 @@ def held(node: Node, until_reaped: list[int]) -> Iterator[None]:
 
 def test_the_first_rank_is_named_even_if_all_were_gone_at_the_next_look(tmp_path: Path) -> None:
     """The supervisor is held while a rank dies and torchrun terminates the other one."""
-    with attempt(tmp_path, 1, ["work"]) as made:
+    with attempt(tmp_path, 1, ["work"], python=WITH_TORCH) as made:
         pids = made.ranks_running()
         with held(made.nodes[0], until_reaped=[pids[0], pids[1]]):
             os.kill(pids[1], signal.SIGKILL)
@@ -173,8 +173,8 @@ def test_a_run_succeeds_although_a_process_that_it_has_left_cannot_be_killed(
     """Like a process of root, or one that waits for a disk. The other node must not call this one lost."""
     (tmp_path / "train.py").write_text(LEAVES_A_PROCESS)
     (tmp_path / "cannot_kill.py").write_text(CANNOT_KILL)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/cannot_kill.py "$@"\n')
+    quick, python = python_with_quick_torchrun(tmp_path), tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {quick} {tmp_path}/cannot_kill.py "$@"\n')
     python.chmod(0o755)
     made = Attempt(tmp_path, python=str(python), script=tmp_path / "train.py")
     nodes = made.add(2, [], peer_timeout=4.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from supervisors import Attempt, Node, attempt, spec, until
+from supervisors import WITH_TORCH, Attempt, Node, attempt, spec, until
 
 from launcher.supervisor.events import Frame, RankExit, RankStacks, Stopping, Thread
 from launcher.supervisor.proc import proc_stat
@@ -173,8 +173,9 @@ print(child, *mine, any("stacks" in p for p in sys.path), flush=True)
 sys.stdin.close()
 __import__("time").sleep(120)
 """
-    running(made, script(tmp_path, code))
     [node] = made.nodes
+    node.python = WITH_TORCH  # whose torchrun loads a sitecustomize too
+    running(made, script(tmp_path, code))
     until(lambda: all(len(node.lines(rank)) == 2 for rank in (0, 1)), 60)
     wanted = f"{path} yes  {path} yes found {own}/sitecustomize.py False"
     assert [node.lines(rank)[1].decode() for rank in (0, 1)] == [wanted, wanted]

@@ -14,7 +14,7 @@ import pytest
 import quick_torchrun
 from quick_torchrun import python_with_quick_torchrun
 from restarting_ranks import LINES
-from supervisors import NPROC, Attempt, Node, until
+from supervisors import NPROC, WITH_TORCH, Attempt, Node, until
 
 from launcher.supervisor.events import End, EndState, RankExit, RestartInPlace, Stopping
 
@@ -314,7 +314,7 @@ def test_the_time_limit_ends_a_run_that_was_restarted(start: Start) -> None:
 
 
 def test_torchrun_itself_starts_again_and_its_ranks_see_the_count(tmp_path: Path) -> None:
-    made = Attempt(tmp_path, script=SCRIPT)
+    made = Attempt(tmp_path, python=WITH_TORCH, script=SCRIPT)
     made.add(2, ["3:0:kill"], **RESTARTS)
     with contextlib.closing(made):
         made.start()

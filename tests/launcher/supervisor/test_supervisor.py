@@ -1,4 +1,4 @@
-"""One node: lines, exits, signals, and what is left afterwards. Every run is a real torchrun."""
+"""One node: lines, exits, signals, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervisors import NPROC, Attempt, Node, attempt, spec, until
+from supervisors import NPROC, WITH_TORCH, Attempt, Node, attempt, spec, until
 
 from launcher.logs.journal_reader import JournalReader
 from launcher.start.fill_node_folders import SUPERVISOR, supervisor_file
@@ -30,7 +30,7 @@ WIDTH = 200
 def wrote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node whose two ranks wrote 1,000 long lines each, and some that are no ordinary lines."""
     folder = tmp_path_factory.mktemp("lines")
-    with attempt(folder, 1, ["lines", "1000", str(WIDTH)]) as made:
+    with attempt(folder, 1, ["lines", "1000", str(WIDTH)], python=WITH_TORCH) as made:
         assert made.wait() == [0]
         yield made.nodes[0]
 
@@ -85,7 +85,7 @@ def test_a_flood_of_output_loses_no_line_and_costs_little(tmp_path: Path) -> Non
 
 
 def test_sigterm_is_passed_on_and_the_ranks_may_save(tmp_path: Path) -> None:
-    with attempt(tmp_path, 1, ["gentle"]) as made:
+    with attempt(tmp_path, 1, ["gentle"], python=WITH_TORCH) as made:
         made.ranks_running()
         [node] = made.nodes
         os.kill(node.pid, signal.SIGTERM)
@@ -126,7 +126,7 @@ def test_a_killed_torchrun_leaves_no_rank(tmp_path: Path) -> None:
 
 
 def test_a_taken_master_port_is_named(tmp_path: Path) -> None:
-    made = Attempt(tmp_path)
+    made = Attempt(tmp_path, python=WITH_TORCH)
     [node] = made.add(1, ["wait"])
     port = int(node.spec["argv"][node.spec["argv"].index("--master-port") + 1])
     with socket.create_server(("127.0.0.1", port)):
@@ -242,7 +242,7 @@ def test_a_python_path_that_breaks_torchrun_does_not_break_its_supervisor(
 ) -> None:
     (tmp_path / "selectors.py").write_text("raise ImportError('this is not the library')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with attempt(tmp_path, 1, ["exit"]) as made:
+    with attempt(tmp_path, 1, ["exit"], python=WITH_TORCH) as made:
         assert made.wait() == [1]
         [node] = made.nodes
         assert node.end.state == "failed"

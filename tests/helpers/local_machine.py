@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forked_ddpctl import forked_ddpctl
 from quick_torchrun import python_with_quick_torchrun
 
 SCRIPT = """
@@ -37,7 +38,12 @@ while :; do sleep 0.1; done
 
 
 class Machine:
-    """One user on this machine: a home, a hosts file, the real CLI, and a torchrun without torch."""
+    """One user on this machine: a home, a hosts file, the real CLI, and a torchrun without torch.
+
+    forks: whether commands are forked from this process; otherwise they may be another launcher's.
+    """
+
+    forks = True
 
     def __init__(self, folder: Path, *, real_torchrun: bool = False) -> None:
         self.folder = folder
@@ -62,13 +68,15 @@ class Machine:
         (folder / "home").mkdir()
 
     def start(self, *argv: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        line, env = [self.python, "-m", "launcher", *argv], env or self.env
         return subprocess.Popen(
-            [self.python, "-m", "launcher", *argv],
+            line,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env=env or self.env,
+            env=env,
+            preexec_fn=forked_ddpctl(line, env) if self.forks else None,
         )
 
     def ddpctl(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:

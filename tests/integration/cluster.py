@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -190,8 +190,12 @@ def until(true: Callable[[], Any], timeout: float, what: str, pause: float = 0.1
 
 @dataclass
 class Home:
-    """A launching machine: its keys and its state, and a way to run ddpctl on it."""
+    """A launching machine: its keys and its state, and a way to run ddpctl on it.
 
+    fork: what makes a fork of this process run the command line, instead of a new Python.
+    """
+
+    fork: ClassVar[Callable[[list[str], dict[str, str]], Callable[[], None]] | None] = None
     folder: Path
     state: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -200,13 +204,12 @@ class Home:
         self, *args: str | Path, env: Mapping[str, str] = {}, cwd: Path | None = None, **how: Any
     ) -> subprocess.Popen[bytes]:
         """Start the real command line as a separate process, whose stdout and stderr are pipes."""
+        line = [sys.executable, "-m", "launcher", *map(str, args)]
+        environment = {**self.environment, **env}
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-        return subprocess.Popen(
-            [sys.executable, "-m", "launcher", *map(str, args)],
-            cwd=cwd or self.folder,
-            env={**self.environment, **env},
-            **{**given, "stderr": subprocess.PIPE, **how},
-        )
+        given |= {"stderr": subprocess.PIPE, "cwd": cwd or self.folder}
+        given |= {"preexec_fn": self.fork and self.fork(line, environment)}
+        return subprocess.Popen(line, env=environment, **{**given, **how})
 
     def ddpctl(
         self,

@@ -17,6 +17,9 @@ from cluster import (
     engine_problem,
     turn,
 )
+from forked_ddpctl import forked_ddpctl
+
+Home.fork = staticmethod(forked_ddpctl)  # benchmarks, which measure, start a new Python
 
 # Tests that share hosts with a long setup go to one process, early, and so do long tests.
 GROUPS = (

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_ddpctl import forked_ddpctl
 from local_machine import Machine
 
 from launcher import cli
@@ -30,7 +31,13 @@ def ddpctl(tmp_path: Path):  # type: ignore[no-untyped-def]
         env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
         line = [sys.executable, "-m", "launcher", *argv]
         done = subprocess.run(
-            line, capture_output=True, text=True, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL
+            line,
+            capture_output=True,
+            text=True,
+            env=env,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=forked_ddpctl(line, env),
         )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ddpctl import forked_ddpctl
 from quick_torchrun import python_with_quick_torchrun
 
 pytestmark = pytest.mark.real
@@ -50,7 +51,13 @@ class Machine:
     def ddpctl(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         line = [self.python, "-m", "launcher", *argv]
         done = subprocess.run(
-            line, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120
+            line,
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            preexec_fn=forked_ddpctl(line, self.env),
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done

@@ -59,7 +59,7 @@ def keep_claims_apart(machine: Machine) -> None:
         text = script.read_text()
         assert "/tmp/ddpctl-claims-" in text
         script.write_text(text.replace("/tmp/ddpctl-claims-", f"{machine.folder}/claims-"))
-    machine.env["PYTHONPATH"] = str(code)
+    machine.env["PYTHONPATH"], machine.forks = str(code), False
 
 
 def launch(machine: Machine, deed: str, *flags: str, code: int = 0) -> str:

@@ -104,19 +104,21 @@ def test_the_supervisor_is_packed_from_the_installed_files(
     assert set(done.stdout.split()) == {"__main__.py", *ours}, done.stderr
 
 
-@pytest.mark.parametrize("name", ["trainer", "ddpctl.trainer"])
-def test_the_trainer_runs_from_the_wheel(built: Path, tmp_path: Path, name: str) -> None:
-    """As after `pip install 'ddpctl[trainer]'`."""
+def test_the_trainer_runs_from_the_wheel(built: Path, tmp_path: Path) -> None:
+    """As after `pip install 'ddpctl[trainer]'`, under both of its names."""
     (wheel,) = built.glob("*.whl")
     python = str(install(wheel, tmp_path / "installed") / "python")
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     data = ["--data", "synthetic", "--synthetic-train", "64", "--synthetic-test", "32"]
-    argv = [python, "-m", name, *data, "--model", "resnet8", "--epochs", "1"]
-    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    where = [python, "-c", f"import {name}.model as m; print(m.__name__, m.__file__)"]
-    done = subprocess.run(where, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.startswith(f"{name}.model {tmp_path}"), done.stderr
+    flags = [*data, "--model", "resnet8", "--epochs", "1"]
+    for name in ("trainer", "ddpctl.trainer"):
+        code = f"import runpy, {name}.model as model; print(model.__name__, model.__file__)\n"
+        code += f"runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"  # as python -m
+        done = subprocess.run(
+            [python, "-c", code, *flags], env=env, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{name}.model {tmp_path}"), done.stdout
 
 
 def test_a_trainer_of_ones_own_comes_before_ddpctls(

@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+from trainer_ranks import torchrun
+
 PAGE = Path(__file__).parents[2] / "docs" / "your-script.md"
-# ranks wait, as under ddpctl, and each is on a host of its own, with its own checkpoints
-SITE = """
-import atexit, os, time
-atexit.register(time.sleep, 0.2)
-if "RANK" in os.environ:  # not torchrun
-    os.environ["DDPCTL_CHECKPOINT_DIR"] += "/host" + os.environ["RANK"]
+# each rank is on a host of its own, with its own checkpoints
+RANK = """
+import os, runpy
+os.environ["DDPCTL_CHECKPOINT_DIR"] = "host" + os.environ["RANK"]
+runpy.run_path("train.py", run_name="__main__")
 """
 
 
-def run(script: Path, epochs: int) -> list[str]:
+def run(folder: Path, epochs: int) -> list[str]:
     """Return the lines that it prints, one for each epoch."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script)],
-        env={
-            **os.environ,
-            "EPOCHS": str(epochs),
-            "OMP_NUM_THREADS": "1",
-            "DDPCTL_CHECKPOINT_DIR": str(script.parent),
-            "PYTHONPATH": str(script.parent),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = torchrun(2, [folder / "rank.py"], folder, EPOCHS=str(epochs), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
-    return re.findall(r"epoch .*", done.stdout)
+    return [line for line in done.stdout if line.startswith("epoch ")]
 
 
 def test_the_script_on_the_page_trains_and_resumes(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
     [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    script.write_text(code)
-    (tmp_path / "sitecustomize.py").write_text(SITE)
+    (tmp_path / "train.py").write_text(code)
+    (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "host0").mkdir()
     (tmp_path / "host1").mkdir()
-    whole = run(script, epochs=3)
+    whole = run(tmp_path, epochs=3)
     assert len(whole) == 3
     (tmp_path / "host0" / "last.pt").unlink()
-    assert len(run(script, epochs=2)) == 2
-    assert run(script, epochs=3) == whole[2:]
+    assert len(run(tmp_path, epochs=2)) == 2
+    assert run(tmp_path, epochs=3) == whole[2:]

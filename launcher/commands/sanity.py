@@ -16,7 +16,7 @@ def sanity(
     containers: int | None = option(
         "--containers",
         "N",
-        "Start N containers on the only host, or on --host (default: 2).",
+        "Start N containers (default: 2) on the only host, or on the one that --host names.",
         reader=number(2, 256),
     ),
     pairwise: bool = flag("--pairwise", "Measure every pair of nodes and name slow links."),

@@ -210,7 +210,7 @@ class ResourceUsage(Event):
 class RestartInPlace(Event):
     """torchrun starts again in the same containers. Later events belong to this start.
 
-    number: which restart in place of the attempt this is. left: how many more the run may have.
+    number: counts the attempt's restarts in place, from 1. left: how many more the run may have.
     cause: the first failure, of a kind in failure_kinds.txt. saved: whether a new checkpoint was
     saved since the previous start.
     """

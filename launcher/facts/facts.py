@@ -118,7 +118,8 @@ def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
         if line.startswith("@@"):
             lines = sections[line[2:].strip()]
         else:
-            lines.append(printable(line[:LONGEST_LINE].rstrip()))
+            # U+2028, for example, becomes a newline
+            lines.append(printable(line[:LONGEST_LINE].rstrip()).replace("\n", " "))
     if "end" not in sections:
         raise ValueError("the script did not finish")
 

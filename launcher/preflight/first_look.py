@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import DdpctlError, HostUnreachable, UnknownHostKey, lines
+from ..errors import CommandFailed, DdpctlError, HostUnreachable, UnknownHostKey, lines
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
@@ -16,7 +16,7 @@ from ..text import counted
 
 
 class FirstLook(NamedTuple):
-    """What `init` learns about a host. gpus: how many it has; None if it did not answer.
+    """What `init` learns about a host. gpus: how many it has; None if unknown.
 
     note: text for the user.
     """
@@ -37,13 +37,18 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
-    """Look at all hosts concurrently. Print a line about each host that does not answer."""
+    """Look at all hosts concurrently. Print a line about each host whose GPUs stay unknown."""
     asked = counted(len(hosts), "host")
     with connected(hosts) as connections, console.step(f"asking {asked} about their GPUs"):
         facts, failures = ask_each(
             connections, lambda connection: gather_one(connection, check=["", ""])
         )
-    for line in lines(failures.values()):
+    broken = [
+        CommandFailed(f"nvidia-smi fails: {own.gpu_error}", "fix the NVIDIA driver", host=host)
+        for host, own in facts.items()
+        if own.gpu_error
+    ]
+    for line in lines([*failures.values(), *broken]):
         console.say(line)
     answers: dict[str, Facts | DdpctlError] = {**facts, **failures}
     return [described(host.name, answers[host.name]) for host in hosts]
@@ -53,6 +58,8 @@ def described(host: str, facts: Facts | DdpctlError) -> FirstLook:
     if isinstance(facts, DdpctlError):
         note = "did not answer; `ddpctl check` shows why"
         return FirstLook(host, None, note, new_key=isinstance(facts, UnknownHostKey))
+    if facts.gpu_error:
+        return FirstLook(host, None, "nvidia-smi fails; `ddpctl check` shows how")
     models, count = {gpu.name for gpu in facts.gpus}, len(facts.gpus)
     what = f"{count} GPUs" if count else "no GPU"
     if len(models) == 1:

@@ -8,10 +8,11 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes import ddpctl
+from fakes import FakeCluster, ddpctl
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ from launcher.errors import HostsFileError
 from launcher.facts.facts import parse as parse_facts
 from launcher.hosts import Host, load, parse
 from launcher.hosts.init import compose, scalar, ssh_aliases
-from launcher.preflight.first_look import described
+from launcher.preflight.first_look import described, look
 from launcher.terminal.console import Console
 
 ROOT = str(Path(__file__).parents[3])
@@ -300,14 +301,28 @@ def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
     assert cluster.job.workdir == str(tmp_path)
 
 
-def test_what_a_host_says_of_its_gpus_stays_in_a_comment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lies = "A100\n    user: evil\x85job: 1\u2028x"
+@pytest.mark.parametrize("end", ["\n", "\x85", "\u2028", "\u2029", "\r"])
+def test_what_a_host_says_of_its_gpus_stays_in_a_comment(end: str) -> None:
+    lies = f"A100{end}  - evil.example.com"
     output = f"@@gpus\n0, GPU-1, {lies}, 1\n@@user\nuid=1(a) gid=1(a)\n@@home\n/h\n@@end\n1\n"
     note = described("a", parse_facts(output)).note
     text = compose([Host("a")], {}, "hosts.yaml", {"a": note})
     assert parse(text, "hosts.yaml") == parse(compose([Host("a")], {}, "hosts.yaml"), "hosts.yaml")
+
+
+def test_a_host_whose_driver_is_broken_does_not_become_a_cpu_node(
+    fake_cluster: Callable[..., FakeCluster], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    cluster.hosts["gpu0"].give_gpus(2)
+    broken = cluster.hosts["gpu1"].tools / "nvidia-smi"
+    broken.write_text(
+        "#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\n"
+    )
+    broken.chmod(0o755)
+    looks = look([Host("gpu0"), Host("gpu1")], Console())
+    assert [one.gpus for one in looks] == [2, None]
+    assert "gpu1: nvidia-smi fails: Failed to initialize NVML" in capsys.readouterr().err
 
 
 def test_it_offers_an_image_of_the_packages_that_the_folder_lists(

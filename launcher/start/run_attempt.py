@@ -112,9 +112,7 @@ class Starter:
         planned = PlannedAttempt(plan, chosen)
         if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
             with console.step("asking whether the run is alive"):
-                each_node(
-                    chosen, lambda connection: require_ended(plan, planned.nodes_on(connection))
-                )
+                each_node(chosen, lambda connection: require_ended(planned.nodes_on(connection)))
         self.reservation.take(self.connections, console)
         # do not wait: a recorder may hold the lock while it follows an attempt whose hosts are gone
         with contextlib.suppress(StateError):

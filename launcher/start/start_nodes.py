@@ -83,7 +83,8 @@ def create_nodes(
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
             earlier = planned.nodes_on(connection)
-            require_ended(plan, earlier)
+            if not plan.past_restarts:  # it is a resume; a restart stops what is still running
+                require_ended(earlier)
             for status in earlier:
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
@@ -94,13 +95,11 @@ def create_nodes(
     each_node(planned.connections, create)
 
 
-def require_ended(plan: Plan, earlier: Sequence[NodeStatus]) -> None:
-    """For a resume, raise UsageError if a node of an earlier attempt is running or may start.
+def require_ended(earlier: Sequence[NodeStatus]) -> None:
+    """Raise UsageError if a node of an earlier attempt is running or may start.
 
     Another command has created it since this one looked.
     """
-    if plan.past_restarts:
-        return  # a restart stops such nodes
     for status in earlier:
         if status.alive or status.may_start:
             state = "still running" if status.alive else "being started"

@@ -15,7 +15,7 @@ from ..own_folders import read_record
 from ..runs.find import hosts_to_ask
 from ..runs.record import run_folders, timestamp
 from ..ssh.host_connection import connected
-from ..stop.pending import finish_pending
+from ..stop.pending import finish_pending_stops
 from ..terminal import live
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
@@ -106,7 +106,7 @@ def connected_to(clusters: Sequence[Cluster]) -> Iterator[Connected]:
 def ask(clusters: Connected, selection: Selection, console: Console, *, slow: bool) -> Listing:
     """Finish stops that were not confirmed, then list the runs. slow: see `list_runs`."""
     for _, connections in clusters:
-        finish_pending(connections, console)
+        finish_pending_stops(connections, console)
     return list_runs(clusters, finished=selection.finished, slow=slow)
 
 

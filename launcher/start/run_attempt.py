@@ -17,7 +17,7 @@ from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import each_node
-from ..stop.pending import finish_pending
+from ..stop.pending import finish_pending_stops
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
 from .check_push_plan import check, make_plan, push
@@ -54,7 +54,7 @@ def run_attempt(request: Request, console: Console, previous: Tickets | None = N
         failed_start_recorded(request, reservation, hook, console),
     ):
         require_writable(request.folder.path.parent)
-        finish_pending(connections, console)
+        finish_pending_stops(connections, console)
         starter = Starter(connections, former, spares, reservation, line, interrupts, hook, console)
         while isinstance(result := starter.try_to_run(request), Refused):
             if outcome := line.wait(result):

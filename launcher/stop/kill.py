@@ -154,7 +154,7 @@ class Killed:
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches
-        these hosts stops it there (see `finish_pending`). A run that is UNKNOWN because some hosts
+        these hosts stops it there (see `finish_pending_stops`). A run that is UNKNOWN because some hosts
         had not confirmed its stop also gets its end state once the last of them confirms it.
         """
         folder = run_folder(self.run.run_id)

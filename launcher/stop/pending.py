@@ -12,7 +12,7 @@ from .kill import stop_all
 from .stop_run import Stop
 
 
-def finish_pending(connections: Sequence[HostConnection], console: Console) -> None:
+def finish_pending_stops(connections: Sequence[HostConnection], console: Console) -> None:
     """Complete the stops that records on this machine list as unconfirmed on these hosts.
 
     Does not report hosts that do not answer, because the caller does.

@@ -29,7 +29,7 @@ from launcher.runs.record import (
     run_folders,
     timestamp,
 )
-from launcher.stop.pending import finish_pending
+from launcher.stop.pending import finish_pending_stops
 from launcher.terminal.console import Console
 
 
@@ -148,7 +148,7 @@ def test_of_thousands_of_ended_runs_ps_reads_only_the_beginning(
     shutil.rmtree(folder.path)
     assert clusters_of(Selection(None, False, False), Console()) == []
     assert len(clusters_of(Selection(None, True, False), Console())) == 1
-    finish_pending([], Console())
+    finish_pending_stops([], Console())
     assert find_run("r1").run_id == "r1"
 
 

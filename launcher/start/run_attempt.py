@@ -33,23 +33,23 @@ from .waiting_line import PlaceInLine, Refused
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
 
-def run_attempt(request: Request, console: Console, previous: Tickets | None = None) -> Outcome:
+def run_attempt(request: Request, console: Console, tickets: Tickets | None = None) -> Outcome:
     """Start the attempt on all nodes, and follow it until it ends or this command leaves it.
 
-    With --wait, first waits in line while other runs use the GPUs. previous: the tickets of the
-    attempt that this one restarts.
+    With --wait, first waits in line while other runs use the GPUs. tickets: those of the attempt
+    that this one restarts.
     """
     # prepare spares too, so that a later restart can use them at once
     spares_to_prepare = () if request.by == "restart" else request.cluster.spares
-    restarted = previous.planned if previous else None
-    reservation = Reservation(request.run_id, request.attempt, request.handed_over, restarted)
+    previous = tickets.planned if tickets else None
+    reservation = Reservation(request.run_id, request.attempt, request.handed_over, previous)
     with (
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
         connected(spares_to_prepare) as spares,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
-        PlaceInLine([*connections, *former], request, previous, interrupts, console) as line,
+        PlaceInLine([*connections, *former], request, tickets, interrupts, console) as line,
         # inside `line`, so that no recorder takes over a WAITING run that has just been cancelled
         failed_start_recorded(request, reservation, hook, console),
     ):
@@ -114,7 +114,8 @@ class Starter:
             with console.step("asking whether the run is alive"):
                 each_node(chosen, lambda connection: require_ended(planned.nodes_on(connection)))
         self.reservation.take(self.connections, console)
-        # do not wait: a recorder may hold the lock while it follows an attempt whose hosts are gone
+        # Other commands see by the lock that the run is being started. The start does not need it: a
+        # recorder may hold it for a long time, while it follows an attempt whose hosts are gone.
         with contextlib.suppress(StateError):
             self.line.lock(wait=False)
         record = request.remember(plan)

@@ -49,7 +49,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
 
     hosts: Sequence[HostConnection]  # all that may have tickets of the run
     request: Request
-    previous: Tickets | None  # of the attempt that this one restarts; kept until this one starts
+    inherited: Tickets | None  # of the attempt that this one restarts; kept until this one starts
     interrupts: Interrupts
     console: Console
     _own: Tickets | None = None  # of this attempt: from the first refusal to its start, or after it
@@ -171,7 +171,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             raise with_remedy(reasons, remedy)
 
     def _all_tickets(self) -> list[Tickets]:
-        return [tickets for tickets in (self.previous, self._own) if tickets]
+        return [tickets for tickets in (self.inherited, self._own) if tickets]
 
     def _remove_earlier(self) -> None:
         """Remove the tickets that another process or attempt has left behind."""

@@ -131,7 +131,8 @@ def _node(
     store = (facts and facts.folder) or HOME
     place = place_in(run_dir_in(store, plan.run_id), plan.run_id, rank, plan.attempt)
     user = container_user(job, facts)
-    paths = folders = _folders(plan, store, place, user)
+    folders = _folders(plan, store, place, user)
+    paths = folders  # where the job sees them
     if plan.engine.in_container:
         paths = dataclasses.replace(IN_CONTAINER, metrics=METRICS_DIR if job.metrics_dir else None)
     gpus = container_gpus(host, facts)

@@ -248,7 +248,7 @@ class Sender:
             for part in self.trees:
                 ready = {connection: hosts[connection] for connection in without(hosts, failures)}
                 failures |= self._send_tree(part, ready, fanout)
-        self.relay_failed |= {n for n, e in failures.items() if isinstance(e, TransferDamaged)}
+        self.relay_failed |= {c for c, e in failures.items() if isinstance(e, TransferDamaged)}
         return images, failures
 
     def _send_tree(

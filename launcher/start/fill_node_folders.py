@@ -29,14 +29,14 @@ def fill_folders(
     """
     place = node_plan.place
     control_files = archive(small_file(name, data, 0o600) for name, data in files.items())
-    mounted = {mount.target: mount.source for mount in node_plan.container.mounts}
+    on_host = {mount.target: mount.source for mount in node_plan.container.mounts}
     done = connection.script(
         PREPARE,
         place.run_dir,
         place.control_dir,
         plan.workdir_digest or "",
         fixed_uid(plan),
-        mounted[IN_CONTAINER.cache] if plan.engine.in_container else "",
+        on_host[IN_CONTAINER.cache] if plan.engine.in_container else "",
         plan.dataset_digest or "",
         stdin=b"".join(control_files),
         timeout=120.0,

@@ -20,7 +20,7 @@ WAIT = 0.5  # seconds for which a group of a live run waits for more ranks
 class Group:
     """One text and who wrote it: ranks, or hosts if the text belongs to no rank."""
 
-    text: tuple[type, bytes]  # int for ranks or str for hosts, and the text without its newline
+    key: tuple[bool, bytes]  # whether ranks wrote it, and the text without its newline
     first: LogEntry  # the group's first line
     born: float  # time.monotonic() of the first line
     who: list[Any] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Group:
     def entry(self) -> LogEntry:
         if len(self.who) == 1:
             return self.first
-        who = ranges(self.who) if self.text[0] is int else names(self.who)
+        who = names(self.who) if self.first.rank is None else ranges(self.who)
         return self.first._replace(host=who, rank=None)
 
 
@@ -40,7 +40,7 @@ class Fold:
         self._limit = limit
         self._next = 0  # number of the next group
         self._open: dict[int, Group] = {}  # by number, the oldest first
-        self._alike: dict[tuple[type, bytes], list[int]] = {}  # numbers of open groups, by text
+        self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups, by key
         self._last: dict[int | str, int] = {}  # number of the newest group of each rank or host
 
     def feed(self, entries: Iterable[LogEntry], now: float = 0.0) -> list[LogEntry]:
@@ -59,12 +59,12 @@ class Fold:
         return self._take(len(self._open))
 
     def _add(self, who: int | str, line: bytes, entry: LogEntry, now: float) -> None:
-        text = (type(who), line)
-        alike = self._alike.setdefault(text, [])
+        key = (entry.rank is not None, line)
+        alike = self._alike.setdefault(key, [])
         place = bisect.bisect_right(alike, self._last.get(who, -1))
         if place == len(alike):
             alike.append(self._next)
-            self._open[self._next] = Group(text, entry._replace(lines=[line]), now)
+            self._open[self._next] = Group(key, entry._replace(lines=[line]), now)
             self._next += 1
         self._last[who] = alike[place]
         self._open[alike[place]].who.append(who)
@@ -73,9 +73,9 @@ class Fold:
         taken = []
         for _ in range(count):
             group = self._open.pop(next(iter(self._open)))
-            alike = self._alike[group.text]
-            del alike[0]  # the oldest group is also the oldest with its text
+            alike = self._alike[group.key]
+            del alike[0]  # the oldest group is also the oldest with its key
             if not alike:
-                del self._alike[group.text]
+                del self._alike[group.key]
             taken.append(group.entry)
         return taken

@@ -92,9 +92,9 @@ class NodeWatcher:
             return
         connection, journal = self._member.connection, self._member.place.journal
         done = connection.script(EVENTS, journal, str(offset), "\t!\t", limit=LONG_OUTPUT)
-        # their `end` counts only events, so it is never past the log's mark, and the log skips them
         entries = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-        yield NewEntries(self.node_rank, entries, offset)
+        known = [entry._replace(end=0) for entry in entries]  # so that the log skips them
+        yield NewEntries(self.node_rank, known, offset)
 
     def _new_entries(self) -> Iterator[Item]:
         """Yield the journal's entries up to `end`, and Reached once the host answers.

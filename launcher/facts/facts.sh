@@ -88,7 +88,7 @@ s system; uname -nsrm
 s ssh; printf '%s\n' "$SSH_CONNECTION"
 s boot; read -r boot < /proc/sys/kernel/random/boot_id && echo "$boot"
 s cores; nproc 2>/dev/null || grep -c '^processor' /proc/cpuinfo
-s net; cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6 2>/dev/null
+s net; { cat /proc/net/route /proc/net/fib_trie /proc/net/if_inet6; ip -o -4 addr; } 2>/dev/null
 s interfaces
 for d in /sys/class/net/*; do
   mtu='' state='' speed=''

@@ -59,15 +59,22 @@ def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
 
 
 def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
-    """Return the host's own addresses. lines: from /proc/net/route, fib_trie and if_inet6."""
+    """Return the host's own addresses.
+
+    lines: from /proc/net/route, fib_trie and if_inet6, and from `ip -o -4 addr` if the host has it.
+    Only the latter has the interface of an address without a network, such as 10.128.0.2/32 on
+    Google Cloud.
+    """
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
-    ip, v4, v6 = "", [], []
+    ip, v4, v6, named = "", [], [], dict[str, str]()
     for line in lines:
         if match := re.search(r"\|-- ([0-9.]+)", line):
             ip = match[1]
         elif "/32 host LOCAL" in line:  # in fib_trie, this line follows its address
             with contextlib.suppress(ValueError):
                 v4.append(IPv4Address(ip))
+        elif match := re.match(r"[0-9]+: (\S+) +inet ([0-9.]+)[/ ]", line):
+            named[match[2]] = match[1]
         elif match := re.match(r"([0-9a-f]{32}) +\S+ +([0-9a-f]{2}) +\S+ +\S+ +(\S+)$", line):
             six = IPv6Address(int(match[1], 16))
             if not six.is_link_local and int(match[2], 16) <= six.max_prefixlen:
@@ -79,6 +86,8 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
             v4_addresses.append(Address(str(own), "lo"))
         elif route := next((route for route in attached if own in route.network), None):
             v4_addresses.append(Address(str(own), route.interface, str(route.network)))
+        elif named.get(str(own), "lo") != "lo":
+            v4_addresses.append(Address(str(own), named[str(own)]))
     return (*v4_addresses, *v6)
 
 

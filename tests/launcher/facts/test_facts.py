@@ -23,6 +23,7 @@ from launcher.facts.network import Address
 from launcher.facts.nvidia import gpu_pairs
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Host
+from launcher.plan.node_address import candidates
 from launcher.ssh.host_connection import HostConnection
 
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -98,6 +99,22 @@ def test_addresses_go_with_the_interface_of_the_narrowest_network() -> None:
     )
     assert found.interface_of("192.168.2.40") == "eth0"
     assert found.interface_of("10.9.9.9") is None
+
+
+def test_an_address_without_a_network_is_that_of_the_interface_that_ip_names() -> None:
+    """As on Google Cloud, where the router is the only host on the link."""
+    table = (
+        "ens4\t00000000\t0100800A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "ens4\t0100800A\t00000000\t0005\t0\t0\t0\tFFFFFFFF\t0\t0\t0\n"
+    )
+    fib = "|-- 10.128.0.{}\n/32 host LOCAL\n|-- 10.255.0.1\n/32 host LOCAL\n"
+    rows = (
+        "1: lo    inet 10.255.0.1/32 scope global lo\\       valid_lft forever\n"
+        "2: ens4    inet 10.128.0.{}/32 metric 100 scope global dynamic ens4\\       valid_lft 3000sec\n"
+    )
+    one, two = (parse(output(net=table + (fib + rows).format(n, n))) for n in (2, 3))
+    assert one.addresses == (Address("10.128.0.2", "ens4"),)
+    assert candidates([Host("a"), Host("b")], [one, two]) == [[*one.addresses], [*two.addresses]]
 
 
 def test_ipv6_addresses_without_link_local_ones() -> None:

@@ -1,6 +1,7 @@
 """Check the job's command on this machine, before any host is contacted."""
 
 import os
+import sys
 import warnings
 from pathlib import Path, PurePosixPath
 
@@ -36,7 +37,9 @@ def check_command(job: Job) -> str | None:
                 compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         text = f": {error.text.strip()}" if error.text else ""
-        raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}", "correct it") from None
+        python = "{}.{}".format(*sys.version_info)
+        remedy = f"correct it; if it needs a Python newer than {python}, launch with --no-check"
+        raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}", remedy) from None
     except (OSError, ValueError, RecursionError, MemoryError):
         pass  # torchrun reports unreadable files
     return None

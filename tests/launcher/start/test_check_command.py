@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def test_a_syntax_error_is_one_line_with_its_place(tmp_path: Path) -> None:
         check_command(job(tmp_path, "train.py"))
     assert str(caught.value).startswith(f"{tmp_path}/train.py:2: expected ':'")
     assert "\n" not in str(caught.value)
+    python = "{}.{}".format(*sys.version_info)  # that of the image may be newer
+    assert caught.value.remedy.endswith(f"newer than {python}, launch with --no-check")
 
 
 @pytest.mark.parametrize("command", ["-m", "--no-python", "/opt/image/train.py"])

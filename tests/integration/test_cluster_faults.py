@@ -25,12 +25,14 @@ from faults import (
     write_job,
 )
 
+# 2 and 4 differ from 3 by a rank's exit code only: tests/launcher/diagnosis/test_first_failure.py
+TESTED = [fault for fault in FAULTS if fault.number not in (2, 4)]
 BUSY = 4  # allows for a busy machine; benchmarks/faults.py checks the bar itself
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.number}-{fault.name}")
+@pytest.mark.parametrize("fault", TESTED, ids=lambda fault: f"{fault.number}-{fault.name}")
 def test_a_fault_ends_all_and_is_named(
     fault: Fault, cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:

@@ -30,8 +30,9 @@ def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         words = ["talk.py", str(count), str(count // 250), "0.15"]
+        own = {"preexec_fn": None}  # no fork, which would have the memory of this process
         process = home.start(
-            "launch", hosts, "--no-check", "--", *words, stdout=stdout, stderr=stderr
+            "launch", hosts, "--no-check", "--", *words, stdout=stdout, stderr=stderr, **own
         )
     progress = Progress(out)
     for cut in range(5):

@@ -12,7 +12,7 @@ from cluster import Cluster, Home
 
 pytestmark = pytest.mark.cluster
 RACE = Path(__file__).with_name("race.py")
-PAIRS = 20
+PAIRS = 8
 
 
 def test_of_pairs_of_launches_one_starts_and_the_other_leaves_nothing(

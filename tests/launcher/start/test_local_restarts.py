@@ -39,8 +39,8 @@ if deed == "refuse":
 
 
 @pytest.fixture
-def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Machine:
-    machine = Machine(tmp_path, real_torchrun=getattr(request, "param", False))
+def machine(tmp_path: Path) -> Machine:
+    machine = Machine(tmp_path)
     (tmp_path / "code" / "again.py").write_text(SCRIPT)
     job = json.loads((tmp_path / "hosts.yaml").read_text())["job"]
     job |= {"nproc_per_node": 1, "resume_args": ["--from", "kept"]}
@@ -99,7 +99,6 @@ def log_lines(machine: Machine) -> list[str]:
     return log.read_text().splitlines()
 
 
-@pytest.mark.parametrize("machine", [True], indirect=True)
 def test_a_killed_rank_is_restarted_in_place_and_the_record_and_the_hook_say_so(
     machine: Machine,
 ) -> None:

@@ -29,7 +29,7 @@ _OUR_KEYS = {  # our keys by those of the other tools
     "identity_file": "identity_file",
     "internal_ip": "internal_ip",
 }
-_INI_SECTION = re.compile(r"\[([^\[\]:]+)(?::(vars|children))?\]")
+_INI_SECTION = re.compile(r"\[([^\[\]:,]+)(?::(vars|children))?\]")
 _YAML_START = re.compile(r"[-{%]|.*:(\s|$)")
 
 

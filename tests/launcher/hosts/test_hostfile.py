@@ -136,6 +136,11 @@ def test_a_long_line_is_no_hostfile_and_takes_no_time(text: str) -> None:
     assert time.process_time() - began < 1
 
 
+def test_a_list_of_hosts_alone_is_no_inventory() -> None:
+    with pytest.raises(HostsFileError, match="found a list; write `hosts:`"):
+        parse("[gpu1, gpu2]\n", "hosts.yaml")
+
+
 @pytest.mark.parametrize("line", ["x ansible_user='a", 'x "'])
 def test_a_quote_without_its_pair_in_an_inventory_is_one_line(line: str) -> None:
     with pytest.raises(HostsFileError, match=r"inv:2: found .*; close the quotes"):

@@ -145,19 +145,18 @@ def unpickled(outcome: RankResult) -> Any:
 
 def read_outcomes(attempt: AttemptHandle) -> dict[int, RankResult]:
     """Return the outcome of each rank that wrote one. Raises CommandFailed or NodesFailed."""
-    folders = {(m.connection.name, m.place.run_dir): m.connection for m in attempt.members}
-    limit = 2 * MAX_RESULTS  # nodes on one machine share a folder
 
     def read(connection: HostConnection) -> bytes:
         place = attempt.by_connection[connection].place
-        script = READ, place.run_dir, str(place.attempt)
-        return connection.script(*script, timeout=READ_TIMEOUT, limit=limit).stdout
+        script = READ, place.run_dir, str(place.attempt), str(place.node_rank)
+        # an exception's text does not count towards MAX_RESULTS
+        return connection.script(*script, timeout=READ_TIMEOUT, limit=2 * MAX_RESULTS).stdout
 
     texts: dict[int, tuple[str, bytes]] = {}  # host and JSON by rank
-    for connection, data in each_node([*folders.values()], read).items():
+    for connection, data in each_node(attempt.connections, read).items():
         for rank, text in split(data, connection.name).items():
             host, before = texts.setdefault(rank, (connection.name, text))
-            if before != text:  # equal results: the hosts share a home folder
+            if before != text:
                 what = f"both {host} and {connection.name} have a result for rank {rank}"
                 raise CommandFailed(what, RUN_AGAIN)
     return {rank: parsed_outcome(host, text) for rank, (host, text) in texts.items()}

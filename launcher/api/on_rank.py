@@ -109,7 +109,8 @@ def pickled(value: Any) -> str:
 
 def write(text: str) -> None:
     attempt = "attempt-" + os.environ["DDPCTL_ATTEMPT"]
-    folder = os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "results", attempt)
+    node = "node-" + os.environ["DDPCTL_NODE_RANK"]
+    folder = os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "results", attempt, node)
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, "rank-" + os.environ["RANK"])
     with open(path + ".new", "w", encoding="utf-8") as out:

@@ -43,11 +43,12 @@ def called(function: Any, *args: object, to: Path, workdir: Path | None = None, 
     cluster = Cluster((), Job(workdir=str(workdir) if workdir else None))
     pack(function, args, {}, to, cluster=cluster, trust=False, **how)
     env = {"PATH": os.environ["PATH"], "RANK": "0", "DDPCTL_ATTEMPT": "1"}
+    env["DDPCTL_NODE_RANK"] = "3"
     env["DDPCTL_OUTPUT_DIR"] = str(to.parent)
     argv = [sys.executable, "on_rank.py"]
     done = subprocess.run(argv, cwd=to, env=env, capture_output=True, text=True)
     (to.parent / "printed").write_text(done.stdout)
-    document = json.loads((to.parent / "results/attempt-1/rank-0").read_text())
+    document = json.loads((to.parent / "results/attempt-1/node-3/rank-0").read_text())
     assert (done.returncode == 0) == ("result" in document), done.stderr
     return document.get("result", document.get("error"))
 

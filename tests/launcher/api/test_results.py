@@ -99,9 +99,9 @@ def test_a_pickle_is_loaded_only_where_the_user_trusts_the_hosts() -> None:
         results(record(RunState.SUCCEEDED, 1), {0: RankResult("gpu1", pickle="AAAA")}, trust=True)
 
 
-def place_with(folder: Path, rank: int, text: str) -> Any:
-    place = place_in(f"{folder}/runs/r1", "r1", 0, 1)
-    results = Path(place.run_dir) / "output" / "results" / "attempt-1"
+def place_with(folder: Path, rank: int, text: str, node: int = 0) -> Any:
+    place = place_in(f"{folder}/runs/r1", "r1", node, 1)
+    results = Path(place.run_dir) / "output" / "results" / "attempt-1" / f"node-{node}"
     results.mkdir(parents=True, exist_ok=True)
     (results / f"rank-{rank}").write_text(text)
     (results / f"rank-{rank}.new").write_text("half")
@@ -123,7 +123,7 @@ def attempt(*places: Any) -> AttemptHandle:
 def test_results_are_read_from_every_host(tmp_path: Path) -> None:
     first = place_with(tmp_path / "a", 0, '{"result": "one\\ntwo"}')
     place_with(tmp_path / "a", 1, '{"result": 1}')
-    second = place_with(tmp_path / "b", 2, '{"result": null}')
+    second = place_with(tmp_path / "b", 2, '{"result": null}', node=1)
     found = read_outcomes(attempt(first, second, place_in("/none/runs/r1", "r1", 2, 1)))
     assert {rank: (each.host, each.result) for rank, each in found.items()} == {
         0: ("gpu0", "one\ntwo"),
@@ -139,6 +139,15 @@ def test_no_host_can_speak_for_the_rank_of_another(tmp_path: Path) -> None:
     forged = place_with(tmp_path / "b", 0, '{"result": 2}')
     with pytest.raises(CommandFailed, match="both gpu0 and gpu1 have a result for rank 0"):
         read_outcomes(attempt(honest, forged))
+
+
+def test_nodes_that_share_a_folder_are_each_read_up_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.api.call.MAX_RESULTS", 300)
+    text = json.dumps({"result": "x" * 250})
+    places = [place_with(tmp_path, node, text, node=node) for node in range(8)]
+    assert [*read_outcomes(attempt(*places))] == [*range(8)]
 
 
 def test_a_host_that_sends_without_end_is_cut_off(

@@ -75,7 +75,8 @@ class ListedRun:
             words = f"{state} for {ahead}" if ahead else f"{state} to {again}"
         if state is not RunState.RUNNING:
             since = max((node.ended for node in self.nodes if node.ended), default=since)
-        alive = sum(node.alive for node in self.nodes)
+        # two hosts files may name one machine differently, and then each name lists its nodes
+        alive = len({node.node_rank for node in self.nodes if node.alive})
         return [
             first.run_id,
             words,

@@ -92,6 +92,18 @@ def all_runs(cluster: FakeCluster) -> list[tuple[str, str, int, str]]:
     return [(r["run_id"], r["state"], r["nnodes"], r["name"]) for r in json.loads(out)["runs"]]
 
 
+def test_a_node_that_two_hosts_files_list_under_two_names_is_counted_once(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    cluster.hosts["10.0.0.1"] = cluster.hosts["gpu0"]
+    file = Path(cluster.hosts_file)
+    file.write_text(file.read_text().replace('"gpu0"', '"10.0.0.1"'))
+    _, out, _ = cluster.ddpctl("ps")
+    assert " 2/2 " in out, out
+
+
 def test_a_killed_run_stays_visible_from_any_machine_until_clean(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = cluster.launch("--detach", "--name", "big")[1].strip()

@@ -21,11 +21,14 @@ from ..runs.record import RunFolder
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
+from ..ssh.stream import Completed
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
 from ..text import counted
 
 LIST = load_script(__file__, "list_files.sh")
+LISTING = 600.0  # seconds to list the files
+SLOWEST_HASH = 20_000_000  # bytes per second; a disk that is slower counts as stuck
 SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
@@ -108,15 +111,18 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
     def ask(connection: HostConnection) -> list[RemoteFile]:
         member = attempt.by_connection[connection]
         run_dir = member.place.run_dir
-        listed = connection.script(LIST, run_dir, timeout=600.0, limit=LONG_OUTPUT)
-        sizes: dict[bytes, int] = {}  # by path
-        files, nonsense = [], bool(listed.stdout) and not listed.stdout.endswith(b"\0")
-        for row in listed.rows():
-            if size := SIZE.fullmatch(row):
-                sizes[size[2]] = int(size[1])
-            elif (match := ROW.fullmatch(row)) and (path := safe_path(match[2])):
+
+        def listed(what: str, seconds: float) -> Completed:
+            return connection.script(LIST, run_dir, what, timeout=seconds, limit=LONG_OUTPUT)
+
+        first = listed("sizes", LISTING)
+        sizes = {size[2]: int(size[1]) for size in map(SIZE.fullmatch, first.rows()) if size}
+        second = listed("hashes", LISTING + sum(sizes.values()) / SLOWEST_HASH)
+        files, nonsense = [], not all(done.stdout[-1:] in (b"", b"\0") for done in (first, second))
+        for row in chain(first.rows(), second.rows()):
+            if (match := ROW.fullmatch(row)) and (path := safe_path(match[2])):
                 files.append(RemoteFile(member, path, match[1].decode(), sizes.get(match[2], 0)))
-            elif row:
+            elif row and not SIZE.fullmatch(row):
                 nonsense = True
         if nonsense or (sizes and not files):
             what = "its answer is not a list of the run's files"

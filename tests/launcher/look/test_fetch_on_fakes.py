@@ -79,6 +79,20 @@ def test_a_host_whose_list_of_files_is_nonsense_is_one_warning(
     assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
 
 
+def test_large_files_may_take_long_to_hash(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    (outputs(cluster)[0] / "large").write_bytes(bytes(1000))
+    monkeypatch.setattr(fetch, "LISTING", 2.0)
+    monkeypatch.setattr(fetch, "SLOWEST_HASH", 10)
+    tool = cluster.hosts["gpu0"].tools / "sha256sum"
+    tool.write_text('#!/bin/sh\nsleep 3; exec /usr/bin/sha256sum "$@"\n')
+    tool.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 0, err
+
+
 def test_a_file_that_the_user_may_not_read_is_an_error(fake_cluster: Make) -> None:
     """As a script under `user: root` may write it. The tests run as root, who may read everything."""
     cluster = fake_cluster()
@@ -102,7 +116,7 @@ def test_a_host_lists_what_its_user_may_not_read() -> None:
         (run / "output" / "link").symlink_to("secret")
         for path in (run / "output" / "closed", run / "output" / "secret"):
             path.chmod(0)
-        argv = ["sh", "-c", fetch.LIST, "sh", made]
+        argv = ["sh", "-c", fetch.LIST, "sh", made, "hashes"]
         rows = subprocess.run(argv, user=nobody, stdout=subprocess.PIPE, check=False).stdout
         (run / "output" / "closed").chmod(0o755)
     assert sorted(rows.split(b"\0")[-3:]) == [b"", b"- output/closed", b"- output/secret"]

@@ -1,10 +1,11 @@
 """Return to a run: print its log so far, then follow it as `launch` does."""
 
+import contextlib
 import dataclasses
 import sys
 import time
 
-from ..errors import CommandFailed
+from ..errors import CommandFailed, UsageError
 from ..follow import detach
 from ..follow.attempt_end import report_end, report_next
 from ..follow.ctrl_c import Interrupts
@@ -29,14 +30,40 @@ def attach(
 ) -> Outcome:
     """Follow the run's newest attempt to its end. Signals do not stop the run.
 
-    recorder: whether this process is the run's recorder.
+    If the run's recorder then restarts the run, also follow the next attempts. recorder: whether this
+    process is the recorder.
     """
+    log_filter = LogFilter()
+    while True:
+        outcome, record = follow_newest(folder, log_filter, console, on_event, recorder=recorder)
+        if recorder or not outcome.state.is_final:
+            return outcome
+        newest = wait_for_restart(folder, record, console)
+        number = newest.attempt.number
+        if number > record.attempt.number and newest.attempt.by == "restart":
+            log_filter = LogFilter(attempt=number)
+            continue
+        report_next(record, console)
+        if number == record.attempt.number and newest.state.is_final:
+            return Outcome(newest.state)  # `kill` may have ended the run before its restart
+        return outcome
+
+
+def follow_newest(
+    folder: RunFolder,
+    log_filter: LogFilter,
+    console: Console,
+    on_event: str | None,
+    *,
+    recorder: bool,
+) -> tuple[Outcome, RunRecord]:
+    """Print what the filter selects of the log so far, then follow the newest attempt to its end."""
     record = folder.load()
     if record.state in (RunState.WAITING, RunState.PENDING):
         record = wait_for_start(folder, console)
         if record.state.is_final:
             report_end(folder.run_id, record.attempt, console)
-            return Outcome(record.state)
+            return Outcome(record.state), record
     with (
         newest_attempt(folder, console) as handle,
         Interrupts() as interrupts,
@@ -45,7 +72,7 @@ def attach(
         record = folder.load()  # another machine may have started a newer attempt
         with log_store(folder, console) as store:
             report_errors(sync_logs(handle, store, console), console)
-        shown = print_recorded(folder, LogFilter(), RunLines(console), console)
+        shown = print_recorded(folder, log_filter, RunLines(console), console)
         if not record.state.is_final:
             run = StartedRun(handle, folder, record, shown=shown, owned=False)
             if not recorder:
@@ -53,16 +80,39 @@ def attach(
                 patience = None if detach.has_recorder(folder) else 0.0
                 run = dataclasses.replace(run, log_patience=patience)
             outcome = follow(run, hook, interrupts, console)
-            if outcome.state.is_final:
-                # A recorder that died may have left tickets for a restart. Remove them if the failure
-                # rules out a restart, even for the highest job.max_restarts that was launched with.
-                if not (detach.has_recorder(folder) or record.goes_on(sys.maxsize)):
-                    remove_tickets(handle.connections, record.engine, record.run_id)
-                report_next(record, console)
-            return outcome
+            # A recorder that died may have left tickets for a restart. Remove them if the failure rules
+            # out a restart, even for the highest job.max_restarts that was launched with.
+            if outcome.state.is_final and not (
+                detach.has_recorder(folder) or record.goes_on(sys.maxsize)
+            ):
+                remove_tickets(handle.connections, record.engine, record.run_id)
+            return outcome, record
     report_end(folder.run_id, record.attempt, console)
-    report_next(record, console)
-    return Outcome(record.state)
+    return Outcome(record.state), record
+
+
+def wait_for_restart(folder: RunFolder, ended: RunRecord, console: Console) -> RunRecord:
+    """Wait until the run's recorder, if it may restart the run, has done so or has ended.
+
+    Return the newest record.
+    """
+    announced = False
+    with Interrupts():
+        while True:
+            may_restart = detach.has_recorder(folder) and goes_on(folder, ended)
+            newest = folder.load_if_readable(console) or ended
+            if not may_restart or newest.attempt.number > ended.attempt.number:
+                return newest
+            if not announced:
+                console.say("the run may be restarted by its recorder; waiting for that")
+            announced = True
+            time.sleep(POLL)
+
+
+def goes_on(folder: RunFolder, ended: RunRecord) -> bool:
+    with contextlib.suppress(UsageError, OSError):  # then the run cannot restart
+        return ended.goes_on(folder.kept_cluster().job.max_restarts)
+    return False
 
 
 def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:

@@ -171,6 +171,21 @@ def test_after_a_restart_in_place_the_launcher_restarts_what_has_lost_its_superv
     assert b"attempt 2 round 0 1 ['--from', 'kept']" in journal(machine)
 
 
+def test_attach_follows_a_run_that_its_recorder_restarts(machine: Machine) -> None:
+    launch(machine, "lasting", "--detach")
+    attached = machine.start("attach")
+    until(lambda: b"round 1" in journal(machine), 60)
+    os.kill(process("supervisor.pyz", machine), signal.SIGKILL)
+    out, err = attached.communicate(timeout=120)
+    assert attached.returncode == 0, err
+    assert [line.partition("] ")[2] for line in out.splitlines() if "round" in line] == [
+        "attempt 1 round 0 0 []",
+        "attempt 1 round 1 1 ['--from', 'kept']",
+        "attempt 2 round 0 1 ['--from', 'kept']",
+    ]
+    assert err.count("starts another attempt") == 0
+
+
 def test_without_containers_nobody_gets_what_a_run_has_before_it_restarts(machine: Machine) -> None:
     """Without GPUs, that is the master port."""
     with socket.create_server(("", 0)) as free:

@@ -19,7 +19,7 @@ from launcher.hosts import Cluster, Host
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.plan import LaunchOptions
 from launcher.runs.record import RunRecord, run_folder
-from launcher.start import launch, recorder
+from launcher.start import attach, launch, recorder
 from launcher.start.restart import restart_until_done, turn_kept_for_restart
 from launcher.terminal.console import Console
 
@@ -499,6 +499,27 @@ def test_the_tickets_of_a_run_that_may_restart_show_only_once_its_nodes_have_end
     [killed] = json.loads(told["kill"])["runs"]
     assert [host["stopped"] for host in killed["hosts"]] == [1]
     assert cluster.tickets == []
+
+
+def test_attach_reports_a_kill_during_the_pause_before_the_recorder_restarts_the_run(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(max_restarts=1)
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    cluster.nodes[0].exit(137)
+    cluster.nodes[1].end(143, "stopped")
+    recorders = [folder]
+    monkeypatch.setattr(attach.detach, "has_recorder", lambda _: bool(recorders))
+
+    def kill(_: float) -> None:
+        record = folder.load()
+        record.attempt.state = RunState.CANCELLED
+        folder.save(record)
+        recorders.clear()
+
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill))
+    code, _, err = cluster.ddpctl("attach")
+    assert code == 7 and "may be restarted by its recorder" in err, err
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,10 @@ def _run(
             try:
                 code = process.wait(limit)
             except BaseException:
-                for pid in (*descendants(process.pid), process.pid):
-                    send(pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):  # there is no /proc, as on macOS
+                    for pid in descendants(process.pid):
+                        send(pid, signal.SIGKILL)
+                process.kill()
                 raise
     except OSError as error:
         console.say(f"warning: could not start the {flag} command: {error.strerror}")

@@ -78,6 +78,20 @@ def test_a_command_that_hangs_or_fails_is_a_warning(
     os.close(alive)
 
 
+def test_without_proc_as_on_macos_a_command_that_hangs_is_killed_too(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def descendants(_: int) -> list[int]:
+        raise FileNotFoundError(2, "No such file or directory", "/proc")
+
+    monkeypatch.setattr(hooks, "EVENT_TIMEOUT", 0.2)
+    monkeypatch.setattr(hooks, "descendants", descendants)
+    hook = EventHook(folder, "exec sleep 10", Console())
+    hook("a", run_record(run_id=folder.run_id))
+    hook.close()
+    assert "the --on-event command was killed after 0.2s" in capfd.readouterr().err
+
+
 def events(machine: Machine) -> list[str]:
     path = machine.folder / "home" / "events"
     return path.read_text().splitlines() if path.exists() else []

@@ -25,7 +25,8 @@ class Source:
     def __init__(self, function: FunctionType) -> None:
         self.modules: set[str] = set()
         self._function = function.__name__
-        self._names = inspect.unwrap(function).__globals__  # a decorator may be of another module
+        # a decorator may be of another module
+        self._names = getattr(inspect.unwrap(function), "__globals__", {})
         self._lines: dict[str, str] = {}
         self._define(function.__name__, function)
 
@@ -40,9 +41,9 @@ class Source:
         if isinstance(value, ModuleType):
             self.modules.add(value.__name__)
             self._lines[name] = f"import {value.__name__} as {name}"
-        elif module == "__main__" and isinstance(value, (type, FunctionType)):
+        elif module == "__main__" and (isinstance(value, type) or is_function(value)):
             self._define_own(name, value)
-        elif module and qualname.isidentifier():
+        elif module and module != "__main__" and qualname.isidentifier():
             self.modules.add(module)
             self._lines[name] = f"from {module} import {qualname} as {name}"
         elif is_literal(value):
@@ -69,6 +70,11 @@ class Source:
     def _refusal(self, what: str) -> UsageError:
         remedy = "pass it as an argument, or create it inside the function"
         return UsageError(f"run(): {self._function} uses {what}, which cannot be sent", remedy)
+
+
+def is_function(value: object) -> bool:
+    """Return whether it is a function. `functools.wraps` can make one look like any other object."""
+    return isinstance(value, FunctionType) and isinstance(inspect.unwrap(value), FunctionType)
 
 
 def source_text(value: type | FunctionType) -> str:

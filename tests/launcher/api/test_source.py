@@ -70,6 +70,15 @@ def test_a_function_is_sent_with_everything_it_refers_to(cell: Cell) -> None:
             "three = adding(3)\ndef f():\n    return three(1)",
             "n of the enclosing function",
         ),
+        (
+            "import functools\nclass Net: pass\n@functools.wraps(Net, ['__module__'])\n"
+            "def f(): pass",
+            "f uses the global f, a function",
+        ),
+        (
+            "import functools\n@functools.cache\ndef g(): pass\ndef f():\n    return g()",
+            "the global g, a _lru_cache_wrapper",
+        ),
         ("exec('def f(): pass')", "source of f cannot be found; define it in a file or a notebook"),
     ],
 )

@@ -102,13 +102,13 @@ def _ways(own: Facts) -> tuple[_Way, ...]:
 
 def _path_cost(
     address: Address, own: Facts, tables: Collection[Sequence[_Way]]
-) -> tuple[bool, bool, int, bool]:
+) -> tuple[bool, bool, int, bool, bool]:
     """Return the cost of the paths from all hosts to this address, as a sort key: smallest is best.
 
     The criteria, in this order: whether some host has no route to it; whether it is on a bridge;
-    the speed of its slowest link; whether some host needs a router to reach it. A link of unknown
-    speed counts as the slowest if it is the address's own or leads to a router; otherwise, it is
-    ignored.
+    the speed of its slowest link; whether some host needs a router to reach it; whether it has no
+    network, as a tunnel such as Tailscale's. A link of unknown speed counts as the slowest if it is
+    the address's own or leads to a router; otherwise, it is ignored.
     """
     ip = ip_address(address.ip)
     nic = own.interface(address.interface)
@@ -116,7 +116,8 @@ def _path_cost(
     speeds = [way.mbits for way in paths if way and (way.mbits or not way.is_direct)]
     slowest = min([nic.speed if nic else 0, *speeds])
     is_routed = not all(way.is_direct for way in paths if way)
-    return None in paths, nic is not None and nic.kind == "bridge", -slowest, is_routed
+    is_bridge = nic is not None and nic.kind == "bridge"
+    return None in paths, is_bridge, -slowest, is_routed, not address.network
 
 
 def _leads_to_hosts(address: Address, host: Host, own: Facts) -> bool:

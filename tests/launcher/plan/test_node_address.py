@@ -130,6 +130,24 @@ def test_of_equally_fast_addresses_the_directly_attached_one_wins_then_the_one_o
     assert chosen(*routed) == ["eth1", "eth1"]
 
 
+def test_of_equally_slow_addresses_one_with_a_network_wins_over_a_tunnel_that_ssh_uses() -> None:
+    """As Tailscale between virtual machines in different networks of a cloud."""
+    own = [
+        facts(
+            ssh_server_ip=f"100.64.0.{rank}",
+            addresses=(
+                Address(f"100.64.0.{rank}", "tailscale0"),
+                Address(f"10.0.{rank}.1", "eth0", f"10.0.{rank}.0/24"),
+            ),
+            routes=(attached(f"10.0.{rank}.0/24", "eth0"), DEFAULT),
+            interfaces=(nic("eth0", 0), nic("tailscale0", 0)),
+            network_stack=f"boot-{rank}",
+        )
+        for rank in (1, 2)
+    ]
+    assert chosen(*own) == ["eth0", "eth0"]
+
+
 def test_the_unknown_speed_of_another_hosts_interface_limits_nothing() -> None:
     own = [host_facts(0, fast(0)), host_facts(1, fast(1, mbits=0))]
     assert chosen(*own) == ["eth1", "eth0"]

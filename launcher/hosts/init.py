@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from ..own_folders import expanded
+from ..own_folders import current_folder, expanded
 from . import Host, Job, parse
 from .cluster import changed
 from .schema import FILE
@@ -83,7 +83,7 @@ def _seen_from(file: str, path: str) -> str:
     """Return a path relative to the file's folder; unchanged if it is absolute, "" or a URL."""
     folder = Path(file).parent
     same = folder == Path() or expanded(path).is_absolute() or not path or "://" in path
-    return path if same else os.path.relpath(path, folder)
+    return path if same else os.path.relpath(current_folder() / path, folder)
 
 
 def _rows(keys: Iterable[tuple[str, object, str]], written: Mapping[str, str]) -> str:

@@ -136,9 +136,8 @@ def mesh(me: ThisRank) -> bool:
     """Connect each node by TCP to the others' addresses for data. Return whether all succeeded."""
     if me.local_rank == 0:
         family = socket.AF_INET6 if ":" in (address := own_address()) else socket.AF_INET
-        server = socket.create_server(
-            ("", 0), family=family, backlog=me.nodes
-        )  # the kernel accepts
+        # the kernel accepts the connections
+        server = socket.create_server(("", 0), family=family, backlog=me.nodes)
         me.store.set(f"mesh/{me.node}", f"{address} {server.getsockname()[1]}")
         me.store.set(f"reached/{me.node}", json.dumps(unreached(me)))
     answers = [json.loads(me.store.get(f"reached/{n}")) for n in range(me.nodes)]

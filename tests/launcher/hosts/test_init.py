@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from launcher.cli import application
 from launcher.commands.complete import hosts_files
-from launcher.errors import HostsFileError
+from launcher.errors import HostsFileError, UsageError
 from launcher.facts.facts import parse as parse_facts
 from launcher.hosts import Host, load, parse
 from launcher.hosts.init import compose, scalar, ssh_aliases
@@ -95,6 +95,17 @@ def test_paths_on_the_command_line_are_relative_to_the_current_folder(tmp_path: 
     cluster = parse((tmp_path / "lab/hosts.yaml").read_text(), str(tmp_path / "lab/hosts.yaml"))
     assert (cluster.job.workdir, cluster.job.dataset) == (str(tmp_path), str(tmp_path / "data"))
     assert cluster.hosts[0].identity_file == str(Path("~/key").expanduser())
+
+
+def test_a_relative_path_needs_a_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="the current folder no longer exists"):
+        compose([Host("a")], {"dataset": "data"}, str(tmp_path / "hosts.yaml"))
 
 
 def test_hosts_of_a_hostfile_keep_their_gpus(tmp_path: Path) -> None:

@@ -262,7 +262,12 @@ class RunFolder:
         """Keep how to reach the hosts that the run has had until now and that `cluster` lacks."""
         with contextlib.suppress(UsageError):  # a damaged file must not prevent a start
             here = {host.name for host in (*cluster.hosts, *cluster.spares)}
-            former = [host for name, host in self.all_hosts().items() if name not in here]
+            # without what may conflict with another host, such as the address of a replaced machine
+            former = [
+                dataclasses.replace(host, gpus=0, internal_ip=None)
+                for name, host in self.all_hosts().items()
+                if name not in here
+            ]
             if former:
                 write_atomically(self.former_hosts_file, dump(Cluster(tuple(former))))
 

@@ -227,3 +227,11 @@ def test_hosts_that_the_run_no_longer_uses_are_kept_with_their_settings() -> Non
     folder.former_hosts_file.write_text("hosts: 1")
     folder.keep_cluster(parse("hosts: [d]\njob: {image: x}", "h"))
     assert [host.name for host in folder.kept_cluster().hosts] == ["d"]
+
+
+def test_former_hosts_may_have_had_the_same_address_or_name_in_another_case() -> None:
+    folder = run_folder("20261120-1")
+    for name in ("a", "b", "B", "c"):  # b replaces a
+        host = f"{{host: {name}, internal_ip: 10.0.0.3}}"
+        folder.keep_cluster(parse(f"hosts: [{host}]\njob: {{image: x}}", "h"))
+    assert [*folder.all_hosts()] == ["a", "b", "B", "c"]

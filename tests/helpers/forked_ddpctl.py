@@ -64,6 +64,7 @@ def become_ddpctl(line: Sequence[str], env: Mapping[str, str]) -> None:
 
 def begin_anew() -> None:
     """Leave behind what pytest and its plugins have set in this process."""
+    gc.freeze()  # pytest's objects, which a collection would copy from page to page
     gc.enable()
     faulthandler.disable()
     for number in signal.valid_signals():

@@ -20,9 +20,7 @@ PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
 FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
 # tests with real time limits may fail on a busy machine: what failed runs once more, alone, and then it counts
-# (loadgroup: the names of tests in a group have its name in them, so without it pytest does not find them)
-ONCE_MORE = echo "make test: what failed runs once more, alone"; \
-  $(PYTEST) -n 1 --dist loadgroup --last-failed --maxfail 3
+ONCE_MORE = echo "make test: what failed runs once more, alone"; $(PYTEST) --last-failed --maxfail 3
 BENCHES = bench-blows bench-check bench-faults bench-launch bench-logs bench-push bench-rounds bench-scale \
   bench-slow bench-trainer
 export VENV

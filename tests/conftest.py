@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         helpers = {getattr(value, "__module__", getattr(value, "__name__", "")) for value in values}
         if folder in REAL_FOLDERS or helpers & REAL_HELPERS:
             item.add_marker(pytest.mark.real)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remove the group that xdist appends to a test's name: --last-failed would not find the test."""
+    if hasattr(report, "node"):  # in the main process; the others check the name
+        report.nodeid = re.sub(r"@[\w.]+$", "", report.nodeid)
 
 
 def _below_tests(path: Path) -> str:

@@ -29,8 +29,9 @@ def test_that_fails_always():
 def test_a_test_that_fails_twice_fails_the_whole(tmp_path: Path) -> None:
     """Also one of a group, whose name xdist adds to the test's."""
     shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
     (tmp_path / "test_both_halves.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cluster\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  cluster\n  real\n")
     for program in ("scripts/venv", "scripts/test-setup", "docker"):
         path = tmp_path / program
         path.parent.mkdir(exist_ok=True)

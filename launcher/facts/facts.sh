@@ -32,7 +32,7 @@ check() {
   # shellcheck disable=SC3045 # likewise
   s nofile && ulimit -Hn
   s resolved; read -r name < /proc/sys/kernel/hostname; getent ahostsv4 "$name" 2>/dev/null
-  s subuids; { grep -E "^($(id -un)|$(id -u)):" /etc/subuid || getsubids "$(id -un)"; } 2>/dev/null
+  s subuids; { grep -e "^$(id -un):" -e "^$(id -u):" /etc/subuid || getsubids "$(id -un)"; } 2>/dev/null
   s logout
   [ -d /run/systemd/system ] && [ ! -e "/var/lib/systemd/linger/$(id -un)" ] && echo "ends all"
   s firewall; for f in ufw firewalld; do [ -e "/usr/sbin/$f" ] && echo "$f"; done

@@ -44,6 +44,7 @@ def run_attempt(request: Request, console: Console, tickets: Tickets | None = No
     previous = tickets.planned if tickets else None
     reservation = Reservation(request.run_id, request.attempt, request.handed_over, previous)
     with (
+        contextlib.ExitStack() as care,
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
         connected(spares_to_prepare) as spares,
@@ -55,7 +56,9 @@ def run_attempt(request: Request, console: Console, tickets: Tickets | None = No
     ):
         require_writable(request.folder.path.parent)
         finish_pending_stops(connections, console)
-        starter = Starter(connections, former, spares, reservation, line, interrupts, hook, console)
+        starter = Starter(
+            connections, former, spares, reservation, line, care, interrupts, hook, console
+        )
         while isinstance(result := starter.try_to_run(request), Refused):
             if outcome := line.wait(result):
                 return outcome
@@ -84,6 +87,7 @@ class Starter:
     spares: Sequence[HostConnection]  # the hosts that a later restart may use
     reservation: Reservation
     line: PlaceInLine
+    care: contextlib.ExitStack  # holds the lock of `taken_care_of` until the end of `run_attempt`
     interrupts: Interrupts
     hook: EventHook
     console: Console
@@ -139,14 +143,14 @@ class Starter:
                     return Refused(planned, reasons, choose_again)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
-            with detach.taken_care_of(request.folder):
-                started = self.record_start(prepared)
-                self.line.leave()
-                if request.options.detach:
-                    self.hook.close()  # wait for its events; the recorder handles later ones
-                    return detach.detach(request.folder, RunState.RUNNING, console)
-                with self.line.kept_for_restart(planned):
-                    return follow(started, self.hook, self.interrupts, console)
+            self.care.enter_context(detach.taken_care_of(request.folder))
+            started = self.record_start(prepared)
+            self.line.leave()
+            if request.options.detach:
+                self.hook.close()  # wait for its events; the recorder handles later ones
+                return detach.detach(request.folder, RunState.RUNNING, console)
+            with self.line.kept_for_restart(planned):
+                return follow(started, self.hook, self.interrupts, console)
 
     def record_start(self, prepared: PreparedAttempt) -> StartedRun:
         """Record and print that the attempt has started, call the hook, and return the started run."""

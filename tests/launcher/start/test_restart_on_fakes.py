@@ -14,11 +14,13 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.errors import PreflightError
+from launcher.follow.detach import has_recorder
+from launcher.follow.hooks import EventHook
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.plan import LaunchOptions
-from launcher.runs.record import RunRecord, run_folder
+from launcher.runs.record import RunFolder, RunRecord, run_folder
 from launcher.start import attach, launch, recorder
 from launcher.start.restart import restart_until_done, turn_kept_for_restart
 from launcher.terminal.console import Console
@@ -68,6 +70,29 @@ def test_a_killed_rank_restarts_the_whole_job(fake_cluster: Make) -> None:
         ("SUCCEEDED", "restart"),
     ]
     assert [node.attempt for node in cluster.nodes] == [2, 2]
+
+
+def test_a_launch_takes_care_of_its_run_between_attempts_too(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `Run.wait()` elsewhere must not return meanwhile, as the run's recorded state is FAILED."""
+    cluster = fake_cluster(max_restarts=1)
+    for host in cluster:
+        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    cared_for, close = [], EventHook.close
+
+    def close_hook(hook: EventHook) -> None:
+        cared_for.append(has_recorder(hook._folder))
+        close(hook)
+
+    def has_saved(folder: RunFolder, *_: object) -> bool:
+        cared_for.append(has_recorder(folder))
+        return False
+
+    monkeypatch.setattr(EventHook, "close", close_hook)
+    monkeypatch.setattr("launcher.start.restart.has_saved", has_saved)
+    assert cluster.launch()[0] == 0
+    assert cared_for == [True, True, True]  # after attempt 1, before attempt 2, and after it
 
 
 def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:

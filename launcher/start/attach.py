@@ -61,7 +61,7 @@ def follow_newest(
     record = folder.load()
     if record.state in (RunState.WAITING, RunState.PENDING):
         record = wait_for_start(folder, console)
-        if record.state.is_final:
+        if record.state.is_final and not record.attempt.started:
             report_end(folder.run_id, record.attempt, console)
             return Outcome(record.state), record
     with (

@@ -547,6 +547,33 @@ def test_attach_reports_a_kill_during_the_pause_before_the_recorder_restarts_the
     assert code == 7 and "may be restarted by its recorder" in err, err
 
 
+def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_pending_one(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+
+    def start(node: FakeNode) -> None:
+        node.say("hello", node.node_rank)
+        node.end(0)
+
+    for host in cluster:
+        host.on_start = start
+    assert cluster.launch()[0] == 0
+    folder = run_folder(cluster.record["run_id"])
+    ended, pending = folder.load(), folder.load()
+    pending.attempt.state = RunState.PENDING
+    folder.save(pending)
+
+    def end(_: float) -> None:
+        folder.save(ended)
+
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=end))
+    monkeypatch.setattr(attach, "is_being_started", lambda _: True)
+    code, out, err = cluster.ddpctl("attach")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
+
+
 @pytest.mark.parametrize(
     ("end", "kept"),
     [

@@ -10,5 +10,5 @@ if [ "$what" = sizes ]; then
   find "$@" -type f ! -name '.*' -printf '%s %p\0' 2>/dev/null
 else
   find "$@" -type f ! -name '.*' -exec sha256sum -z {} + 2>/dev/null
-  find "$@" ! -type l ! -name '.*' \( ! -readable -o -type d ! -executable \) -printf '- %p\0' 2>/dev/null
+  find "$@" \( -type f -o -type d \) ! -name '.*' \( ! -readable -o -type d ! -executable \) -printf '- %p\0' 2>/dev/null
 fi

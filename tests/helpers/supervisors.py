@@ -25,7 +25,7 @@ from launcher.logs.log_entry import LogEntry
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.start.fill_node_folders import supervisor_file
 from launcher.supervisor.channel import Status
-from launcher.supervisor.events import End, Event, RankPids, Reason
+from launcher.supervisor.events import Clock, End, Event, RankPids, Reason
 from launcher.supervisor.spec import Spec
 
 E = TypeVar("E", bound=Event)
@@ -180,13 +180,15 @@ class Attempt:
         return self.nodes
 
     def ranks_running(self) -> dict[int, int]:
-        """Return the pid of each rank, once all ranks of all nodes have written that they are working."""
+        """Return the pid of each rank, once all ranks say that they work and all nodes have joined."""
         expected = NPROC * len(self.nodes)
 
         def working() -> bool:
-            return sum(b"working" in n.lines(r) for n in self.nodes for r in range(expected)) == (
-                expected
-            )
+            joined = all(
+                node.events(Clock) for node in self.nodes[1:]
+            )  # with node 0's first answer
+            lines = (b"working" in n.lines(r) for n in self.nodes for r in range(expected))
+            return joined and sum(lines) == expected
 
         until(working, 60)
         return {rank: pid for node in self.nodes for rank, pid in node.rank_pids().items()}

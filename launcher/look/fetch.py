@@ -29,6 +29,7 @@ from ..text import counted
 LIST = load_script(__file__, "list_files.sh")
 LISTING = 600.0  # seconds to list the files
 SLOWEST_HASH = 20_000_000  # bytes per second; a disk that is slower counts as stuck
+LONGEST = 7200.0  # seconds to hash them, whatever sizes a host reports
 SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
@@ -117,7 +118,8 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
 
         first = listed("sizes", LISTING)
         sizes = {size[2]: int(size[1]) for size in map(SIZE.fullmatch, first.rows()) if size}
-        second = listed("hashes", LISTING + sum(sizes.values()) / SLOWEST_HASH)
+        seconds = LISTING + sum(sizes.values()) / SLOWEST_HASH
+        second = listed("hashes", min(seconds, LONGEST))
         files, nonsense = [], not all(done.stdout[-1:] in (b"", b"\0") for done in (first, second))
         for row in chain(first.rows(), second.rows()):
             if (match := ROW.fullmatch(row)) and (path := safe_path(match[2])):

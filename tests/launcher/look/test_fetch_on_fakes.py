@@ -79,18 +79,20 @@ def test_a_host_whose_list_of_files_is_nonsense_is_one_warning(
     assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
 
 
-def test_large_files_may_take_long_to_hash(
-    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("longest", "code"), [(7200.0, 0), (1.0, 4)])
+def test_large_files_may_take_long_to_hash_but_not_as_long_as_a_host_likes(
+    longest: float, code: int, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster()
     (outputs(cluster)[0] / "large").write_bytes(bytes(1000))
     monkeypatch.setattr(fetch, "LISTING", 2.0)
     monkeypatch.setattr(fetch, "SLOWEST_HASH", 10)
+    monkeypatch.setattr(fetch, "LONGEST", longest)
     tool = cluster.hosts["gpu0"].tools / "sha256sum"
     tool.write_text('#!/bin/sh\nsleep 3; exec /usr/bin/sha256sum "$@"\n')
     tool.chmod(0o755)
-    code, _, err = cluster.ddpctl("fetch", "--to", "got")
-    assert code == 0, err
+    ended, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert ended == code, err
 
 
 def test_a_file_that_the_user_may_not_read_is_an_error(fake_cluster: Make) -> None:

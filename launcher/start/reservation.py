@@ -20,7 +20,7 @@ CANCEL = load_script(__file__, "cancel_reservation.sh")
 CANCELLED = load_script(__file__, "reservation_cancelled.sh")
 LIST_CANCELLED = load_script(__file__, "cancelled_reservations.sh")
 REFUSED = 17  # exit code of RESERVE if another command was first, and of CANCELLED after a kill
-CANCEL_TIMEOUT = 1.0  # seconds; Ctrl-C must not wait longer
+CANCEL_TIMEOUT = 0.5  # seconds; after Ctrl-C, all must be done within one second
 NUMBER = re.compile(rb"^[1-9]\d{0,3}$", re.MULTILINE)
 
 

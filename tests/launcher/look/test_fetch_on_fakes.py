@@ -79,6 +79,7 @@ def test_a_host_whose_list_of_files_is_nonsense_is_one_warning(
     assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("longest", "code"), [(7200.0, 0), (1.0, 4)])
 def test_large_files_may_take_long_to_hash_but_not_as_long_as_a_host_likes(
     longest: float, code: int, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch

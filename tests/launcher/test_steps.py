@@ -55,6 +55,7 @@ def unannounced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return asked
 
 
+@pytest.mark.slow
 def test_every_question_to_a_host_is_in_a_step(
     fake_cluster: Make, unannounced: list[tuple[str, ...]]
 ) -> None:

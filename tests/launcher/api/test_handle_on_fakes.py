@@ -95,6 +95,7 @@ def test_a_run_waits_for_its_gpus_and_takes_any_free_hosts(
     assert {node.run_id for node in cluster.nodes} == {first.id}
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_through_a_restart_to_its_end(
     fake_cluster: Make, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -159,6 +159,7 @@ def evidence_in(entries: list[LogEntry], node_rank: int) -> NodeEvidence:
     return NodeEvidence(node_rank, "gpu2", 0.5, events, [each for each in entries if each.lines])
 
 
+@pytest.mark.slow
 @given(damaged(), damaged())
 @settings(deadline=None, max_examples=50)
 def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> None:

@@ -104,6 +104,7 @@ def altered(value: Any, string: Callable[[], str], numbers: bool) -> Any:
     return string()
 
 
+@pytest.mark.slow
 @settings(max_examples=25)  # each makes every page four times
 @given(st.data())
 def test_no_element_and_no_attribute_comes_from_data(data: st.DataObject) -> None:

@@ -15,6 +15,7 @@ from launcher.start import recorder
 Make = Callable[..., FakeCluster]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied_meanwhile", [False, True])
 def test_a_detached_run_is_recorded_to_its_end(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, copied_meanwhile: bool

@@ -46,7 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remove the group that xdist appends to a test's name: --last-failed would not find the test."""
-    if hasattr(report, "node"):  # in the main process; the others check the name
+    # only in the main process: the workers check that the name is unchanged
+    if hasattr(report, "node"):
         report.nodeid = re.sub(r"@[\w.]+$", "", report.nodeid)
 
 

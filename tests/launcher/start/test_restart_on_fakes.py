@@ -57,10 +57,18 @@ def first_fails_then_succeeds(fail: Callable[[FakeNode], None]) -> Callable[[Fak
     return start
 
 
-def test_a_killed_rank_restarts_the_whole_job(fake_cluster: Make) -> None:
-    cluster = fake_cluster(max_restarts=1)
+killed_once = first_fails_then_succeeds(rank_is_killed)
+
+
+def with_nodes_that(start: Callable[[FakeNode], None], cluster: FakeCluster) -> FakeCluster:
+    """Return the cluster. On all its hosts, `start` decides what a node does."""
     for host in cluster:
-        host.on_start = first_fails_then_succeeds(rank_is_killed)
+        host.on_start = start
+    return cluster
+
+
+def test_a_killed_rank_restarts_the_whole_job(fake_cluster: Make) -> None:
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
     code, _, err = cluster.launch()
     assert code == 0, err
     assert "restart 1 of 1 in 0s" in err
@@ -76,9 +84,7 @@ def test_a_launch_takes_care_of_its_run_between_attempts_too(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A `Run.wait()` elsewhere must not return meanwhile, as the run's recorded state is FAILED."""
-    cluster = fake_cluster(max_restarts=1)
-    for host in cluster:
-        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
     cared_for, close = [], EventHook.close
 
     def close_hook(hook: EventHook) -> None:
@@ -96,9 +102,7 @@ def test_a_launch_takes_care_of_its_run_between_attempts_too(
 
 
 def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:
-    cluster = fake_cluster(max_restarts=1)
-    for host in cluster:
-        host.on_start = rank_is_killed
+    cluster = with_nodes_that(rank_is_killed, fake_cluster(max_restarts=1))
     code, _, err = cluster.launch()
     assert code == 1
     assert "not restarting: all restarts are used up (1 of 1)" in err
@@ -109,9 +113,7 @@ def test_restarts_are_used_up_after_max_restarts(fake_cluster: Make) -> None:
 def test_an_exception_is_not_restarted_and_the_message_says_how_to_resume(
     fake_cluster: Make,
 ) -> None:
-    cluster = fake_cluster(max_restarts=3)
-    for host in cluster:
-        host.on_start = raises_an_exception
+    cluster = with_nodes_that(raises_an_exception, fake_cluster(max_restarts=3))
     code, _, err = cluster.launch()
     assert code == 1
     assert "not restarting" in err and "ddpctl resume" in err
@@ -120,9 +122,7 @@ def test_an_exception_is_not_restarted_and_the_message_says_how_to_resume(
 
 
 def test_resuming_starts_the_next_attempt_of_the_same_run(fake_cluster: Make) -> None:
-    cluster = fake_cluster()
-    for host in cluster:
-        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    cluster = with_nodes_that(killed_once, fake_cluster())
     assert cluster.launch()[0] == 1
     code, _, err = cluster.ddpctl("resume")
     assert code == 0, err
@@ -398,9 +398,7 @@ def test_hosts_that_nodes_did_not_choose_are_spares(losing: Make) -> None:
 def test_no_other_launch_gets_the_gpus_of_a_run_that_restarts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = fake_cluster(max_restarts=1, gpus=1)
-    for host in cluster:
-        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1, gpus=1))
     rivals, listed = [], []
 
     def pause(_seconds: float) -> None:
@@ -426,7 +424,7 @@ def between_attempts(
     def make(act: Callable[[FakeCluster], object], spares: Sequence[str] = ()) -> FakeCluster:
         cluster = fake_cluster(max_restarts=1, gpus=1, spares=spares)
         for host in cluster:
-            host.on_start = first_fails_then_succeeds(rank_is_killed)
+            host.on_start = killed_once
         for module in (launch, recorder):
 
             def act_first(folder: Any, options: Any, outcome: Outcome, console: Any) -> Outcome:
@@ -601,9 +599,7 @@ def test_attach_removes_the_tickets_of_a_recorder_that_has_died(
 def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = fake_cluster(max_restarts=1)
-    for host in cluster:
-        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
 
     def pause(_seconds: float) -> None:
         assert cluster.ddpctl("kill", cluster.record["run_id"], "-y")[0] == 0
@@ -617,9 +613,7 @@ def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
 def test_an_unconfirmed_kill_during_the_pause_before_a_restart_is_not_forgotten(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = fake_cluster(max_restarts=1, min_nodes=1)
-    for host in cluster:
-        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1, min_nodes=1))
 
     def pause(seconds: float) -> None:
         if cluster.hosts["gpu1"].reachable:
@@ -650,9 +644,7 @@ def assert_only_the_resumed_attempt_runs(cluster: FakeCluster) -> None:
 def test_a_kill_and_a_resume_during_the_pause_before_a_restart_end_the_restart(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = fake_cluster(max_restarts=1)
-    for host in cluster:
-        host.on_start = first_fails_then_runs
+    cluster = with_nodes_that(first_fails_then_runs, fake_cluster(max_restarts=1))
 
     def pause(_seconds: float) -> None:
         kill_and_resume(cluster)
@@ -666,9 +658,7 @@ def test_a_kill_and_a_resume_during_the_pause_before_a_restart_end_the_restart(
 def test_a_kill_and_a_resume_while_a_restart_looks_for_hosts_leave_the_resumed_attempt_alone(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = fake_cluster(max_restarts=1)
-    for host in cluster:
-        host.on_start = first_fails_then_runs
+    cluster = with_nodes_that(first_fails_then_runs, fake_cluster(max_restarts=1))
 
     def look(*_: object) -> dict[Host, PreflightError]:
         kill_and_resume(cluster)
@@ -683,9 +673,7 @@ def test_a_kill_and_a_resume_while_a_restart_looks_for_hosts_leave_the_resumed_a
 def test_a_run_that_was_killed_during_the_pause_before_a_restart_can_be_resumed(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = fake_cluster(max_restarts=1)
-    for host in cluster:
-        host.on_start = first_fails_then_succeeds(rank_is_killed)
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
 
     def pause(_seconds: float) -> None:
         assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 0

@@ -60,6 +60,12 @@ def make(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     return lambda *names: fake_cluster(*names, gpus=2, master_port="auto")
 
 
+def waits_behind_another(cluster: FakeCluster) -> str:
+    """Launch a run, and a second one that waits in line for its GPUs. Return the id of the second."""
+    cluster.launch("--detach")
+    return cluster.launch("--wait", "--detach")[1].strip()
+
+
 def record(cluster: FakeCluster, run_id: str) -> dict[str, object]:
     path = cluster.state / "ddpctl" / "runs" / run_id / "run.json"
     return dict(json.loads(path.read_text()))
@@ -389,8 +395,7 @@ def test_a_detached_run_whose_first_try_fails_leaves_no_ticket(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make("gpu0", "gpu1")
-    cluster.launch("--detach")
-    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    waiting = waits_behind_another(cluster)
     cluster.hosts["gpu1"].refuses["info"] = cluster.hosts["gpu1"].refuses["create"] = "broken"
     assert run_recorder(cluster, waiting, monkeypatch) != 0
     assert record(cluster, waiting)["state"] == "FAILED"
@@ -498,8 +503,7 @@ def test_attach_says_how_a_run_that_waits_has_ended(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make()
-    cluster.launch("--detach")
-    second = cluster.launch("--wait", "--detach")[1].strip()
+    second = waits_behind_another(cluster)
     waited: list[float] = []
 
     def kill_instead(seconds: float) -> None:
@@ -517,8 +521,7 @@ def test_attach_starts_a_recorder_when_the_process_that_waits_has_died(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make("gpu0")
-    cluster.launch("--detach")
-    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    waiting = waits_behind_another(cluster)
     folder = cluster.state / "ddpctl" / "runs" / waiting
     cluster.recorders.clear()
     looks: list[float] = []
@@ -542,8 +545,7 @@ def test_attach_starts_a_recorder_when_the_process_that_waits_has_died(
 
 def test_attach_does_not_wait_for_a_start_during_which_the_launch_has_died(make: Make) -> None:
     cluster = make("gpu0")
-    cluster.launch("--detach")
-    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    waiting = waits_behind_another(cluster)
     folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
     cluster.recorders.clear()
     pending = folder.load()
@@ -573,8 +575,7 @@ def test_of_two_attaches_at_the_same_moment_one_starts_a_recorder(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make("gpu0")
-    cluster.launch("--detach")
-    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    waiting = waits_behind_another(cluster)
     cluster.recorders.clear()
     folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
     both_saw_none, has_recorder = threading.Barrier(2), detach.has_recorder
@@ -610,8 +611,7 @@ def test_of_two_recorders_one_starts_the_run_once_nobody_else_waits_for_it(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make("gpu0")
-    cluster.launch("--detach")
-    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    waiting = waits_behind_another(cluster)
     end_all(cluster.nodes)
     cluster.nodes_end(0)
     lock = cluster.state / "ddpctl" / "runs" / waiting / waiting_line.WAITING_LOCK
@@ -672,8 +672,7 @@ def test_a_kill_while_a_ticket_is_renewed_is_not_forgotten(
 
 def test_another_machine_sees_a_run_that_waits_and_can_kill_it(make: Make) -> None:
     cluster = make()
-    cluster.launch("--detach")
-    waiting = cluster.launch("--wait", "--detach")[1].strip()
+    waiting = waits_behind_another(cluster)
     cluster.forget()
     assert f"{waiting}  " in cluster.ddpctl("ps", cluster.hosts_file)[1]
     code, _, err = cluster.ddpctl("attach", waiting, "--hosts", cluster.hosts_file)

@@ -27,9 +27,9 @@ from ..terminal.host_errors import unseen
 from ..text import counted
 
 LIST = load_script(__file__, "list_files.sh")
-LISTING = 600.0  # seconds to list the files
+LISTING = 600.0  # seconds to list a host's files
 SLOWEST_HASH = 20_000_000  # bytes per second; a disk that is slower counts as stuck
-LONGEST = 7200.0  # seconds to hash them, whatever sizes a host reports
+LONGEST = 7200.0  # seconds to hash a host's files, however large they are said to be
 SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
@@ -117,14 +117,16 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
             return connection.script(LIST, run_dir, what, timeout=seconds, limit=LONG_OUTPUT)
 
         first = listed("sizes", LISTING)
-        sizes = {size[2]: int(size[1]) for size in map(SIZE.fullmatch, first.rows()) if size}
+        rows = [SIZE.fullmatch(row) for row in first.rows() if row]
+        sizes = {size[2]: int(size[1]) for size in rows if size}
         seconds = LISTING + sum(sizes.values()) / SLOWEST_HASH
         second = listed("hashes", min(seconds, LONGEST))
-        files, nonsense = [], not all(done.stdout[-1:] in (b"", b"\0") for done in (first, second))
-        for row in chain(first.rows(), second.rows()):
+        cut_off = not all(done.stdout[-1:] in (b"", b"\0") for done in (first, second))
+        files, nonsense = [], cut_off or None in rows
+        for row in filter(None, second.rows()):
             if (match := ROW.fullmatch(row)) and (path := safe_path(match[2])):
                 files.append(RemoteFile(member, path, match[1].decode(), sizes.get(match[2], 0)))
-            elif row and not SIZE.fullmatch(row):
+            else:
                 nonsense = True
         if nonsense or (sizes and not files):
             what = "its answer is not a list of the run's files"

@@ -112,7 +112,10 @@ def global_names(text: str) -> set[str]:
 
 
 def is_built_in(name: str, value: object) -> bool:
-    """Return whether a rank has the name anyway. IPython replaces some built-ins with its own."""
+    """Return whether the name means the same built-in on a rank.
+
+    Those that IPython has replaced with its own count too.
+    """
     by_ipython = str(getattr(value, "__module__", "")).startswith("IPython.")
     return hasattr(builtins, name) and (by_ipython or name.startswith("__"))
 

@@ -100,9 +100,9 @@ def recording(folder: RunFolder) -> AbstractContextManager[None]:
 
 
 def has_recorder(folder: RunFolder) -> bool:
-    """Return whether a process on this machine takes care of the run.
+    """Return whether a process on this machine is taking care of the run.
 
-    It is a recorder or the command that started the run. Both do so even between attempts.
+    That is a recorder, or the command that started the run. Both do so even between attempts.
     """
     with contextlib.suppress(StateError):  # a file system without locks, on which none starts
         return is_locked(folder.path / LOCK)

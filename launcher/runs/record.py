@@ -259,7 +259,7 @@ class RunFolder:
         write_atomically(self.hosts_file, dump(without))
 
     def _keep_former(self, cluster: Cluster) -> None:
-        """Keep how to reach the hosts that the run has had until now and that `cluster` lacks."""
+        """Record how to reach the run's earlier hosts that are not in `cluster`."""
         with contextlib.suppress(UsageError):  # a damaged file must not prevent a start
             here = {host.name for host in (*cluster.hosts, *cluster.spares)}
             # without what may conflict with another host, such as the address of a replaced machine

@@ -86,7 +86,7 @@ class ThisRank:
         self._deadline = math.inf
 
     def ranks_of(self, node: int, store: Any) -> range:
-        """Return the ranks on a node, once one of them has started.
+        """Wait until a rank of the node has started, then return all ranks of the node.
 
         The nodes may have different numbers of ranks.
         """

@@ -1,8 +1,8 @@
 """Hosts that did not answer a moment ago.
 
 A command asks a host several questions, each of which would dial it again. A dial that failed after
-a long wait is therefore not repeated for as long as it took. Code that keeps trying to reach a host
-calls `forget` before each try.
+a long wait is therefore not repeated until as much time has passed again. Code that keeps trying to
+reach a host calls `forget` before each try.
 """
 
 import time

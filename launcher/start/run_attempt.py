@@ -87,7 +87,7 @@ class Starter:
     spares: Sequence[HostConnection]  # the hosts that a later restart may use
     reservation: Reservation
     line: PlaceInLine
-    care: contextlib.ExitStack  # holds the lock of `taken_care_of` until the end of `run_attempt`
+    care: contextlib.ExitStack  # keeps the run `taken_care_of` until `run_attempt` ends
     interrupts: Interrupts
     hook: EventHook
     console: Console

@@ -143,7 +143,7 @@ class TreePush:
             if earlier in self.deltas:
                 return self.deltas[earlier]
         most = 2 * len(self.tree.manifest.text) + (1 << 20)  # a longer one has too little in common
-        # without the lock, so that no host waits for another
+        # not under the lock, so that one slow host delays no other
         there = fetched_manifest(connection, earlier, most)
         return self.tree.manifest.after(there) if there else None
 

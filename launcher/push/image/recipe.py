@@ -107,7 +107,7 @@ def _dockerfile(path: Path, base: str) -> str:
 
 def requirements_of(source: Path) -> str:
     """Return a requirements file's text, or a pyproject.toml's dependencies in the same format."""
-    text = text_of(source)
+    text = read_utf8(source)
     if source.suffix != ".toml":
         return text
     try:
@@ -121,7 +121,7 @@ def requirements_of(source: Path) -> str:
     return "".join(f"{each}\n" for each in listed)
 
 
-def text_of(path: Path) -> str:
+def read_utf8(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -173,5 +173,5 @@ def with_named(
             if file.is_file():
                 yield str(file.relative_to(source.parent)), file
         if path.is_file() and not line.startswith(("-f", "--find")):
-            nested = with_named(path, text_of(path), wheels=wheels, depth=depth + 1)
+            nested = with_named(path, read_utf8(path), wheels=wheels, depth=depth + 1)
             yield from ((str(named.parent / name), file) for name, file in nested)

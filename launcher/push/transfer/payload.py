@@ -40,9 +40,9 @@ class Payload:
 
 
 def without(
-    connections: Iterable[HostConnection], failed: Collection[HostConnection]
+    connections: Iterable[HostConnection], others: Collection[HostConnection]
 ) -> list[HostConnection]:
-    return [connection for connection in connections if connection not in failed]
+    return [connection for connection in connections if connection not in others]
 
 
 def end_timeout(size: int) -> float:

@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ..budget import SLOWEST, Budget, TooMuch
@@ -17,14 +17,14 @@ from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
 from ..facts.shared_homes import one_per_home
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
-from ..runs.record import RunFolder
+from ..runs.record import RunFolder, RunRecord
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
-from ..text import counted
+from ..text import counted, names
 
 LIST = load_script(__file__, "list_files.sh")
 LISTING = 600.0  # seconds to list a host's files
@@ -33,16 +33,17 @@ LONGEST = 7200.0  # seconds to hash a host's files, however large they are said 
 SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
-ROW = re.compile(rb"([0-9a-f]{64}|-) {1,2}(.+)", re.DOTALL)
-UNREADABLE = "-"  # instead of a sha256
+ROW = re.compile(rb"([0-9a-f]{64}|[->]) {1,2}(.+)", re.DOTALL)
+UNREADABLE, LINK = "-", ">"  # instead of a sha256
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     member: NodeHandle  # the node that has it
     path: PurePosixPath  # relative to the run's folder on the host, in one of FOLDERS
-    sha256: str  # UNREADABLE for a file or folder that the user may not read
+    sha256: str  # UNREADABLE for a file or folder that the user may not read; LINK
     size: int  # bytes
+    leads_to: PurePath | None = None  # of a link: see `inside`; in `targets`, the local path
 
 
 @dataclass
@@ -77,18 +78,22 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
     with newest_attempt(folder, console) as attempt:
         with log_store(folder, console) as store:
             missing_lines = sync_logs(attempt, store, console)
-        with console.step("listing the files of the run"):
-            files, silent = list_files(attempt)
-        done.failures = {**missing_lines, **silent}
         try:
             (to / "logs").mkdir(parents=True, exist_ok=True)
             kept = folder.logs.glob("node-*.log"), folder.logs.glob("failure-*.txt")
             for path in (folder.record_file, folder.hosts_file, *chain(*kept)):
                 shutil.copyfile(path, to / path.relative_to(folder.path))
+            with console.step("listing the files of the run"):
+                files, silent = list_files(attempt)
+            done.failures = {**missing_lines, **silent}
             stuck: set[HostConnection] = set()
+            left_out = []
             for target, file in targets(files, to).items():
                 connection = file.member.connection
                 if connection in stuck:
+                    continue
+                if file.sha256 == LINK and not file.leads_to:
+                    left_out.append(f"{connection.name}:{file.path}")
                     continue
                 try:
                     _fetch_one(file, target, done, console)
@@ -96,11 +101,28 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                     done.errors.setdefault(connection.name, error)
                     if not isinstance(error, CommandFailed):  # the host is to blame, not the file
                         stuck.add(connection)
+        except shutil.SameFileError:
+            what = f"{to} is where this machine keeps the run's record and logs"
+            raise UsageError(what, "pass another folder with --to") from None
         except OSError as error:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"
             remedy = "fix its permissions, free some space, or pass another folder with --to"
             raise UsageError(what, remedy) from None
+    if left_out:
+        links = counted(len(left_out), "symbolic link")
+        where = f"from the run's checkpoints and output, such as {left_out[0]}"
+        console.say(f"not fetched: {links} to somewhere else {where}")
+    if (record := folder.load_if_readable(console)) and (former := former_hosts(record)):
+        console.say(f"not fetched: files on {names(former)}, used only by earlier attempts")
     return done
+
+
+def former_hosts(record: RunRecord) -> dict[str, None]:
+    """Return the hosts that started only earlier attempts, in order."""
+    now = {node.host for node in record.attempt.nodes}
+    started = (attempt for attempt in record.attempts if attempt.started or attempt.is_reported)
+    hosts = (node.host for attempt in started for node in attempt.nodes)
+    return dict.fromkeys(host for host in hosts if host not in now)
 
 
 def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
@@ -124,8 +146,12 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
         cut_off = not all(done.stdout[-1:] in (b"", b"\0") for done in (first, second))
         files, nonsense = [], cut_off or None in rows
         for row in filter(None, second.rows()):
-            if (match := ROW.fullmatch(row)) and (path := safe_path(match[2])):
-                files.append(RemoteFile(member, path, match[1].decode(), sizes.get(match[2], 0)))
+            match = ROW.fullmatch(row)
+            listed_path, _, link = match[2].partition(b"//") if match else (b"", b"", b"")
+            if match and (path := safe_path(listed_path)):
+                kind, size = match[1].decode(), sizes.get(listed_path, 0)
+                leads_to = inside(path, link, run_dir) if kind == LINK else None
+                files.append(RemoteFile(member, path, kind, size, leads_to))
             else:
                 nonsense = True
         if nonsense or (sizes and not files):
@@ -145,23 +171,39 @@ def safe_path(text: bytes) -> PurePosixPath | None:
     return path if is_safe else None
 
 
+def inside(path: PurePosixPath, link: bytes, run_dir: str) -> PurePosixPath | None:
+    """Return what the link at `path` leads to, relative to the run's folder; None if not in FOLDERS.
+
+    link: its text. An absolute path may be one in a container, such as /checkpoints/last.pt, or one
+    on the host.
+    """
+    full = os.path.normpath(bytes(path.parent / os.fsdecode(link)))
+    here = f"/runs/{PurePath(run_dir).name}/".encode()
+    below = full.partition(here)[2] if link.startswith(b"/") else b""
+    return safe_path(below or full.lstrip(b"/"))
+
+
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
-    """Return the files to fetch, keyed by local path.
+    """Return the files and links to fetch, keyed by local path.
 
     If nodes have different files with the same path, the file of the lowest node rank gets that
-    path and the others go to nodes/RANK.
+    path and the others go to nodes/RANK. A link leads to the file of its own node.
     """
     at: dict[Path, RemoteFile] = {}
-    for file in sorted(files, key=lambda f: f.member.place.node_rank):
-        target = to / file.path
-        if target in at and at[target].sha256 != file.sha256:
-            target = to / "nodes" / str(file.member.place.node_rank) / file.path
+    for file in sorted(files, key=lambda f: (f.sha256 == LINK, f.member.place.node_rank)):
+        target, own = to / file.path, to / "nodes" / str(file.member.place.node_rank)
+        if file.leads_to:
+            is_own = own / file.leads_to in at
+            file = replace(file, leads_to=(own if is_own else to) / file.leads_to)
+        there = at.get(target, file)
+        if (there.sha256, there.leads_to) != (file.sha256, file.leads_to):
+            target = own / file.path
         at.setdefault(target, file)
     return at
 
 
 def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Console) -> None:
-    """Fetch a file, or only the rest if an earlier fetch was interrupted.
+    """Fetch a file or link. Of a file, fetch only the rest if an earlier fetch was interrupted.
 
     Raises DdpctlError, or OSError if no other file can be written either.
     """
@@ -169,12 +211,14 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
         what = f"you may not read {file.path}, so it was not fetched"
         remedy = f"as root on that host, run `chmod -R a+rX {file.member.place.run_dir}`"
         raise CommandFailed(what, remedy, host=file.member.connection.name)
-    if target.is_file() and _sha256(target) == file.sha256:
+    link = os.path.relpath(file.leads_to, target.parent) if file.leads_to else None
+    if _is_here(file, target, link):
         done.skipped += 1
         return
     try:
+        _make_folder(target.parent, done.to)
         with console.step(f"fetching {file.path} from {file.member.connection.name}"):
-            part = _fetch_part(file, target, done)
+            part = _link_part(link, target) if link else _fetch_part(file, target, done)
         part.replace(target)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -185,11 +229,28 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
     done.files += 1
 
 
-def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
-    """Fetch into a hidden file beside `target`, never through a link. Return its path."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.parent.resolve() != done.to.resolve() / target.parent.relative_to(done.to):
+def _is_here(file: RemoteFile, target: Path, link: str | None) -> bool:
+    if link:
+        return target.is_symlink() and str(target.readlink()) == link
+    return target.is_file() and _sha256(target) == file.sha256
+
+
+def _make_folder(folder: Path, to: Path) -> None:
+    """Make a folder below `to`, never through a link."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.resolve() != to.resolve() / folder.relative_to(to):
         raise OSError(errno.ELOOP, "its folder is a link or below one")
+
+
+def _link_part(link: str, target: Path) -> Path:
+    part = target.with_name(".link.part")
+    part.unlink(missing_ok=True)
+    part.symlink_to(link)
+    return part
+
+
+def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
+    """Fetch into a hidden file beside `target`. Return its path."""
     part = target.with_name(f".{file.sha256[:24]}.part")
     to = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     connection, run_dir = file.member.connection, file.member.place.run_dir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import tempfile
@@ -123,7 +124,8 @@ def test_a_host_lists_what_its_user_may_not_read() -> None:
         argv = ["sh", "-c", fetch.LIST, "sh", made, "hashes"]
         rows = subprocess.run(argv, user=nobody, stdout=subprocess.PIPE, check=False).stdout
         (run / "output" / "closed").chmod(0o755)
-    assert sorted(rows.split(b"\0")) == [b"", b"- output/closed", b"- output/secret"]
+    unreadable = [b"- output/closed", b"- output/secret"]
+    assert sorted(rows.split(b"\0")) == [b"", *unreadable, b"> output/link//secret"]
 
 
 def test_what_is_kept_about_failures_is_fetched_with_the_logs(fake_cluster: Make) -> None:
@@ -163,3 +165,92 @@ def test_nothing_is_fetched_through_a_link_of_this_machine(fake_cluster: Make) -
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 1 and "cannot be written" in err, err
     assert [(path.name, path.read_text()) for path in mine.iterdir()] == [("notes", "notes")]
+
+
+def test_links_are_fetched_as_links_that_stay_in_the_folder(fake_cluster: Make) -> None:
+    """As Lightning's last.ckpt is. A link that leads elsewhere is one line."""
+    cluster = fake_cluster()
+    output, _ = outputs(cluster)
+    run, checkpoints = output.parent, output.parent / "checkpoints"
+    (checkpoints / "step 1").mkdir()
+    (checkpoints / "step 1" / "w.pt").write_text("w")
+    inside = {
+        checkpoints / "last.pt": "step 1/w.pt",
+        checkpoints / "of-container": "/checkpoints/step 1",
+        checkpoints / "of-host": f"{run}/checkpoints/step 1/w.pt",
+        output / "across": "../checkpoints/last.pt",
+        output / "through": "../checkpoints/of-container/../last.pt",
+    }
+    outside = {
+        output / "data": "/data/x",
+        output / "logs": "../logs/node-0.log",
+        output / "odd\nname": "../../../../../../etc/passwd",
+        output / "up": "..",
+    }
+    for link, target in (inside | outside).items():
+        link.symlink_to(target)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 0 and err.count("not fetched: 4 symbolic links to somewhere else") == 1, err
+    got = Path("got")
+    for link in (got / each.relative_to(run) for each in inside):
+        assert link.resolve().is_relative_to(got.resolve() / "checkpoints" / "step 1")
+        assert not link.readlink().is_absolute()
+    names = {path.name for path in (got / "output").iterdir()}
+    assert names == {"of-0", "of-1", "across", "through"}
+    (checkpoints / "last.pt").unlink()
+    (checkpoints / "last.pt").symlink_to("step 2/w.pt")
+    code, out, err = cluster.ddpctl("fetch", "--to", "got", "--json")
+    assert (code, json.loads(out)["fetched"]) == (0, 1), err
+    assert str((got / "checkpoints" / "last.pt").readlink()) == "step 2/w.pt"
+
+
+def test_a_link_leads_to_the_file_of_its_own_node(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    for number, folder in enumerate(outputs(cluster)):
+        (folder / "best").write_text(f"of node {number}")
+        (folder / "newest").symlink_to("best")
+        (folder / "own").symlink_to(f"of-{number}")
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 0, err
+    own = Path("got", "nodes", "1", "output")
+    assert [Path("got", "output", each).read_text() for each in ("newest", "own")] == [
+        "of node 0",
+        "x",
+    ]
+    assert (own / "newest").read_text() == "of node 1"
+    assert (own / "own").resolve() == Path("got", "output", "of-1").resolve()
+
+
+def test_a_host_cannot_place_a_link_outside_the_folder(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    outputs(cluster)
+    rows = "> output/a//../../x\\0> logs/b//../output\\0> output/c\\0> output/../../d//output/x\\0"
+    find = cluster.hosts["gpu0"].tools / "find"
+    find.write_text(
+        f"#!/bin/sh\ncase $* in *'-type l'*) printf '{rows}' ;; *) exec /usr/bin/find \"$@\" ;; esac\n"
+    )
+    find.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 4 and "gpu0: its answer is not a list of the run's files" in err, err
+    assert not [path for path in Path("got").rglob("*") if path.is_symlink()]
+
+
+def test_the_folder_of_the_record_is_no_destination(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    outputs(cluster)
+    [folder] = cluster.state.glob("ddpctl/runs/*")
+    before = (folder / "run.json").read_text()
+    code, _, err = cluster.ddpctl("fetch", "--to", folder)
+    assert code == 2 and "is where this machine keeps the run's record and logs" in err, err
+    assert (folder / "run.json").read_text() == before and not (folder / "output").exists()
+
+
+def test_hosts_that_only_earlier_attempts_used_are_named(fake_cluster: Make) -> None:
+    """They are not asked: a host is often replaced because it is gone."""
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.nodes_end(exit_code=1)
+    assert cluster.launch()[0] == 1
+    assert "not fetched" not in cluster.ddpctl("fetch", "--to", "got")[2]
+    assert cluster.ddpctl("resume", "--exclude", "gpu2")[0] == 1
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 0 and "not fetched: files on gpu2, used only by earlier attempts" in err, err

@@ -54,10 +54,10 @@ class Supervisor:
             for note in self.spec.notes:
                 self.journal.say(note)
             software = environment()
+            self.journal.write_event(software)
             self.prepare_environment(software.versions.get("torch", ""))
             self.peers.keep_alive()
             self.round.start()
-            self.journal.write_event(software)
             while not self.finished():
                 self.turn()
             return self.conclude()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -60,12 +60,11 @@ def kill_runs(
 
     asked: all hosts that were asked about the runs. engine: for runs without a record.
     """
-    killed = []
-    for each in stop_all([(run, make_stop(run, engine, console)) for run in runs], console):
+    killed = stop_all([(run, make_stop(run, engine, console)) for run in runs], console)
+    for each in killed:
         each.report(console)
-        recorded = replace(each, pending=each.save(asked, console))
-        report_unconfirmed(recorded.errors_by_name, console)
-        killed.append(recorded)
+        each.save(asked, console)
+        report_unconfirmed(each.errors_by_name, console)
     return killed
 
 
@@ -93,12 +92,13 @@ def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[
         return [future.result() for future in futures]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Killed:
     """The results of stopping one run, by host, and the errors of hosts on which that failed.
 
     Of several connections to one account, only the first is used. pending: hosts that were not
-    asked and, according to the record, have not confirmed an earlier stop of the run.
+    asked and, according to the record, have not confirmed an earlier stop of the run. `save` reads
+    the record and sets it.
     """
 
     run: HostedRun
@@ -110,7 +110,7 @@ class Killed:
     def results_by_name(self) -> dict[str, Stopped]:
         return by_name(self.run.connections, self.results)
 
-    @cached_property
+    @property
     def errors_by_name(self) -> dict[str, DdpctlError]:
         record = run_folder(self.run.run_id).record_file
         error = StopUnconfirmed(
@@ -147,10 +147,8 @@ class Killed:
             parts.append(f"did not touch nodes on {names(untouched)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
-    def save(self, asked: Collection[HostConnection], console: Console) -> list[str]:
+    def save(self, asked: Collection[HostConnection], console: Console) -> None:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
-
-        Return the hosts that were not asked and have not confirmed an earlier stop.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches
@@ -160,17 +158,16 @@ class Killed:
         folder = run_folder(self.run.run_id)
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
-            return []
+            return
         asked_names = {connection.name for connection in asked}
         before = {*record.pending_stop}
-        not_asked = sorted(before - asked_names)
-        record.pending_stop = sorted({*self.unconfirmed, *not_asked})
+        self.pending = sorted(before - asked_names)
+        record.pending_stop = self.unconfirmed
         asked_all = {*record.hosts} <= asked_names
         last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
         if not record.state.is_final and (asked_all or last_confirmed):
             self.conclude(record.attempt)
         folder.try_save(record, console)
-        return not_asked
 
     def conclude(self, attempt: AttemptRecord) -> None:
         """Record how the attempt had ended before this stop, or that it was cancelled.
@@ -206,7 +203,7 @@ class Killed:
                 {
                     "host": host,
                     "stopped": len(result.nodes),
-                    "left": [*map(str, result.left)],
+                    "left": result.left,
                     "clean": not result.left,
                     "left_alone": sorted({status.owner for status in result.untouched}),
                 }

@@ -30,19 +30,25 @@ class Stopped:
 
     nodes: the run's nodes when the stop began, in any state; see also `with_cancelled`. The nodes
     include tickets (places in line), except those of live nodes and those that the stop keeps (see
-    Stop.cancel). left: the names of the nodes and tickets, and the pids of the run's processes, that
-    are still on the host. untouched: nodes with the run's id that belong to another user.
+    Stop.cancel). left_nodes: the names of the nodes and tickets that are still on the host.
+    left_pids: the run's processes that are. untouched: nodes with the run's id that belong to another
+    user.
     """
 
     nodes: Sequence[NodeStatus]
-    left: Sequence[str | int] = ()
+    left_nodes: Sequence[str] = ()
+    left_pids: Sequence[int] = ()
     untouched: Sequence[NodeStatus] = ()
+
+    @property
+    def left(self) -> list[str]:
+        return [*self.left_nodes, *map(str, self.left_pids)]
 
     def describe(self) -> str:
         """Return what is left or, if nothing is left, what was done."""
         if self.left:
-            still = (f"pid {each}" if isinstance(each, int) else each for each in self.left)
-            return f"STILL THERE: {', '.join(still)}"
+            pids = (f"pid {pid}" for pid in self.left_pids)
+            return f"STILL THERE: {', '.join([*self.left_nodes, *pids])}"
         if not self.nodes:
             return "nothing to stop"
         if any(status.alive or status.waits for status in self.nodes):
@@ -90,15 +96,14 @@ class Stop:
         if self.cancel:
             nodes = with_cancelled(nodes, connection)  # before this stop leaves its mark
             marked = connection.script(MARK_CANCELLED, self.run_id)
-        left: list[str | int] = []
-        for engine in engines_on(connection, self.engine):
-            left += self._stop_on(engine)
-        left += self._wait_for_processes(connection)
+        engines = engines_on(connection, self.engine)
+        left_nodes = [name for engine in engines for name in self._stop_on(engine)]
+        left_pids = self._wait_for_processes(connection)
         if self.cancel:  # only now, because a full disk must not keep the run alive
             what = f"could not mark {self.run_id} as cancelled"
             remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
             marked.expect(what, remedy, connection.name)
-        return Stopped(nodes, left, untouched)
+        return Stopped(nodes, left_nodes, left_pids, untouched)
 
     def _stop_on(self, engine: Engine) -> list[str]:
         """End the run's nodes on one engine. Return the names of what is left.

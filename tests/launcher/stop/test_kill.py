@@ -186,7 +186,7 @@ def test_a_quiet_kill_still_says_what_is_left(fake_cluster: Make) -> None:
 
 
 def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
-    stopped = Stopped([], ["ddpctl-r-0", 41])
+    stopped = Stopped([], ["ddpctl-r-0"], [41])
     assert stopped.describe() == "STILL THERE: ddpctl-r-0, pid 41"
     connection = HostConnection(Host("gpu0"))
     run = HostedRun("r", [connection])

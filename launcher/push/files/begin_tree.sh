@@ -16,7 +16,8 @@ for draft in ".$2".*; do
   [ "$since" = "${boot:-unknown}" ] || continue
   kill -0 "$pid" 2>/dev/null && continue
   mv "$draft" ".$2.$3" 2>/dev/null || continue
-  echo "resume $base $(find ".$2.$3/tree" -type f -print0 | tr -dc '\000' | wc -c)"
+  # A killed GNU tar leaves unreadable files in place of links that lead up: they do not count.
+  echo "resume $base $(find ".$2.$3/tree" -type f -perm -400 -print0 | tr -dc '\000' | wc -c)"
   break
 done
 df -Pk . | awk 'NR == 2 { print "free " $4 }'

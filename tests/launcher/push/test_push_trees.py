@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -214,6 +215,28 @@ def test_an_interrupted_push_is_continued(
     assert not machine.drafts("datasets")
     assert 15 <= done.report.hosts[0].files_sent <= 30
     assert done.report.sent_bytes < 0.7 * len(whole)
+
+
+def test_a_push_whose_tar_was_killed_is_continued_without_a_gap(
+    machines: Machines, pushes: Pushes, data: Path
+) -> None:
+    """Until its end, GNU tar has an empty file in place of each link that leads up."""
+    (machine,) = machines(1)
+    for number in range(5):
+        (data / "class 1" / f"up{number}").symlink_to("../run.sh")
+    tree = scan(str(data), code_only=False)
+    names = ["datasets", tree.manifest.digest, "cut"]
+    draft = machine.home / ".ddpctl" / "datasets" / f".{names[1]}.cut"
+    (draft / "tree").mkdir(parents=True)
+    stream = machine.connection.open(["sh", "-c", RECEIVE, "sh", *names, "none"])
+    whole = b"".join(tar.stream(tree, tree.manifest.entries, {}))
+    stream.write(whole[: len(whole) // 2])
+    until(lambda: len([*(draft / "tree" / "class 1").glob("*.bin")]) > 15)
+    shell = (draft / "holder").read_text().split()[0]
+    os.kill(int(Path(f"/proc/{shell}/task/{shell}/children").read_text()), signal.SIGKILL)
+    assert stream.wait(10) != 0
+    pushes([machine], dataset=str(data))
+    assert same(machine.trees("datasets")[0], data)
 
 
 def others_draft(machine: Machine, data: Path) -> tuple[str, Path]:

@@ -9,7 +9,10 @@ from .recipe import Recipe
 
 
 def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> str:
-    """Build an image unless it exists. Return its name. rebuild: build it even if it exists."""
+    """Build an image unless one with its content exists. Return its name.
+
+    Only a computed tag shows the content. rebuild: build the image in any case.
+    """
     with connected([Host(host="local")]) as [local]:
         store = images_of(local)
         base = store.inspect(recipe.base)
@@ -21,7 +24,7 @@ def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> s
                 what = f"the base image {recipe.base} cannot be pulled: {error.what}"
                 raise UsageError(what, "pass another one with --base") from None
         name = recipe.tag(base.id)
-        if ":latest" not in name and not rebuild and store.inspect(name):
+        if not recipe.has_tag and not rebuild and store.inspect(name):
             console.say(f"{name} is up to date")
             return name
         console.say(f"building {name} from {recipe.base}")

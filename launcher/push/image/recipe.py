@@ -39,9 +39,13 @@ class Recipe:
     dockerfile: str
     files: tuple[tuple[str, bytes], ...]
 
+    @property
+    def has_tag(self) -> bool:
+        return ":" in self.name.rpartition("/")[2]  # not the port of a registry
+
     def tag(self, base_id: str) -> str:
         """Return the name with its tag, or with a computed tag if the name has none."""
-        if ":" in self.name:
+        if self.has_tag:
             return self.name
         digest = hashlib.sha256(base_id.encode() + self.context()).hexdigest()
         return f"{self.name}:{digest[:12]}"

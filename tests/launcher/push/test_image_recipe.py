@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launcher.engines.engine_info import ImageInfo
 from launcher.errors import UsageError
 from launcher.hosts import Job
+from launcher.push.image.build_image import build_image
 from launcher.push.image.recipe import (
     BASE,
     CONDA_BASE,
@@ -17,6 +20,7 @@ from launcher.push.image.recipe import (
     with_named,
 )
 from launcher.push.packages.wheels import collected
+from launcher.terminal.console import Console
 
 
 def write(folder: Path, **files: str) -> None:
@@ -52,6 +56,30 @@ def test_the_tag_depends_on_the_packages_and_on_the_base_and_on_nothing_else(
     source.write_text("timm==1.1\n")
     assert recipe_of(source, "base:1", None).tag("sha256:1") != first
     assert recipe_of(source, None, "mine:3").tag("sha256:1") == "mine:3"
+    assert recipe_of(source, "base:1", "lab:5000/mine").tag("sha256:2").startswith("lab:5000/mine:")
+
+
+@pytest.mark.parametrize(("name", "built"), [("mine:1", 2), ("lab:5000/mine", 1), (None, 1)])
+def test_an_image_that_exists_is_built_again_if_its_tag_does_not_show_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, built: int
+) -> None:
+    class Store:
+        def __init__(self) -> None:
+            self.names = ["base:1"]
+
+        def inspect(self, name: str) -> ImageInfo | None:
+            return ImageInfo("sha256:1", ()) if name in self.names else None
+
+        def build(self, context: bytes, name: str) -> Iterator[str]:
+            self.names.append(name)
+            yield f"built {name}"
+
+    store = Store()
+    monkeypatch.setattr("launcher.push.image.build_image.images_of", lambda connection: store)
+    (tmp_path / "requirements.txt").write_text("timm==1.0\n")
+    recipe = recipe_of(tmp_path / "requirements.txt", "base:1", name)
+    assert build_image(recipe, Console()) == build_image(recipe, Console()) == store.names[-1]
+    assert len(store.names) == 1 + built
 
 
 def test_files_that_the_requirements_name_are_part_of_the_build(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Start attempts: launch, resume, automatic restarts, attach.
 
-The stages of a launch (run_attempt.py): in Starter.prepare, a Request (what the user wants) ->
+The stages of a launch (Starter.try_to_run in run_attempt.py): a Request (what the user wants) ->
 CheckedHosts (what the hosts answered) -> PushResult (what was sent to them) -> Plan (all that will
-happen) -> PreparedAttempt (the plan with its connections and its record); in
-Starter.start_and_follow, a StartedRun (its containers are running), which launcher.follow follows
-to its Outcome. With --wait, a Refused attempt waits in line and tries again.
+happen) -> PlannedAttempt (the plan with its connections) -> StartedRun (its containers are running),
+which launcher.follow follows to its Outcome. With --wait, a Refused attempt waits in line and tries
+again.
 
 Three marks on a host keep runs apart. `kill` removes or cancels each of them.
 - A created node is a claim to its GPUs from its creation until it ends (engines/claims.py).

@@ -39,15 +39,12 @@ def run_attempt(request: Request, console: Console, tickets: Tickets | None = No
     With --wait, first waits in line while other runs use the GPUs. tickets: those of the attempt
     that this one restarts.
     """
-    # prepare spares too, so that a later restart can use them at once
-    spares_to_prepare = () if request.by == "restart" else request.cluster.spares
     previous = tickets.planned if tickets else None
     reservation = Reservation(request.run_id, request.attempt, request.handed_over, previous)
     with (
         contextlib.ExitStack() as care,
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
-        connected(spares_to_prepare) as spares,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         PlaceInLine([*connections, *former], request, tickets, interrupts, console) as line,
@@ -56,9 +53,7 @@ def run_attempt(request: Request, console: Console, tickets: Tickets | None = No
     ):
         require_writable(request.folder.path.parent)
         finish_pending_stops(connections, console)
-        starter = Starter(
-            connections, former, spares, reservation, line, care, interrupts, hook, console
-        )
+        starter = Starter(connections, former, reservation, line, care, interrupts, hook, console)
         while isinstance(result := starter.try_to_run(request), Refused):
             if outcome := line.wait(result):
                 return outcome
@@ -69,22 +64,11 @@ def run_attempt(request: Request, console: Console, tickets: Tickets | None = No
 
 
 @dataclass(frozen=True)
-class PreparedAttempt:
-    """An attempt whose hosts have all that it needs. It is reserved, and recorded as PENDING."""
-
-    request: Request  # for the chosen hosts
-    planned: PlannedAttempt
-    record: RunRecord
-    clock_skews: Sequence[float]
-
-
-@dataclass(frozen=True)
 class Starter:
     """Tries to start one attempt, with connections that stay open from one try to the next."""
 
     connections: Sequence[HostConnection]
     former: Sequence[HostConnection]  # the run's earlier hosts, which may have its checkpoints
-    spares: Sequence[HostConnection]  # the hosts that a later restart may use
     reservation: Reservation
     line: PlaceInLine
     care: contextlib.ExitStack  # keeps the run `taken_care_of` until `run_attempt` ends
@@ -93,14 +77,9 @@ class Starter:
     console: Console
 
     def try_to_run(self, request: Request) -> Outcome | Refused:
-        """Prepare, start and follow the attempt. Return Refused if other runs come first."""
-        prepared = self.prepare(request)
-        return prepared if isinstance(prepared, Refused) else self.start_and_follow(prepared)
+        """Start the attempt on all nodes or on none, and follow it. With --nodes N, choose N free hosts.
 
-    def prepare(self, request: Request) -> PreparedAttempt | Refused:
-        """Choose and check the hosts, push what they lack, and plan, reserve and record the attempt.
-
-        With --nodes N, chooses any N hosts that are free. Return Refused if too few are.
+        Return Refused if other runs come first.
         """
         console = self.console
         chosen = choose_hosts(request, self.connections, console)
@@ -109,57 +88,57 @@ class Starter:
             # never removed, and failed checks must not use up the attempt.
             self.reservation.take(self.connections, console)
             return chosen
+        # prepare spares too, so that a later restart can use them at once
+        to_prepare = () if request.by == "restart" else request.cluster.spares
         request = request.on(chosen)
-        checked = check(request, chosen, self.spares, console)
-        pushed = push(request, checked, self.spares, console)
+        with connected(to_prepare) as spares:
+            checked = check(request, chosen, spares, console)
+            pushed = push(request, checked, spares, console)
         plan = make_plan(request, checked, pushed, console)
         planned = PlannedAttempt(plan, chosen)
-        if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
-            with console.step("asking whether the run is alive"):
-                each_node(chosen, lambda connection: require_ended(planned.nodes_on(connection)))
-        self.reservation.take(self.connections, console)
-        # Other commands see by the lock that the run is being started. The start does not need it: a
-        # recorder may hold it for a long time, while it follows an attempt whose hosts are gone.
-        with contextlib.suppress(StateError):
-            self.line.lock(wait=False)
-        record = request.remember(plan)
+        record = self.reserve(request, planned)
         if request.earlier:
             compare(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
-        skews = [facts.clock_skew for facts in checked.facts]
-        return PreparedAttempt(request, planned, record, skews)
-
-    def start_and_follow(self, prepared: PreparedAttempt) -> Outcome | Refused:
-        """Claim the GPUs, start all nodes or none, and follow the run.
-
-        Signals are held until `follow` handles them, so that nothing is left half done.
-        """
-        planned, request, console = prepared.planned, prepared.request, self.console
-        env, run_json = user_env(request.cluster.job), for_hosts(prepared.record)
+        env, run_json = user_env(request.cluster.job), for_hosts(record)
+        # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
                 if reasons := claim_gpus(planned, env, run_json, console, self.interrupts.sleep):
-                    choose_again = len(planned.connections) < len(self.connections)
+                    choose_again = len(chosen) < len(self.connections)
                     return Refused(planned, reasons, choose_again)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
             self.care.enter_context(detach.taken_care_of(request.folder))
-            started = self.record_start(prepared)
+            self.record_start(request, planned, record)
             self.line.leave()
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
+            skews = [facts.clock_skew for facts in checked.facts]
+            started = StartedRun(planned.handle, request.folder, record, skews)
             with self.line.kept_for_restart(planned):
                 return follow(started, self.hook, self.interrupts, console)
 
-    def record_start(self, prepared: PreparedAttempt) -> StartedRun:
-        """Record and print that the attempt has started, call the hook, and return the started run."""
-        planned, record = prepared.planned, prepared.record
-        folder, plan, entry = prepared.request.folder, planned.plan, record.attempt
+    def reserve(self, request: Request, planned: PlannedAttempt) -> RunRecord:
+        """Reserve the attempt, so that no other command starts it. Record it as PENDING."""
+        if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
+            with self.console.step("asking whether the run is alive"):
+                each_node(planned.connections, lambda each: require_ended(planned.nodes_on(each)))
+        self.reservation.take(self.connections, self.console)
+        # Other commands see by the lock that the run is being started. The start does not need it: a
+        # recorder may hold it for a long time, while it follows an attempt whose hosts are gone.
+        with contextlib.suppress(StateError):
+            self.line.lock(wait=False)
+        return request.remember(planned.plan)
+
+    def record_start(self, request: Request, planned: PlannedAttempt, record: RunRecord) -> None:
+        """Record and print that the attempt has started, and call the hook."""
+        plan, entry = planned.plan, record.attempt
         entry.state, entry.started = RunState.RUNNING, timestamp()
         for node in entry.nodes:
             node.state = NodeState.RUNNING
-        folder.try_save(record, self.console)
+        request.folder.try_save(record, self.console)
         number = f", attempt {plan.attempt}," if plan.attempt > 1 else ""
         size = f"{counted(plan.nnodes, 'node')}, {counted(entry.world_size, 'rank')}"
         master = f"{plan.master_addr}:{plan.master_port}"
@@ -167,7 +146,6 @@ class Starter:
         if times := where_time_went(self.console.take_steps()):
             self.console.say(times)
         self.hook("attempt-started", record, message=entry.by)
-        return StartedRun(planned.handle, folder, record, prepared.clock_skews)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ Make = Callable[..., FakeCluster]
 RUN = "20261125-031500-doomed"
 MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "remember"),
-    "recorded": (run_attempt, "PreparedAttempt"),
+    "recorded": (run_attempt, "for_hosts"),
     "filled": (start_nodes, "supervisor_spec"),
     "created": (claim_gpus, "_settle_with_rivals"),
     "starting": (None, "start"),  # of the engine

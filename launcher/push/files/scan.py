@@ -45,6 +45,7 @@ class Tree:
     """A folder and its contents at the time of the scan. skipped: sockets, pipes and devices.
 
     left_out: see `launcher.push.files.left_out`.
+    code_only: what is appended to a file later, such as this launch's own log, is not sent.
     """
 
     root: bytes
@@ -53,6 +54,7 @@ class Tree:
     skipped: list[bytes] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     file: bytes = b""  # the only file's name on disk, if the manifest has another
+    code_only: bool = False
 
     def path(self, entry: Entry) -> bytes:
         return b"%b/%b" % (self.root, self.file or entry.path)  # ten times as fast as os.path.join
@@ -221,7 +223,8 @@ class _Walk:
             kind = "x" if stamp.executable else "f"
             self.entries.append(Entry(path, kind, stamp.size, hashes[path].encode()))
         contents = manifest.make(self.entries)
-        return Tree(self.root, contents, self.stamps, self.skipped, self.left_out)
+        walked = self.stamps, self.skipped, self.left_out
+        return Tree(self.root, contents, *walked, code_only=self.code_only)
 
     def _hash_files(self) -> Mapping[bytes, str]:
         """Return the sha256 of every readable file, from the cache if the file is unchanged."""

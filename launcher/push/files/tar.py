@@ -73,10 +73,11 @@ def _read(tree: Tree, entry: Entry) -> Iterator[bytes]:
     """Yield the file's bytes. Raises PushFailed if they do not match the manifest."""
     path = tree.path(entry)
     left, digest = entry.size, hashlib.sha256()
+    extra = 0 if tree.code_only else 1  # a byte that shows whether the file has grown
     try:
         with open_file(path) as file:
             while left:
-                block = file.read(min(left, CHUNK) + 1)  # one extra byte shows whether it has grown
+                block = file.read(min(left, CHUNK) + extra)
                 if not 0 < len(block) <= left:
                     break
                 digest.update(block)

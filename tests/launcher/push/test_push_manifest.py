@@ -174,6 +174,20 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
             list(tar.stream(tree, tree.manifest.entries, {}))
 
 
+def test_a_log_in_the_workdir_may_grow_during_the_push(tmp_path: Path) -> None:
+    """`ddpctl launch 2>&1 | tee launch.log` in the workdir writes to it while the push reads it."""
+    log = tmp_path / "launch.log"
+    log.write_text("ddpctl: 2 warnings\n")
+    tree = scan(str(tmp_path), code_only=True)
+    log.write_text("ddpctl: 2 warnings\nddpctl: left out of the workdir\n")
+    data = b"".join(tar.stream(tree, tree.manifest.entries, {}))
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.extractfile("tree/launch.log").read() == b"ddpctl: 2 warnings\n"
+    log.write_text("ddpctl: 3 warnings\nddpctl: left out of the workdir\n")
+    with pytest.raises(PushFailed, match="changed during the push"):
+        list(tar.stream(tree, tree.manifest.entries, {}))
+
+
 def test_a_disk_that_fails_during_the_push_is_this_machines_problem() -> None:
     tree = Tree(b"/proc/self", manifest.make([Entry(b"mem", "f", 9)]), {})  # cannot be read at 0
     with pytest.raises(PushFailed, match=r"^/proc/self/mem: Input/output error during the push"):

@@ -13,12 +13,14 @@ from ..text import nearest
 def check_command(job: Job) -> str | None:
     """Check that the script in `job.command` is in `job.workdir` and compiles.
 
-    Return a hint if the script is on this machine but is not sent, else None. Skips absolute paths
-    and modules (`-m`), because they may come with the image. Raises UsageError if the script is
-    missing or has a syntax error.
+    Return a hint if the script is on this machine but a node would not find it there, else None.
+    Does not look for absolute paths and modules (`-m`), because they may come with the image.
+    Raises UsageError if the script is missing or has a syntax error.
     """
     script = PurePosixPath(job.command[0])
-    if script.is_absolute() or job.command[0].startswith("-"):
+    if script.is_absolute():
+        return _path_of_this_machine(script, job)
+    if job.command[0].startswith("-"):
         return None
     if job.workdir is None:
         hint = f"job.workdir is not set, so the local {script} is not sent; set `workdir: .` to send it"
@@ -43,3 +45,16 @@ def check_command(job: Job) -> str | None:
     except (OSError, ValueError, RecursionError, MemoryError):
         pass  # torchrun reports unreadable files
     return None
+
+
+def _path_of_this_machine(script: PurePosixPath, job: Job) -> str | None:
+    """Return a hint if the container has the script under another path than this machine."""
+    same = ["/workspace", *(mount.split(":")[1] for mount in job.mounts)]
+    if job.engine == "process" or any(script.is_relative_to(folder) for folder in same):
+        return None
+    if job.workdir is None or not script.is_relative_to(job.workdir) or not Path(script).exists():
+        return None
+    own = script.relative_to(job.workdir)
+    return (
+        f"{script} is a path of this machine; in the container it is /workspace/{own}: write {own}"
+    )

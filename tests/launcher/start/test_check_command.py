@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_a_syntax_error_is_one_line_with_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["-m", "--no-python", "/opt/image/train.py"])
 def test_a_command_that_may_be_in_the_image_is_not_looked_for(tmp_path: Path, command: str) -> None:
     check_command(job(tmp_path, command, "trainer"))
+
+
+def test_the_path_that_a_script_has_only_on_this_machine_is_mentioned(tmp_path: Path) -> None:
+    script = tmp_path / "src" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    own = job(tmp_path, str(script))
+    assert str(check_command(own)).endswith("it is /workspace/src/train.py: write src/train.py")
+    assert check_command(replace(own, engine="process")) is None
+    assert check_command(replace(own, mounts=(f"{tmp_path}:{tmp_path}:ro",))) is None
+    assert check_command(job(tmp_path, f"{tmp_path}/none.py")) is None
+    assert check_command(Job(command=(str(script),))) is None
 
 
 def test_a_valid_script_with_a_warning_passes_in_silence(

@@ -1,17 +1,19 @@
 """The packages of `job.requirements`: wheels for the hosts' Pythons, and environments made from them.
 
 This machine downloads the wheels once, into one tree with a folder for each Python version and
-architecture that the hosts have. The tree also contains this machine's pip, so that a host needs
-neither pip nor the internet.
+architecture that the hosts have. Each folder also contains a pip, so that a host needs neither pip
+nor the internet.
 """
 
 import hashlib
-import importlib.util
+import importlib.metadata
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -45,6 +47,11 @@ class WheelTarget:
 
     folder: str
     glibc: int
+
+    @property
+    def minor(self) -> int:
+        """N, where 3.N is the version of the Python."""
+        return int(self.folder.partition("-")[0].removeprefix("3."))
 
     def pip_options(self) -> Iterator[str]:
         version, _, machine = self.folder.partition("-")
@@ -115,43 +122,60 @@ def _key(source: Path, text: str) -> str:
 
 def _collect(job: Job, targets: Sequence[WheelTarget], progress: PushProgress) -> Tree:
     source, text = _requirements(job)
-    rest = json.dumps([job.python, job.conda, [astuple(target) for target in targets]])
+    rest = json.dumps([[astuple(target) for target in targets], job.python, job.conda])
     key = f"{_key(source, text)}-{hashlib.sha256(rest.encode()).hexdigest()[:32]}"
     folder = cache_home() / "wheels" / key
 
     def make(draft: Path) -> None:
+        pip = _own_pip()
         for target in targets:
             what = f"the packages in {source.name} for Python {target.folder}"
             progress.say(f"downloading {what}")
-            _download(source, text, target, draft)
+            _download_packages(source, text, target, draft)
+            _add_pip(pip, target, draft / target.folder)
         # so that a different Python gives a different digest and thus a different environment
         (draft / "python").write_text(job.conda or job.python or "")
-        _copy_own_pip(draft / "pip")
 
     make_once(folder, make)
     return scan(str(folder), code_only=False)
 
 
-def _download(source: Path, text: str, target: WheelTarget, to: Path) -> None:
+def _download_packages(source: Path, text: str, target: WheelTarget, to: Path) -> None:
     listed = source
     to.mkdir(exist_ok=True)
     if source.suffix == ".toml":
         listed = to / "requirements.txt"
         listed.write_text(text)
+    words = ("--requirement", str(listed))
+    _download(source.name, target, to / target.folder, *words, cwd=source.parent)
+
+
+def _add_pip(own: importlib.metadata.Distribution, target: WheelTarget, to: Path) -> None:
+    """Add the folder of a pip: this machine's own or, if that is too new for the target, another."""
+    oldest = re.search(r">= *3\.(\d+)", own.metadata["Requires-Python"])
+    if oldest is None or int(oldest[1]) <= target.minor:
+        pip = Path(str(own.locate_file("pip")))
+        shutil.copytree(pip, to / "pip", ignore=shutil.ignore_patterns("__pycache__"))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        _download("pip", target, Path(scratch), "--no-deps", "pip", cwd=to.parent)
+        [wheel] = Path(scratch).iterdir()
+        with zipfile.ZipFile(wheel) as files:
+            files.extractall(to, [name for name in files.namelist() if name.startswith("pip/")])
+
+
+def _download(what: str, target: WheelTarget, to: Path, *words: str, cwd: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
-    pip += ["--disable-pip-version-check", *target.pip_options()]
-    pip += ["--dest", str(to / target.folder), "--requirement", str(listed)]
-    done = subprocess.run(
-        pip, cwd=source.parent, stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
+    pip += ["--disable-pip-version-check", *target.pip_options(), "--dest", str(to), *words]
+    done = subprocess.run(pip, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
-        what = f"{source.name} for Python {target.folder}"
+        what = f"{what} for Python {target.folder}"
         raise failed("this machine", what, done.stderr.decode(errors="replace"))
 
 
-def _copy_own_pip(to: Path) -> None:
-    pip = importlib.util.find_spec("pip")
-    if pip is None or pip.origin is None:
+def _own_pip() -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution("pip")
+    except importlib.metadata.PackageNotFoundError:
         remedy = f"run `{sys.executable} -m ensurepip`"
-        raise PushFailed("ddpctl's Python has no pip", remedy, host="this machine")
-    shutil.copytree(Path(pip.origin).parent, to, ignore=shutil.ignore_patterns("__pycache__"))
+        raise PushFailed("ddpctl's Python has no pip", remedy, host="this machine") from None

@@ -198,7 +198,9 @@ class RunRecord:
     def goes_on(self, max_restarts: int) -> bool:
         """Return whether the run is live or, as far as its record shows, will be restarted."""
         if self.state is RunState.FAILED:
-            return not self.why_not_restarted(max_restarts, saved=True)
+            # a restart that could not start is tried on other hosts
+            trying = self.attempt.by == "restart" and not self.attempt.started
+            return trying or not self.why_not_restarted(max_restarts, saved=True)
         return self.state.is_live
 
     @property

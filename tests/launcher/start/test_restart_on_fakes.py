@@ -22,6 +22,7 @@ from launcher.outcomes import Outcome, RunState
 from launcher.plan.plan import LaunchOptions
 from launcher.runs.record import RunFolder, RunRecord, run_folder
 from launcher.start import attach, launch, recorder
+from launcher.start.replace_hosts import Problems, unusable_hosts
 from launcher.start.restart import restart_until_done, turn_kept_for_restart
 from launcher.terminal.console import Console
 
@@ -370,6 +371,28 @@ def test_a_spare_that_cannot_start_the_node_is_replaced_by_the_next(losing: Make
     assert code == 0, err
     assert hosts_of(cluster)[-1] == ["gpu0", "spare1"]
     assert len(cluster.record["attempts"][0]["restarts"]) == 1
+
+
+def test_attach_waits_while_a_restart_that_could_not_start_looks_for_another_host(
+    losing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = losing("gpu1", spares=["spare0", "spare1"])
+    cluster.hosts["spare0"].refuses["create"] = "no space left on device"
+    attached = []
+
+    def look(base: Cluster, run_id: str) -> Problems:
+        if len(cluster.record["attempts"]) == 2:  # the one with spare0
+            attached.append(cluster.ddpctl("attach"))
+        return unusable_hosts(base, run_id)
+
+    def wait(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.start.restart.unusable_hosts", look)
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=wait))
+    assert cluster.launch()[0] == 0
+    [(code, _, err)] = attached
+    assert code == 130 and "may be restarted by its recorder; waiting for that" in err, err
 
 
 def test_without_a_spare_a_restart_goes_on_with_min_nodes(losing: Make) -> None:

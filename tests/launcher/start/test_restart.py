@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from launcher.runs.record import (
     RunFolder,
     RunRecord,
 )
-from launcher.start.restart import has_saved
+from launcher.ssh.host_connection import HostConnection
+from launcher.start.restart import NEW_CHECKPOINT, has_saved
 from launcher.start.resume import on_other_hosts
 from launcher.terminal.console import Console
 
@@ -84,6 +86,23 @@ def test_a_lost_host_is_asked_for_new_checkpoints_only_if_no_other_host_has_one(
     run = dataclasses.replace(record("host-lost"), pending_stop=["b"])
     assert has_saved(RunFolder(Path("r")), run, Console()) is bool(saver)
     assert "".join(calls) == asked
+
+
+@pytest.mark.parametrize(("saved_at", "is_new"), [(2, False), (8, True), (20, True)])
+def test_a_checkpoint_counts_as_new_if_it_was_saved_after_the_last_start(
+    tmp_path: Path, saved_at: int, is_new: bool
+) -> None:
+    """It may have been saved before the supervisor prepared a process for the next restart."""
+    checkpoint = tmp_path / "checkpoints" / "model.pt"
+    rounds = [tmp_path / "ranks" / number for number in ("0", "1")]
+    started = rounds[0] / "none_x"  # as torchrun does
+    for folder in (started, rounds[1], checkpoint.parent):
+        folder.mkdir(parents=True)
+    checkpoint.touch()
+    for path, time in ((started, 5), (rounds[0], 5), (rounds[1], 15), (checkpoint, saved_at)):
+        os.utime(path, (time, time))
+    found = HostConnection(Host("local")).script(NEW_CHECKPOINT, str(tmp_path), str(tmp_path))
+    assert bool(found.stdout) is is_new
 
 
 HERE = Host("local", gpus=0)

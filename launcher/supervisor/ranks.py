@@ -10,6 +10,7 @@ import time
 from .proc import children, proc_environ, proc_stat, usage
 
 LOOK = 1.0  # seconds between checks of the ranks' I/O
+SUSPENDED = 5.0  # seconds between two checks after which this process must have been suspended
 IDLE_IO = 65536  # bytes read and written per second that still count as no activity
 # busy cores above which `stuck` still grows, but slower: ranks that wait in NCCL are busy too
 BUSY = 0.5
@@ -96,7 +97,8 @@ class Liveness:
     def __init__(self, output_dir: str) -> None:
         self._files = [os.path.join(output_dir, name) for name in ("metrics.jsonl", "status.json")]
         self._began = time.time()
-        self._output_at = self._looked_at = time.monotonic()
+        self._output_at = self._looked_at = self._reported_at = time.monotonic()
+        self._reported: list[float] = []  # the files' times at the trainer's last report
         self._before: dict[int, tuple[int, float]] = {}  # pid -> (bytes, CPU seconds)
         self.begun = False  # whether a rank has written output
         self.stuck = 0.0  # seconds without visible activity of any rank
@@ -112,6 +114,10 @@ class Liveness:
         if past < LOOK:
             return
         self._looked_at = now
+        if past > SUSPENDED:  # the ranks probably were too, so their silence proves nothing
+            self._output_at = min(now, self._output_at + past)
+            self._reported_at = min(now, self._reported_at + past)
+            return
         moved, cores = 0, 0.0
         for rank in ranks:
             used = usage(rank.pid)
@@ -133,10 +139,14 @@ class Liveness:
         Returns None if it has reported none since this start of torchrun.
 
         In a shared folder, another host may have written the files. NFS then shows their times a
-        few seconds late, and by the server's clock. That matters little for a hang timeout.
+        few seconds late, and by the server's clock. That matters little for a hang timeout. The age
+        is by the monotonic clock: the other clock may be set, and it goes on while the machine
+        sleeps.
         """
-        newest = 0.0
+        times = []
         for path in self._files:
             with contextlib.suppress(OSError):  # not written, or just removed
-                newest = max(newest, os.stat(path).st_mtime)
-        return max(0.0, time.time() - newest) if newest >= self._began else None
+                times.append(os.stat(path).st_mtime)
+        if times != self._reported and (self._reported or max(times) >= self._began):
+            self._reported, self._reported_at = times, time.monotonic()
+        return time.monotonic() - self._reported_at if self._reported else None

@@ -18,8 +18,8 @@ RANK = Rank(1, 0, 0)
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The clock, and what the kernel has counted for the rank."""
-    made = SimpleNamespace(now=1000.0, bytes=0, cpu=0.0)
-    clock = SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now)
+    made = SimpleNamespace(now=1000.0, ahead=0.0, bytes=0, cpu=0.0)
+    clock = SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now + made.ahead)
     monkeypatch.setattr(ranks, "time", clock)
     monkeypatch.setattr(ranks, "usage", lambda pid: (made.bytes, made.cpu))
     return made
@@ -47,16 +47,47 @@ def test_a_rank_is_stuck_while_it_does_nothing_visible(
     assert (made.stuck, made.log_age(), made.begun) == (0.0, 0.0, True)
 
 
+def report(folder: Path, at: float, name: str = "metrics.jsonl") -> Path:
+    """Write a file as the trainer does, at the time `at`."""
+    path = folder / name
+    path.touch()
+    os.utime(path, (at, at))
+    return path
+
+
 def test_progress_is_the_newest_file_of_this_attempt(world: Any, tmp_path: Path) -> None:
-    old = tmp_path / "metrics.jsonl"
-    old.touch()
-    os.utime(old, (900.0, 900.0))
+    report(tmp_path, 900.0)
     made = Liveness(str(tmp_path))
     assert made.progress_age() is None, "an earlier attempt wrote it"
-    new = tmp_path / "status.json"
-    new.touch()
-    os.utime(new, (1005.0, 1005.0))
+    world.now = 1005.0
+    new = report(tmp_path, 1005.0, "status.json")
+    assert made.progress_age() == 0.0
     world.now = 1030.0
     assert made.progress_age() == 25.0
     new.unlink()
-    assert made.progress_age() is None, "another process may remove it at any time"
+    assert made.progress_age() == 0.0, "another process may remove it at any time"
+
+
+@pytest.mark.parametrize("seconds", [3600.0, -100.0])
+def test_a_clock_that_is_set_does_not_make_a_run_hang(
+    world: Any, tmp_path: Path, seconds: float
+) -> None:
+    """Nor does a machine that slept: afterward, its clock is ahead too."""
+    made = Liveness(str(tmp_path))
+    report(tmp_path, 1001.0)
+    report(tmp_path, 1001.0, "status.json")
+    assert made.progress_age() == 0.0
+    world.ahead = seconds
+    world.now = 1030.0
+    assert made.progress_age() == 30.0
+    report(tmp_path, world.now + seconds)
+    assert made.progress_age() == 0.0
+
+
+def test_a_container_that_was_paused_does_not_hang(world: Any, tmp_path: Path) -> None:
+    made = Liveness(str(tmp_path))
+    report(tmp_path, 1001.0)
+    made.progress_age()
+    for world.now in (1001.0, 1002.0, 9002.0):
+        made.look([RANK])
+    assert (made.log_age(), made.progress_age(), made.stuck) == (2.0, 2.0, 2.0)

@@ -97,16 +97,16 @@ def build(
     """Return a Training at step 0. `config` must come from `resolve`. Raises UsageError."""
     stop = StopRequest() if stop is None else stop  # a StopRequest is falsy at first
     torch.manual_seed(config.seed)
-    classes = config.num_classes or data.num_classes
-    model = build_model(config.model, num_classes=classes, stem=config.stem, width=config.width)
-    model = model.to(ranks.device)
-    set_layout(model, config, ranks.device)
-    if config.bn == "sync" and ranks.world_size > 1:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    schedule(config)  # raises UsageError
-    work = flops(model, data.shape) if ranks.first else None
-    report = named_function("--report-to", config.report_to) if config.report_to else None
     writes = ranks.first and not config.test_only
+    report = None
+    with ranks.agreeing():  # now, because the ranks wait for one another in DDP
+        model = make_model(config, ranks, data)
+        schedule(config)  # raises UsageError
+        if config.metric:
+            named_function("--metric", config.metric)  # raises UsageError
+        if writes and config.report_to:  # importing its module may start a tracker
+            report = named_function("--report-to", config.report_to)
+    work = flops(model, data.shape) if ranks.first else None
     net = Net(model, config, plan, ranks, data.shape)
     optimizer = make_optimizer(model, config)  # raises UsageError
     return Training(
@@ -127,6 +127,17 @@ def build(
         saver=Saver(disks or Disks(Path(config.checkpoint_dir), True, None), ranks, config.keep),
         log=Log(Path(config.out) if writes else None, report),
     )
+
+
+def make_model(config: Config, ranks: Ranks, data: Images) -> nn.Module:
+    """Return the network on this rank's device, not yet compiled or distributed. Raises UsageError."""
+    classes = config.num_classes or data.num_classes
+    model = build_model(config.model, num_classes=classes, stem=config.stem, width=config.width)
+    model = model.to(ranks.device)
+    set_layout(model, config, ranks.device)
+    if config.bn == "sync" and ranks.world_size > 1:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
 
 
 def start_values(t: Training, restored: Restored | None) -> list[str]:

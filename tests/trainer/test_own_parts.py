@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +67,8 @@ def test_they_learn(tmp_path: Path) -> None:
         (("--loss", "hinge"), "--loss hinge: "),
         (("--opt", "nowhere:fn"), "--opt nowhere:fn: "),
         (("--schedule", "nowhere:fn"), "--schedule nowhere:fn: "),
-        (("--report-to", "nowhere:fn"), "--report-to nowhere:fn: "),
+        (("--metric", "nowhere:fn"), "--metric nowhere:fn: "),
+        (("--report-to", "nowhere:fn"), f"rank 0 on {platform.node()}: --report-to nowhere:fn: "),
     ],
 )
 def test_a_failing_import_is_a_one_line_error(
@@ -73,6 +77,22 @@ def test_a_failing_import_is_a_one_line_error(
     job = Job(tmp_path / "run", *flags, count=2)
     assert job.codes() == [2, 2]
     assert f"error: {words}" in job.log() and "Traceback" not in job.log()
+    assert not job.metrics("train")
+
+
+def without_own_parts_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        sys.modules["own_parts"] = None  # type: ignore[assignment]
+
+
+def test_a_module_missing_on_one_host_ends_all_ranks_at_once(tmp_path: Path) -> None:
+    job = Job(
+        *(tmp_path / "run", "--model", "own_parts:network"),
+        count=2,
+        first=without_own_parts_on_rank_1,
+    )
+    assert job.codes() == [2, 2]
+    assert f"error: rank 1 on {platform.node()}: --model own_parts:network: " in job.log()
 
 
 def test_a_schedule_of_ones_own_gets_the_share_that_is_done_and_the_epoch(tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_ranks import Job, batches, make, metrics, newest_state, on_ranks, same
+from trainer_ranks import (
+    TINY,
+    Job,
+    batches,
+    make,
+    metrics,
+    newest_state,
+    on_ranks,
+    same,
+    torchrun,
+)
 
 from trainer import train
 from trainer.data.order import epoch_order
@@ -34,6 +44,7 @@ from trainer.parse_flags import parse
 from trainer.state import Training
 from trainer.train import set_determinism
 
+ROOT = Path(__file__).parents[2]
 KINDS = {
     "start": {"world", "nodes", "backend", "config", "resumed_from", "run", "attempt"},
     "train": {"step", "epoch", "samples", "loss", "lr", "img_s", "step_ms", "data_ms", "mem_mb"},
@@ -306,6 +317,40 @@ def test_a_tracker_gets_every_line_and_its_failure_ends_no_run(tmp_path: Path) -
     written = {(m["kind"], m["step"]): m for m in metrics(job.out)}
     assert {(m["kind"], m["step"]): m for m in told} == written
     assert job.log().count("WARNING: --report-to: OSError: out of reach") == 1
+
+
+TRACKER = """
+import atexit, os, sys
+
+def note(text):
+    with open("noted", "a") as file:
+        file.write(f"{text} {os.environ['RANK']}\\n")
+
+def exit(code):
+    global given
+    given = code
+    real(code)
+
+def end():
+    note(f"ends with {given} on")
+
+note("starts on")
+real, sys.exit = sys.exit, exit
+atexit.register(end)
+log = dict
+"""
+
+
+def test_a_tracker_starts_on_rank_0_alone_and_ends_with_the_exit_code(tmp_path: Path) -> None:
+    """As W&B does: it starts with its module, and sends what is left when Python exits."""
+    (tmp_path / "mine.py").write_text(TRACKER)
+    flags = [*TINY, "--report-to", "mine:log", "--max-steps", "2"]
+    for more, code in (((), 0), (("--lr", "1e38", "--warmup-epochs", "0"), 5)):
+        done = torchrun(2, ["-m", "trainer", *flags, *more], tmp_path, PYTHONPATH=str(ROOT))
+        assert done.returncode == code, done.stderr
+        noted = (tmp_path / "noted").read_text().splitlines()
+        assert noted == ["starts on 0", f"ends with {code} on 0"]
+        (tmp_path / "noted").unlink()
 
 
 def test_deterministic_is_really_on(monkeypatch: pytest.MonkeyPatch) -> None:

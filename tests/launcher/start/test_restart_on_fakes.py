@@ -759,17 +759,20 @@ def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(
     assert "avoids it" not in cluster.ddpctl("check", cluster.hosts_file)[1]
 
 
-def test_spares_get_the_code_and_a_dead_one_is_a_warning(
+def test_spares_get_the_code_unlike_hosts_not_chosen_and_a_dead_one_is_a_warning(
     fake_cluster: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("pass")
-    cluster = fake_cluster(spares=["spare0", "spare1"], workdir=str(tmp_path / "code"))
+    cluster = fake_cluster(
+        "gpu0", "gpu1", spares=["spare0", "spare1"], workdir=str(tmp_path / "code")
+    )
     cluster.hosts["spare1"].reachable = False
     cluster.nodes_end(exit_code=0)
-    code, _, err = cluster.ddpctl("launch", cluster.hosts_file, "--no-check")
+    code, _, err = cluster.ddpctl("launch", cluster.hosts_file, "--no-check", "--nodes", "1")
     assert code == 0, err
     assert list(cluster.hosts["spare0"].home.glob(".ddpctl/workdirs/*/train.py"))
+    assert not list(cluster.hosts["gpu1"].home.glob(".ddpctl/workdirs/*/train.py"))
     assert "warning: spare spare1: no answer within 10s" in err
 
 

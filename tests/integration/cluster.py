@@ -178,7 +178,7 @@ def engine_problem() -> str | None:
     return None
 
 
-def until(true: Callable[[], Any], timeout: float, what: str, pause: float = 0.1) -> Any:
+def until(true: Callable[[], Any], timeout: float, what: str, pause: float = 0.3) -> Any:
     """Return `true()` once it is true. Raises AssertionError with `what` after `timeout` seconds."""
     end = time.monotonic() + timeout
     while True:

@@ -311,7 +311,7 @@ def write_job(
         "nproc_per_node": 2,
         "master_port": PORT,
     }
-    file = cluster.hosts_yaml(folder / "hosts.yaml", hosts, **fixed, **job)
+    file = cluster.hosts_yaml(folder / "hosts.yaml", hosts, **(fixed | job))
     text = file.read_text().replace("gpus: 0", f"gpus: {gpus}", 1)
     file.write_text(f"{text}spares: {json.dumps(spares)}\n")
     return file
@@ -331,7 +331,8 @@ def launch(
     with out.open("wb") as stdout, err.open("wb") as stderr:
         words = ["launch", file, *fault.options, *options]
         process = home.start(*words, stdout=stdout, stderr=stderr)
-    run = Run(cluster, home, process, out, err, ranks=2 * len(job.get("hosts") or cluster.nodes))
+    ranks = job.get("nproc_per_node", 2) * len(job.get("hosts") or cluster.nodes)
+    run = Run(cluster, home, process, out, err, ranks=ranks)
     run.working()
     return run
 

@@ -36,9 +36,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 def test_a_fault_ends_all_and_is_named(
     fault: Fault, cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    hosts = cluster.nodes if fault.act else cluster.nodes[:2]  # a rank's own fault needs no third
+    # a rank's own fault needs no third host, and a host's needs no second rank
+    hosts, nproc = (cluster.nodes, 1) if fault.act else (cluster.nodes[:2], 2)
     with small_disk(cluster, fault):
-        run = launch(cluster, home, tmp_path, fault, hosts=hosts)
+        run = launch(cluster, home, tmp_path, fault, hosts=hosts, nproc_per_node=nproc)
         seconds = suffer(run, fault)
         assert verdict(run, fault) == "", run.err.read_text()
         assert run.notes["code"] == 1, run.err.read_text()
@@ -104,7 +105,9 @@ def test_a_host_that_only_its_peers_cannot_reach_is_named(
         command = "; ".join(f"iptables {how} {rule}" for rule in rules)
         cluster.exec(VICTIM, "sh", "-c", command)
 
-    run = launch(cluster, home, tmp_path, Fault(17, "peers only", (), 20, rank=None))
+    run = launch(
+        cluster, home, tmp_path, Fault(17, "peers only", (), 20, rank=None), nproc_per_node=1
+    )
     all_rules("-I")
     try:
         assert run.wait() == 1, run.err.read_text()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from launcher.engines.command import DIAL, RUN_ENGINE
+from launcher.engines.image_store import LIST_LAYERS
 
-TOOLS = ("sh", "mkdir", "rm", "seq", "sleep", "flock", "setsid", "tail")
+TOOLS = ("sh", "mkdir", "rm", "seq", "sleep", "flock", "setsid", "sort", "tail", "xargs")
 USUAL = (
     ":/usr/bin:/usr/local/bin:/snap/bin:$HOME/bin"  # what a test does not shadow must not be found
 )
@@ -91,6 +92,17 @@ def test_a_command_for_the_engine_goes_to_the_one_that_is_used(run: Run) -> None
     commands = {"docker": DENIED, "podman": 'echo "podman $@"'}
     asked = run(RUN_ENGINE, "load", "-q", **commands)
     assert asked.communicate()[0] == "podman load -q\n"
+
+
+def test_an_image_that_is_removed_while_images_are_listed_does_not_matter(run: Run) -> None:
+    gone = """
+case "$1 $2" in
+"image ls") printf 'one\ngone\n' ;;
+"image inspect") echo '["layer"]'; echo Error: No such image: gone >&2; exit 1 ;;
+esac"""
+    listing = run(LIST_LAYERS, docker=gone)
+    assert listing.communicate()[0] == '["layer"]\n'
+    assert listing.returncode == 0
 
 
 def test_many_dials_share_one_service_of_podman(run: Run, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def push(
     """
     from ..hosts import cluster_of
     from ..push import push as pushing
-    from ..push.push_progress import HostsNotReady
+    from ..push.push_progress import HostsNotReady, Report
     from ..ssh.host_connection import connected
     from ..stop.prune_pushed import prune_unused
 
@@ -54,22 +54,19 @@ def push(
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, given in chosen.items() if given} or {*chosen}
     with connected(cluster.hosts) as connections, connected(cluster.spares) as spares:
-        if prune:
-            pruned = prune_unused(connections, cluster, confirm, console)
-            if as_json:
-                console.json(pruned.document())
-            console.say(pruned.summary())
-            return
         try:
-            with console.step("pushing what is missing"):
-                result = pushing.push(
-                    connections, cluster, parts=parts, console=console, spares=spares
-                )
+            if prune:
+                report: Report = prune_unused(connections, cluster, confirm, console, spares)
+            else:
+                with console.step("pushing what is missing"):
+                    report = pushing.push(
+                        connections, cluster, parts=parts, console=console, spares=spares
+                    ).report
         except HostsNotReady as error:
             if as_json:
                 console.json(error.report.document())
             console.say(error.report.summary())
             raise
     if as_json:
-        console.json(result.report.document())
-    console.say(result.report.summary())
+        console.json(report.document())
+    console.say(report.summary())

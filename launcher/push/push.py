@@ -26,7 +26,7 @@ from .files.scan import Tree, path_text, scan_job
 from .image.push_image import Images, differing, push_image
 from .image.sif import image_file
 from .packages.wheels import make_venv, wheels_of
-from .push_progress import HostsNotReady, PushProgress, PushReport
+from .push_progress import HostsNotReady, PushProgress, PushReport, without_spares
 from .transfer.fanout import Fanout
 from .transfer.payload import Failures, script_output, without
 from .transfer.relay_client import TransferDamaged
@@ -112,11 +112,7 @@ def push(
         report = progress.close()
     for connection, failure in failures.items():
         progress.hosts[connection].error = str(failure)
-    optional = {
-        connection: failures.pop(connection) for connection in spares if connection in failures
-    }
-    for line in lines(optional.values()):
-        console.say(f"warning: spare {line}")
+    failures = without_spares(failures, spares, console)
     if failures:
         raise HostsNotReady(failures, report)
     by_account = {connection.host.account: image.id for connection, image in images.items()}

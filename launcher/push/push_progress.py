@@ -4,15 +4,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import rich.progress
 from rich.console import Console as RichConsole
 from rich.filesize import decimal
 
-from ..errors import DdpctlError, HostUnreachable, NodesFailed
+from ..errors import DdpctlError, HostUnreachable, NodesFailed, lines
 from ..outcomes import Exit
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
@@ -78,14 +78,32 @@ class PushReport:
         )
 
 
+class Report(Protocol):
+    """The result of a command on all hosts, also if some have failed."""
+
+    def document(self) -> dict[str, Any]: ...
+    def summary(self) -> str: ...
+
+
 class HostsNotReady(NodesFailed):
     """Raised if the push to some hosts failed. The other hosts are ready."""
 
-    def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: PushReport) -> None:
+    def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: Report) -> None:
         super().__init__({connection.name: error for connection, error in failures.items()})
         self.report = report
         if not all(isinstance(error, HostUnreachable) for error in failures.values()):
             self.exit_code = Exit.PUSH
+
+
+def without_spares(
+    failures: Mapping[HostConnection, DdpctlError],
+    spares: Collection[HostConnection],
+    console: Console,
+) -> dict[HostConnection, DdpctlError]:
+    """Return the failures of hosts that are not spares. Print those of spares as warnings."""
+    for line in lines(failures[connection] for connection in spares if connection in failures):
+        console.say(f"warning: spare {line}")
+    return {each: error for each, error in failures.items() if each not in spares}
 
 
 class PushProgress:

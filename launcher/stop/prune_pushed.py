@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from rich.filesize import decimal
@@ -14,8 +15,8 @@ from ..hosts import Cluster
 from ..push.files.scan import scan_job
 from ..push.image.sif import converted_file
 from ..push.packages.wheels import collected
-from ..push.push_progress import HostsNotReady, PushReport
-from ..push.transfer.payload import script_output
+from ..push.push_progress import HostsNotReady, without_spares
+from ..push.transfer.payload import script_output, without
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import one_per_account, try_each
 from ..ssh.script_files import load_script
@@ -40,13 +41,19 @@ class UnusedTree:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The trees that are not in use. removed: whether they were removed."""
+    """The trees that are not in use. removed: whether they were removed.
+
+    complete: whether no host failed; otherwise, there may be more of them.
+    """
 
     trees: Sequence[UnusedTree]
     removed: bool
+    complete: bool
 
     def summary(self) -> str:
         if not self.trees:
+            if not self.complete:
+                return "nothing deleted"
             return (
                 "nothing to delete: all data and code on the hosts is used by a run or by this "
                 f"hosts file, or was pushed in the last {duration(MIN_AGE)}"
@@ -64,13 +71,14 @@ def prune_unused(
     cluster: Cluster,
     confirm: Callable[[str, str], bool],
     console: Console,
+    spares: Sequence[HostConnection] = (),
 ) -> PruneResult:
     """Remove the trees that neither a run nor this hosts file uses.
 
     If it is unknown which trees a host uses, nothing is removed from that host or from hosts that
     share its ~/.ddpctl. confirm: called with a list of the trees and their total size; returns
-    whether to remove them. Raises HostsNotReady if a host failed, and PushFailed if the job's
-    folders are unreadable.
+    whether to remove them. spares: more hosts; the failure of a spare is only a warning. Raises
+    HostsNotReady if another host failed, and PushFailed if the job's folders are unreadable.
     """
     try:
         own = {tree.manifest.digest for tree in scan_job(cluster, {"dataset", "workdir"}).values()}
@@ -89,7 +97,7 @@ def prune_unused(
         used = set(DIGEST.findall(mounts))
         return inventory, used.union(*(each.digests for each in inventory.open_attempts))
 
-    machines = one_per_account(connections)
+    machines = one_per_account([*connections, *spares])
     with console.step(f"looking for unused data on {counted(len(machines), 'host')}"):
         homes = find_shared_homes(machines)
         looks, failures = try_each(machines, look)
@@ -102,13 +110,17 @@ def prune_unused(
             [*names], lambda connection: sizes_of(connection, names[connection])
         )
     failures |= unmeasured
-    unused = [(connection, name) for connection in sizes for name in names[connection]]
-    trees = [
-        UnusedTree(connection.name, name, sizes[connection].get(name, 0))
-        for connection, name in unused
-    ]
-    listed = "\n".join(f"{t.host}: ~/.ddpctl/{t.name}  {decimal(t.size)}" for t in trees)
-    removed = bool(trees) and confirm(listed, total(trees))
+    trees = {
+        connection: [
+            UnusedTree(connection.name, name, sizes[connection].get(name, 0))
+            for name in names[connection]
+        ]
+        for connection in sizes
+        if names[connection]
+    }
+    all_trees = [*chain(*trees.values())]
+    listed = "\n".join(f"{t.host}: ~/.ddpctl/{t.name}  {decimal(t.size)}" for t in all_trees)
+    removed = bool(trees) and confirm(listed, total(all_trees))
     if removed:
 
         def remove(connection: HostConnection) -> None:
@@ -117,12 +129,12 @@ def prune_unused(
             script_output(connection, "prune", REMOVE, newest, stdin=rows, timeout=TIMEOUT)
 
         with console.step("deleting unused data"):
-            failures |= try_each([connection for connection in sizes if names[connection]], remove)[
-                1
-            ]
-    if failures:
-        raise HostsNotReady(failures, PushReport([]))
-    return PruneResult(trees, removed)
+            failures |= try_each([*trees], remove)[1]
+    done = [tree for connection in without(trees, failures) for tree in trees[connection]]
+    result = PruneResult(done, removed, complete=not failures)
+    if failures := without_spares(failures, spares, console):
+        raise HostsNotReady(failures, result)
+    return result
 
 
 def total(trees: Sequence[UnusedTree]) -> str:

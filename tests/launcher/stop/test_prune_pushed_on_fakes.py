@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,3 +56,18 @@ def test_a_tree_whose_removal_is_interrupted_is_not_used_again(
     assert sorted(path.name[:10] for path in trees.iterdir()) == [".removed.a", UNUSED[:10]]
     assert cluster.ddpctl("push", cluster.hosts_file, "--prune", "-y")[0] == 0
     assert [*trees.iterdir()] == []
+
+
+def test_what_is_deleted_is_reported_also_if_another_host_does_not_answer(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    with_trees(cluster.hosts["gpu0"])
+    cluster.hosts["gpu1"].reachable = False
+    words = ("push", cluster.hosts_file, "--prune", "-y", "--json")
+    code, out, err = cluster.ddpctl(*words)
+    assert (code, json.loads(out)["removed"], len(json.loads(out)["unused"])) == (4, True, 2)
+    assert "deleted 2 folders" in err and "error: gpu1: " in err
+    code, out, err = cluster.ddpctl(*words)
+    assert (code, json.loads(out)["removed"], json.loads(out)["unused"]) == (4, False, [])
+    assert "nothing deleted" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 import pytest
@@ -33,3 +34,13 @@ def test_kill_stops_a_node_on_a_spare(cluster: FakeCluster) -> None:
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--yes")
     assert code == 0, err
     assert cluster.hosts["gpu2"].nodes == {}
+
+
+def test_a_prune_deletes_what_is_unused_on_a_spare(cluster: FakeCluster) -> None:
+    tree = cluster.hosts["gpu2"].home / ".ddpctl" / "datasets" / ("b" * 64)
+    tree.mkdir(parents=True)
+    os.utime(tree, (1e9, 1e9))
+    code, _, err = cluster.ddpctl("push", cluster.hosts_file, "--prune", "-y")
+    assert code == 0, err
+    assert not tree.exists()
+    assert "warning: spare gpu3: " in err

@@ -35,7 +35,7 @@ def push(
     """
     from ..hosts import cluster_of
     from ..push import push as pushing
-    from ..push.push_progress import HostsNotReady, Report
+    from ..push.push_progress import HostsNotReady, HostsResult
     from ..ssh.host_connection import connected
     from ..stop.prune_pushed import prune_unused
 
@@ -56,7 +56,7 @@ def push(
     with connected(cluster.hosts) as connections, connected(cluster.spares) as spares:
         try:
             if prune:
-                report: Report = prune_unused(connections, cluster, confirm, console, spares)
+                report: HostsResult = prune_unused(connections, cluster, confirm, console, spares)
             else:
                 with console.step("pushing what is missing"):
                     report = pushing.push(

@@ -78,7 +78,7 @@ class PushReport:
         )
 
 
-class Report(Protocol):
+class HostsResult(Protocol):
     """The result of a command on all hosts, also if some have failed."""
 
     def document(self) -> dict[str, Any]: ...
@@ -88,7 +88,7 @@ class Report(Protocol):
 class HostsNotReady(NodesFailed):
     """Raised if the push to some hosts failed. The other hosts are ready."""
 
-    def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: Report) -> None:
+    def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: HostsResult) -> None:
         super().__init__({connection.name: error for connection, error in failures.items()})
         self.report = report
         if not all(isinstance(error, HostUnreachable) for error in failures.values()):

@@ -5,13 +5,15 @@ import dataclasses
 from collections.abc import Sequence
 from shlex import join
 
+from ..engines.status import NodeStatus
 from ..errors import DdpctlError, UsageError, lines
+from ..follow.session import ENDED
 from ..hosts import Cluster, Host, Job, load, select, user_env
-from ..outcomes import Outcome, RunState, run_state
+from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..plan.plan import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
-from ..runs.record import RunFolder, RunRecord
+from ..runs.record import AttemptRecord, RunFolder, RunRecord, timestamp
 from ..runs.reported import MOST_AHEAD, caught_up, reported_nodes
 from ..ssh.host_connection import connected
 from ..terminal.console import Console
@@ -135,13 +137,35 @@ def next_attempt(
         raise UsageError(what, remedy)
     reported = [status for rows in reports.values() for status, _ in rows]
     others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.number + MOST_AHEAD]
+    if record.state.is_live:
+        conclude(record.attempt, others)
+        folder.try_save(record, console)
     newest = max(record.attempt.number, *(status.attempt for status in others), 0)
     ends = {(s.host, s.node_rank): s for s in others if s.attempt == newest}.values()
     nnodes = max((status.nnodes for status in ends), default=0)
-    succeeded = run_state([s.node_state for s in ends], nnodes) is RunState.SUCCEEDED
-    if newest > own.attempt.number and succeeded and not force:
+    unrecorded = run_state([s.node_state for s in ends], nnodes)
+    state = record.state if newest == own.attempt.number else unrecorded
+    if state is RunState.SUCCEEDED and not force:
         raise has_succeeded(run_id)
     return record, max(newest, cancelled) + 1
+
+
+def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:
+    """Set the states of an attempt that has ended while nobody followed it, and of its nodes.
+
+    A host is believed only about its own nodes. What no host knows is UNKNOWN.
+    """
+    known = (s for s in statuses if s.attempt == attempt.number and s.node_state in ENDED)
+    ends = {(status.host, status.node_rank): status for status in known}
+    for node in attempt.nodes:
+        if status := ends.get((node.host, node.node_rank)):
+            node.state, node.exit_code = status.node_state, status.exit_code
+        elif node.state not in ENDED:
+            node.state = NodeState.UNKNOWN
+    attempt.state = run_state([node.state for node in attempt.nodes], len(attempt.nodes))
+    if attempt.state is not RunState.UNKNOWN:
+        attempt.ended = timestamp(max((s.ended for s in ends.values() if s.ended), default=None))
+    attempt.settle_nodes()
 
 
 def complete_log(folder: RunFolder, record: RunRecord, console: Console) -> None:

@@ -144,6 +144,32 @@ def test_a_resume_first_copies_what_an_attempt_printed_that_ended_while_nobody_f
     assert sorted(out.splitlines()) == ["[gpu0:0] last words", "[gpu1:1] last words"]
 
 
+def test_a_resume_records_how_an_attempt_ended_that_nobody_followed(fake_cluster: Make) -> None:
+    """Of a host that no longer answers, nothing is known."""
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    assert cluster.launch("--detach")[0] == 0
+    first, second, _ = cluster.nodes
+    first.end(1)
+    second.exit(137)  # without a last word, as after `docker kill`
+    cluster.hosts["gpu2"].reachable = False
+    assert cluster.ddpctl("resume", "--exclude", "gpu2", "--detach")[0] == 0
+    ended, now = cluster.record["attempts"]
+    assert (ended["state"], now["state"]) == ("FAILED", "RUNNING") and ended["ended"]
+    nodes = [(node["state"], node["exit_code"]) for node in ended["nodes"]]
+    assert nodes == [("FAILED", 1), ("FAILED", 137), ("UNKNOWN", None)]
+
+
+def test_a_run_that_succeeded_while_nobody_followed_it_is_not_resumed(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    for node in cluster.nodes:
+        node.end(0)
+    code, _, err = cluster.ddpctl("resume", "--detach")
+    assert code == 2 and "has already succeeded" in err, err
+    assert cluster.record["attempts"][0]["state"] == "SUCCEEDED"
+    assert cluster.ddpctl("resume", "--force", "--detach")[0] == 0
+
+
 def test_a_log_that_cannot_be_completed_does_not_stop_a_resume(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     assert cluster.launch("--detach")[0] == 0

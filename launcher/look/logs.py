@@ -1,15 +1,17 @@
 """Show a run's logs: fetch the lines missing on this machine, print all lines, and follow if asked."""
 
 import dataclasses
+import time
 from contextlib import closing
 
 from ..errors import UsageError
+from ..follow import detach
 from ..follow.ctrl_c import Interrupts
 from ..follow.inbox import NewEntries
 from ..follow.monitor import Monitor, Tick
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged
-from ..logs.store import Marks, known_marks
+from ..logs.store import LogStore, Marks, known_marks
 from ..outcomes import Exit
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
@@ -17,6 +19,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from ..text import names, numbers_in, quoted
 
+POLL = 1.0  # seconds between checks for a restart
 UNKNOWN_COUNT = 100_000  # how many nodes or ranks to assume for a run whose record cannot be read
 
 
@@ -61,36 +64,75 @@ def show_logs(
     unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to keep printing until the
     run ends, nobody reads stdout any more, or a signal arrives.
     """
-    lines = RunLines(console, brief=False)
-    with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
-        record = folder.load_if_readable(console)
-        log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, record)
-        failures = sync_logs(attempt, store, console)
-        shown = print_recorded(folder, log_filter, lines, console)
-        report_errors(failures, console)
-        result = Exit.UNREACHABLE if failures else Exit.DONE
-        number = attempt.number
-        if follow and log_filter.attempt in (None, number):
-            with (
-                Interrupts() as interrupts,
-                interrupts.held(),
-                closing(Monitor(attempt, shown).observations()) as observations,
-            ):
-                for observation in observations:
-                    match observation:
-                        case NewEntries(node_rank, entries):
-                            if store:
-                                store.append(node_rank, entries, number)
-                            lines.show(log_filter.choose(entries))
-                        case Tick():
-                            lines.flush()
-                            if interrupts.take() is not None:
-                                result = Exit.INTERRUPTED
-                                break
-                            if console.reader_left:
-                                break
-                lines.settle()
-    return result
+    lines, result = RunLines(console, brief=False), Exit.DONE
+    log_filter: LogFilter | None = None
+    while True:
+        with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
+            if log_filter is None:
+                record = folder.load_if_readable(console)
+                log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, record)
+            failures = sync_logs(attempt, store, console)
+            shown = print_recorded(folder, log_filter, lines, console)
+            report_errors(failures, console)
+            result = Exit.UNREACHABLE if failures else result
+            if not follow or log_filter.attempt not in (None, attempt.number):
+                return result
+            monitor = Monitor(attempt, shown)
+            if not print_new(monitor, attempt.number, store, log_filter, lines, console):
+                return Exit.INTERRUPTED
+        has_succeeded = all(node.succeeded for node in monitor.nodes.values())
+        if has_succeeded or console.reader_left or unchecked.attempt is not None:
+            return result
+        if (number := wait_for_restart(folder, attempt.number, console)) is None:
+            return result
+        log_filter = dataclasses.replace(log_filter, attempt=number, tail=None)
+
+
+def print_new(
+    monitor: Monitor,
+    number: int,
+    store: LogStore | None,
+    log_filter: LogFilter,
+    lines: RunLines,
+    console: Console,
+) -> bool:
+    """Print and store new lines of attempt `number` to its end. Return False after a signal."""
+    stopped_by = None
+    with (
+        Interrupts() as interrupts,
+        interrupts.held(),
+        closing(monitor.observations()) as observations,
+    ):
+        for observation in observations:
+            match observation:
+                case NewEntries(node_rank, entries):
+                    if store:
+                        store.append(node_rank, entries, number)
+                    lines.show(log_filter.choose(entries))
+                case Tick():
+                    lines.flush()
+                    stopped_by = interrupts.take()
+                    if stopped_by is not None or console.reader_left:
+                        break
+        lines.settle()
+    return stopped_by is None
+
+
+def wait_for_restart(folder: RunFolder, number: int, console: Console) -> int | None:
+    """Wait until attempt `number` is restarted on this machine. Return the number of the restart.
+
+    Return None if the run has ended or no process takes care of it.
+    """
+    with Interrupts():
+        while True:
+            # check this before reading the record: a process may change the record and then end
+            may_restart = detach.has_recorder(folder)
+            record = folder.load_if_readable(console)
+            if record and record.attempt.number > number and record.attempt.started:
+                return record.attempt.number
+            if not (may_restart and record and folder.goes_on(record)):
+                return None
+            time.sleep(POLL)
 
 
 def print_recorded(

@@ -198,9 +198,11 @@ class RunRecord:
     def goes_on(self, max_restarts: int) -> bool:
         """Return whether the run is live or, as far as its record shows, will be restarted."""
         if self.state is RunState.FAILED:
-            # a restart that could not start is tried on other hosts
+            # a restart is looking for hosts, or could not start and is tried on other hosts
+            looking = [each.kind for each in self.attempt.restarts[-1:]] == [BY_LAUNCHER]
             trying = self.attempt.by == "restart" and not self.attempt.started
-            return trying or not self.why_not_restarted(max_restarts, saved=True)
+            why_not = self.why_not_restarted(max_restarts, saved=True)
+            return looking or trying or not why_not
         return self.state.is_live
 
     @property
@@ -301,6 +303,12 @@ class RunFolder:
             )
             raise UsageError(what, remedy) from None
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
+
+    def goes_on(self, record: RunRecord) -> bool:
+        """Return `record.goes_on` with the run's own max_restarts."""
+        with contextlib.suppress(UsageError, OSError):  # then the run cannot restart
+            return record.goes_on(self.kept_cluster().job.max_restarts)
+        return False
 
     def save(self, record: RunRecord) -> None:
         make_folder(self.path)

@@ -1,11 +1,10 @@
 """Return to a run: print its log so far, then follow it as `launch` does."""
 
-import contextlib
 import dataclasses
 import sys
 import time
 
-from ..errors import CommandFailed, UsageError
+from ..errors import CommandFailed
 from ..follow import detach
 from ..follow.attempt_end import report_end, report_next
 from ..follow.ctrl_c import Interrupts
@@ -99,7 +98,7 @@ def wait_for_restart(folder: RunFolder, ended: RunRecord, console: Console) -> R
     announced = False
     with Interrupts():
         while True:
-            may_restart = detach.has_recorder(folder) and goes_on(folder, ended)
+            may_restart = detach.has_recorder(folder) and folder.goes_on(ended)
             newest = folder.load_if_readable(console) or ended
             if not may_restart or newest.attempt.number > ended.attempt.number:
                 return newest
@@ -107,12 +106,6 @@ def wait_for_restart(folder: RunFolder, ended: RunRecord, console: Console) -> R
                 console.say("the run may be restarted by its recorder; waiting for that")
             announced = True
             time.sleep(POLL)
-
-
-def goes_on(folder: RunFolder, ended: RunRecord) -> bool:
-    with contextlib.suppress(UsageError, OSError):  # then the run cannot restart
-        return ended.goes_on(folder.kept_cluster().job.max_restarts)
-    return False
 
 
 def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:

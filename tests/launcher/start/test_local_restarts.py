@@ -186,6 +186,20 @@ def test_attach_follows_a_run_that_its_recorder_restarts(machine: Machine) -> No
     assert err.count("starts another attempt") == 0
 
 
+def test_logs_follow_a_run_that_its_recorder_restarts(machine: Machine) -> None:
+    launch(machine, "lasting", "--detach")
+    printed = machine.start("logs", "-f", "--grep", "round")
+    until(lambda: b"round 1" in journal(machine), 60)
+    os.kill(process("supervisor.pyz", machine), signal.SIGKILL)
+    out, err = printed.communicate(timeout=120)
+    assert printed.returncode == 0, err
+    assert [line.partition("] ")[2] for line in out.splitlines()] == [
+        "attempt 1 round 0 0 []",
+        "attempt 1 round 1 1 ['--from', 'kept']",
+        "attempt 2 round 0 1 ['--from', 'kept']",
+    ]
+
+
 def test_without_containers_nobody_gets_what_a_run_has_before_it_restarts(machine: Machine) -> None:
     """Without GPUs, that is the master port."""
     with socket.create_server(("", 0)) as free:

@@ -18,9 +18,17 @@ from launcher.follow.detach import has_recorder
 from launcher.follow.hooks import EventHook
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
+from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.plan import LaunchOptions
-from launcher.runs.record import RunFolder, RunRecord, run_folder
+from launcher.runs.record import (
+    BY_LAUNCHER,
+    RestartRecord,
+    RunFolder,
+    RunRecord,
+    run_folder,
+    timestamp,
+)
 from launcher.start import attach, launch, recorder
 from launcher.start.replace_hosts import Problems, unusable_hosts
 from launcher.start.restart import restart_until_done, turn_kept_for_restart
@@ -592,6 +600,45 @@ def test_attach_reports_a_kill_during_the_pause_before_the_recorder_restarts_the
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill))
     code, _, err = cluster.ddpctl("attach")
     assert code == 7 and "may be restarted by its recorder" in err, err
+
+
+@pytest.mark.parametrize(("command", "ends"), [(["attach"], 7), (["logs", "-f"], 0)])
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_attach_and_logs_wait_for_the_recorders_restart_until_a_kill(
+    command: list[str],
+    ends: int,
+    is_recorded: bool,
+    fake_cluster: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """During the pause before the restart, or after it when the restart looks for hosts."""
+    cluster = fake_cluster(max_restarts=1)
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    cluster.nodes[0].exit(137)
+    cluster.nodes[1].end(143, "stopped")
+    recorders: list[RunFolder] = []
+    monkeypatch.setattr(attach.detach, "has_recorder", lambda _: bool(recorders))
+
+    def kill(_: float) -> None:
+        record = folder.load()
+        record.attempt.state = RunState.CANCELLED
+        folder.save(record)
+        recorders.clear()
+
+    cluster.ddpctl("attach")  # ends the attempt
+    if is_recorded:
+        record = folder.load()
+        assert record.attempt.first_failure
+        restart = RestartRecord.after(
+            record.attempt.first_failure, kind=BY_LAUNCHER, time=timestamp(), saved=True
+        )
+        record.attempt.restarts.append(restart)
+        folder.save(record)
+    recorders.append(folder)
+    for module in (attach, logs):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=kill))
+    code, _, err = cluster.ddpctl(*command)
+    assert (code, folder.load().state, recorders) == (ends, RunState.CANCELLED, []), err
 
 
 def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_pending_one(

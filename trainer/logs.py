@@ -53,13 +53,16 @@ class Log:
         self._warned: set[str] = set()
 
     def start(self, resumed_step: int | None) -> None:
-        """Continue the file from step `resumed_step`; if None, begin a new file. Raises OSError."""
+        """Continue the file from step `resumed_step`; if None, begin a new file, and keep an earlier
+        run's file and weights under other names. Raises OSError."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         (self.path.parent / "status.json").unlink(missing_ok=True)
         if resumed_step is None:
-            set_aside(self.path, "earlier")
+            exports = self.path.parent.glob("epoch_*.pth")
+            for path in (self.path, self.path.with_name("best.pth"), *exports):
+                set_aside(path, "earlier")
         else:
             truncate(self.path, resumed_step, self.last)
         self.path.touch()

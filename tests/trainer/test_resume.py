@@ -76,9 +76,15 @@ def test_a_completed_run_has_nothing_left_to_do(tmp_path: Path) -> None:
 
 def test_beginning_anew_keeps_the_earlier_run_aside(tmp_path: Path) -> None:
     Job(tmp_path / "run").done()
-    Job(tmp_path / "run", "--seed", "1").done()
+    best = (tmp_path / "run" / "best.pth").read_bytes()
+    Job(tmp_path / "run", "--seed", "1", "--epochs", "1").done()
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"ckpt", "earlier-ckpt", "metrics.jsonl", "earlier-metrics.jsonl"} <= names
+    # no weights of the earlier run pass for those of the new one, and none are lost
+    assert {name for name in names if name.endswith(".pth")} == {
+        *("best.pth", "epoch_1.pth", "earlier-best.pth", "earlier-epoch_2.pth")
+    }
+    assert (tmp_path / "run" / "earlier-best.pth").read_bytes() == best
     assert len([m for m in metrics(tmp_path / "run") if m["kind"] == "start"]) == 1
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from .checkpoint import snapshot, synchronize
 from .config import named_function
+from .errors import TrainerError
 from .logs import eval_line, say, write_json
 from .poll import Stopped
 from .state import Training
@@ -176,11 +177,19 @@ def own_metrics(t: Training, logits: torch.Tensor, labels: torch.Tensor) -> dict
 def test_only(t: Training) -> None:
     """Evaluate the checkpoint and write eval.json. The run's own files stay as they are."""
     result = {"step": t.step, "epoch": t.epoch, **evaluate(t, "test", confusion=True)}
-    if t.ranks.first:
-        path = Path(t.config.out) / "eval.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, result)
+    path = Path(t.config.out) / "eval.json"
+    with t.ranks.agreeing():
+        if not t.ranks.first:
+            return
         say(eval_line(result))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, result)
+        except OSError as error:
+            raise TrainerError(
+                f"cannot write {path}: {error.strerror or error}; pass another --out, and this "
+                "run's folder with --checkpoint-dir"
+            ) from error
         say(f"wrote {path}")
 
 

@@ -113,6 +113,19 @@ def test_evaluating_a_checkpoint_leaves_its_run_alone(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_an_evaluation_that_cannot_be_written_is_one_line_and_is_printed(tmp_path: Path) -> None:
+    """As in the folder of another user's run."""
+    out = tmp_path / "run"
+    Job(out, "--max-steps", "2").done()
+    (out / "eval.json").mkdir()
+    job = Job(out, "--test-only", count=2)
+    assert job.codes() == [1, 1]
+    assert f"cannot write {out}/eval.json: Is a directory; pass another --out" in job.log()
+    assert "test: top-1" in job.log() and "Traceback" not in job.log()
+    again = Job(tmp_path / "mine", "--test-only", "--checkpoint-dir", str(out)).done()
+    assert (tmp_path / "mine" / "eval.json").exists() and "test: top-1" in again.log()
+
+
 def test_the_confusion_matrix_counts_every_image_by_class(tmp_path: Path) -> None:
     t = some_training()
     for result in (

@@ -289,6 +289,9 @@ def test_no_folder_and_a_folder_of_nothing(tmp_path: Path) -> None:
         load_dataset(Config(data=str(tmp_path / "none")), CPU)
     with pytest.raises(DataError, match="not a dataset; pass a pack"):
         load_dataset(Config(data=str(tmp_path)), CPU)
+    name = "x" * 300  # an error of the system, as for a folder that this user may not read
+    with pytest.raises(DataError, match=f"^--data {name}: {name}: File name too long$"):
+        load_dataset(Config(data=name), CPU)
 
 
 def test_synthetic_images_are_the_same_everywhere_and_balanced() -> None:
@@ -345,6 +348,12 @@ def test_making_a_set_from_idx_files(tmp_path: Path, capsys: pytest.CaptureFixtu
     missing = ["make", "--from", "fashion-mnist", "--folder", "/nowhere", "--to", str(tmp_path)]
     with pytest.raises(DataError, match="/nowhere is missing; run `apt-get install"):
         data_command(missing)
+    labels = source / "t10k-labels-idx1-ubyte.gz"
+    cut = labels.read_bytes()[:-9]
+    for damaged in (cut, b"x" + cut[1:], cut[:12] + b"\xff" + cut[13:]):
+        labels.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"^{labels}: .*; install the dataset again"):
+            data_command(words)
 
 
 def test_making_and_verifying_a_synthetic_set(

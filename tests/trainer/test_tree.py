@@ -321,6 +321,11 @@ def test_the_fingerprint_shows_renamed_relabeled_and_changed_files(
             "no class folders",
         ),
         (lambda tree: (tree / "train/cat").chmod(0), "train/cat: Permission denied"),
+        (lambda tree: (tree / "train").chmod(0), "train: Permission denied"),
+        (
+            lambda tree: (tree / "train/cat/x.jpg").symlink_to("/nowhere"),
+            "train/cat/x.jpg: No such file or directory$",
+        ),
     ],
 )
 def test_a_tree_that_cannot_be_used_is_one_line(

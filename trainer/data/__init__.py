@@ -27,6 +27,15 @@ def load_dataset(config: Config, device: torch.device) -> Images:
         arrays = synthetic(config.synthetic_train, config.synthetic_test, classes, size)
         return Resident(arrays, config, device)
     path = Path(config.data) if config.data != "download" else downloaded()
+    try:
+        return from_folder(path, config, device)
+    except OSError as error:  # as for a folder that this user may not read
+        where = error.filename or path
+        raise DataError(f"--data {path}: {where}: {error.strerror or error}") from error
+
+
+def from_folder(path: Path, config: Config, device: torch.device) -> Images:
+    """Return the images in a folder. Raises DataError or OSError."""
     if not path.is_dir():
         raise DataError(
             f"--data {path}: no such folder; pass a folder, `--data synthetic` or `--data download`"

@@ -56,7 +56,7 @@ def listed(root: Path, below: str) -> Iterator[tuple[bytes, int]]:
                 elif entry.name.lower().endswith(SUFFIXES):
                     yield os.fsencode(f"{below}/{entry.name}"), entry.stat().st_size
     except OSError as error:
-        raise DataError(f"{root / below}: {error.strerror}") from error
+        raise DataError(f"{error.filename or root / below}: {error.strerror}") from error
 
 
 def open_tree(path: Path) -> tuple[list[str], Tree, Tree]:

@@ -17,6 +17,7 @@ import os
 import pickle
 import shutil
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -156,8 +157,9 @@ def _idx_labels(path: Path) -> torch.Tensor:
 def _unzipped(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; install the dataset again") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: {reason}; install the dataset again") from None
 
 
 def write_cifar10(arrays: Arrays, to: Path) -> Path:

@@ -39,6 +39,7 @@ class HostTransfer:
     relay: Relay
     fed: bool = False  # whether this machine is its source
     have: int = 0  # bytes received
+    consumed: int = 0  # bytes passed to the command; tar may need hours for many small files
     rate: float = 0.0  # bytes/s in the last full window
     window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
     done: bool = False
@@ -77,7 +78,7 @@ class Transfer:
         with self._changed:
             while unfinished := [host for host in self.hosts.values() if not host.done]:
                 self._changed.wait(TICK)
-                steps = sum(host.have // STEP for host in self.hosts.values())
+                steps = sum((h.have + h.consumed) // STEP for h in self.hosts.values())
                 state = steps, len(unfinished)
                 if state != before:
                     since, before = time.monotonic(), state
@@ -99,6 +100,7 @@ class Transfer:
             return
         if event.kind == "have":
             self._count(host, event.count)
+            host.consumed = max(host.consumed, min(int(event.text), host.have))
         elif event.kind == "starved" and not host.fed:
             self._feed_from_here(host, event)
         elif event.kind == "failed":

@@ -12,8 +12,9 @@ It ends when its standard input closes. Orders arrive on standard input, one JSO
     close    id: no host needs this payload anymore; give up on it unless it is complete
 
 Events go to standard output, one JSON array [event, id, count, text] per line: `ready` (count:
-port), `have` (count: bytes received so far), `starved` (no host left to read from; count: bytes
-received so far, text: why), `done` (count: exit code, text: stderr) and `failed` (text: why).
+port), `have` (count: bytes received so far, text: bytes passed to the command), `starved` (no host
+left to read from; count: bytes received so far, text: why), `done` (count: exit code, text: stderr)
+and `failed` (text: why).
 
 Hosts connect over mutual TLS. The reader sends a line {id, at} and receives frames: a 4-byte
 length, then the bytes. Length 0 means "nothing new yet"; END ends the payload. The command gets the
@@ -308,14 +309,14 @@ class Agent:
                 payload.fail(str(error))
 
     def report(self) -> None:
-        reported: Dict[str, int] = {}
+        reported: Dict[str, Tuple[int, int]] = {}
         while True:
             time.sleep(REPORT_INTERVAL)
             for payload in list(self.payloads.values()):
-                have = payload.have
-                if not payload.over or have != reported.get(payload.id):
-                    self.emit("have", payload.id, have)
-                    reported[payload.id] = have
+                state = payload.have, payload.consumed
+                if not payload.over or state != reported.get(payload.id):
+                    self.emit("have", payload.id, state[0], str(state[1]))
+                    reported[payload.id] = state
 
     def accept(self, listener: socket.socket) -> None:
         """Answer each connection in its own thread.

@@ -95,3 +95,23 @@ def test_a_payload_waits_for_a_slow_command_unless_it_fails(
     payload.receive(len(DATA), DATA)
     assert waits == 1
     assert payload.have == len(DATA) * (1 if fails else 2)
+
+
+def test_an_agent_reports_what_its_command_reads_after_all_bytes_have_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    agent, events = Agent(), list[tuple[object, ...]]()
+    payload = agent.payloads["p0"] = RelayedPayload(agent, "p0", ["true"], [])
+    monkeypatch.setattr(agent, "emit", lambda *event: events.append(event))
+    payload.receive(0, DATA)
+    payload.complete = True
+    consumed = iter([0, 4, 4, 9])
+
+    def sleep(_seconds: float) -> None:
+        payload.consumed = next(consumed)
+
+    monkeypatch.setattr(relay_agent, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(StopIteration):
+        agent.report()
+    assert events == [("have", "p0", 9, text) for text in ("0", "4", "9")]

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from launcher.errors import PushFailed
 from launcher.hosts import Host
 from launcher.push.transfer import chain, fanout, payload
-from launcher.push.transfer.chain import Transfer
+from launcher.push.transfer.chain import STEP, Transfer
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import TIMEOUT, Payload, end_timeout
 from launcher.push.transfer.relay_client import RelayEvent
@@ -90,7 +91,7 @@ def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.M
         for count in itertools.count(1):
             if stop.wait(0.02):
                 return
-            made.handle(host, RelayEvent("have", "p0", count, ""))
+            made.handle(host, RelayEvent("have", "p0", count, str(count)))
 
     dripping = threading.Thread(target=drip)
     dripping.start()
@@ -100,6 +101,26 @@ def test_a_relay_that_claims_single_bytes_forever_is_stuck(monkeypatch: pytest.M
     stop.set()
     dripping.join()
     assert host.done and "no progress for" in str(host.error)
+
+
+def test_a_host_that_unpacks_slowly_what_it_has_received_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relay: Any = StuckRelay()
+    made, clock = transfer_to(relay), itertools.count(step=TIMEOUT / 2)
+    [host] = made.hosts.values()
+    host.have, looks = 20 * STEP, 0
+
+    def wait(_seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        unpacked = min(looks, 10) * STEP
+        made.handle(host, RelayEvent("have", "p0", 20 * STEP, str(unpacked)))
+
+    monkeypatch.setattr(made._changed, "wait", wait)
+    monkeypatch.setattr(chain, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    made.finish()
+    assert looks > 10 and "no progress for" in str(host.error)
 
 
 @pytest.mark.parametrize(

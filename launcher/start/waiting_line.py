@@ -18,6 +18,7 @@ from ..follow.ctrl_c import LEAVING, Interrupts
 from ..outcomes import Outcome, RunState
 from ..own_folders import is_locked, locked, make_folder
 from ..runs.record import RunFolder
+from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from .claim_gpus import in_the_way
@@ -27,6 +28,7 @@ from .tickets import Tickets, remove_tickets
 
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
+CLOSE_TIMEOUT = 2.0  # seconds to remove the tickets after Ctrl-C; one that is left expires
 WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run or starts it
 
 
@@ -57,9 +59,11 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     _locked: bool = False  # whether `lock` was called
     _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def __exit__(self, error: object, *_: object) -> None:
+    def __exit__(self, _: object, error: object, __: object) -> None:
         if self._own:
-            self._own.close()
+            closing = in_background(self._own.close)
+            with contextlib.suppress(TimeoutError):
+                closing.result(CLOSE_TIMEOUT if isinstance(error, KeyboardInterrupt) else None)
         elif error and self.request.handed_over:
             self._remove_earlier()
         self._waiting_lock.close()
@@ -151,7 +155,12 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         """
         needed = self.request.options.nodes or self.request.cluster.nnodes
         while True:
-            ahead, reasons = in_the_way(tickets.planned, *tickets.renew())
+            # in the background, because a signal must not wait for a host that hangs
+            renewing = in_background(tickets.renew)
+            while not renewing.done():
+                if (number := self._next_signal()) is not None:
+                    return number
+            ahead, reasons = in_the_way(tickets.planned, *renewing.result())
             if sum(not listed for listed in ahead.values()) >= needed:
                 return None
             self._raise_if_too_late(reasons)
@@ -160,9 +169,13 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                     self.console.say(f"run {self.request.run_id} is waiting: {line}")
             printed = lines(reasons)
             for _ in range(round(POLL / TICK)):
-                time.sleep(TICK)
-                if (number := self.interrupts.take()) is not None:
+                if (number := self._next_signal()) is not None:
                     return number
+
+    def _next_signal(self) -> int | None:
+        """Return the oldest queued signal after TICK, or None."""
+        time.sleep(TICK)
+        return self.interrupts.take()
 
     def _raise_if_too_late(self, reasons: Sequence[DdpctlError]) -> None:
         """If --wait-limit has passed, raise Several with the reasons."""

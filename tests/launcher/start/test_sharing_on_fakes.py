@@ -44,6 +44,7 @@ from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
 from launcher.start.start_nodes import PlannedAttempt, start_nodes
 from launcher.start.tickets import Tickets
+from launcher.start.waiting_line import PlaceInLine
 from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
@@ -229,6 +230,26 @@ def test_on_exit_gets_the_exit_code_of_a_wait_that_ctrl_c_ends(make: Make) -> No
     note = 'echo "$DDPCTL_STATE $DDPCTL_EXIT_CODE" > note'
     assert cluster.launch("--wait", "--on-exit", note)[0] == 130
     assert (cluster.folder / "note").read_text() == "CANCELLED 130\n"
+
+
+def test_ctrl_c_ends_a_wait_although_an_engine_hangs(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, hangs, ended = make("gpu0", "gpu1"), threading.Event(), threading.Event()
+    cluster.launch("--detach")
+    waited, volumes = list[bool](), FakeDocker.volumes
+
+    def answer(engine: FakeDocker, filters: dict[str, Any]) -> dict[str, Any]:
+        if cluster.tickets and engine.name == "gpu1":
+            hangs.set()
+            waited.append(ended.wait(10))
+        return volumes(engine, filters)
+
+    monkeypatch.setattr(FakeDocker, "volumes", answer)
+    once(hangs.is_set, lambda: os.kill(os.getpid(), signal.SIGINT))
+    code, _, err = cluster.launch("--wait")
+    assert (code, waited) == (130, []), err  # nothing has waited to the end
+    ended.set()
 
 
 def test_a_wait_that_ctrl_c_ends_is_recorded_before_another_process_may_wait_for_the_run(
@@ -427,14 +448,14 @@ def test_a_signal_after_one_that_leaves_a_waiting_run_does_not_cancel_it(
 ) -> None:
     cluster = make("gpu0")
     cluster.launch("--detach")
-    renew = Tickets.renew
+    await_turn = PlaceInLine._await_turn
 
-    def interrupted(tickets: Tickets) -> Claims:
+    def interrupted(line: PlaceInLine, *args: Any) -> int | None:
         for number in (first, second) if together else (first,):
             signal.raise_signal(number)
-        return renew(tickets)
+        return await_turn(line, *args)
 
-    monkeypatch.setattr(Tickets, "renew", interrupted)
+    monkeypatch.setattr(PlaceInLine, "_await_turn", interrupted)
     if not together:
         recorder_starts_during(second, cluster, monkeypatch)
     assert cluster.launch("--wait")[0] == code

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Sequence
 
 EXCERPT_LINES = 20
 KEPT_LINES = 40
+CRASH_FRAMES = 10  # of the Python stack where a process crashed
 LAST_WORDS = 10  # last lines that may explain the end of a process that raised no exception
 
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own excepthook prefixes each line
@@ -28,6 +30,9 @@ FRAME = re.compile(
     r"^(frame #\d+: |    @ |\*\*\* |Fatal Python error|(Current t|T)hread 0x|Extension modules|"
     r"  File .*, line \d+ in |$)"
 )
+# From faulthandler, whose output ends with the frames of the thread that crashed or of others
+FATAL = re.compile(r"^Fatal Python error: ")
+CRASHED_THREAD = re.compile(r"^Current thread 0x.*most recent call first")
 WARNING = re.compile(r"warning", re.IGNORECASE)
 LOGGED_WARNING = re.compile(r"^(\[rank\d+\]:)?\[?W\d{4} ")  # from torch's C++ code
 # NCCL's own message, on the same line or on the next one
@@ -41,12 +46,16 @@ def telling_end(lines: Sequence[str]) -> list[str]:
     It begins with the traceback of the last exception or, if that exception has a chain of direct
     causes, with the first traceback of the chain. Without a traceback, it begins with the last
     uncaught C++ exception, after which a crash may print a lot. Without either, it is the last
-    KEPT_LINES lines.
+    KEPT_LINES lines; of the stacks that a crash prints, it has the one that `excerpt` quotes.
     """
     if chain := _chain(lines):
         return list(lines[-sum(map(len, chain)) :])
     starts = [index for index, line in enumerate(lines) if THROWN.match(line)]
-    return list(lines[starts[-1] :] if starts else lines[-KEPT_LINES:])
+    if starts:
+        return list(lines[starts[-1] :])
+    crash = _crash(lines)
+    kept = [line for line in lines if not FRAME.match(line)] if crash else lines
+    return [*kept[-KEPT_LINES:], *crash]
 
 
 def telling_texts(lines: Sequence[str]) -> list[str]:
@@ -87,12 +96,30 @@ def is_thrown(lines: Sequence[str]) -> bool:
 
 
 def excerpt(lines: Sequence[str]) -> list[str]:
-    """Return the lines to quote: the last traceback, else a C++ exception, else the last lines."""
-    block = _without_noise((_chain(lines) or [[]])[0])
-    if len(block) > EXCERPT_LINES:  # keep both ends: the entry point and the message
-        half = EXCERPT_LINES // 2
-        block = [*block[:half], f"... {len(block) - EXCERPT_LINES} lines ...", *block[-half:]]
-    return block or _thrown(lines) or _last_lines(lines)
+    """Return the lines to quote: the last traceback, else a C++ exception, else the last lines.
+
+    After the latter two, the Python stack follows, if a crash printed it.
+    """
+    if block := _without_noise((_chain(lines) or [[]])[0]):
+        return _both_ends(block, EXCERPT_LINES)  # the entry point and the message
+    crash = _crash(lines)
+    crash[2:] = _both_ends(crash[2:], CRASH_FRAMES)
+    return [*(_thrown(lines) or _last_lines(lines)[len(crash) - EXCERPT_LINES :]), *crash]
+
+
+def _both_ends(block: Sequence[str], most: int) -> list[str]:
+    if len(block) <= most:
+        return list(block)
+    return [*block[: most // 2], f"... {len(block) - most} lines ...", *block[-(most // 2) :]]
+
+
+def _crash(lines: Sequence[str]) -> list[str]:
+    """Return the last `Fatal Python error` and the stack of the thread it was in, or []."""
+    starts = [index for index, line in enumerate(lines) if FATAL.match(line)]
+    dump = lines[starts[-1] :] if starts else []
+    stack = next((i for i, line in enumerate(dump) if CRASHED_THREAD.match(line)), len(dump))
+    frames = list(itertools.takewhile(lambda line: line.startswith("  "), dump[stack + 1 :]))
+    return [dump[0], dump[stack], *frames] if frames else []
 
 
 def _unprefixed(lines: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.supervisor.events import End, EndState, Event, RankExit, ResourceUsage, signal_name
 from launcher.supervisor.failure_kinds import ERROR_TEXTS, ErrorText
-from launcher.supervisor.quoted_error import telling_end, telling_texts
+from launcher.supervisor.quoted_error import excerpt, telling_end, telling_texts
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/workspace/train.py", line 1, in <module>'
 
@@ -135,6 +135,22 @@ def test_output_around_a_ranks_error_does_not_hide_it(
     assert "epoch 1" not in end
     failure = failure_of(Report("", "", code, tuple(end)))
     assert (failure.kind, failure.message) == (kind, message)
+
+
+def test_the_excerpt_of_a_crash_shows_where_python_was() -> None:
+    frames = [f'  File "/workspace/train.py", line {n} in step' for n in range(50)]
+    crash = ["Fatal Python error: Segmentation fault", "", "Thread 0x1 (most recent call first):"]
+    crash += [*THREADS, "", "Current thread 0x2 (most recent call first):", *frames]
+    crash += ["", "Extension modules: numpy (total: 1)"]
+    lines = ["epoch 1", *crash]
+    shown = [crash[0], "Current thread 0x2 (most recent call first):", *frames[:5]]
+    shown += ["... 40 lines ...", *frames[-5:]]
+    assert excerpt(telling_end(lines)) == excerpt(lines) == ["epoch 1", *shown]
+    thrown = excerpt(telling_end([*THROWN[:2], *crash]))
+    assert thrown == ["c10::Error: CUDA error: unspecified launch failure", *shown]
+    reason = "OpenBLAS blas_thread_init: pthread_create: Resource temporarily unavailable"
+    failure = failure_of(Report("", "", -11, tuple(telling_end([reason, *crash]))))
+    assert failure.kind == "thread-limit"
 
 
 def test_output_without_an_error_is_kept_to_its_last_lines() -> None:

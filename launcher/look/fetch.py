@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
+from rich.filesize import decimal
+
 from ..budget import SLOWEST, Budget, TooMuch
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
@@ -69,8 +71,8 @@ class FetchResult:
         }
 
     def summary(self) -> str:
-        size = self.bytes / 1e6
-        return f"{self.to}: fetched {counted(self.files, 'file')}, {size:.1f} MB; {self.skipped} unchanged"
+        files, size = counted(self.files, "file"), decimal(self.bytes)
+        return f"{self.to}: fetched {files}, {size}; {self.skipped} unchanged"
 
 
 def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:

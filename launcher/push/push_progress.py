@@ -74,7 +74,7 @@ class PushReport:
         )
         return (
             f"{ready}{counted(len(self.hosts), 'host')} ready in {self.seconds:.1f} s: "
-            f"{sent if received or layers or files else 'nothing to send'}"
+            f"{sent if received or layers or files else 'nothing sent' if failed else 'nothing to send'}"
         )
 
 

@@ -89,6 +89,8 @@ def test_the_summary_counts_what_this_machine_copied_for_itself() -> None:
     report = PushReport([HostReport("local", files_sent=1), HostReport("gpu1")])
     assert report.summary().startswith("2 hosts ready") and "1 file)" in report.summary()
     assert PushReport([HostReport("local")]).summary().endswith(": nothing to send")
+    failed = PushReport([HostReport("gpu1", error="full")])
+    assert failed.summary().startswith("0 of 1 host ready") and "to send" not in failed.summary()
 
 
 def test_a_host_that_fails_gets_no_line_of_success(capsys: pytest.CaptureFixture[str]) -> None:

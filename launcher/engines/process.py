@@ -8,11 +8,11 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from ..budget import parse_json
 from ..logs.journal_reader import JournalReader
+from ..own_folders import current_folder
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
 from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
 from ..ssh.script_files import load_script
@@ -48,7 +48,8 @@ class Processes(Engine):
         self._script("claim GPUs", CLAIM, claim, node.place.control_dir, stdin=labels)
 
     def start(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
-        folder = str(Path.cwd()) if self.connection.host.is_local else ""
+        in_ours = self.connection.host.is_local and not node.container.working_dir
+        folder = str(current_folder()) if in_ours else ""
         environment = json.dumps({**node.container.env, **user_env})
         entering = self._enter(node)
         python, *arguments = node.container.entrypoint

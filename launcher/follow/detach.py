@@ -48,8 +48,9 @@ def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> Non
         with log.open("ab") as out:
             boot = [sys.executable, "-I", "-c", BOOT, json.dumps(import_path()), RECORDER]
             argv, null, pipe = [*boot, str(folder.path)], subprocess.DEVNULL, subprocess.PIPE
+            # in the current folder, where a local run without a workdir has its script
             process = subprocess.Popen(
-                argv, stdin=null, stdout=pipe, stderr=out, cwd="/", start_new_session=True
+                argv, stdin=null, stdout=pipe, stderr=out, start_new_session=True
             )
         assert process.stdout is not None
         with process.stdout as answer, selectors.DefaultSelector() as selector:

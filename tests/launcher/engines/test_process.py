@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launcher.engines import process
 from launcher.engines.process import Processes
 from launcher.engines.status import NodeStatus
+from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.plan.plan import Place
 from launcher.ssh.host_connection import HostConnection
@@ -36,6 +40,22 @@ def test_a_command_runs_in_the_working_directory_of_the_node(
     finally:
         node.kill()
         node.wait()
+
+
+@pytest.mark.parametrize("workdir", ["/code", None])
+def test_a_local_node_with_a_workdir_starts_even_if_the_current_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workdir: str | None
+) -> None:
+    words = list[str]()
+    monkeypatch.setattr(Processes, "_script", lambda *args, **_: words.extend(args[3:]))
+    container = SimpleNamespace(name="n", env={}, entrypoint=("python3",), working_dir=workdir)
+    node: Any = SimpleNamespace(container=container, place=SimpleNamespace(control_dir="/c"))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with nullcontext() if workdir else pytest.raises(UsageError, match="no longer exists"):
+        Processes(HostConnection(Host("local"))).start(node, {})
+        assert words[:4] == ["/c", "n", "", "0"]
 
 
 def test_a_node_has_not_ended_because_the_script_that_waits_for_it_was_killed(

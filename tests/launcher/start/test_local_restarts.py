@@ -267,6 +267,28 @@ def test_a_shutdown_of_the_launching_machine_loses_neither_a_started_nor_a_waiti
     end(second)
 
 
+def test_a_run_that_had_to_wait_starts_in_the_folder_of_its_launch(machine: Machine) -> None:
+    """Without a workdir, the script is there."""
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    file = machine.folder / "hosts.yaml"
+    document = json.loads(file.read_text().replace('"auto"', str(port)))
+    del document["job"]["workdir"]
+    file.write_text(json.dumps(document))
+    (machine.folder / "again.py").write_text(SCRIPT)
+    states = {}
+    for name in ("first", "second"):
+        launch(machine, "when-told", "--detach", "--wait", "--name", name)
+        [states[name]] = (machine.folder / "state").glob(f"ddpctl/runs/{name}-*/run.json")
+    assert json.loads(states["second"].read_text())["state"] == "WAITING"
+    runs = machine.folder / "home" / ".ddpctl" / "runs"
+    for state in states.values():
+        checkpoints = runs / state.parent.name / "checkpoints"
+        until(checkpoints.exists, 60)
+        (checkpoints / "go").touch()
+        machine.ddpctl("attach", state.parent.name)
+
+
 def test_a_failure_that_would_happen_again_is_not_restarted(machine: Machine) -> None:
     err = launch(machine, "refuse", code=1)
     assert "not restarting: a failure of kind `exit-code` would happen again" in err

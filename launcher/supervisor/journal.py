@@ -20,6 +20,7 @@ from .events import Event, document
 # Bytes of disk reserved for the last events on a full disk, in a file that exists until the attempt
 # ends: see is_open in launcher/plan/attempts.sh.
 BALLAST = 1 << 20
+LONGEST_REST = BALLAST // 2  # bytes kept of an entry that was cut off; the last events must fit too
 STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
 
 
@@ -32,6 +33,7 @@ class Journal:
         self._ballast = os.path.join(folder, "ballast")
         self._host = host.encode()
         self._lost = 0  # number of output lines lost because the disk was full
+        self._rest = b""  # the rest of an entry that the full disk has cut off
         self._stdout = b""  # bytes for stdout, not written yet
         with contextlib.suppress(OSError), open(self._ballast, "wb") as file:
             file.write(b"\0" * BALLAST)
@@ -39,8 +41,9 @@ class Journal:
 
     def write_lines(self, who: bytes, data: bytes) -> None:
         """Write whole lines, each with its newline. If the disk is full, count them as lost."""
-        if not self._append(_entries(who, data)):
-            self._lost += data.count(b"\n")
+        entries = _entries(who, data)
+        taken = self._append(entries)
+        self._lost += entries.count(b"\n", taken)
         label = self._host if who == b"-" else b"%b:%b" % (self._host, who)
         self._copy_to_engine_log(_prefixed(b"[%b] " % label, data))
 
@@ -49,41 +52,48 @@ class Journal:
         self.write_lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
 
     def write_event(self, event: Event) -> None:
-        if not self.try_write_event(event):
+        entry = _event_entry(event)
+        missing = entry[self._append(entry) :]
+        if missing or self._rest:
             with contextlib.suppress(OSError):
                 os.truncate(self._ballast, 0)
-            self.try_write_event(event)
+            self._append(missing)
 
-    def try_write_event(self, event: Event) -> bool:
-        """Write an event that may be lost. Return False if the disk is full."""
-        return self._append(_entries(b"!", json.dumps(document(event)).encode() + b"\n"))
+    def try_write_event(self, event: Event) -> None:
+        """Write an event that may be lost because the disk is full."""
+        self._append(_event_entry(event))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._ballast)
         os.close(self._file)
 
-    def _append(self, data: bytes) -> bool:
-        """Append whole entries, preceded by a note on lost lines.
+    def _append(self, data: bytes) -> int:
+        """Append whole entries, preceded by a note on lost lines. Return how many bytes are taken.
 
-        If the disk is full, write nothing and return False.
+        If the disk is full, those are the entries that fit, and the one that is cut off. Its rest comes
+        first next time. The file is never truncated: `tail -F` would print all of it again.
         """
+        head = self._rest
         if self._lost:
             text = b"ddpctl: the disk was full; lines of output missing here: %d\n" % self._lost
-            data = _entries(b"-", text) + data
-        start = os.fstat(self._file).st_size
-        view = memoryview(data)
+            head += _entries(b"-", text)
+        text = head + data
+        view = memoryview(text)
         try:
             while view:
                 view = view[os.write(self._file, view) :]
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            if len(view) != len(data):  # half an entry would corrupt the next one
-                os.ftruncate(self._file, start)
-            return False
-        self._lost = 0
-        return True
+        written = len(text) - len(view)
+        end = text.index(b"\n", written - 1) + 1 if written else len(self._rest)
+        self._rest = text[written:end]
+        if len(self._rest) > LONGEST_REST:
+            self._rest = self._rest[:LONGEST_REST] + b"\n"
+        if end >= len(head):
+            self._lost = 0
+        return max(0, end - len(head))
 
     def _copy_to_engine_log(self, data: bytes) -> None:
         if len(self._stdout) <= STDOUT_BACKLOG:  # otherwise only the journal gets these lines
@@ -95,6 +105,10 @@ class Journal:
 
 def _entries(who: bytes, lines: bytes) -> bytes:
     return _prefixed(b"%.6f\t%b\t" % (time.time(), who), lines)
+
+
+def _event_entry(event: Event) -> bytes:
+    return _entries(b"!", json.dumps(document(event)).encode() + b"\n")
 
 
 def _prefixed(head: bytes, lines: bytes) -> bytes:

@@ -19,7 +19,7 @@ from supervisors import NPROC, WITH_TORCH, Attempt, Node, attempt, spec, until
 
 from launcher.logs.journal_reader import JournalReader
 from launcher.start.fill_node_folders import SUPERVISOR, supervisor_file
-from launcher.supervisor.events import End, EndState, Environment
+from launcher.supervisor.events import End, EndState, Environment, Reason
 from launcher.supervisor.journal import BALLAST, Journal
 from launcher.supervisor.proc import children
 
@@ -202,17 +202,30 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-@pytest.mark.parametrize("freed", [False, True])
-def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
-    small_disk: Path, freed: bool
-) -> None:
-    journal = Journal(str(small_disk), "gpu1")
-    assert (small_disk / "ballast").stat().st_size == BALLAST
-    journal.write_lines(b"0", b"before\n")
-    hog = small_disk / "hog"
+def fill(disk: Path) -> Path:
+    """Write a file until the disk is full. Return it."""
+    hog = disk / "hog"
     with contextlib.suppress(OSError), hog.open("wb", buffering=0) as file:
         while file.write(b"0" * 4096):
             pass
+    return hog
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
+    small_disk: Path, freed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, write = [], os.write
+
+    def note(file: int, data: bytes) -> int:
+        sizes.append((small_disk / "journal").stat().st_size)
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", note)
+    journal = Journal(str(small_disk), "gpu1")
+    assert (small_disk / "ballast").stat().st_size == BALLAST
+    journal.write_lines(b"0", b"before\n")
+    hog = fill(small_disk)
     for _ in range(2):
         journal.write_lines(b"0", b"x" * 100_000 + b"\ny\n")
     if freed:
@@ -221,10 +234,27 @@ def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
     journal.write_event(End(EndState.FAILED, 1))
     journal.close()
     *entries, end = JournalReader().feed((small_disk / "journal").read_bytes())
-    missing = b"ddpctl: the disk was full; lines of output missing here: 4"
+    missing = b"ddpctl: the disk was full; lines of output missing here: 3"
     shown = [(entry.rank, line) for entry in entries for line in entry.lines]
-    assert shown == [(0, b"before"), (None, missing), (0, b"after")][: 3 if freed else 2]
+    cut_off = (0, b"x" * 100_000)  # but completed later
+    expected = [(0, b"before"), cut_off, (None, missing), (0, b"after")]
+    assert shown == expected[: 4 if freed else 3]
     assert end.event == End(EndState.FAILED, 1)
+    assert sizes == sorted(sizes), "after a truncation, `tail -F` prints the whole file again"
+
+
+@pytest.mark.parametrize("cut_off", ["the event", "a line longer than the ballast"])
+def test_on_a_full_disk_the_last_event_is_whole(small_disk: Path, cut_off: str) -> None:
+    journal = Journal(str(small_disk), "gpu1")
+    journal.write_lines(b"0", b"before\n")
+    fill(small_disk)
+    if cut_off != "the event":
+        journal.write_lines(b"0", b"x" * (BALLAST + 10_000) + b"\n")
+    end = End(EndState.FAILED, 1, Reason("torchrun", "y" * 5000, 0))
+    journal.write_event(end)
+    journal.close()
+    entries = JournalReader().feed((small_disk / "journal").read_bytes())
+    assert entries[-1].event == end
 
 
 @pytest.mark.parametrize("path", sorted(SUPERVISOR.glob("*.py")), ids=lambda path: path.name)

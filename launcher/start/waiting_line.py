@@ -94,6 +94,8 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                 return None
             elif number in LEAVING:
                 detach.start_recorder(self.request.folder, RunState.WAITING)
+                again = f"ddpctl attach {self.request.run_id}"
+                self.console.say(f"the run stays in line; follow it with `{again}`")
                 outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
             else:
                 raise KeyboardInterrupt

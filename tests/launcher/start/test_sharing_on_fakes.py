@@ -458,7 +458,9 @@ def test_a_signal_after_one_that_leaves_a_waiting_run_does_not_cancel_it(
     monkeypatch.setattr(PlaceInLine, "_await_turn", interrupted)
     if not together:
         recorder_starts_during(second, cluster, monkeypatch)
-    assert cluster.launch("--wait")[0] == code
+    exit_code, _, err = cluster.launch("--wait")
+    assert exit_code == code
+    assert f"in line; follow it with `ddpctl attach {cluster.recorders[-1]}`" in err
     assert record(cluster, cluster.recorders[-1])["state"] == "WAITING"
     assert len(cluster.tickets) == 1
 

@@ -23,7 +23,8 @@ def check_command(job: Job) -> str | None:
     if job.command[0].startswith("-"):
         return None
     if job.workdir is None:
-        hint = f"job.workdir is not set, so the local {script} is not sent; set `workdir: .` to send it"
+        what = f"job.workdir is not set, so the local {script} is not sent"
+        hint = f"{what}; set `workdir: .` to send it, or launch with `--workdir .`"
         return hint if os.path.isfile(script) else None  # noqa: PTH113
     workdir = Path(job.workdir)
     path = workdir / script

@@ -33,6 +33,6 @@ def name_of(run_id: str) -> str:
 
 
 def new_run_id(name: str) -> str:
-    """Return a new, unique run id: the name, the local time and a random suffix."""
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    """Return a new, unique run id: the name, the time in UTC and a random suffix."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     return "-".join(part for part in (name, now, secrets.token_hex(2)) if part)

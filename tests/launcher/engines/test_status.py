@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from launcher.engines.process import Processes
 from launcher.engines.status import inspected, read_status, seen_in_list
 from launcher.hosts import Host
-from launcher.run_id import is_run_id, new_run_id
+from launcher.run_id import is_run_id, new_run_id, time_of
 from launcher.ssh.host_connection import HostConnection
 
 LABELS = {
@@ -166,3 +167,15 @@ def test_odd_files_of_the_process_engine_are_skipped(
 def test_run_ids() -> None:
     assert is_run_id(new_run_id("")) and is_run_id(new_run_id("a" * 41))
     assert not any(is_run_id(text) for text in ("", "a/b", "../x", "-x", "a b", None, 7))
+
+
+def test_run_ids_are_ordered_by_time_whatever_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several machines may use the same hosts, and a clock may be set back an hour."""
+    times = []
+    for zone in ("EAST-12", "WEST+12"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        times.append(time_of(new_run_id("")))
+    monkeypatch.undo()
+    time.tzset()
+    assert times[0][:15] <= times[1][:15]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import claims_on
-from ..errors import Several
+from ..errors import PreflightError, Several
 from ..facts.facts import Facts
 from ..facts.gather import gather
 from ..plan.build import PlanInputs
@@ -44,7 +44,9 @@ def check(
     cluster, options = request.cluster, request.options
     if not options.check:
         with console.step(f"asking {counted(len(connections), 'host')}"):
-            return CheckedHosts(connections, gather(connections))
+            facts = gather(connections)
+        require_known_gpus(connections, facts)
+        return CheckedHosts(connections, facts)
     with console.step(f"checking {counted(len(connections), 'host')}"):
         survey = survey_all(connections, spares, cluster, waits=options.wait is not None)
     warnings = [finding for finding in survey.findings if finding.severity != "failure"]
@@ -59,6 +61,18 @@ def check(
     there = {connections[rank]: image for rank, image in survey.images.items()}
     images = KnownImages(survey.fleet.image_here, there)
     return CheckedHosts(connections, survey.facts, images, survey.fleet.reach.unreached)
+
+
+def require_known_gpus(connections: Sequence[HostConnection], facts: Sequence[Facts]) -> None:
+    """Raise Several if `gpus: all` would mean none because nvidia-smi fails."""
+    remedy = "fix the NVIDIA driver on that host, or set gpus: 0"
+    problems = [
+        PreflightError(f"nvidia-smi fails: {each.gpu_error}", remedy, host=connection.name)
+        for connection, each in zip(connections, facts, strict=True)
+        if each.gpu_error and connection.host.gpus == "all"
+    ]
+    if problems:
+        raise Several(problems)
 
 
 def push(

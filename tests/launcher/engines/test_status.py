@@ -169,7 +169,9 @@ def test_run_ids() -> None:
     assert not any(is_run_id(text) for text in ("", "a/b", "../x", "-x", "a b", None, 7))
 
 
-def test_run_ids_are_ordered_by_time_whatever_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ids_are_ordered_by_time_whatever_the_time_zone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Several machines may use the same hosts, and a clock may be set back an hour."""
     times = []
     for zone in ("EAST-12", "WEST+12"):

@@ -249,3 +249,21 @@ def test_a_run_may_be_resumed_again_with_fewer_hosts_than_min_nodes(fake_cluster
         code, _, err = cluster.ddpctl("resume", *more)
         assert code == 1, err
     assert [node.host for node in cluster.nodes if node.attempt == 3] == ["gpu0"]
+
+
+def test_without_checks_too_all_gpus_are_not_none_because_nvidia_smi_fails(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster(gpus=2)
+    cluster.nodes_end(exit_code=0)
+    document = json.loads(Path(cluster.hosts_file).read_text())
+    document["defaults"]["gpus"] = "all"
+    Path(cluster.hosts_file).write_text(json.dumps(document))
+    nvidia_smi = cluster.hosts["gpu1"].tools / "nvidia-smi"
+    nvidia_smi.write_text("#!/bin/sh\necho Driver/library version mismatch; exit 18\n")
+    code, _, err = cluster.launch()
+    assert code == 3 and "gpu1: nvidia-smi fails: Driver/library version mismatch" in err, err
+    assert not cluster.nodes
+    document["hosts"] = ["gpu0", {"host": "gpu1", "gpus": 0}]
+    Path(cluster.hosts_file).write_text(json.dumps(document))
+    assert cluster.launch()[0] == 0

@@ -157,10 +157,16 @@ def keep_traceback(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def write_cache(path: Path, text: str | bytes) -> None:
-    """Replace a cache file. Ignores failures, which only make the next command take longer."""
-    with contextlib.suppress(StateError):
+def write_cache(path: Path, text: str | bytes, *, keep: int | None = None) -> None:
+    """Replace a cache file. Ignores failures, which only make the next command take longer.
+
+    keep: how many files to keep in the folder, those written last; None for all.
+    """
+    with contextlib.suppress(StateError, OSError):
         write_atomically(make_folder(path.parent) / path.name, text)
+        if keep:
+            for old in sorted(path.parent.glob("[!.]*"), key=os.path.getmtime)[:-keep]:
+                old.unlink()
 
 
 def read_cache(path: Path) -> dict[str, Any]:

@@ -171,3 +171,10 @@ def test_a_link_of_another_user_is_not_written_through(tmp_path: Path) -> None:
     publish(str(tmp_path / "x.prom"), "text")
     assert own.read_text() == "mine"
     assert (tmp_path / "x.prom").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_cache_keeps_the_files_that_were_written_last(tmp_path: Path) -> None:
+    for number in range(5):
+        write_cache(tmp_path / f"{number}.json", "{}", keep=3)
+        os.utime(tmp_path / f"{number}.json", (number, number))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2.json", "3.json", "4.json"]

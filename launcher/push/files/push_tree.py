@@ -35,6 +35,7 @@ from .manifest import Delta, Entry, Manifest
 from .scan import Tree
 
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
+KEPT = 100  # manifests in this machine's cache; for a million files, one takes 100 MB
 STEP_TIMEOUT = 600.0  # seconds to link or remove a tree of very many files
 
 BEGIN = load_script(__file__, "begin_tree.sh")
@@ -81,7 +82,7 @@ class TreePush:
         """
         cached = _cache_file(self.tree.manifest.digest)
         if not cached.exists():  # tells the next push what this tree contains
-            write_cache(cached, self.tree.manifest.text)
+            write_cache(cached, self.tree.manifest.text, keep=KEPT)
         self.tokens = {connection: secrets.token_hex(6) for connection in connections}
         homes = find_shared_homes(connections)
         failures = self._push([home[0] for home in homes])
@@ -198,7 +199,7 @@ def fetched_manifest(connection: HostConnection, digest: str, most: int) -> Mani
         done = connection.script(READ_MANIFEST, digest, timeout=60.0, limit=most)
         text = unpack(done.stdout, most)
         if there := manifest.parse(text, digest):
-            write_cache(_cache_file(digest), there.text)
+            write_cache(_cache_file(digest), there.text, keep=KEPT)
             return there
     return None
 

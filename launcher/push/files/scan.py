@@ -7,6 +7,7 @@ within the same clock tick.
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
 # ruff: noqa: PTH112, PTH115, PTH118, PTH120
+import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ from .left_out import IgnoreFile, LeftOut, NamedPaths
 from .manifest import Entry, Manifest
 
 RACY = 2 * 10**9  # ns; a younger file is hashed again by the next scan
+KEPT = 100  # folders whose hashes are cached; those of a million files take 200 MB
 SHOWN = 5  # problems listed before "and N more"
 
 
@@ -254,5 +256,8 @@ class _Walk:
             if path in hashes and max(stamp.mtime_ns, stamp.ctime_ns) < self.began - RACY
         }
         if rows != known:
-            write_cache(cache, json.dumps(rows))
+            write_cache(cache, json.dumps(rows), keep=KEPT)
+        elif rows:
+            with contextlib.suppress(OSError):
+                os.utime(cache)  # it is in use, so keep it
         return hashes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import PushFailed, Several
 from launcher.hosts import Host
-from launcher.own_folders import cache_home
+from launcher.own_folders import cache_home, write_cache
 from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.push_tree import fetched_manifest
@@ -235,6 +235,21 @@ def test_a_damaged_cache_of_hashes_is_ignored(tmp_path: Path, damage: str) -> No
     assert scan(str(folder), code_only=False).manifest.digest == first
 
 
+def test_hashes_are_kept_of_the_folders_that_were_pushed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("launcher.push.files.scan.RACY", -(10**12))
+    monkeypatch.setattr("launcher.push.files.scan.KEPT", 2)
+    for name in "abac":
+        (tmp_path / name).mkdir(exist_ok=True)
+        if not (tmp_path / name / "file").exists():
+            (tmp_path / name / "file").touch()
+        scan(str(tmp_path / name), code_only=False)
+    names = {hashlib.sha256(os.fsencode(tmp_path / name)).hexdigest()[:32] for name in "ac"}
+    assert {path.stem for path in tmp_path.glob("ddpctl/trees/*")} == names
+
+
 def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +260,10 @@ def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(
     there.parent.mkdir(parents=True)
     there.write_bytes(zlib.compress(made.text))
     connection = HostConnection(Host("local"))
+    write_cache(tmp_path / "cache" / "ddpctl" / "manifests" / "older", "")
+    monkeypatch.setattr("launcher.push.files.push_tree.KEPT", 1)
     assert fetched_manifest(connection, made.digest, len(made.text)) == made
+    assert [path.name for path in tmp_path.glob("cache/ddpctl/manifests/*")] == [made.digest]
     assert fetched_manifest(connection, made.digest, len(made.text) - 1) is None
     there.write_bytes(b"x")
     assert fetched_manifest(connection, made.digest, 1 << 20) is None

@@ -256,10 +256,14 @@ def launch(
     return run
 
 
-def find_run(run: str | None = None, hosts: str | Path | None = None) -> Run:
+def find_run(run: str | None = None, hosts: str | Path | Sequence[str] | None = None) -> Run:
     """Return the run with this id or id prefix; by default, the newest run recorded on this machine.
 
-    hosts: a hosts file; needed only to find a run that another machine started. Raises UsageError
-    if there is no such run, or if several ids have the prefix.
+    hosts: a hosts file or a list such as ["gpu1", "gpu2"]; needed only to find a run that another
+    machine started. Raises UsageError if there is no such run, or if several ids have the prefix.
     """
-    return Run(find(run, None if hosts is None else str(hosts), LoggingConsole()))
+    if isinstance(hosts, Path):
+        hosts = str(hosts)
+    elif hosts is not None and not isinstance(hosts, str):
+        hosts = ",".join([*hosts, ""])  # with a comma, a single name is no file
+    return Run(find(run, hosts, LoggingConsole()))

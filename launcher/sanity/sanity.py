@@ -142,12 +142,14 @@ def two_containers(cluster: Cluster, name: str | None, containers: int) -> Clust
     if name is None and len({host.machine for host in cluster.hosts}) > 1:
         what = f"--containers {containers}: {cluster.source} has several hosts"
         raise UsageError(what, f"add --host with one of {listed}")
-    host = next((host for host in cluster.hosts if name in (None, host.name)), None)
-    if host is None:
+    entries = [host for host in cluster.hosts if name in (None, host.name)]
+    if not entries:
         what = f"--host {quoted(name or '')}: not in {cluster.source}, which has {listed}"
         raise UsageError(what, "name one of these hosts")
+    host = entries[0]
     with connected([host]) as connections:
-        ids = gpu_ids(host, gather(connections)[0])
+        [facts] = gather(connections)
+    ids = tuple(gpu for entry in entries for gpu in gpu_ids(entry, facts))
     if len(ids) % containers:
         uneven = f"cannot split {counted(len(ids), 'GPU')} evenly between {containers} containers"
         raise UsageError(uneven, "pass another number with --containers", host=host.name)

@@ -122,6 +122,16 @@ def test_a_run_is_followed_through_a_restart_to_its_end(
     assert repr(launcher.find_run(run.id[:-2])) == f"<ddpctl.Run {run.id} SUCCEEDED>"
 
 
+@pytest.mark.parametrize("hosts", [["gpu0"], ["gpu0", "gpu1"], "gpu0,gpu1", Path("hosts.yaml")])
+def test_a_run_of_another_machine_is_found_by_a_file_or_a_list_of_hosts(
+    fake_cluster: Make, hosts: Path | str | list[str]
+) -> None:
+    cluster = fake_cluster(*(hosts if isinstance(hosts, list) else ["gpu0", "gpu1"]))
+    run = launched(cluster)
+    cluster.forget()
+    assert launcher.find_run(hosts=hosts).id == run.id
+
+
 def test_if_no_recorder_starts_for_a_waiting_run_wait_says_that_it_waits_no_longer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -58,6 +58,13 @@ def test_containers_are_those_of_the_only_host() -> None:
     assert [host.host for host in cluster.hosts] == ["local", "local"]
 
 
+def test_containers_share_the_gpus_of_all_entries_of_the_host() -> None:
+    entries = "{host: local, gpus: [0, 1]}, {host: local, gpus: [4, 5]}"
+    cluster = two_containers(parse_hosts(f"hosts: [{entries}]", "h.yaml"), "local", 2)
+    assert [host.gpus for host in cluster.hosts] == [(0, 1), (4, 5)]
+    assert cluster.job.nproc_per_node == 2
+
+
 def test_a_failure_is_not_hidden_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
 

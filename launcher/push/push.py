@@ -271,7 +271,8 @@ class Sender:
         for connection in hosts:
             report, sent = self.progress.hosts[connection], tree_push.files_sent.get(connection, 0)
             report.files_sent += sent
-            if connection not in failures:
+            # otherwise, the push to it failed now, or an earlier try has sent the part
+            if connection not in failures and getattr(report, part) is None:
                 report.files_skipped += tree.manifest.files - sent
                 setattr(report, part, "sent" if connection in missing else "present")
         return failures

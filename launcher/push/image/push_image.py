@@ -40,8 +40,10 @@ def push_image(
     for connection, image in there.items():
         if image is not None and (wanted is None or as_here(image, connection).same_as(wanted)):
             images[connection] = image
-            progress.hosts[connection].image = "present"
-            progress.hosts[connection].layers_skipped += len(image.layers)
+            report = progress.hosts[connection]
+            if report.image is None:  # otherwise, an earlier try has sent it
+                report.image = "present"
+                report.layers_skipped += len(image.layers)
         elif image is not None:
             other = f"has a different {name} ({image.id[:19]})"
             progress.say(f"{connection.name}: {other}; updating it")

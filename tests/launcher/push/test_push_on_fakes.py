@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,29 @@ def test_a_push_whose_connection_is_lost_goes_on_some_times(
     assert "gpu1: the connection was lost; the push resumes" in err
     assert dialed_again == ["gpu1"] * min(drops, 3), "each try may dial"
     assert bool(list(host.home.glob(".ddpctl/workdirs/*/train.py"))) is (code == 0)
+
+
+def test_what_an_earlier_try_has_sent_is_reported_as_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "PAUSES", (0.0,))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("x")
+    (tmp_path / "train.py").write_text("pass")
+    job = {"dataset": str(tmp_path / "data"), "workdir": str(tmp_path)}
+    cluster = FakeCluster(tmp_path / "cluster", monkeypatch, ["gpu0"], **job)
+    ask, lost = cluster.hosts["gpu0"].ask, iter([True])
+
+    def drop(*call: str) -> None:
+        if any(RECEIVE in word for word in call) and "workdirs" in call and next(lost, False):
+            raise HostUnreachable("the connection was lost", host="gpu0")
+        ask(*call)
+
+    monkeypatch.setattr(cluster.hosts["gpu0"], "ask", drop)
+    code, out, err = cluster.ddpctl("push", cluster.hosts_file, "--dataset", "--workdir", "--json")
+    assert code == 0, err
+    [host] = json.loads(out)["hosts"]
+    assert (host["dataset"], host["workdir"], host["files_skipped"]) == ("sent", "sent", 0)
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-push",), ("--no-check",)])

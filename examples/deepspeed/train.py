@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ SETTINGS = {
     "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
     "zero_optimization": {"stage": 2},
     "bf16": {"enabled": True},
+    "checkpoint": {"use_node_local_storage": True},  # hosts do not share the folder
 }
 
 
@@ -39,9 +41,13 @@ def main() -> None:
     engine, _, batches, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), training_data=data, config=SETTINGS
     )
-    first = 0
-    if given.resume:
-        _, kept = engine.load_checkpoint(folder)
+    first, newest = 0, [None]
+    latest = Path(folder, "latest")  # DeepSpeed writes it on rank 0's host alone
+    if given.resume and torch.distributed.get_rank() == 0 and latest.exists():
+        newest = [latest.read_text()]
+    torch.distributed.broadcast_object_list(newest)
+    if newest[0]:  # a run may have failed before its first checkpoint
+        _, kept = engine.load_checkpoint(folder, tag=newest[0])
         first = kept["epoch"]
     for epoch in range(first + 1, given.epochs + 1):
         for inputs, labels in batches:

@@ -149,6 +149,65 @@ def test_accelerate_resumes_also_without_a_checkpoint_and_beside_hidden_files(
         assert [line.partition(":")[0] for line in said] == printed
 
 
+DEEPSPEED = """
+# What DeepSpeed does with checkpoints: rank 0 writes `latest`, which other hosts lack or have from before.
+import json
+from pathlib import Path
+import torch
+from torch import distributed as dist
+
+def init_distributed():
+    dist.init_process_group("gloo")
+
+def initialize(model, model_parameters, training_data, config):
+    return Engine(model.bfloat16()), None, [training_data[:32]], None
+
+class Engine:
+    device = "cpu"
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, inputs):
+        return self.model(inputs)
+
+    def backward(self, loss):
+        loss.backward()
+
+    def step(self):
+        pass
+
+    def file(self, folder, name):
+        return Path(f"{folder}-of-rank-{dist.get_rank()}" if dist.get_rank() else folder, name)
+
+    def save_checkpoint(self, folder, client_state):
+        tag = f"global_step{client_state['epoch']}"
+        self.file(folder, tag).mkdir(parents=True)
+        self.file(folder, f"{tag}/state").write_text(json.dumps(client_state))
+        if dist.get_rank() == 0 or tag == "global_step1":
+            self.file(folder, "latest").write_text(tag)
+
+    def load_checkpoint(self, folder, tag=None):
+        latest = self.file(folder, "latest")
+        if tag is None and not latest.exists():
+            return None, None
+        text = self.file(folder, f"{tag or latest.read_text()}/state").read_text()
+        return folder, json.loads(text)
+"""
+
+
+def test_deepspeed_resumes_from_rank_0s_newest_checkpoint_or_without_one(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed.py").write_text(DEEPSPEED)
+    script, library = ROOT / "examples/deepspeed/train.py", f"{tmp_path}:{ROOT}"
+    for epochs in (1, 2, 3):
+        asked = [script, "--epochs", epochs, "--resume"]
+        done = torchrun(2, asked, tmp_path, PYTHONPATH=library)
+        assert done.returncode == 0, done.stderr
+        assert [line.partition(":")[0] for line in done.stdout] == [f"epoch {epochs}"]
+    for folder in ("checkpoints", "checkpoints-of-rank-1"):
+        assert len([*(tmp_path / folder).glob("global_step*")]) == 3
+
+
 @pytest.mark.parametrize("example", ["accelerate", "lightning"])
 def test_other_frameworks_train_on_two_nodes(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -267,13 +267,14 @@ LIMITS: list[tuple[str, Callable[[Any], bool], str]] = [
         "be at least 1",
         lambda value: value is None or value >= 1,
         "width num_classes synthetic_train synthetic_test synthetic_size image_size batch_size "
-        "global_batch grad_accum_steps lr_base_size epochs eval_every eval_batch_size print_every",
+        "global_batch grad_accum_steps lr_base_size epochs eval_every eval_batch_size print_every "
+        "timeout",  # in seconds; signs of life are half a second apart
     ),
     (
         "not be negative",
         lambda value: value >= 0,
         "canonical_shards lr weight_decay clip_grad_norm max_steps warmup_epochs min_lr seed spawn "
-        "threads timeout check_every export_every workers randaugment cutout mixup cutmix",
+        "threads check_every export_every workers randaugment cutout mixup cutmix",
     ),
     ("be at least 2, in case the newest checkpoint is damaged", lambda value: value >= 2, "keep"),
     ("be between 0 and 0.5", lambda value: 0 <= value <= 0.5, "val_split"),

@@ -323,7 +323,7 @@ def test_durations_sizes_and_lists_are_read() -> None:
     [
         ("epochs", 1, None), ("batch-size", 1, None), ("eval-every", 1, None), ("print-every", 1, None),
         ("keep", 2, None), ("seed", 0, None), ("cutout", 0, None), ("randaugment", 0, 30),
-        ("val-split", 0.0, 0.5), ("random-erase", 0.0, 1.0), ("workers", 0, None), ("timeout", 0.0, None),
+        ("val-split", 0.0, 0.5), ("random-erase", 0.0, 1.0), ("workers", 0, None), ("timeout", 1.0, None),
         ("lr", 0.0, None), ("momentum", 0.0, 0.99), ("label-smoothing", 0.0, 0.99), ("ema", 0.0, 0.99),
     ],
 )  # fmt: skip

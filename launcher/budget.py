@@ -14,7 +14,15 @@ from .errors import CommandFailed, CommandTimeout
 from .text import duration
 
 MAX_ITEMS = 500_000  # values in one JSON text; each takes about 100 bytes of memory
+LEAST_HASH = 900.0  # seconds; a host may be slow to list many files
+SLOWEST_HASH = 20_000_000  # bytes per second; a disk that is slower counts as stuck
+LONGEST_HASH = 7200.0  # seconds to hash a host's files, however large they are said to be
 SLOWEST = 10_000  # bytes per second; a slower transfer of a file counts as stuck
+
+
+def time_to_hash(size: int) -> float:
+    """Return how many seconds to wait for a host to hash files of `size` bytes in all."""
+    return min(LEAST_HASH + size / SLOWEST_HASH, LONGEST_HASH)
 
 
 class Readable(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from ..budget import SLOWEST, Budget, TooMuch
+from ..budget import SLOWEST, Budget, TooMuch, time_to_hash
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
 from ..facts.shared_homes import one_per_home
@@ -30,8 +30,6 @@ from ..text import counted, names
 
 LIST = load_script(__file__, "list_files.sh")
 LISTING = 600.0  # seconds to list a host's files
-SLOWEST_HASH = 20_000_000  # bytes per second; a disk that is slower counts as stuck
-LONGEST = 7200.0  # seconds to hash a host's files, however large they are said to be
 SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
@@ -143,8 +141,7 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
         first = listed("sizes", LISTING)
         rows = [SIZE.fullmatch(row) for row in first.rows() if row]
         sizes = {size[2]: int(size[1]) for size in rows if size}
-        seconds = LISTING + sum(sizes.values()) / SLOWEST_HASH
-        second = listed("hashes", min(seconds, LONGEST))
+        second = listed("hashes", time_to_hash(sum(sizes.values())))
         cut_off = not all(done.stdout[-1:] in (b"", b"\0") for done in (first, second))
         files, nonsense = [], cut_off or None in rows
         for row in filter(None, second.rows()):

@@ -10,7 +10,7 @@ Files that are replaced are moved to `.before-attempt-N`.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,14 +21,14 @@ from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
+from ..ssh.stream import Completed
 from ..terminal.console import Console
 from ..text import counted, names
 from .plain_files import HostFolder, copy_files
 
 LIST = load_script(__file__, "list_checkpoints.sh")
-ROW = re.compile(
-    r"(whole|damaged) (ckpt/step-[0-9]{1,18})|([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL
-)
+FILE = re.compile(r"([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
+STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
 
 
 class File(NamedTuple):
@@ -123,16 +123,23 @@ def checkpoint_folders(
 def with_content(folder: Checkpoints) -> Checkpoints:
     """Return the folder with the content that its host reports. Skips malformed rows and paths."""
     newest, damaged, files = "", [], {}
-    for row in folder.script(LIST).rows():
-        if match := ROW.fullmatch(row.decode(errors="surrogateescape")):
-            kind, step, time, size, path = match.groups()
-            if kind == "whole":
-                newest = step
-            elif kind == "damaged":
-                damaged.append(step)
-            elif not path.startswith("/") and ".." not in path.split("/"):
-                files[path] = File(int(time), int(size))
+    for match in matches(FILE, folder.script(LIST, "files")):
+        time, size, path = match.groups()
+        if not path.startswith("/") and ".." not in path.split("/"):
+            files[path] = File(int(time), int(size))
+    hashed = sum(file.size for file in files.values())
+    for match in matches(STEP, folder.script(LIST, "steps", hashed=hashed)):
+        if match[1] == "whole":
+            newest = match[2]
+        else:
+            damaged.append(match[2])
     return dataclasses.replace(folder, newest=newest, damaged=tuple(damaged), files=files)
+
+
+def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]:
+    for row in listed.rows():
+        if match := form.fullmatch(row.decode(errors="surrogateescape")):
+            yield match
 
 
 def choose(hosts: Sequence[Checkpoints]) -> ResumePoint | None:

@@ -1,7 +1,11 @@
 #!/bin/sh
-# Prints rows ending in NUL: first the damaged steps after the newest complete step, then that complete
-# step, then all files. $1: run folder
+# Prints rows ending in NUL. $1: run folder. $2: `files`, for all files, or `steps`, for the damaged
+# steps after the newest complete step, then that complete step, whose files it hashes
 cd "$1/checkpoints" 2>/dev/null || exit 0
+if [ "$2" = files ]; then
+  find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'
+  exit
+fi
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
   [ -f "$step/MANIFEST" ] || continue
   if (cd "$step" && sha256sum -c --status MANIFEST) >/dev/null 2>&1; then
@@ -10,4 +14,3 @@ for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
   fi
   printf 'damaged %s\0' "$step"
 done
-find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'

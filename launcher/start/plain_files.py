@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from ..budget import SLOWEST, Budget
+from ..budget import SLOWEST, Budget, time_to_hash
 from ..errors import CommandFailed
 from ..push.files.tar import Member, archive, file_info
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
 
-TIMEOUT = 900.0  # seconds for a script; hashing a large checkpoint is slow
 END_TIMEOUT = 60.0  # seconds to wait for more data, and for a command to end after its last data
 ARRIVING = ".arriving"  # the folder in checkpoints/ that receives the files
 HASH = load_script(__file__, "hash_files.sh")
@@ -39,10 +38,18 @@ class HostFolder:
     connection: HostConnection
     run_dir: str
 
-    def script(self, text: str, *args: str, stdin: bytes = b"") -> Completed:
-        """Run a script on the host with the run's folder as $1. Raises CommandFailed if it fails."""
+    def script(self, text: str, *args: str, stdin: bytes = b"", hashed: int = 0) -> Completed:
+        """Run a script on the host with the run's folder as $1. Raises CommandFailed if it fails.
+
+        hashed: the bytes of the files that the script hashes.
+        """
         done = self.connection.script(
-            text, self.run_dir, *args, stdin=stdin, timeout=TIMEOUT, limit=LONG_OUTPUT
+            text,
+            self.run_dir,
+            *args,
+            stdin=stdin,
+            timeout=time_to_hash(hashed),
+            limit=LONG_OUTPUT,
         )
         if done.code != 0:
             raise self.failed(done.reason)
@@ -66,13 +73,16 @@ def listed_files(folder: HostFolder, below: str, paths: Sequence[bytes]) -> tupl
     below: the folder in the run's folder that `paths` are relative to. Skips malformed rows, and
     paths that were not asked for. Raises CommandFailed if the host cannot list the files.
     """
-    rows = [*folder.script(HASH, below, stdin=b"".join(path + b"\0" for path in paths)).rows()]
-    middle = rows.index(b"") if b"" in rows else 0
-    digests = {m[2]: m[1].decode() for m in map(DIGEST.fullmatch, rows[middle + 1 :]) if m}
+    stdin = b"".join(path + b"\0" for path in paths)
+    rows = map(SIZE.fullmatch, folder.script(HASH, below, "sizes", stdin=stdin).rows())
+    sizes = {row[3]: row for row in rows if row and _is_below(row[3], paths)}
+    hashed = sum(int(row[1]) for row in sizes.values())
+    second = folder.script(HASH, below, "hashes", stdin=stdin, hashed=hashed)
+    digests = {row[2]: row[1].decode() for row in map(DIGEST.fullmatch, second.rows()) if row}
     files = {
-        match[3]: PlainFile(match[3], int(match[1]), int(match[2]), digests[match[3]])
-        for match in map(SIZE.fullmatch, rows[:middle])
-        if match and match[3] in digests and _is_below(match[3], paths)
+        path: PlainFile(path, int(row[1]), int(row[2]), digests[path])
+        for path, row in sizes.items()
+        if path in digests
     }
     return tuple(files[path] for path in sorted(files))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster
 
+from launcher import budget
 from launcher.look import fetch
 
 Make = Callable[..., FakeCluster]
@@ -87,9 +88,9 @@ def test_large_files_may_take_long_to_hash_but_not_as_long_as_a_host_likes(
 ) -> None:
     cluster = fake_cluster()
     (outputs(cluster)[0] / "large").write_bytes(bytes(1000))
-    monkeypatch.setattr(fetch, "LISTING", 2.0)
-    monkeypatch.setattr(fetch, "SLOWEST_HASH", 10)
-    monkeypatch.setattr(fetch, "LONGEST", longest)
+    monkeypatch.setattr(budget, "LEAST_HASH", 2.0)
+    monkeypatch.setattr(budget, "SLOWEST_HASH", 10)
+    monkeypatch.setattr(budget, "LONGEST_HASH", longest)
     tool = cluster.hosts["gpu0"].tools / "sha256sum"
     tool.write_text('#!/bin/sh\nsleep 3; exec /usr/bin/sha256sum "$@"\n')
     tool.chmod(0o755)

@@ -298,9 +298,22 @@ class Reporting(HostConnection):
     def __init__(self, *rows: str) -> None:
         super().__init__(Host("local"))
         self.rows = rows
+        self.timeouts: list[float] = []
 
     def script(self, text: str, *args: str, **how: Any) -> Completed:
+        self.timeouts.append(how["timeout"])
         return Completed(0, "".join(f"{row}\0" for row in self.rows).encode(), b"")
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(0, 900), (4 * 10**10, 2900), (10**15 - 1, 7200)])
+def test_a_large_checkpoint_may_take_long_to_hash_but_not_as_long_as_a_host_likes(
+    size: int, seconds: float
+) -> None:
+    node = Reporting(f"1.5 {size} big", f"{size} 1.5 ./big")
+    folder = Checkpoints(node, "/run", 0, same_rank=True)
+    with_content(folder)
+    plain_files.listed_files(folder, "checkpoints", [b"big"])
+    assert node.timeouts == [900, seconds, 900, seconds]
 
 
 def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:

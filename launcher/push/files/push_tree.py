@@ -36,7 +36,8 @@ from .scan import Tree
 
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
 KEPT = 100  # manifests in this machine's cache; for a million files, one takes 100 MB
-STEP_TIMEOUT = 600.0  # seconds to link or remove a tree of very many files
+STEP_TIMEOUT = 600.0  # seconds to link or remove a tree
+SLOWEST_LINKS = 200  # files per second, on NFS; each file of the tree extends that time
 
 BEGIN = load_script(__file__, "begin_tree.sh")
 PREPARE = load_script(__file__, "prepare_tree.sh")
@@ -106,8 +107,9 @@ class TreePush:
         self, connection: HostConnection, script: str, *more: str, stdin: bytes = b""
     ) -> str:
         arguments = *self._names(connection), *more
+        timeout = STEP_TIMEOUT + self.tree.manifest.files / SLOWEST_LINKS
         return script_output(
-            connection, self.part, script, *arguments, stdin=stdin, timeout=STEP_TIMEOUT
+            connection, self.part, script, *arguments, stdin=stdin, timeout=timeout
         )
 
     def _start(self, connection: HostConnection) -> Start | None:

@@ -14,6 +14,10 @@ import pytest
 
 from launcher.errors import PushFailed
 from launcher.hosts import Host
+from launcher.push.files import manifest, push_tree
+from launcher.push.files.manifest import Entry
+from launcher.push.files.push_tree import STEP_TIMEOUT, TreePush
+from launcher.push.files.scan import Tree
 from launcher.push.transfer import chain, fanout, payload
 from launcher.push.transfer.chain import STEP, Transfer
 from launcher.push.transfer.fanout import Fanout
@@ -148,6 +152,21 @@ def test_a_large_layer_may_take_longer_to_unpack() -> None:
     assert end_timeout(0) == TIMEOUT
     assert end_timeout(10_000_000_000) == TIMEOUT + 2000
     assert end_timeout(1 << 50) == TIMEOUT + 3600
+
+
+def test_a_tree_of_many_files_may_take_longer_to_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = []
+
+    def present(*_: object, timeout: float, **__: object) -> str:
+        timeouts.append(timeout)
+        return "present"
+
+    monkeypatch.setattr(push_tree, "script_output", present)
+    contents = manifest.make(Entry(b"%d" % number, "f") for number in range(20_000))
+    progress: Any = Progress()
+    push = TreePush(Tree(b"/data", contents, {}), "dataset", Fanout({}, progress))
+    assert push.run([HostConnection(Host("local"))]) == {}
+    assert timeouts == [STEP_TIMEOUT + 100]
 
 
 def test_a_host_whose_readers_are_all_slow_is_the_slow_one_and_they_relay_again() -> None:

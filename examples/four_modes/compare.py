@@ -48,6 +48,10 @@ def main() -> None:
             f"--batch_size {args.batch_size} is not divisible by {dist.get_world_size()} ranks"
         )
     images = read(args)
+    if len(images.train_y) < args.batch_size:
+        raise SystemExit(
+            f"--batch_size {args.batch_size}: there are only {len(images.train_y)} training images"
+        )
     if dist.get_rank() == 0:
         print(f"{'mode':<10}{'s/epoch':>10}{'images/s':>12}{'top-1':>9}", flush=True)
     for name, distributed, mixed in (

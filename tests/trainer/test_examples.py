@@ -107,6 +107,10 @@ def test_four_modes_make_a_table(tmp_path: Path) -> None:
     said = run(2, tmp_path, "four_modes/compare.py", *asked)
     assert [line.split()[0] for line in said] == ["mode", "DP", "DDP", "DP+AMP", "DDP+AMP"]
     assert all(float(line.split()[2]) > 0 for line in said[1:])
+    few = [ROOT / "examples/four_modes/compare.py", "--synthetic", 200]
+    done = torchrun(1, few, tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 1
+    assert done.stderr == ["--batch_size 256: there are only 200 training images"]
 
 
 def test_a_network_and_data_of_ones_own_resume_bitwise(tmp_path: Path) -> None:

@@ -57,37 +57,40 @@ def follow_newest(
     recorder: bool,
 ) -> tuple[Outcome, RunRecord]:
     """Print what the filter selects of the log so far, then follow the newest attempt to its end."""
-    record = folder.load()
-    if record.state in (RunState.WAITING, RunState.PENDING):
-        record = wait_for_start(folder, console)
-        if record.state.is_final and not record.attempt.started:
-            report_end(folder.run_id, record.attempt, console)
-            return Outcome(record.state), record
-    with (
-        newest_attempt(folder, console) as handle,
-        Interrupts() as interrupts,
-        EventHook(folder, on_event, console) as hook,
-    ):
-        record = folder.load()  # another machine may have started a newer attempt
-        with log_store(folder, console) as store:
-            report_errors(sync_logs(handle, store, console), console)
-        shown = print_recorded(folder, log_filter, RunLines(console), console)
-        if not record.state.is_final:
-            run = StartedRun(handle, folder, record, shown=shown, owned=False)
-            if not recorder:
-                # two recorders would both restart the run, and run --on-event twice
-                patience = None if detach.has_recorder(folder) else 0.0
-                run = dataclasses.replace(run, log_patience=patience)
-            outcome = follow(run, hook, interrupts, console)
-            # A recorder that died may have left tickets for a restart. Remove them if the failure rules
-            # out a restart, even for the highest job.max_restarts that was launched with.
-            if outcome.state.is_final and not (
-                detach.has_recorder(folder) or record.goes_on(sys.maxsize)
-            ):
-                remove_tickets(handle.connections, record.engine, record.run_id)
-            return outcome, record
-    report_end(folder.run_id, record.attempt, console)
-    return Outcome(record.state), record
+    while True:
+        record = folder.load()
+        if record.state in (RunState.WAITING, RunState.PENDING):
+            record = wait_for_start(folder, console)
+            if record.state.is_final and not record.attempt.started:
+                report_end(folder.run_id, record.attempt, console)
+                return Outcome(record.state), record
+        with (
+            newest_attempt(folder, console) as handle,
+            Interrupts() as interrupts,
+            EventHook(folder, on_event, console) as hook,
+        ):
+            record = folder.load()  # another machine may have started a newer attempt
+            if record.attempt.number > handle.number:
+                continue  # the recorder restarted the run while the hosts were asked
+            with log_store(folder, console) as store:
+                report_errors(sync_logs(handle, store, console), console)
+            shown = print_recorded(folder, log_filter, RunLines(console), console)
+            if not record.state.is_final:
+                run = StartedRun(handle, folder, record, shown=shown, owned=False)
+                if not recorder:
+                    # two recorders would both restart the run, and run --on-event twice
+                    patience = None if detach.has_recorder(folder) else 0.0
+                    run = dataclasses.replace(run, log_patience=patience)
+                outcome = follow(run, hook, interrupts, console)
+                # A recorder that died may have left tickets for a restart. Remove them if the failure rules
+                # out a restart, even for the highest job.max_restarts that was launched with.
+                if outcome.state.is_final and not (
+                    detach.has_recorder(folder) or record.goes_on(sys.maxsize)
+                ):
+                    remove_tickets(handle.connections, record.engine, record.run_id)
+                return outcome, record
+        report_end(folder.run_id, record.attempt, console)
+        return Outcome(record.state), record
 
 
 def wait_for_restart(folder: RunFolder, ended: RunRecord, console: Console) -> RunRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.engines.node_handle import AttemptHandle
 from launcher.errors import PreflightError
 from launcher.follow.detach import has_recorder
 from launcher.follow.hooks import EventHook
@@ -666,6 +668,30 @@ def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_p
     code, out, err = cluster.ddpctl("attach")
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
+
+
+def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were_asked(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead host is waited for for ten seconds. Attach took the first attempt for the second."""
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
+    assert cluster.launch()[0] == 0
+    folder = run_folder(cluster.record["run_id"])
+    before, after = folder.load(), folder.load()
+    del before.attempts[1:]
+    after.attempt.state = RunState.RUNNING
+    folder.save(after)
+    ask = attach.newest_attempt
+
+    def ask_too_early(
+        folder: RunFolder, console: Console
+    ) -> contextlib.AbstractContextManager[AttemptHandle]:
+        monkeypatch.setattr(attach, "newest_attempt", ask)
+        return ask(folder, console, before)
+
+    monkeypatch.setattr(attach, "newest_attempt", ask_too_early)
+    code, _, err = cluster.ddpctl("attach")
+    assert (code, cluster.record["state"]) == (0, "SUCCEEDED"), err
 
 
 @pytest.mark.parametrize(

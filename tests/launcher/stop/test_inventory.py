@@ -13,6 +13,7 @@ import pytest
 from launcher.errors import CommandFailed
 from launcher.hosts import Host
 from launcher.ssh.host_connection import HostConnection
+from launcher.stop import inventory
 from launcher.stop.inventory import (
     Inventory,
     OpenAttempt,
@@ -35,6 +36,19 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / ".ddpctl"
     folder.mkdir()
     return folder
+
+
+def test_an_entry_that_takes_too_long_to_measure_is_omitted(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / "quick").mkdir()
+    (store / "slow").mkdir()
+    (tmp_path / "du").write_text('#!/bin/sh\ncase $3 in slow) exec sleep 60; esac; echo "4\t$3"\n')
+    (tmp_path / "du").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(inventory, "SIZES", inventory.SIZES.replace("timeout 400", "timeout 0.2"))
+    monkeypatch.setattr(inventory, "TIMEOUT", 5.0)
+    assert sizes_of(HERE, ["quick", "slow"]) == {"quick": 4096}
 
 
 def test_an_empty_home_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,15 +47,22 @@ class Interrupts:
     If a Ctrl-C or SIGTERM has not been taken, the end of the outermost block raises
     KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
     because they let the run continue. In a recorder, all signals do; see `end_recorder`.
+
+    between_attempts: LEAVING signals are only queued outside such blocks too, until the next attempt
+    is followed, as there is no run yet to leave. This also holds for `with` blocks inside this one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, between_attempts: bool = False) -> None:
+        self._between_attempts = between_attempts
         self._pending: list[int] = []
         self._holds = 0  # nested `held()` blocks
         self._before: Mapping[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
         self._before = _install(dict.fromkeys(SIGNALS, self._receive))
+        outer = getattr(self._before.get(signal.SIGHUP), "__self__", None)
+        if isinstance(outer, Interrupts) and outer._between_attempts:
+            self._between_attempts, self._pending = True, outer._pending
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,7 +102,7 @@ class Interrupts:
         self._pending.clear()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self._holds:
+        if self._holds or (self._between_attempts and number in LEAVING):
             self._pending.append(number)
         elif self._in_recorder:
             end_recorder(number)

@@ -4,6 +4,7 @@ import dataclasses
 
 from ..errors import UsageError
 from ..follow.attempt_end import report_next
+from ..follow.ctrl_c import Interrupts
 from ..follow.detach import taken_care_of
 from ..follow.hooks import ExitHook
 from ..hosts import Cluster
@@ -55,7 +56,8 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
     """
     with ExitHook(request.folder, console) as hook:
         outcome = run_attempt(request, console)
-        with taken_care_of(request.folder):  # between attempts too
+        # between attempts too
+        with taken_care_of(request.folder), Interrupts(between_attempts=True):
             outcome = restart_until_done(request.folder, request.options, outcome, console)
         hook.outcome = outcome
         if outcome.state.is_final and (record := request.folder.load_if_readable(console)):

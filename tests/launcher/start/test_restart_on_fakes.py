@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -816,6 +817,29 @@ def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
     code, _, err = cluster.launch()
     assert code == 7 and "was killed while it was restarting" in err
     assert (cluster.record["state"], cluster.nodes, cluster.tickets) == ("CANCELLED", [], [])
+
+
+@pytest.mark.parametrize("where", ["restart.time", "run_attempt.compare"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 130), (signal.SIGQUIT, 0)])
+def test_a_terminal_that_closes_between_two_attempts_leaves_the_next_one_to_a_recorder(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, number: int, code: int, where: str
+) -> None:
+    cluster = with_nodes_that(first_fails_then_runs, fake_cluster(max_restarts=1))
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(number)
+
+    pause = SimpleNamespace(sleep=interrupt)
+    what = pause if where == "restart.time" else interrupt
+    monkeypatch.setattr(f"launcher.start.{where}", what)
+    before = signal.signal(number, signal.default_int_handler)  # instead of ending the test too
+    try:
+        ended, _, err = cluster.launch()
+    finally:
+        signal.signal(number, before)
+    assert ended == code and "the run continues; follow it with" in err, err
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "RUNNING"]
+    assert cluster.recorders == [cluster.record["run_id"]]
 
 
 def test_a_cuda_error_with_an_xid_of_that_gpu_replaces_the_host(

@@ -115,7 +115,8 @@ class Killed:
         record = run_folder(self.run.run_id).record_file
         error = StopUnconfirmed(
             "it did not confirm an earlier stop, and was not asked this time",
-            f"if it is gone for good, remove it from pending_stop in {record}",
+            "to ask it, pass your hosts file with --hosts; if it is gone for good, remove it from "
+            f"pending_stop in {record}",
         )
         return by_name(self.run.connections, self.errors) | dict.fromkeys(self.pending, error)
 

@@ -38,6 +38,9 @@ def fetch(
         console.say(done.summary())
         if not (done.files or done.skipped or done.failures or done.errors):
             places = "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
-            console.say(f"run {folder.run_id} wrote no files: its script must save to {places}")
+            what = f"the hosts have no files of run {folder.run_id}"
+            console.say(
+                f"{what}: its script must save to {places}, and `ddpctl clean` removes them"
+            )
         console.print(str(done.to))
     return Exit.UNREACHABLE if done.failures else Exit.FAILED if done.errors else Exit.DONE

@@ -383,7 +383,7 @@ def test_long_texts_take_a_time_in_proportion(parser: str, unit: str, end: str) 
 
 
 def test_nothing_that_a_host_sends_is_unpacked_here() -> None:
-    """Files come one by one, each by a path that was checked."""
+    """Files come one by one, each by a path that was checked. pip's wheel comes from the package index."""
     source = Path(launcher.__file__).parent
     callers = [p for p in source.rglob("*.py") if re.search(r"\.extract(all)?\(", p.read_text())]
-    assert callers == []
+    assert callers == [source / "push" / "packages" / "wheels.py"]

@@ -30,6 +30,7 @@ from .manifest import Entry, Manifest
 RACY = 2 * 10**9  # ns; a younger file is hashed again by the next scan
 KEPT = 100  # folders whose hashes are cached; those of a million files take 200 MB
 SHOWN = 5  # problems listed before "and N more"
+BLOCK = 1 << 18  # bytes
 
 
 class Stamp(NamedTuple):
@@ -243,7 +244,7 @@ class _Walk:
             for path in paths:
                 try:
                     with open_file(b"%b/%b" % (self.root, path)) as file:
-                        hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
+                        hashes[path] = _sha256(file, self.stamps[path].size)
                 except OSError as error:
                     self.unreadable(path, error)
 
@@ -261,3 +262,12 @@ class _Walk:
             with contextlib.suppress(OSError):
                 os.utime(cache)  # it is in use, so keep it
         return hashes
+
+
+def _sha256(file: FileIO, size: int) -> str:
+    """Return the sha256 of the first `size` bytes: a log may have grown since its size was read."""
+    digest = hashlib.sha256()
+    while block := file.read(min(size, BLOCK)):
+        digest.update(block)
+        size -= len(block)
+    return digest.hexdigest()

@@ -19,7 +19,7 @@ from launcher.own_folders import cache_home, write_cache
 from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
 from launcher.push.files.push_tree import fetched_manifest
-from launcher.push.files.scan import Tree, scan
+from launcher.push.files.scan import Tree, open_file, scan
 from launcher.ssh.host_connection import HostConnection
 
 
@@ -77,7 +77,7 @@ def test_ctrl_c_does_not_wait_until_all_files_are_read(
         read_to_the_end.append(not over.wait(10))
 
     (tmp_path / "a").write_text("a")
-    monkeypatch.setattr(hashlib, "file_digest", hash_a_large_file)
+    monkeypatch.setattr("launcher.push.files.scan._sha256", hash_a_large_file)
     with pytest.raises(KeyboardInterrupt):
         scan(str(tmp_path), code_only=False)
     over.set()
@@ -174,12 +174,20 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
             list(tar.stream(tree, tree.manifest.entries, {}))
 
 
-def test_a_log_in_the_workdir_may_grow_during_the_push(tmp_path: Path) -> None:
+def test_a_log_in_the_workdir_may_grow_during_the_scan_and_the_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`ddpctl launch 2>&1 | tee launch.log` in the workdir writes to it while the push reads it."""
     log = tmp_path / "launch.log"
     log.write_text("ddpctl: 2 warnings\n")
+
+    def open_grown(path: bytes) -> io.FileIO:
+        log.write_text(log.read_text() + "ddpctl: left out of the workdir\n")
+        return open_file(path)
+
+    monkeypatch.setattr("launcher.push.files.scan.open_file", open_grown)
+    monkeypatch.setattr("launcher.push.files.tar.open_file", open_grown)
     tree = scan(str(tmp_path), code_only=True)
-    log.write_text("ddpctl: 2 warnings\nddpctl: left out of the workdir\n")
     data = b"".join(tar.stream(tree, tree.manifest.entries, {}))
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         assert archive.extractfile("tree/launch.log").read() == b"ddpctl: 2 warnings\n"
@@ -245,6 +253,8 @@ def test_hashes_are_kept_of_the_folders_that_were_pushed_last(
         (tmp_path / name).mkdir(exist_ok=True)
         if not (tmp_path / name / "file").exists():
             (tmp_path / name / "file").touch()
+        for kept in tmp_path.glob("ddpctl/trees/*"):  # files of one clock tick have no order
+            os.utime(kept, (0, kept.stat().st_mtime - 1))
         scan(str(tmp_path / name), code_only=False)
     names = {hashlib.sha256(os.fsencode(tmp_path / name)).hexdigest()[:32] for name in "ac"}
     assert {path.stem for path in tmp_path.glob("ddpctl/trees/*")} == names
@@ -260,7 +270,9 @@ def test_a_manifest_from_a_host_is_used_unless_it_is_damaged_or_too_long(
     there.parent.mkdir(parents=True)
     there.write_bytes(zlib.compress(made.text))
     connection = HostConnection(Host("local"))
-    write_cache(tmp_path / "cache" / "ddpctl" / "manifests" / "older", "")
+    older = tmp_path / "cache" / "ddpctl" / "manifests" / "older"
+    write_cache(older, "")
+    os.utime(older, (0, 0))
     monkeypatch.setattr("launcher.push.files.push_tree.KEPT", 1)
     assert fetched_manifest(connection, made.digest, len(made.text)) == made
     assert [path.name for path in tmp_path.glob("cache/ddpctl/manifests/*")] == [made.digest]

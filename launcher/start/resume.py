@@ -139,7 +139,8 @@ def next_attempt(
     others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.number + MOST_AHEAD]
     if record.state.is_live:
         conclude(record.attempt, others)
-        folder.try_save(record, console)
+        if record.state.is_final:  # else it stays until the next attempt is recorded
+            folder.try_save(record, console)
     newest = max(record.attempt.number, *(status.attempt for status in others), 0)
     ends = {(s.host, s.node_rank): s for s in others if s.attempt == newest}.values()
     nnodes = max((status.nnodes for status in ends), default=0)

@@ -181,6 +181,29 @@ def test_a_run_that_succeeded_while_nobody_followed_it_is_not_resumed(fake_clust
     assert cluster.ddpctl("resume", "--force", "--detach")[0] == 0
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "WAITING"])
+def test_a_resume_that_reaches_no_host_leaves_the_record_as_it_was(
+    fake_cluster: Make, state: str
+) -> None:
+    """`attach` still takes over a waiting run, and how a running one ends can still be seen."""
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    folder = run_folder(cluster.record["run_id"])
+    record = folder.load()
+    record.attempt.state = RunState(state)
+    folder.save(record)
+    for host in cluster.hosts.values():
+        host.reachable = False
+    assert cluster.ddpctl("resume", "--detach")[0] == 4
+    assert cluster.record["state"] == state
+    for host in cluster.hosts.values():
+        host.reachable = True
+    for node in cluster.nodes:
+        node.end(0)
+    code, _, err = cluster.ddpctl("resume", "--detach")
+    assert code == 2 and "has already succeeded" in err, err
+
+
 def test_a_log_that_cannot_be_completed_does_not_stop_a_resume(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     assert cluster.launch("--detach")[0] == 0

@@ -121,10 +121,10 @@ def print_new(
 def wait_for_restart(folder: RunFolder, number: int, console: Console) -> int | None:
     """Wait until attempt `number` is restarted on this machine. Return the number of the restart.
 
-    Return None if the run has ended or no process takes care of it.
+    Return None if the run has ended, no process takes care of it, or nobody reads stdout any more.
     """
     with Interrupts():
-        while True:
+        while not console.reader_left:
             # check this before reading the record: a process may change the record and then end
             may_restart = detach.has_recorder(folder)
             record = folder.load_if_readable(console)
@@ -133,6 +133,7 @@ def wait_for_restart(folder: RunFolder, number: int, console: Console) -> int | 
             if not (may_restart and record and folder.goes_on(record)):
                 return None
             time.sleep(POLL)
+    return None
 
 
 def print_recorded(

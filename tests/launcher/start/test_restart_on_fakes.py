@@ -667,6 +667,27 @@ def test_attach_and_logs_wait_for_the_recorders_restart_until_a_kill(
     assert (code, folder.load().state, recorders) == (ends, RunState.CANCELLED, []), err
 
 
+def test_logs_do_not_wait_for_a_restart_once_nobody_reads_them(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `| head`."""
+    cluster = fake_cluster(max_restarts=1)
+    cluster.launch("--detach")
+    cluster.nodes[0].exit(137)
+    cluster.nodes[1].end(143, "stopped")
+    cluster.ddpctl("attach")  # ends the attempt
+    monkeypatch.setattr(logs.detach, "has_recorder", lambda _: True)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        assert not pauses
+        pauses.append(seconds)
+        monkeypatch.setattr(Console, "reader_left", True)
+
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=pause))
+    assert cluster.ddpctl("logs", "-f")[0] == 0 and pauses
+
+
 def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_pending_one(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

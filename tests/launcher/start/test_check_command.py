@@ -60,6 +60,7 @@ def test_the_path_that_a_script_has_only_on_this_machine_is_mentioned(tmp_path: 
     assert check_command(replace(own, engine="process")) is None
     assert check_command(replace(own, mounts=(f"{tmp_path}:{tmp_path}:ro",))) is None
     assert check_command(job(tmp_path, f"{tmp_path}/none.py")) is None
+    assert check_command(job(tmp_path, f"{tmp_path}/{'9' * 5000}")) is None
     assert check_command(Job(command=(str(script),))) is None
 
 

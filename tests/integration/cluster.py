@@ -368,7 +368,9 @@ class Cluster:
         ids = self.engine(node, "ps", "-q", "--no-trunc", *(["-a"] if all else [])).split()
         if not ids:
             return []
-        return list(json.loads(self.engine(node, "inspect", *ids)))
+        found = '"$@" || true'  # one may have been removed since, as those of a check are
+        inspect = _engine(self.kinds[node], "inspect", *ids)
+        return list(json.loads(self.exec(node, "sh", "-c", found, "sh", *inspect)))
 
     def engine(self, node: str, *argv: str, stdin: bytes | None = None) -> str:
         """Run a command of a host's container engine."""

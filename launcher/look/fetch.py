@@ -113,7 +113,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
         where = f"from the run's checkpoints and output, such as {left_out[0]}"
         console.say(f"not fetched: {links} to somewhere else {where}")
     if (record := folder.load_if_readable(console)) and (former := former_hosts(record)):
-        console.say(f"not fetched: files on {names(former)}, used only by earlier attempts")
+        console.say(f"not asked for files: {names(former)}, used only by earlier attempts")
     return done
 
 

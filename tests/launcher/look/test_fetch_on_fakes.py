@@ -254,4 +254,4 @@ def test_hosts_that_only_earlier_attempts_used_are_named(fake_cluster: Make) -> 
     assert "not fetched" not in cluster.ddpctl("fetch", "--to", "got")[2]
     assert cluster.ddpctl("resume", "--exclude", "gpu2")[0] == 1
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
-    assert code == 0 and "not fetched: files on gpu2, used only by earlier attempts" in err, err
+    assert code == 0 and "not asked for files: gpu2, used only by earlier attempts" in err, err

@@ -66,16 +66,21 @@ def show_logs(
     """
     lines, result = RunLines(console, brief=False), Exit.DONE
     log_filter: LogFilter | None = None
+    restarted: int | None = None  # the first attempt that is not printed yet
     while True:
         with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
+            record = folder.load_if_readable(console)
+            if record and record.attempt.number > attempt.number:
+                continue  # the recorder restarted the run while the hosts were asked
             if log_filter is None:
-                record = folder.load_if_readable(console)
                 log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, record)
             failures = sync_logs(attempt, store, console)
-            shown = print_recorded(folder, log_filter, lines, console)
+            for each in range(restarted, attempt.number + 1) if restarted else [unchecked.attempt]:
+                chosen = dataclasses.replace(log_filter, attempt=each)
+                shown = print_recorded(folder, chosen, lines, console)
             report_errors(failures, console)
             result = Exit.UNREACHABLE if failures else result
-            if not follow or log_filter.attempt not in (None, attempt.number):
+            if not follow or unchecked.attempt not in (None, attempt.number):
                 return result
             monitor = Monitor(attempt, shown)
             if not print_new(monitor, attempt.number, store, log_filter, lines, console):
@@ -83,9 +88,9 @@ def show_logs(
         has_succeeded = all(node.succeeded for node in monitor.nodes.values())
         if has_succeeded or console.reader_left or unchecked.attempt is not None:
             return result
-        if (number := wait_for_restart(folder, attempt.number, console)) is None:
+        if (restarted := wait_for_restart(folder, attempt.number, console)) is None:
             return result
-        log_filter = dataclasses.replace(log_filter, attempt=number, tail=None)
+        log_filter = dataclasses.replace(log_filter, tail=None)
 
 
 def print_new(

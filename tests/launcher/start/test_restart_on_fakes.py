@@ -21,6 +21,8 @@ from launcher.follow.detach import has_recorder
 from launcher.follow.hooks import EventHook
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
+from launcher.logs.query import LogFilter
+from launcher.logs.store import Marks
 from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.plan import LaunchOptions
@@ -737,6 +739,51 @@ def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were
     monkeypatch.setattr(attach, "newest_attempt", ask_too_early)
     code, _, err = cluster.ddpctl("attach")
     assert (code, cluster.record["state"]) == (0, "SUCCEEDED"), err
+
+
+def test_logs_print_each_line_once_if_a_recorder_restarts_the_run_while_they_ask_the_hosts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead host is waited for for ten seconds."""
+
+    def start(node: FakeNode) -> None:
+        node.say(f"hello {node.attempt}", node.node_rank)
+        killed_once(node)
+
+    cluster = with_nodes_that(start, fake_cluster(max_restarts=1))
+    assert cluster.launch()[0] == 0
+    before = run_folder(cluster.record["run_id"]).load()
+    del before.attempts[1:]
+    ask, told = logs.newest_attempt, iter((before, None))
+    monkeypatch.setattr(logs, "newest_attempt", lambda *args: ask(*args, next(told)))
+    code, out, err = cluster.ddpctl("logs", "-f")
+    assert (code, [line[-1] for line in out.splitlines()]) == (0, [*"1122"]), err
+
+
+def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_first(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
+    assert cluster.launch()[0] == 0
+    folder = run_folder(cluster.record["run_id"])
+    before, after = folder.load(), folder.load()
+    del before.attempts[1:]
+    folder.save(before)
+    printed: list[int | None] = []
+
+    def restarted(*_: object) -> int:
+        folder.save(after)
+        return 1
+
+    def print_recorded(_: RunFolder, chosen: LogFilter, *__: object) -> Marks:
+        printed.append(chosen.attempt)
+        return {}
+
+    ask, told = logs.newest_attempt, iter((before, None))
+    monkeypatch.setattr(logs, "newest_attempt", lambda *args: ask(*args, next(told)))
+    monkeypatch.setattr(logs, "print_recorded", print_recorded)
+    monkeypatch.setattr(logs, "wait_for_restart", restarted)
+    assert (cluster.ddpctl("logs", "-f")[0], printed) == (0, [None, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
     """
     with ExitHook(request.folder, console) as hook:
         outcome = run_attempt(request, console)
-        # between attempts too
+        # this process takes care of the run between attempts too
         with taken_care_of(request.folder), Interrupts(between_attempts=True):
             outcome = restart_until_done(request.folder, request.options, outcome, console)
         hook.outcome = outcome

@@ -10,7 +10,7 @@ import time
 from .proc import children, proc_environ, proc_stat, usage
 
 LOOK = 1.0  # seconds between checks of the ranks' I/O
-SUSPENDED = 5.0  # seconds between two checks after which this process must have been suspended
+SUSPENDED = 5.0  # seconds; a longer gap between two checks means that this process was suspended
 IDLE_IO = 65536  # bytes read and written per second that still count as no activity
 # busy cores above which `stuck` still grows, but slower: ranks that wait in NCCL are busy too
 BUSY = 0.5

@@ -368,7 +368,9 @@ class Cluster:
         ids = self.engine(node, "ps", "-q", "--no-trunc", *(["-a"] if all else [])).split()
         if not ids:
             return []
-        found = '"$@" || true'  # one may have been removed since, as those of a check are
+        found = (
+            '"$@" || true'  # a container may be gone since it was listed, such as one of a check
+        )
         inspect = _engine(self.kinds[node], "inspect", *ids)
         return list(json.loads(self.exec(node, "sh", "-c", found, "sh", *inspect)))
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from fakes import FakeCluster, FakeNode
 
-from launcher.engines.node_handle import AttemptHandle
 from launcher.errors import PreflightError
 from launcher.follow.detach import has_recorder
 from launcher.follow.hooks import EventHook
@@ -158,7 +157,7 @@ def test_a_resume_first_copies_what_an_attempt_printed_that_ended_while_nobody_f
 
 
 def test_a_resume_records_how_an_attempt_ended_that_nobody_followed(fake_cluster: Make) -> None:
-    """Of a host that no longer answers, nothing is known."""
+    """Nothing is known about a host that no longer answers."""
     cluster = fake_cluster("gpu0", "gpu1", "gpu2")
     assert cluster.launch("--detach")[0] == 0
     first, second, _ = cluster.nodes
@@ -717,6 +716,17 @@ def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_p
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
 
 
+def ask_before_the_restart(
+    command: ModuleType, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> RunRecord:
+    """Let a command first see the run as it was before its restart. Return the record of that time."""
+    before = run_folder(run_id).load()
+    del before.attempts[1:]
+    ask, told = command.newest_attempt, itertools.chain([before], itertools.repeat(None))
+    monkeypatch.setattr(command, "newest_attempt", lambda *args: ask(*args, next(told)))
+    return before
+
+
 def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were_asked(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -724,19 +734,10 @@ def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were
     cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
     assert cluster.launch()[0] == 0
     folder = run_folder(cluster.record["run_id"])
-    before, after = folder.load(), folder.load()
-    del before.attempts[1:]
+    after = folder.load()
     after.attempt.state = RunState.RUNNING
     folder.save(after)
-    ask = attach.newest_attempt
-
-    def ask_too_early(
-        folder: RunFolder, console: Console
-    ) -> contextlib.AbstractContextManager[AttemptHandle]:
-        monkeypatch.setattr(attach, "newest_attempt", ask)
-        return ask(folder, console, before)
-
-    monkeypatch.setattr(attach, "newest_attempt", ask_too_early)
+    ask_before_the_restart(attach, folder.run_id, monkeypatch)
     code, _, err = cluster.ddpctl("attach")
     assert (code, cluster.record["state"]) == (0, "SUCCEEDED"), err
 
@@ -752,10 +753,7 @@ def test_logs_print_each_line_once_if_a_recorder_restarts_the_run_while_they_ask
 
     cluster = with_nodes_that(start, fake_cluster(max_restarts=1))
     assert cluster.launch()[0] == 0
-    before = run_folder(cluster.record["run_id"]).load()
-    del before.attempts[1:]
-    ask, told = logs.newest_attempt, iter((before, None))
-    monkeypatch.setattr(logs, "newest_attempt", lambda *args: ask(*args, next(told)))
+    ask_before_the_restart(logs, cluster.record["run_id"], monkeypatch)
     code, out, err = cluster.ddpctl("logs", "-f")
     assert (code, [line[-1] for line in out.splitlines()]) == (0, [*"1122"]), err
 
@@ -766,9 +764,8 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
     cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
     assert cluster.launch()[0] == 0
     folder = run_folder(cluster.record["run_id"])
-    before, after = folder.load(), folder.load()
-    del before.attempts[1:]
-    folder.save(before)
+    after = folder.load()
+    folder.save(ask_before_the_restart(logs, folder.run_id, monkeypatch))
     printed: list[int | None] = []
 
     def restarted(*_: object) -> int:
@@ -779,8 +776,6 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
         printed.append(chosen.attempt)
         return {}
 
-    ask, told = logs.newest_attempt, iter((before, None))
-    monkeypatch.setattr(logs, "newest_attempt", lambda *args: ask(*args, next(told)))
     monkeypatch.setattr(logs, "print_recorded", print_recorded)
     monkeypatch.setattr(logs, "wait_for_restart", restarted)
     assert (cluster.ddpctl("logs", "-f")[0], printed) == (0, [None, 1, 2])

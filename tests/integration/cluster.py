@@ -368,9 +368,8 @@ class Cluster:
         ids = self.engine(node, "ps", "-q", "--no-trunc", *(["-a"] if all else [])).split()
         if not ids:
             return []
-        found = (
-            '"$@" || true'  # a container may be gone since it was listed, such as one of a check
-        )
+        # a container may be gone since it was listed, such as one of a check
+        found = '"$@" || true'
         inspect = _engine(self.kinds[node], "inspect", *ids)
         return list(json.loads(self.exec(node, "sh", "-c", found, "sh", *inspect)))
 

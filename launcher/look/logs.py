@@ -70,8 +70,6 @@ def show_logs(
     while True:
         with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
             record = folder.load_if_readable(console)
-            if record and record.attempt.number > attempt.number:
-                continue  # the recorder restarted the run while the hosts were asked
             if log_filter is None:
                 log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, record)
             failures = sync_logs(attempt, store, console)

@@ -10,7 +10,7 @@ from ..budget import Budget, TooMuch
 from ..engines.choose import engine_of
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, StateError, UsageError
-from ..hosts import load
+from ..hosts import Cluster, load
 from ..logs.journal_reader import JournalReader
 from ..logs.store import LogStore, offset_in
 from ..plan.plan import place_in
@@ -33,26 +33,38 @@ def newest_attempt(
     """Yield the newest attempt, as this machine's record describes it.
 
     First adds to the record the attempts that another machine has started. If the record is missing
-    or (after a warning) unreadable, builds one from the hosts' reports, without saving it. record:
-    use this record, without asking the hosts.
+    or (after a warning) unreadable, builds one from the hosts' reports, without saving it. Asks again
+    if the run's recorder restarts the run meanwhile. record: use this record, without asking the hosts.
     """
-    cluster = load(folder.hosts_file, job_files=False)
-    with connected(cluster.hosts) as connections:
-        if record is None and (own := folder.load_if_readable(console)):
-            with console.step(f"asking {counted(len(connections), 'host')} about newer attempts"):
-                record = caught_up(folder, own, connections, cluster, console)
-        if record:
-            ranks = in_rank_order(connections, record, folder)
-        else:
-            with console.step(
-                f"asking {counted(len(connections), 'host')} for their records of the run"
-            ):
-                record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
-        members, number = [], record.attempt.number
-        for connection, entry in zip(ranks, record.attempt.nodes, strict=True):
-            place = place_in(entry.run_dir, record.run_id, entry.node_rank, number)
-            members.append(NodeHandle(connection, engine_of(connection, record.engine), place))
-        yield AttemptHandle(tuple(members))
+    while True:
+        cluster = load(folder.hosts_file, job_files=False)
+        with connected(cluster.hosts) as connections:
+            if record:
+                newest, ranks = record, in_rank_order(connections, record, folder)
+            else:
+                newest, ranks = _ask_for_newest(folder, connections, cluster, console)
+                now = folder.load_if_readable(console)
+                if now and now.attempt.number > newest.attempt.number:
+                    continue
+            members, number = [], newest.attempt.number
+            for connection, entry in zip(ranks, newest.attempt.nodes, strict=True):
+                place = place_in(entry.run_dir, newest.run_id, entry.node_rank, number)
+                members.append(NodeHandle(connection, engine_of(connection, newest.engine), place))
+            yield AttemptHandle(tuple(members))
+            return
+
+
+def _ask_for_newest(
+    folder: RunFolder, connections: Sequence[HostConnection], cluster: Cluster, console: Console
+) -> tuple[RunRecord, list[HostConnection]]:
+    """Return the record, and the connections to its newest attempt's nodes in rank order."""
+    hosts = counted(len(connections), "host")
+    if own := folder.load_if_readable(console):
+        with console.step(f"asking {hosts} about newer attempts"):
+            record = caught_up(folder, own, connections, cluster, console)
+        return record, in_rank_order(connections, record, folder)
+    with console.step(f"asking {hosts} for their records of the run"):
+        return ask_for_record(folder.run_id, connections, cluster, console)
 
 
 def in_rank_order(

@@ -21,6 +21,7 @@ from ..terminal.host_errors import report_errors
 from .tickets import remove_tickets
 from .waiting_line import is_being_started
 
+STARTING = (RunState.WAITING, RunState.PENDING)
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
@@ -59,7 +60,7 @@ def follow_newest(
     """Print what the filter selects of the log so far, then follow the newest attempt to its end."""
     while True:
         record = folder.load()
-        if record.state in (RunState.WAITING, RunState.PENDING):
+        if record.state in STARTING:
             record = wait_for_start(folder, console)
             if record.state.is_final and not record.attempt.started:
                 report_end(folder.run_id, record.attempt, console)
@@ -69,9 +70,9 @@ def follow_newest(
             Interrupts() as interrupts,
             EventHook(folder, on_event, console) as hook,
         ):
-            record = folder.load()  # another machine may have started a newer attempt
-            if record.attempt.number > handle.number:
-                continue  # the recorder restarted the run while the hosts were asked
+            known, record = record, folder.load()  # another machine may have started an attempt
+            if record.state in STARTING and record.attempt.number > known.attempt.number:
+                continue  # the recorder is restarting the run
             with log_store(folder, console) as store:
                 report_errors(sync_logs(handle, store, console), console)
             shown = print_recorded(folder, log_filter, RunLines(console), console)

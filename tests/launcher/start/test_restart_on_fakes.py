@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from launcher.logs.store import Marks
 from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.plan import LaunchOptions
+from launcher.runs import newest_attempt
 from launcher.runs.record import (
     BY_LAUNCHER,
     RestartRecord,
@@ -716,14 +717,12 @@ def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_p
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
 
 
-def ask_before_the_restart(
-    command: ModuleType, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> RunRecord:
-    """Let a command first see the run as it was before its restart. Return the record of that time."""
+def ask_before_the_restart(run_id: str, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
+    """Let hosts be asked while the run is restarted. Return the record from before the restart."""
     before = run_folder(run_id).load()
     del before.attempts[1:]
-    ask, told = command.newest_attempt, itertools.chain([before], itertools.repeat(None))
-    monkeypatch.setattr(command, "newest_attempt", lambda *args: ask(*args, next(told)))
+    ask, told = newest_attempt.caught_up, itertools.chain([before], itertools.repeat(None))
+    monkeypatch.setattr(newest_attempt, "caught_up", lambda *args: next(told) or ask(*args))
     return before
 
 
@@ -737,9 +736,40 @@ def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were
     after = folder.load()
     after.attempt.state = RunState.RUNNING
     folder.save(after)
-    ask_before_the_restart(attach, folder.run_id, monkeypatch)
+    ask_before_the_restart(folder.run_id, monkeypatch)
     code, _, err = cluster.ddpctl("attach")
     assert (code, cluster.record["state"]) == (0, "SUCCEEDED"), err
+
+
+def test_attach_waits_for_the_start_of_an_attempt_that_was_new_while_the_hosts_were_asked(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
+    assert cluster.launch()[0] == 0
+    folder = run_folder(cluster.record["run_id"])
+    before, starting, ended = folder.load(), folder.load(), folder.load()
+    del before.attempts[1:]
+    folder.save(before)
+    starting.attempt.state = RunState.PENDING
+    ask, is_starting = newest_attempt.caught_up, False
+
+    def restart(*args: Any) -> RunRecord:
+        nonlocal is_starting
+        if folder.load().attempt.number == 1:
+            folder.save(starting)
+            is_starting = True
+        return ask(*args)
+
+    def start(_: float) -> None:
+        nonlocal is_starting
+        folder.save(ended)
+        is_starting = False
+
+    monkeypatch.setattr(newest_attempt, "caught_up", restart)
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=start))
+    monkeypatch.setattr(attach, "is_being_started", lambda _: is_starting)
+    code, _, err = cluster.ddpctl("attach")
+    assert (code, is_starting, folder.load()) == (0, False, ended), err
 
 
 def test_logs_print_each_line_once_if_a_recorder_restarts_the_run_while_they_ask_the_hosts(
@@ -753,7 +783,7 @@ def test_logs_print_each_line_once_if_a_recorder_restarts_the_run_while_they_ask
 
     cluster = with_nodes_that(start, fake_cluster(max_restarts=1))
     assert cluster.launch()[0] == 0
-    ask_before_the_restart(logs, cluster.record["run_id"], monkeypatch)
+    ask_before_the_restart(cluster.record["run_id"], monkeypatch)
     code, out, err = cluster.ddpctl("logs", "-f")
     assert (code, [line[-1] for line in out.splitlines()]) == (0, [*"1122"]), err
 
@@ -765,7 +795,7 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
     assert cluster.launch()[0] == 0
     folder = run_folder(cluster.record["run_id"])
     after = folder.load()
-    folder.save(ask_before_the_restart(logs, folder.run_id, monkeypatch))
+    folder.save(ask_before_the_restart(folder.run_id, monkeypatch))
     printed: list[int | None] = []
 
     def restarted(*_: object) -> int:

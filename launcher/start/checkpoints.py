@@ -9,12 +9,15 @@ Files that are replaced are moved to `.before-attempt-N`.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from ..facts.shared_homes import one_per_home
+from ..look.fetch import inside
 from ..plan.container import fixed_uid
 from ..plan.plan import STORE, Plan, run_dir_in
 from ..runs.record import RunRecord
@@ -28,12 +31,14 @@ from .plain_files import HostFolder, copy_files
 
 LIST = load_script(__file__, "list_checkpoints.sh")
 FILE = re.compile(r"([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
+LINK = re.compile(r"> (.+?)//(.+)", re.DOTALL)
 STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
 
 
 class File(NamedTuple):
     time: int  # last modification, unix seconds on the host's clock
     size: int  # bytes
+    link: str = ""  # of a link: what it leads to, relative to its folder; then time and size are 0
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,11 @@ class Checkpoints(HostFolder):
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint to resume from, and which of its folders or files each host lacks."""
+    """The checkpoint to resume from, and which of its folders, files or links each host lacks."""
 
     source: Checkpoints
     what: str  # the checkpoint's name, for messages
-    missing: Sequence[tuple[Checkpoints, Sequence[str]]]
+    missing: Sequence[tuple[Checkpoints, Mapping[str, str]]]  # of a link, what it leads to; else ""
 
 
 def distribute_checkpoint(
@@ -101,7 +106,7 @@ def distribute_checkpoint(
     aside, uid = f".before-attempt-{len(record.attempts) + 1}", fixed_uid(plan)
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.connection.name}"):
-            raw_paths = [path.encode(errors="surrogateescape") for path in paths]
+            raw_paths = {os.fsencode(path): os.fsencode(link) for path, link in paths.items()}
             copy_files(point.source, target, raw_paths, aside, uid)
 
 
@@ -123,10 +128,15 @@ def checkpoint_folders(
 def with_content(folder: Checkpoints) -> Checkpoints:
     """Return the folder with the content that its host reports. Skips malformed rows and paths."""
     newest, damaged, files = "", [], {}
-    for match in matches(FILE, folder.script(LIST, "files")):
+    listed = folder.script(LIST, "files")
+    for match in matches(FILE, listed):
         time, size, path = match.groups()
-        if not path.startswith("/") and ".." not in path.split("/"):
+        if is_below(path):
             files[path] = File(int(time), int(size))
+    for match in matches(LINK, listed):
+        path, text = match.groups()
+        if is_below(path) and (link := link_within(path, text, folder.run_dir)):
+            files[path] = File(0, 0, link)
     hashed = sum(file.size for file in files.values())
     for match in matches(STEP, folder.script(LIST, "steps", hashed=hashed)):
         if match[1] == "whole":
@@ -142,6 +152,19 @@ def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]
             yield match
 
 
+def is_below(path: str) -> bool:
+    return not path.startswith("/") and ".." not in path.split("/")
+
+
+def link_within(path: str, text: str, run_dir: str) -> str:
+    """Return what a link in the checkpoints leads to, relative to its folder; "" if it leads out."""
+    here = PurePosixPath("checkpoints", path)
+    leads_to = inside(here, os.fsencode(text), run_dir)
+    if leads_to is None or leads_to.parts[0] != "checkpoints":
+        return ""
+    return os.path.relpath(leads_to, here.parent)
+
+
 def choose(hosts: Sequence[Checkpoints]) -> ResumePoint | None:
     """Return the checkpoint to resume from; None if there is none. Pure.
 
@@ -153,11 +176,14 @@ def choose(hosts: Sequence[Checkpoints]) -> ResumePoint | None:
         # one host of the attempt is enough, because the trainer's ranks share the checkpoint
         needed = nodes[:1] if source.rank is None else []
         name = source.newest.rpartition("/")[2]
-        return ResumePoint(source, name, [(target, [source.newest]) for target in needed])
+        return ResumePoint(source, name, [(target, {source.newest: ""}) for target in needed])
     written = [host for host in hosts if host.files]
     if not written:
         return None
     source = max(written, key=lambda host: max(file.time for file in host.files.values()))
     files = sorted(source.files.items())
-    missing = [(node, [path for path, file in files if node.lacks(path, file)]) for node in nodes]
+    missing = [
+        (node, {path: file.link for path, file in files if node.lacks(path, file)})
+        for node in nodes
+    ]
     return ResumePoint(source, "the newest checkpoint", [each for each in missing if each[1]])

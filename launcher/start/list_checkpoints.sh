@@ -1,9 +1,10 @@
 #!/bin/sh
-# Prints rows ending in NUL. $1: run folder. $2: `files`, for all files, or `steps`, for the damaged
-# steps after the newest complete step, then that complete step, whose files it hashes
+# Prints rows ending in NUL. $1: run folder. $2: `files`, for all files and links (`> PATH//TARGET`), or
+# `steps`, for the damaged steps after the newest complete step, then that complete step, whose files it
+# hashes
 cd "$1/checkpoints" 2>/dev/null || exit 0
 if [ "$2" = files ]; then
-  find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0'
+  find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0' -o -type l -printf '> %P//%l\0'
   exit
 fi
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do

@@ -1,14 +1,14 @@
 """Copy files of a run's checkpoints from one host to another, through this machine.
 
-Only regular files and their folders are copied: the source lists them and sends their content. This
-machine checks the list and the content, and writes the archive for the target itself. So the target
-receives only what was asked for, whatever the source sends.
+Of files, only regular ones and their folders are copied: the source lists them and sends their content.
+This machine checks the list and the content, and writes the archive for the target itself. So the target
+receives only what was asked for, whatever the source sends. Links are made on the target.
 """
 
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -94,22 +94,26 @@ def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
 
 
 def copy_files(
-    source: HostFolder, target: HostFolder, paths: Sequence[bytes], aside: str, uid: str
+    source: HostFolder, target: HostFolder, paths: Mapping[bytes, bytes], aside: str, uid: str
 ) -> None:
-    """Copy files and folders into the target's checkpoints, once all of them have arrived.
+    """Copy files, folders and links into the target's checkpoints, once all of them have arrived.
 
-    aside: the folder in the target's checkpoints that keeps the replaced files. uid: see
-    `fixed_uid`. Raises CommandFailed if a file does not arrive intact.
+    paths: what to copy, with what a link leads to; b"" for a file or folder. aside: the folder in the
+    target's checkpoints that keeps the replaced files. uid: see `fixed_uid`. Raises CommandFailed if a
+    file does not arrive intact.
     """
-    files = listed_files(source, "checkpoints", paths)
+    plain = [path for path, link in paths.items() if not link]
+    files = listed_files(source, "checkpoints", plain)
     try:
         _stream(source, target, files)
-        arrived = listed_files(target, f"checkpoints/{ARRIVING}", paths)
+        arrived = listed_files(target, f"checkpoints/{ARRIVING}", plain)
         if {file.path: file.sha256 for file in arrived} != {f.path: f.sha256 for f in files}:
             raise target.failed(
                 f"files from {source.connection.name} arrived damaged", "resume again"
             )
-        wanted = b"".join(path + b"\0" for path in paths)
+        wanted = b"".join(
+            path + (b"//" + link if link else b"") + b"\0" for path, link in paths.items()
+        )
         target.script(PLACE, ARRIVING, aside, uid, stdin=wanted)
     except BaseException:
         with contextlib.suppress(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,10 @@ def keeper(folder: Path, rank: int | None, same_rank: bool = True) -> Checkpoint
     return Checkpoints(HostConnection(Host("local")), str(folder), rank, same_rank)
 
 
-def send(source: Checkpoints, target: Checkpoints, paths: Sequence[str], aside: str) -> None:
-    wanted = [path.encode(errors="surrogateescape") for path in paths]
+def send(source: Checkpoints, target: Checkpoints, paths: Collection[str], aside: str) -> None:
+    """Copy files. If `paths` is a mapping, its values are the targets of links."""
+    links = paths if isinstance(paths, Mapping) else dict.fromkeys(paths, "")
+    wanted = {os.fsencode(path): os.fsencode(link) for path, link in links.items()}
     copy_files(source, target, wanted, aside, uid="")
 
 
@@ -211,7 +213,45 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_link_of_the_source_is_neither_listed_nor_sent(
+@pytest.mark.parametrize(
+    ("path", "text", "copied"),
+    [
+        ("last.ckpt", "epoch=3.ckpt", "epoch=3.ckpt"),  # as Lightning makes it
+        ("a b/last", "/checkpoints/last.pt", "../last.pt"),
+        ("deep/er/newest", "../../deep/x\ny", "../x\ny"),
+        ("last", "RUN/checkpoints/ckpt", "ckpt"),
+        ("last", "./-rf", "-rf"),
+        ("out", "../output/model.pt", None),
+        ("up", "../../other/checkpoints/x", None),
+        ("whole", ".", None),
+        ("passwd", "/etc/passwd", None),
+        (".hidden", "x", None),
+    ],
+)
+def test_a_link_to_another_checkpoint_arrives_as_a_relative_link_and_no_other_link_does(
+    tmp_path: Path, path: str, text: str, copied: str | None
+) -> None:
+    run_dir = tmp_path / "runs" / "r1"
+    a, b = keeper(run_dir, 0), keeper(tmp_path / "b", 1, same_rank=False)
+    link = run_dir / "checkpoints" / path
+    link.parent.mkdir(parents=True)
+    link.symlink_to(text.replace("RUN", str(run_dir)))
+    (run_dir / "checkpoints" / "weights").write_bytes(b"w")
+    choice = choose([with_content(a), with_content(b)])
+    assert choice
+    [(target, paths)] = choice.missing
+    send(choice.source, target, paths, ".before")
+    arrived = tmp_path / "b" / "checkpoints"
+    assert contents(arrived)["weights"] == b"w"
+    links = {
+        str(p.relative_to(arrived)): str(p.readlink()) for p in arrived.rglob("*") if p.is_symlink()
+    }
+    assert links == ({path: copied} if copied else {})
+    again = choose([with_content(a), with_content(b)])
+    assert again and again.missing == []
+
+
+def test_a_link_of_the_source_in_a_step_is_neither_listed_nor_sent(
     pair: tuple[Checkpoints, Checkpoints], tmp_path: Path
 ) -> None:
     mine = tmp_path / "a" / "checkpoints"
@@ -292,6 +332,34 @@ def test_nothing_is_written_through_a_link_of_the_target(
     assert list(home.iterdir()) == []
 
 
+def test_no_link_is_made_below_a_link(
+    pair: tuple[Checkpoints, Checkpoints], tmp_path: Path
+) -> None:
+    """Its text would be relative to another folder, so it could lead out of the checkpoints."""
+    home = tmp_path / "home"
+    home.mkdir()
+    theirs = tmp_path / "b" / "checkpoints"
+    (theirs / "cache").symlink_to(home)
+    for paths in ({"cache/x": "../y"}, {"p": "z", "p/t": "../../w"}):
+        with pytest.raises(CommandFailed, match="link"):
+            send(*pair, paths, ".before")
+    assert list(home.iterdir()) == []
+    assert sorted(path.name for path in theirs.iterdir()) == ["cache", "p"]
+
+
+def test_a_link_replaces_a_file_which_is_kept(
+    pair: tuple[Checkpoints, Checkpoints], tmp_path: Path
+) -> None:
+    theirs = tmp_path / "b" / "checkpoints"
+    (theirs / "last.ckpt").write_bytes(b"stale")
+    (theirs / "latest").mkdir()
+    send(*pair, {"last.pt": "", "last.ckpt": "last.pt", "latest": "ckpt"}, ".before")
+    assert (theirs / "last.ckpt").read_bytes() == b"weights"
+    assert (theirs / "latest").readlink() == Path("ckpt")
+    assert (theirs / ".before" / "last.ckpt").read_bytes() == b"stale"
+    assert (theirs / ".before" / "latest").is_dir()
+
+
 class Reporting(HostConnection):
     """A host that reports these rows as its checkpoints."""
 
@@ -326,6 +394,13 @@ def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
         "1.5 3 /etc/passwd",
         "1.5 3 a/../../b",
         "soon 3 file",
+        "> ../escape//checkpoints/last.pt",
+        "> /etc/cron.d/x///checkpoints/last.pt",
+        "> a/../../b//checkpoints/last.pt",
+        "> up//../../../etc",
+        "> passwd///etc/passwd",
+        "> //last.pt",
+        "> empty//",
         "nan -3 file",
         "",
         "1700000000.5 3 last.pt",

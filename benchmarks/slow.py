@@ -3,7 +3,7 @@
     python -m benchmarks.slow [--write]
 
 On the simulated cluster, three hosts train with one rank each. In three runs nothing happens to them. In
-the fourth, a CPU quota throttles one host. `ps --nodes` and the panel are read continuously. Bar: named
+the fourth, a CPU quota throttles one host. `ps --per-node` and the panel are read continuously. Bar: named
 within 60 s, and never in a healthy run. The hosts share this machine's cores, so run it on an idle machine:
 on a busy one, the other ranks wait for a core about as long as the throttled one waits for its quota.
 """
@@ -35,7 +35,7 @@ Three simulated hosts x 1 rank train ResNet-8 on two cores that also serve every
 column is the machine's load average at the end of the run, to which the ranks add three. In the last run,
 a CPU quota of {quota:.0%} of a core throttles the second host. Seconds from then until it is named.
 
-| run | load | watched | named by `ps --nodes` | named by the panel | bar |
+| run | load | watched | named by `ps --per-node` | named by the panel | bar |
 |---|---|---|---|---|---|
 """
 VICTIM = "node1"
@@ -94,7 +94,7 @@ def row(run: Watched, number: int) -> str:
 
 
 def watch(cluster: Cluster, folder: Path, *, throttled: bool) -> Watched:
-    """Train, throttle a host if told to, and read `ps --nodes` and the panel until both name a rank."""
+    """Train, throttle a host if told to, and watch `ps --per-node` and the panel until both name one."""
     folder.mkdir()
     home = cluster.home_at(folder / "state")
     file = cluster.hosts_yaml(folder / "hosts.yaml", nproc_per_node=1, command=TRAINER)
@@ -105,7 +105,7 @@ def watch(cluster: Cluster, folder: Path, *, throttled: bool) -> Watched:
     os.close(follower)
     screen = Screen(leader)
     screen.start()
-    ps = lambda: home.ddpctl("ps", file, "--nodes").stdout  # noqa: E731
+    ps = lambda: home.ddpctl("ps", file, "--per-node").stdout  # noqa: E731
     until(lambda: "step " in home.ddpctl("ps", file).stdout, 120, "it trains", 1)
     quota = ["sh", "-c", SET_QUOTA, "sh"]
     try:

@@ -19,6 +19,12 @@ from launcher.cli import application  # noqa: E402
 from launcher.commands.parsing import COMMANDS, GROUPS  # noqa: E402
 
 MADE = "<!-- made by scripts/command_pages.py from the command's definition -->\n"
+ALL = """`ddpctl COMMAND -h` explains a command, and `ddpctl --version` prints the version.
+`ddpctl --install-completion bash` (or zsh, fish) installs Tab completion, and
+`--show-completion` only prints the script.
+
+Results go to stdout, messages and progress to stderr. Colors and the live panel appear only on a
+terminal. `NO_COLOR=1` turns off ddpctl's own colors, and where `CI` is set, there is no live panel."""
 
 
 def pages() -> dict[str, str]:
@@ -36,7 +42,7 @@ def index(commands: dict[str, Any]) -> str:
         for name in names.split()
     ]
     return "\n".join(
-        [MADE, "# Commands", "", "| to | command | does |", "|---|---|---|", *rows, ""]
+        [MADE, "# Commands", "", "| to | command | does |", "|---|---|---|", *rows, "", ALL, ""]
     )
 
 

@@ -87,7 +87,7 @@ class Config:
     cutout: int = flag(0, "width in pixels of a square erased from each image (0: off)")
     random_erase: float = flag(0.0, "share of the images from which a random box is erased",
                                "--reprob")
-    mixup: float = flag(0.0, "alpha of mixup (0: off); with --cutmix, each batch gets one of the two",
+    mixup: float = flag(0.0, "alpha of mixup (0: off); with --cutmix, each micro-batch gets one of the two",
                         "--mixup-alpha")
     cutmix: float = flag(0.0, "alpha of CutMix (0: off)", "--cutmix-alpha")
 

@@ -18,7 +18,7 @@ def image(
         show_default=False,
     ),
     base: str | None = option(
-        "--base", "IMAGE", "The image to start from (default: PyTorch's own)."
+        "--base", "IMAGE", "The image to start from (default: PyTorch's; for conda, Miniforge's)."
     ),
     name: str | None = option(
         "--name", "NAME", "The name of the image (default: ddpctl-FOLDER, tagged by content)."

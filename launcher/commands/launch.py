@@ -25,7 +25,9 @@ def launch(
         "N",
         "Override job.max_restarts: how often the run may restart after a failure.",
     ),
-    env: list[str] | None = option("--env", "K=V", "Add to job.env; repeatable.", "-e"),
+    env: list[str] | None = option(
+        "--env", "K=V", "Add to job.env; K alone takes this machine's value. Repeatable.", "-e"
+    ),
     env_file: str | None = option("--env-file", "FILE", "Override job.env_file."),
     image: str | None = options.IMAGE,
     dataset: str | None = option("--dataset", "DIR", "Override job.dataset."),

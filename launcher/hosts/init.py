@@ -10,6 +10,7 @@ import yaml
 
 from ..own_folders import current_folder, expanded
 from . import Host, Job, parse
+from .addresses import split_login
 from .cluster import changed
 from .schema import FILE
 
@@ -96,9 +97,14 @@ def _rows(keys: Iterable[tuple[str, object, str]], written: Mapping[str, str]) -
 
 
 def _host(host: Host, note: str) -> str:
-    keys = changed(host, Host(host.host))
-    line = f"  - {'host: ' if keys else ''}{scalar(host.host)}"
-    others = [f"    {key}: {scalar(value)}" for key, value in keys.items()]
+    keys, name = changed(host, Host(host.host)), host.host
+    if keys:  # a login such as me@gpu1:2222 must be an entry of its own
+        login = split_login(name)
+        name, keys = login.pop("host"), {**login, **keys}
+    line = f"  - {'host: ' if keys else ''}{scalar(name)}"
+    others = [
+        f"    {key}: {value if key == 'port' else scalar(value)}" for key, value in keys.items()
+    ]
     return "\n".join([f"{line:<30} # {note}" if note else line, *others])
 
 

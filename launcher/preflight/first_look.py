@@ -8,8 +8,8 @@ from ..errors import CommandFailed, DdpctlError, HostUnreachable, UnknownHostKey
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
-from ..ssh.host_connection import connected
-from ..ssh.many import ask_each
+from ..ssh.host_connection import HostConnection, connected
+from ..ssh.many import try_each
 from ..ssh.route import route_to
 from ..terminal.console import Console
 from ..text import counted
@@ -40,18 +40,20 @@ def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
     """Look at all hosts concurrently. Print a line about each host whose GPUs stay unknown."""
     asked = counted(len(hosts), "host")
     with connected(hosts) as connections, console.step(f"asking {asked} about their GPUs"):
-        facts, failures = ask_each(
+        facts, failures = try_each(
             connections, lambda connection: gather_one(connection, check=["", ""])
         )
     broken = [
-        CommandFailed(f"nvidia-smi fails: {own.gpu_error}", "fix the NVIDIA driver", host=host)
-        for host, own in facts.items()
+        CommandFailed(
+            f"nvidia-smi fails: {own.gpu_error}", "fix the NVIDIA driver", host=connection.name
+        )
+        for connection, own in facts.items()
         if own.gpu_error
     ]
     for line in lines([*failures.values(), *broken]):
         console.say(line)
-    answers: dict[str, Facts | DdpctlError] = {**facts, **failures}
-    return [described(host.name, answers[host.name]) for host in hosts]
+    answers: dict[HostConnection, Facts | DdpctlError] = {**facts, **failures}
+    return [described(connection.name, answers[connection]) for connection in connections]
 
 
 def described(host: str, facts: Facts | DdpctlError) -> FirstLook:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeCluster, ddpctl
+from host_facts import facts
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -20,10 +21,13 @@ from typer.testing import CliRunner
 from launcher.cli import application
 from launcher.commands.complete import hosts_files
 from launcher.errors import HostsFileError, UsageError
+from launcher.facts.facts import Facts
 from launcher.facts.facts import parse as parse_facts
+from launcher.facts.gpus import Gpu
 from launcher.hosts import Host, load, parse
 from launcher.hosts.init import compose, scalar, ssh_aliases
 from launcher.preflight.first_look import described, look
+from launcher.ssh.host_connection import HostConnection
 from launcher.terminal.console import Console
 
 ROOT = str(Path(__file__).parents[3])
@@ -334,6 +338,34 @@ def test_a_host_whose_driver_is_broken_does_not_become_a_cpu_node(
     looks = look([Host("gpu0"), Host("gpu1")], Console())
     assert [one.gpus for one in looks] == [2, None]
     assert "gpu1: nvidia-smi fails: Failed to initialize NVML" in capsys.readouterr().err
+
+
+def test_two_hosts_behind_one_name_are_looked_at_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As rented machines are: root@ssh1.example:10001 and root@ssh1.example:10002."""
+
+    def answer(connection: HostConnection, check: object) -> Facts:
+        assert connection.host.port != 3, "no answer"
+        return facts(gpus=(Gpu(0, "GPU-1", "A100", 1),) * (connection.host.port or 0))
+
+    monkeypatch.setattr("launcher.preflight.first_look.gather_one", answer)
+    looks = look([Host("a", port=port) for port in (1, 2, 3)], Console(quiet=True))
+    assert [(one.host, one.gpus) for one in looks] == [("a", 1), ("a", 2), ("a", None)]
+
+
+def test_a_login_with_keys_of_its_own_is_written_as_keys() -> None:
+    hosts = [Host("me@gpu1:2222", gpus=0), Host("[fd00::1]:2222", gpus=0), Host("fd00::2", gpus=0)]
+    text = compose([*hosts, Host("me@gpu2")], {"gpus": "all"}, "hosts.yaml", {hosts[0].host: "CPU"})
+    assert (
+        "  - host: gpu1                 # CPU\n    user: me\n    port: 2222\n    gpus: 0\n" in text
+    )
+    assert [(h.host, h.user, h.port, h.gpus) for h in parse(text, "hosts.yaml").hosts] == [
+        ("gpu1", "me", 2222, 0),
+        ("fd00::1", None, 2222, 0),
+        ("fd00::2", None, None, 0),
+        ("gpu2", "me", None, "all"),
+    ]
 
 
 def test_it_offers_an_image_of_the_packages_that_the_folder_lists(

@@ -89,9 +89,7 @@ class Run:
         Raises TimeoutError after `timeout` seconds. Neither a timeout nor Ctrl-C stops the run.
         """
         began = time.monotonic()
-        state = self.state
-        if not state.is_final:  # the last recorder may have been killed, or run elsewhere
-            ensure_recorder(self._folder, state)
+        self._ensure_recorder()
         while has_recorder(self._folder):
             if timeout is not None and time.monotonic() - began > timeout:
                 raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")
@@ -127,8 +125,15 @@ class Run:
                 log_store(self._folder, self._console) as store,
             ):
                 failures = sync_logs(attempt, store, self._console)
+        if follow:  # only a recorder copies new lines
+            self._ensure_recorder()
         log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, self._folder.load())
         return self._lines(log_filter, follow, failures)
+
+    def _ensure_recorder(self) -> None:
+        """Start a recorder if the run needs one: the last may have been killed, or run elsewhere."""
+        if not (state := self.state).is_final:
+            ensure_recorder(self._folder, state)
 
     def _lines(
         self, log_filter: LogFilter, follow: bool, failures: Mapping[str, DdpctlError]

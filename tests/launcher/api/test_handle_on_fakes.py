@@ -122,6 +122,22 @@ def test_a_run_is_followed_through_a_restart_to_its_end(
     assert repr(launcher.find_run(run.id[:-2])) == f"<ddpctl.Run {run.id} SUCCEEDED>"
 
 
+def test_lines_are_followed_to_the_end_of_a_run_that_has_no_recorder_here(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    run = launched(cluster)
+    cluster.nodes[0].say("before", 0)
+    lines = run.logs(follow=True, tail=1)
+    assert next(lines) == "[gpu0:0] before"
+    cluster.nodes[1].say("after", 1)
+    assert next(lines) == "[gpu1:1] after"
+    for node in cluster.nodes:
+        node.end(0)
+    assert list(lines) == []
+    assert run.state == "SUCCEEDED"
+
+
 @pytest.mark.parametrize("hosts", [["gpu0"], ["gpu0", "gpu1"], "gpu0,gpu1", Path("hosts.yaml")])
 def test_a_run_of_another_machine_is_found_by_a_file_or_a_list_of_hosts(
     fake_cluster: Make, hosts: Path | str | list[str]

@@ -15,14 +15,14 @@ from typing import Any, Unpack
 
 from ..budget import TooManyValues, parse_json
 from ..engines.node_handle import AttemptHandle
-from ..errors import CommandFailed, RemoteError, RunFailed
+from ..errors import CommandFailed, DdpctlError, NodesFailed, RemoteError, RunFailed
 from ..hosts import Hosts, cluster_of
 from ..logs.event_reader import parsed
 from ..outcomes import RunState
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord, run_folder
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import each_node
+from ..ssh.many import by_name, try_each
 from ..ssh.script_files import load_script
 from .handle import JobOptions, LoggingConsole, launch
 from .parcel import CALLER, MAX_RESULTS, pack
@@ -93,18 +93,19 @@ def run(
             raise
     run = run_folder(started.id)
     with newest_attempt(run, LoggingConsole()) as attempt:
-        outcomes = read_outcomes(attempt)
-    return results(run.load(), outcomes, trust)
+        outcomes, failures = read_outcomes(attempt)
+    record = run.load()
+    if failures and record.state is RunState.SUCCEEDED:  # else they may follow from its failure
+        raise NodesFailed(failures)
+    return results(record, outcomes, trust)
 
 
 def results(record: RunRecord, outcomes: Mapping[int, RankResult], trust: bool) -> list[Any]:
     """Return the results in rank order. Raises the first failed rank's exception, or RunFailed."""
     failure = record.attempt.first_failure
     raised = [rank for rank, outcome in outcomes.items() if outcome.error]
-    first = failure.rank if failure else None
-    if raised and first is None:
-        first = min(raised)
-    if first in raised:  # otherwise the first rank was killed, and others raised because of that
+    first = failure.rank if failure else min(raised, default=None)
+    if first in raised:  # otherwise others raised because a rank was killed, or a host lost
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state is not RunState.SUCCEEDED:
         why = failure.headline if failure else record.state.lower()
@@ -143,8 +144,13 @@ def unpickled(outcome: RankResult) -> Any:
         raise CommandFailed(what, remedy, host=outcome.host) from None
 
 
-def read_outcomes(attempt: AttemptHandle) -> dict[int, RankResult]:
-    """Return the outcome of each rank that wrote one. Raises CommandFailed or NodesFailed."""
+def read_outcomes(
+    attempt: AttemptHandle,
+) -> tuple[dict[int, RankResult], dict[str, DdpctlError]]:
+    """Return the outcome of each rank that wrote one, and the errors of hosts that did not answer.
+
+    Raises CommandFailed if the outcomes are malformed.
+    """
 
     def read(connection: HostConnection) -> bytes:
         place = attempt.by_connection[connection].place
@@ -153,13 +159,15 @@ def read_outcomes(attempt: AttemptHandle) -> dict[int, RankResult]:
         return connection.script(*script, timeout=READ_TIMEOUT, limit=2 * MAX_RESULTS).stdout
 
     texts: dict[int, tuple[str, bytes]] = {}  # host and JSON by rank
-    for connection, data in each_node(attempt.connections, read).items():
+    answers, failures = try_each(attempt.connections, read)
+    for connection, data in answers.items():
         for rank, text in split(data, connection.name).items():
             host, before = texts.setdefault(rank, (connection.name, text))
             if before != text:
                 what = f"both {host} and {connection.name} have a result for rank {rank}"
                 raise CommandFailed(what, RUN_AGAIN)
-    return {rank: parsed_outcome(host, text) for rank, (host, text) in texts.items()}
+    outcomes = {rank: parsed_outcome(host, text) for rank, (host, text) in texts.items()}
+    return outcomes, by_name(attempt.connections, failures)
 
 
 def split(data: bytes, host: str) -> dict[int, bytes]:

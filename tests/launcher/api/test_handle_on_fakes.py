@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,9 @@ from fakes import FakeCluster, FakeNode
 
 import launcher
 from launcher.api import handle
+from launcher.api.call import read_outcomes
 from launcher.api.handle import JobOptions, LoggingConsole, Run
+from launcher.engines.node_handle import AttemptHandle
 from launcher.follow.detach import ensure_recorder, has_recorder, recording
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
@@ -282,3 +285,42 @@ def test_the_package_imports_nothing_until_it_is_used() -> None:
     env = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.stdout.strip() == str(len(launcher.__all__)), done.stderr
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_run_whose_host_died_raises_that_and_not_what_other_ranks_raised(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+
+    def dies(_: FakeNode) -> None:
+        cluster.hosts["gpu1"].reachable = False
+        first, lost = cluster.nodes[0], {"kind": "host-lost", "node_rank": 1, "message": "silent"}
+        results = first.journal.parents[3] / "output/results/attempt-1/node-0"
+        results.mkdir(parents=True)
+        effect = {"type": "RuntimeError", "message": "closed by peer", "traceback": ""}
+        (results / "rank-0").write_text(json.dumps({"error": effect}))
+        first.event("stopping", reason=lost)
+        first.end(1, reason=lost)
+
+    cluster.hosts["gpu1"].on_start = dies
+    with pytest.raises(launcher.RunFailed, match=r"gpu1 \(node 1\): the host is lost"):
+        launcher.run(nothing, hosts=cluster.hosts_file, check=False)
+
+
+def test_a_host_that_does_not_send_its_results_is_named(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+
+    def read(attempt: AttemptHandle) -> Any:
+        cluster.hosts["gpu1"].reachable = False
+        return read_outcomes(attempt)
+
+    monkeypatch.setattr("launcher.api.call.read_outcomes", read)
+    with pytest.raises(launcher.DdpctlError, match="gpu1: no answer"):
+        launcher.run(nothing, hosts=cluster.hosts_file, check=False)

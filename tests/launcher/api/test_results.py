@@ -21,7 +21,7 @@ from launcher.api.call import (
 )
 from launcher.engines.choose import engine_of
 from launcher.engines.node_handle import AttemptHandle, NodeHandle
-from launcher.errors import CommandFailed, DdpctlError, RemoteError, RunFailed
+from launcher.errors import CommandFailed, DdpctlError, NodesFailed, RemoteError, RunFailed
 from launcher.failure import FirstFailure
 from launcher.hosts import Host
 from launcher.outcomes import RunState
@@ -124,7 +124,7 @@ def test_results_are_read_from_every_host(tmp_path: Path) -> None:
     first = place_with(tmp_path / "a", 0, '{"result": "one\\ntwo"}')
     place_with(tmp_path / "a", 1, '{"result": 1}')
     second = place_with(tmp_path / "b", 2, '{"result": null}', node=1)
-    found = read_outcomes(attempt(first, second, place_in("/none/runs/r1", "r1", 2, 1)))
+    found, _ = read_outcomes(attempt(first, second, place_in("/none/runs/r1", "r1", 2, 1)))
     assert {rank: (each.host, each.result) for rank, each in found.items()} == {
         0: ("gpu0", "one\ntwo"),
         1: ("gpu0", 1),
@@ -135,7 +135,7 @@ def test_results_are_read_from_every_host(tmp_path: Path) -> None:
 def test_no_host_can_speak_for_the_rank_of_another(tmp_path: Path) -> None:
     honest = place_with(tmp_path / "a", 0, '{"result": 1}')
     same = place_with(tmp_path / "shared", 0, '{"result": 1}')
-    assert read_outcomes(attempt(honest, same))[0].result == 1
+    assert read_outcomes(attempt(honest, same))[0][0].result == 1
     forged = place_with(tmp_path / "b", 0, '{"result": 2}')
     with pytest.raises(CommandFailed, match="both gpu0 and gpu1 have a result for rank 0"):
         read_outcomes(attempt(honest, forged))
@@ -147,7 +147,7 @@ def test_nodes_that_share_a_folder_are_each_read_up_to_the_limit(
     monkeypatch.setattr("launcher.api.call.MAX_RESULTS", 300)
     text = json.dumps({"result": "x" * 250})
     places = [place_with(tmp_path, node, text, node=node) for node in range(8)]
-    assert [*read_outcomes(attempt(*places))] == [*range(8)]
+    assert [*read_outcomes(attempt(*places))[0]] == [*range(8)]
 
 
 def test_a_host_that_sends_without_end_is_cut_off(
@@ -156,7 +156,7 @@ def test_a_host_that_sends_without_end_is_cut_off(
     place = place_with(tmp_path, 0, json.dumps({"result": "x" * 1000}))
     monkeypatch.setattr("launcher.api.call.MAX_RESULTS", 300)
     with pytest.raises(DdpctlError, match=r"gpu0: .*printed more than 0\.0006 MB"):
-        read_outcomes(attempt(place))
+        raise NodesFailed(read_outcomes(attempt(place))[1])
 
 
 @pytest.mark.parametrize("data", [b"noise\n", b"-1 {}\n", b"0 {}\n\n", b"99999999 {}\n"])

@@ -78,12 +78,13 @@ def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_jso
     if "sockets" in report.transports and SOCKETS.isdisjoint(user_env(cluster.job)):
         console.say("measuring again, with four sockets per thread")
         report.four_sockets = with_four_sockets(cluster, options, report.hosts, console)
-    # the last result for the same hosts and GPUs
-    key = repr([(*host.machine, host.gpus) for host in cluster.hosts]).encode()
+    # the last result for the same hosts, GPUs and sizes
+    gpus = [(*host.machine, host.gpus) for host in cluster.hosts]
+    key = repr((gpus, options.max_bytes)).encode()
     record = state_home() / "sanity" / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     last = read_cache(record).get("busbw")
     lines = problems(report, options.min_busbw, last, code)
-    if report.sizes:
+    if report.is_complete:
         write_cache(record, json.dumps({"version": 1, "busbw": report.busbw}) + "\n")
     if as_json:
         console.json(document(report, lines, options.step_seconds))

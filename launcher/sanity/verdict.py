@@ -78,6 +78,11 @@ class Report:
         return self.all("size")
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all sizes were measured. The bandwidth of only the smallest says little."""
+        return bool(self.sizes and self.all("done"))
+
+    @property
     def transports(self) -> dict[str, int]:
         return dict(self.last("done").get("transports", {}))
 
@@ -113,7 +118,7 @@ def problems(
     elif last is not None and report.busbw < WORSE * last:
         below = f"bus bandwidth is {report.busbw:.3g} GB/s"
         below += f", but was {last:.3g} in the last run on these hosts"
-    if below and report.sizes:
+    if below and report.is_complete:
         lines.append(f"{below}: add `--pairwise` to find slow links")
     if not report.all("done") and not lines:
         lines.append("the check did not finish: see its output")

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,13 @@ def test_bandwidth_below_the_minimum_or_the_last_run_is_reported() -> None:
     assert problems(found, None, 2.4) == []
 
 
+def test_the_bandwidth_of_small_messages_only_is_not_judged_if_the_check_broke_off() -> None:
+    late = {"kind": "late", "act": "all-reduce of 32 bytes", "how": "did not start", "ranks": [1]}
+    found = report(size(2, 1e-5, 0.1), {**late, "nodes": [1]})
+    [line] = problems(found, 3.0, 2.6)
+    assert "did not start" in line
+
+
 def test_the_host_in_all_slow_pairs_is_named() -> None:
     slow = {frozenset({0, 2}), frozenset({1, 2})}
     [line] = problems(report(size(1, 1, 1.0), *pairs(slow), DONE), None, None)
@@ -202,27 +210,33 @@ def test_the_last_result_of_the_same_hosts_is_remembered_and_sockets_are_tried(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     options = SanityOptions(30.0, 64, True, None, None, None)
-    rates = iter([2.0, 3.0, 1.0, 0.5, 1.0, 0.5])  # with one socket and with four
+    rates = iter([2.0, 3.0, *([1.0, 0.5] * 2), 0.1, 1.0, 0.5])  # with one socket and with four
     asked: list[tuple[bool, bool, str]] = []
+    end = [DONE]
 
     def measure(cluster: Cluster, options: SanityOptions, found: Report, _: Console) -> Exit:
         four = cluster.job.env.get("NCCL_NSOCKS_PERTHREAD", "")
         asked.append((options.pairwise, options.largest_only, four))
-        for record in (size(1000, 1e-3, next(rates)), DONE):
+        for record in (size(1000, 1e-3, next(rates)), *end):
             assert found.take(MARK + json.dumps(record).encode())
         return Exit.DONE
 
     monkeypatch.setattr(command, "measure", measure)
 
-    def checked(*hosts: str) -> tuple[Exit, dict[str, Any]]:
+    def checked(*hosts: str, max_bytes: int = 64) -> tuple[Exit, dict[str, Any]]:
         cluster = parse_hosts(json.dumps({"hosts": hosts}), "hosts.yaml")
-        code = command.sanity(cluster, options, Console(), as_json=True)
+        sized = replace(options, max_bytes=max_bytes)
+        code = command.sanity(cluster, sized, Console(), as_json=True)
         return code, json.loads(capsys.readouterr().out)
 
     code, first = checked("a", "b")
     assert (code, first["problems"], first["sockets"]) == (Exit.DONE, [], {"1": 2.0, "4": 3.0})
     assert asked == [(True, False, ""), (False, True, "4")]
     assert checked("a", "c")[0] is Exit.DONE
+    assert checked("a", "b", max_bytes=8)[0] is Exit.DONE  # small messages are slower
+    end.clear()
+    assert checked("a", "b")[0] is Exit.FAILED  # it broke off
+    end.append(DONE)
     code, worse = checked("a", "b")
     assert code is Exit.FAILED
     assert "but was 2 in the last run on these hosts" in worse["problems"][0]

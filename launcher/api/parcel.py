@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 
@@ -17,6 +17,7 @@ from ..push.files.scan import scan_workdir
 from .source import Source
 
 CALLER = Path(__file__).with_name("on_rank.py")
+SENT = (CALLER.name, "ddpctl_source.py", "ddpctl_call.json")
 MAX_RESULTS = 64 << 20  # bytes; all results of a node together
 
 
@@ -61,6 +62,9 @@ def pack(
         raise UsageError(what, remedy) from None
     (to / "ddpctl_call.json").write_text(text)
     shutil.copy(CALLER, to)
+    if cluster.job.workdir:
+        tops = {module.partition(".")[0] for module in modules}
+        _keep(to, [*SENT, *(f"{top}{suffix}" for top in sorted(tops) for suffix in ("", ".py"))])
 
 
 def _require_importable(function: Callable[..., object], name: str) -> None:
@@ -83,8 +87,13 @@ def _copy_module(name: str, to: Path) -> None:
     if {"site-packages", "dist-packages"} & {*Path(file).parts}:
         return
     if folders:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(file, to / top.__name__, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(
+            file,
+            to / top.__name__,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            ignore_dangling_symlinks=True,  # Emacs marks an open file with one
+            dirs_exist_ok=True,
+        )
     else:
         shutil.copy(file, to)
 
@@ -100,3 +109,11 @@ def _copy_workdir(cluster: Cluster, workdir: str, to: Path) -> None:
             path.symlink_to(os.fsdecode(entry.content))
         else:
             shutil.copy(os.fsdecode(tree.path(entry)), path)
+
+
+def _keep(folder: Path, names: Iterable[str]) -> None:
+    """Let the push, which applies the workdir's .gitignore and .ddpctlignore, send these all the same."""
+    rules = folder / ".ddpctlignore"
+    before = rules.read_bytes() if rules.exists() else b""
+    rules.unlink(missing_ok=True)  # it may be read-only
+    rules.write_bytes(before + "".join(f"\n!/{name}" for name in names).encode() + b"\n")

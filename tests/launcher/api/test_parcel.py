@@ -16,6 +16,7 @@ import pytest
 from launcher.api.parcel import pack
 from launcher.errors import UsageError
 from launcher.hosts import Cluster, Job
+from launcher.push.files.scan import scan
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.real
@@ -34,6 +35,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / ".gitignore").write_text("*.bin\n")
     (folder / "large.bin").touch()
     monkeypatch.syspath_prepend(folder)
+    for name in ("parcelled", "parcelled.inner", "parcelfile", "sibling"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return folder
 
 
@@ -92,6 +95,28 @@ def test_a_workdir_is_sent_too_but_not_what_it_ignores(project: Path, tmp_path: 
     assert called(file.f, 1, to=tmp_path / "sent", workdir=project) == 2
     assert (tmp_path / "sent" / "sibling.py").exists()
     assert not (tmp_path / "sent" / "large.bin").exists()
+
+
+def test_what_the_call_needs_is_pushed_whatever_the_workdir_ignores(
+    project: Path, tmp_path: Path
+) -> None:
+    (project / ".gitignore").write_text("*.json\n*.bin\nparcelfile.py\nparcelled/\n")
+    rules = project / ".ddpctlignore"
+    rules.write_text("on_rank.py")
+    rules.chmod(0o400)
+    both = {".gitignore", ".ddpctlignore", "sibling.py", "on_rank.py", "ddpctl_call.json"}
+    package = {"parcelled", "parcelled/__init__.py", "parcelled/inner.py"}
+    for name, own in {"parcelfile": {"parcelfile.py"}, "parcelled.inner": package}.items():
+        to = tmp_path / name
+        called(importlib.import_module(name).f, 1, to=to, workdir=project)
+        pushed = scan(str(to), code_only=True).manifest.entries
+        assert {entry.path.decode() for entry in pushed} == both | own
+
+
+def test_a_link_of_an_editor_to_nowhere_is_left_out(project: Path, tmp_path: Path) -> None:
+    (project / "parcelled" / ".#inner.py").symlink_to("me@laptop.1234:1763900000")
+    inner = importlib.import_module("parcelled.inner")
+    assert called(inner.f, 1, to=tmp_path / "sent") == ["parcelled", 1]
 
 
 def test_an_exception_is_written_with_the_users_frames_only(project: Path, tmp_path: Path) -> None:

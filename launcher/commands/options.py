@@ -81,9 +81,11 @@ def hosts_file_or_list(_: str, text: str) -> str:
     """Read --hosts. A single host name becomes a list of one: `gpu1,`."""
     from ..hosts.hostfile import SCHEDULERS
 
+    if not text:  # as from an unset variable of a shell
+        raise UsageError("--hosts '': names no hosts", "pass a file, or a list such as gpu1,gpu2")
     is_file = text.endswith((".yaml", ".yml")) or "/" in text or os.path.exists(text)  # noqa: PTH110
     is_known = is_file or "," in text or text in SCHEDULERS
-    return text if is_known or not text else f"{text},"
+    return text if is_known else f"{text},"
 
 
 def hosts_option(help: str, completed_by: Any = complete.hosts_files) -> Any:
@@ -130,7 +132,9 @@ def console(
 
 
 def hosts_of(hosts: str | None, flagged: str | None) -> str | None:
-    """Return HOSTS or --hosts; None if neither is given. Raises UsageError if both are."""
+    """Return HOSTS or --hosts; None if neither is given. Raises UsageError if both are, or for ''."""
+    if hosts == "":
+        raise UsageError("HOSTS is ''", "name a hosts file, or leave HOSTS out for ./hosts.yaml")
     if hosts and flagged:
         raise UsageError(f"hosts given twice, as {quoted(hosts)} and with -H", "pass one of them")
     return flagged or hosts or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -39,6 +40,13 @@ SHOWN = shown()
 def test_the_schema_is_one_that_editors_read_and_is_published() -> None:
     EDITOR.check_schema(SCHEMA)
     assert (ROOT / "docs" / "schema" / "hosts.json").read_text() == FILE.read_text()
+
+
+@pytest.mark.parametrize("document", ["run", "plan"])
+def test_a_run_and_a_plan_have_each_engine_that_a_hosts_file_can_name(document: str) -> None:
+    schema = json.loads((ROOT / "docs" / "schema" / f"{document}.json").read_text())
+    engines = SCHEMA["properties"]["job"]["properties"]["engine"]["enum"]
+    assert sorted(schema["properties"]["engine"]["enum"]) == sorted(engines)
 
 
 def test_the_pages_show_hosts_files() -> None:

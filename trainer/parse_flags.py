@@ -155,7 +155,7 @@ def _from_file(path: str) -> dict[str, Any]:
         for key, value in content.items():
             name = str(key).replace("_", "-")
             if name in NO_SETTINGS:
-                raise ValueError(f"{name} is not a setting; pass it on the command line")
+                raise ValueError(f"{name} cannot be set in a file; pass it on the command line")
             if isinstance(value, bool):
                 words.append(f"--{name}" if value else f"--no-{name}")
             elif value is not None:

@@ -73,7 +73,7 @@ class Source:
 
 
 def is_function(value: object) -> bool:
-    """Return whether it is a function. `functools.wraps` can make one look like any other object."""
+    """Return whether the value is a function. With `functools.wraps`, it may look like another object."""
     return isinstance(value, FunctionType) and isinstance(inspect.unwrap(value), FunctionType)
 
 
@@ -114,7 +114,7 @@ def global_names(text: str) -> set[str]:
 def is_built_in(name: str, value: object) -> bool:
     """Return whether the name means the same built-in on a rank.
 
-    Those that IPython has replaced with its own count too.
+    A built-in that IPython has replaced with its own version counts too.
     """
     by_ipython = str(getattr(value, "__module__", "")).startswith("IPython.")
     return hasattr(builtins, name) and (by_ipython or name.startswith("__"))

@@ -54,8 +54,8 @@ class Engine(Protocol):
     def wait(self, place: Place) -> NodeStatus:
         """Wait until the node's supervisor has ended.
 
-        Return the node's status, without the fields that come from labels. It is alive if the wait
-        was cut off.
+        Return the node's status, without the fields that come from labels. If the engine stopped
+        waiting too early, `alive` is true.
         """
 
     def listing(self, run_id: str | None = None) -> NodeListing:

@@ -52,7 +52,7 @@ def goes_first(rival: NodeStatus, key: tuple[float, str]) -> bool:
 
 
 def undecided(rival: NodeStatus) -> bool:
-    """Return whether a later rival may still start, give up or be removed."""
+    """Return whether the rival is about to start or to disappear."""
     if rival.state is ContainerState.CREATED:
         return not rival.expired
     return rival.state is ContainerState.REMOVING

@@ -212,7 +212,7 @@ class Docker(Engine):
     def _removed_at_end(self, name: str, folder: str) -> Iterator[None]:
         """Context manager: the host itself removes a container and a folder at the end.
 
-        It does so too if this machine or the connection dies, so Ctrl-C need not wait.
+        It does so even if this machine or the connection dies, so Ctrl-C need not wait.
         """
         with self.connection.open_script(REMOVE_AT_END, name, folder) as remover:
             try:

@@ -37,8 +37,8 @@ class Gpu:
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
     """Parse rows of index, UUID, name, MiB and PCI address. Return the GPUs and None.
 
-    If a row has another form, such as an error message, return () and that row. A warning, such as
-    that the infoROM of a GPU is corrupted, is neither: the GPU works.
+    If a row has another form, such as an error message, return () and that row. Ignores warnings,
+    such as that the infoROM of a GPU is corrupted, because the GPU works.
     """
     gpus = []
     for line in (line for line in lines if not line.startswith("WARNING:")):

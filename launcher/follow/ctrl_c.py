@@ -48,8 +48,8 @@ class Interrupts:
     KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
     because they let the run continue. In a recorder, all signals do; see `end_recorder`.
 
-    between_attempts: LEAVING signals are only queued outside such blocks too, until the next attempt
-    is followed, as there is no run yet to leave. This also holds for `with` blocks inside this one.
+    between_attempts: outside such blocks, too, LEAVING signals stay queued until the next attempt is
+    followed, because there is no run to leave yet. This also holds for `with` blocks inside this one.
     """
 
     def __init__(self, *, between_attempts: bool = False) -> None:
@@ -94,7 +94,7 @@ class Interrupts:
         return self._pending.pop(0) if self._pending else None
 
     def to_end(self) -> bool:
-        """Return whether a queued signal ends what this process does."""
+        """Return whether a queued signal asks this process to end its work."""
         return not set(self._pending) <= set(SIGNALS if self._in_recorder else LEAVING)
 
     def forget(self) -> None:

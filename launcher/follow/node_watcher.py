@@ -115,7 +115,7 @@ class NodeWatcher:
         raise HostUnreachable("its log stream ended", host=self._member.connection.name)
 
     def _wait_for_exit(self) -> Iterator[Item]:
-        """Yield Exited once the engine reports the node's end and, after an error, first Reached."""
+        """Yield Exited once the engine reports the node's end. After an error, first yield Reached."""
         engine = self._member.engine
         if self._waited:
             engine.claims()  # raises until the engine answers, which `wait` does only at the end

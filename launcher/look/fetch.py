@@ -238,7 +238,7 @@ def _make_folder(folder: Path, to: Path) -> None:
     """Make a folder below `to`, never through a link."""
     folder.mkdir(parents=True, exist_ok=True)
     if folder.resolve() != to.resolve() / folder.relative_to(to):
-        raise OSError(errno.ELOOP, "its folder is a link or below one")
+        raise OSError(errno.ELOOP, "its folder is a link or lies below one")
 
 
 def _link_part(link: str, target: Path) -> Path:

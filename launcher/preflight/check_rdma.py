@@ -133,7 +133,7 @@ def _without_address(machine: Machine, fleet: Fleet) -> list[Interface]:
 
 
 def _addresses_for(ports: Sequence[Interface], machine: Machine, fleet: Fleet) -> dict[str, str]:
-    """Return an address for each port, in its network on other hosts or else in a new network."""
+    """Return an address for each port: in the network that it has on other hosts, or else in a new one."""
     taken = [r.network for m in fleet.machines for r in m.facts.routes if r.network.prefixlen]
     new = (ipaddress.IPv4Network(f"192.168.{third}.0/24") for third in range(177, 256))
     free = (network for network in new if not any(network.overlaps(each) for each in taken))

@@ -61,7 +61,7 @@ def described(host: str, facts: Facts | DdpctlError) -> FirstLook:
         note = "did not answer; `ddpctl check` shows why"
         return FirstLook(host, None, note, new_key=isinstance(facts, UnknownHostKey))
     if facts.gpu_error:
-        return FirstLook(host, None, "nvidia-smi fails; `ddpctl check` shows how")
+        return FirstLook(host, None, "nvidia-smi fails; `ddpctl check` shows its error")
     models, count = {gpu.name for gpu in facts.gpus}, len(facts.gpus)
     what = f"{count} GPUs" if count else "no GPU"
     if len(models) == 1:

@@ -79,7 +79,7 @@ class PushReport:
 
 
 class HostsResult(Protocol):
-    """The result of a command on all hosts, also if some have failed."""
+    """The result of a command on all hosts, even if some have failed."""
 
     def document(self) -> dict[str, Any]: ...
     def summary(self) -> str: ...
@@ -168,7 +168,7 @@ class PushProgress:
                 self._rows[connection, part] = self._bars.tasks[-1]
 
     def update(self, part: str, *, total: int | None = None, doing: str | None = None) -> None:
-        """Update a part's rows. total: bytes per host, once known. doing: what it is doing."""
+        """Update a part's rows. total: bytes per host, once known. doing: what this machine is doing."""
         with self._lock:
             rows = [r for (_, name), r in self._rows.items() if name == part and not r.finished]
             for row in rows:

@@ -133,7 +133,7 @@ class ThisRank:
 
 
 def mesh(me: ThisRank) -> bool:
-    """Connect each node by TCP to the others' addresses for data. Return whether all succeeded."""
+    """Connect every node by TCP to the data address of every other node. Return whether all succeeded."""
     if me.local_rank == 0:
         family = socket.AF_INET6 if ":" in (address := own_address()) else socket.AF_INET
         # the kernel accepts the connections

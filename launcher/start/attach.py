@@ -107,7 +107,7 @@ def wait_for_restart(folder: RunFolder, ended: RunRecord, console: Console) -> R
             if not may_restart or newest.attempt.number > ended.attempt.number:
                 return newest
             if not announced:
-                console.say("the run may be restarted by its recorder; waiting for that")
+                console.say("the run's recorder may restart the run; waiting for it")
             announced = True
             time.sleep(POLL)
 

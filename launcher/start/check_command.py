@@ -59,5 +59,5 @@ def _path_of_this_machine(script: PurePosixPath, job: Job) -> str | None:
         return None
     own = script.relative_to(job.workdir)
     return (
-        f"{script} is a path of this machine; in the container it is /workspace/{own}: write {own}"
+        f"{script} is a path on this machine; in the container, it is /workspace/{own}: write {own}"
     )

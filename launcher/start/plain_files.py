@@ -1,6 +1,6 @@
 """Copy files of a run's checkpoints from one host to another, through this machine.
 
-Of files, only regular ones and their folders are copied: the source lists them and sends their content.
+The source lists regular files and their folders, and sends the content of these files, but no links.
 This machine checks the list and the content, and writes the archive for the target itself. So the target
 receives only what was asked for, whatever the source sends. Links are made on the target.
 """
@@ -98,7 +98,7 @@ def copy_files(
 ) -> None:
     """Copy files, folders and links into the target's checkpoints, once all of them have arrived.
 
-    paths: what to copy, with what a link leads to; b"" for a file or folder. aside: the folder in the
+    paths: what to copy, each with what it leads to if it is a link, else with b"". aside: the folder in the
     target's checkpoints that keeps the replaced files. uid: see `fixed_uid`. Raises CommandFailed if a
     file does not arrive intact.
     """

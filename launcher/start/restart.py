@@ -175,7 +175,7 @@ def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOpti
 def turn_kept_for_restart(
     folder: RunFolder, record: RunRecord, options: LaunchOptions, console: Console
 ) -> Iterator[None]:
-    """Context manager: if a run that another process started may restart, hold tickets for that."""
+    """Context manager: hold tickets for a restart of a run that another process started."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UsageError, OSError, RunKilled):  # then the run cannot restart
             base = request_to_restart(folder, record, options)

@@ -170,7 +170,7 @@ def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:
 
 
 def complete_log(folder: RunFolder, record: RunRecord, console: Console) -> None:
-    """Copy the last lines of the newest attempt, because commands copy only those of a newest attempt.
+    """Copy the last lines of the newest attempt: once there is a newer one, no command copies them.
 
     They are not on this machine yet if it was off, or its recorder gone, when the attempt ended.
     """

@@ -125,7 +125,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
 
     @contextlib.contextmanager
     def kept_for_restart(self, planned: PlannedAttempt) -> Iterator[None]:
-        """Context manager: if the started run may restart, hold tickets for that in the block."""
+        """Context manager: if the started run may restart, hold tickets for the restart in the block."""
         if planned.plan.job.max_restarts == 0:
             yield
             return

@@ -43,7 +43,7 @@ class UnusedTree:
 class PruneResult:
     """The trees that are not in use. removed: whether they were removed.
 
-    complete: whether no host failed; otherwise, there may be more of them.
+    complete: whether no host failed; otherwise, there may be more such trees.
     """
 
     trees: Sequence[UnusedTree]

@@ -31,8 +31,8 @@ class Stopped:
     nodes: the run's nodes when the stop began, in any state; see also `with_cancelled`. The nodes
     include tickets (places in line), except those of live nodes and those that the stop keeps (see
     Stop.cancel). left_nodes: the names of the nodes and tickets that are still on the host.
-    left_pids: the run's processes that are. untouched: nodes with the run's id that belong to another
-    user.
+    left_pids: the run's processes that are still there. untouched: nodes with the run's id that belong
+    to another user.
     """
 
     nodes: Sequence[NodeStatus]

@@ -140,7 +140,7 @@ class Liveness:
 
         In a shared folder, another host may have written the files. NFS then shows their times a
         few seconds late, and by the server's clock. That matters little for a hang timeout. The age
-        is by the monotonic clock: the other clock may be set, and it goes on while the machine
+        is by the monotonic clock, because the wall clock may be set, and runs on while the machine
         sleeps.
         """
         times = []

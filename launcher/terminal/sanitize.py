@@ -24,7 +24,7 @@ def colored(text: str) -> str:
 
 
 def without_overwritten(text: bytes) -> bytes:
-    """Return the text without what a terminal overwrites when it obeys the carriage returns."""
+    """Return the text without what carriage returns would overwrite on a terminal."""
     return _OVERWRITTEN.sub(b"", text)
 
 

@@ -1,8 +1,8 @@
 """The packages of `job.requirements`: wheels for the hosts' Pythons, and environments made from them.
 
 This machine downloads the wheels once, into one tree with a folder for each Python version and
-architecture that the hosts have. Each folder also contains a pip, so that a host needs neither pip
-nor the internet.
+architecture that the hosts have. Each folder also contains pip, so that a host needs neither its own
+pip nor the internet.
 """
 
 import hashlib
@@ -151,7 +151,7 @@ def _download_packages(source: Path, text: str, target: WheelTarget, to: Path) -
 
 
 def _add_pip(own: importlib.metadata.Distribution, target: WheelTarget, to: Path) -> None:
-    """Add the folder of a pip: this machine's own or, if that is too new for the target, another."""
+    """Add the folder of pip: this machine's own pip or, if that is too new for the target, an older one."""
     oldest = re.search(r">= *3\.(\d+)", own.metadata["Requires-Python"])
     if oldest is None or int(oldest[1]) <= target.minor:
         pip = Path(str(own.locate_file("pip")))

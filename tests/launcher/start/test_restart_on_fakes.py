@@ -454,7 +454,7 @@ def test_attach_waits_while_a_restart_that_could_not_start_looks_for_another_hos
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=wait))
     assert cluster.launch()[0] == 0
     [(code, _, err)] = attached
-    assert code == 130 and "may be restarted by its recorder; waiting for that" in err, err
+    assert code == 130 and "the run's recorder may restart the run; waiting for it" in err, err
 
 
 def test_without_a_spare_a_restart_goes_on_with_min_nodes(losing: Make) -> None:
@@ -627,7 +627,7 @@ def test_attach_reports_a_kill_during_the_pause_before_the_recorder_restarts_the
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill))
     code, _, err = cluster.ddpctl("attach")
-    assert code == 7 and "may be restarted by its recorder" in err, err
+    assert code == 7 and "the run's recorder may restart the run" in err, err
 
 
 @pytest.mark.parametrize(("command", "ends"), [(["attach"], 7), (["logs", "-f"], 0)])

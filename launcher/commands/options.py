@@ -132,9 +132,7 @@ def console(
 
 
 def hosts_of(hosts: str | None, flagged: str | None) -> str | None:
-    """Return HOSTS or --hosts; None if neither is given. Raises UsageError if both are, or for ''."""
-    if hosts == "":
-        raise UsageError("HOSTS is ''", "name a hosts file, or leave HOSTS out for ./hosts.yaml")
+    """Return HOSTS or --hosts; None if neither is given. Raises UsageError if both are."""
     if hosts and flagged:
         raise UsageError(f"hosts given twice, as {quoted(hosts)} and with -H", "pass one of them")
     return flagged or hosts or None

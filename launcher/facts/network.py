@@ -63,7 +63,7 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
 
     lines: from /proc/net/route, fib_trie and if_inet6, and from `ip -o -4 addr` if the host has it.
     Only the latter has the interface of an address without a network, such as 10.128.0.2/32 on
-    Google Cloud.
+    Google Cloud, and of one whose network several interfaces share.
     """
     attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
     ip, v4, v6, named = "", [], [], dict[str, str]()
@@ -82,12 +82,16 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
                 v6.append(Address(str(six), match[3], str(network)))
     v4_addresses = []
     for own in dict.fromkeys(v4):
+        name = named.get(str(own), "lo")  # a route knows better where an address of `lo` is used
+        inside = [route for route in attached if own in route.network]
+        inside.sort(key=lambda route: route.interface != name)
         if own.is_loopback:
             v4_addresses.append(Address(str(own), "lo"))
-        elif route := next((route for route in attached if own in route.network), None):
-            v4_addresses.append(Address(str(own), route.interface, str(route.network)))
-        elif named.get(str(own), "lo") != "lo":
-            v4_addresses.append(Address(str(own), named[str(own)]))
+        elif inside or name != "lo":
+            interface = inside[0].interface if name == "lo" else name
+            v4_addresses.append(
+                Address(str(own), interface, str(inside[0].network) if inside else "")
+            )
     return (*v4_addresses, *v6)
 
 

@@ -117,6 +117,28 @@ def test_an_address_without_a_network_is_that_of_the_interface_that_ip_names() -
     assert candidates([Host("a"), Host("b")], [one, two]) == [[*one.addresses], [*two.addresses]]
 
 
+def test_of_two_interfaces_in_one_network_each_has_its_own_address() -> None:
+    """eth2 has an address, but no route: rules send its traffic to another table, as on AWS."""
+    table = "".join(
+        f"{nic}\t0000090A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n" for nic in ("eth0", "eth1")
+    )
+    fib = "".join(f"|-- 10.9.0.{n}\n/32 host LOCAL\n" for n in (5, 6, 7, 8))
+    rows = "".join(
+        f"{n}: {nic}    inet 10.9.0.{n}/24 scope global {nic}\n"
+        for n, nic in ((5, "eth0"), (6, "eth1"), (7, "eth2"), (8, "lo"))
+    )
+    found = parse(output(net=table + fib + rows))
+    assert [found.interface_of(f"10.9.0.{n}") for n in (5, 6, 7, 8)] == [
+        "eth0",
+        "eth1",
+        "eth2",
+        "eth0",
+    ]
+    assert {address.network for address in found.addresses} == {"10.9.0.0/24"}
+    chosen = candidates([Host("a", interface="eth1"), Host("b")], [found, parse(output())])[0]
+    assert chosen == [Address("10.9.0.6", "eth1")]
+
+
 def test_ipv6_addresses_without_link_local_ones() -> None:
     lines = (
         "fe80000000000000020c29fffe000001 02 40 20 80     eth0\n"

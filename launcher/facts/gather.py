@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..errors import CommandFailed
 from ..ssh.host_connection import HostConnection
@@ -34,10 +35,13 @@ def gather_one(connection: HostConnection, check: Sequence[str] | None = None) -
         SCRIPT, *asked_for, timeout=30.0 if check is None else 60.0, limit=LONGEST
     )
     try:
-        return parse(done.stdout.decode(errors="replace"), asked, time.time())
+        facts = parse(done.stdout.decode(errors="replace"), asked, time.time())
     except ValueError as error:
         raise CommandFailed(
             f"cannot read what the host reports ({error})",
             "check that its login shell can run `sh`",
             host=connection.name,
         ) from None
+    if connection.host.is_local:  # the user may have logged in to this machine to start ddpctl
+        return replace(facts, ssh_server_ip=None, ssh_client_ip=None)
+    return facts

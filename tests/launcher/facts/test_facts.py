@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import getpass
 import os
 import platform
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from host_facts import facts
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ from launcher.facts.network import Address
 from launcher.facts.nvidia import gpu_pairs
 from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Host
-from launcher.plan.node_address import candidates
+from launcher.plan.node_address import candidates, node_addresses
 from launcher.ssh.host_connection import HostConnection
 
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -398,3 +400,15 @@ def test_a_row_that_makes_no_sense_hides_no_other() -> None:
     assert (
         parse(output(net=bad + ROUTES + FIB)).addresses == parse(output(net=ROUTES + FIB)).addresses
     )
+
+
+def test_the_login_of_the_user_who_starts_ddpctl_is_not_how_this_machine_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a head node, you came from your laptop; other nodes cannot use the laptop's address."""
+    monkeypatch.setenv("SSH_CONNECTION", "203.0.113.5 50000 198.51.100.7 22")
+    here = gather_one(HostConnection(Host("local", gpus=0)))
+    assert (here.ssh_client_ip, here.ssh_server_ip) == (None, None)
+    bare = dataclasses.replace(here, addresses=())
+    there = facts(ssh_client_ip="10.0.0.9")
+    assert node_addresses([Host("local"), Host("b")], [bare, there])[0].ip == "10.0.0.9"

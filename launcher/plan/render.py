@@ -70,12 +70,14 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     ranks = plan.world_size if plan.world_size is not None else ASKED
     any_hosts = ", on any hosts with free GPUs (the first hosts are shown)" if options.nodes else ""
     past = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
+    paths = plan.nodes[0].paths
+    read_only = " (read-only)" if plan.engine.in_container else ""
     yield "run", f"{plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
     yield "nodes", f"{plan.nnodes}, ranks {ranks}{any_hosts}"
     yield "master", f"{plan.master_addr or ASKED}:{plan.master_port or ASKED}"
     yield "image", job.image if plan.engine.in_container else ""
-    yield "workdir", f"{job.workdir} -> /workspace" if job.workdir else ""
-    yield "dataset", f"{job.dataset} -> /data (read-only)" if job.dataset else ""
+    yield "workdir", f"{job.workdir} -> {paths.workspace}" if job.workdir else ""
+    yield "dataset", f"{job.dataset} -> {paths.data}{read_only}" if job.dataset else ""
     yield "max restarts", f"{job.max_restarts}{past}"
     yield "time to stop", duration(job.stop_timeout)
     yield "time limit", duration(job.time_limit) if job.time_limit else ""

@@ -275,6 +275,19 @@ def test_the_jobs_devices_limits_and_mounts_reach_the_container() -> None:
         assert line in shown
 
 
+def test_without_a_container_a_dry_run_names_the_folders_on_the_host() -> None:
+    job = "{engine: process, workdir: /me/code, dataset: /me/data}"
+    cluster = parse(f"hosts: [a]\njob: {job}", "hosts.yaml")
+    process = EngineTraits("process", in_container=False)
+    plan = build_plan(cluster, process, LaunchOptions(), run_id="r1", owner="me")
+    shown = plan_text(plan)
+    assert "workdir       /me/code -> ~/.ddpctl/runs/r1/workspace\n" in shown
+    assert "dataset       /me/data -> ~/.ddpctl/datasets/<digest>\n" in shown
+    contained = plan_text(planned(replace(cluster, job=replace(cluster.job, engine="docker"))))
+    assert "/me/code -> /workspace\n" in contained
+    assert "/me/data -> /data (read-only)\n" in contained
+
+
 def test_amd_gpus_reach_the_container_as_devices() -> None:
     amd = tuple(Gpu(index, "", "AMD MI300X", 1, "amd") for index in range(4))
     host = facts(gpus=amd, gpu_groups=(44, 109))

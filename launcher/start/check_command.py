@@ -28,7 +28,8 @@ def check_command(job: Job) -> str | None:
         return hint if os.path.isfile(script) else None  # noqa: PTH113
     workdir = Path(job.workdir)
     path = workdir / script
-    if not os.path.isfile(path):  # noqa: PTH113 # False for a name that is too long
+    is_outside = os.path.normpath(script).startswith("../")
+    if is_outside or not os.path.isfile(path):  # noqa: PTH113 # False for a name that is too long
         scripts = [*workdir.glob("*.py"), *workdir.glob("*/*.py")]
         names = sorted(str(path.relative_to(workdir)) for path in scripts)
         near = nearest(str(script), names)

@@ -36,6 +36,15 @@ def test_a_script_in_a_subfolder_is_suggested(tmp_path: Path) -> None:
         check_command(job(tmp_path, "train.py"))
 
 
+def test_a_script_above_the_workdir_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "train.py").touch()
+    for script in ("../train.py", "x/../../train.py"):
+        with pytest.raises(UsageError, match=rf"names {script}, which is not in {tmp_path}/code;"):
+            check_command(job(tmp_path / "code", script))
+    check_command(job(tmp_path, "code/../train.py"))
+
+
 def test_a_syntax_error_is_one_line_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nfor x in range(3)\n    pass\n")
     with pytest.raises(UsageError) as caught:

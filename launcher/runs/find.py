@@ -114,7 +114,7 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
     """
     if text in run_ids:
         return text
-    matching = [run_id for run_id in run_ids if run_id.startswith(text)]
+    matching = [run_id for run_id in run_ids if text and run_id.startswith(text)]
     if len(matching) > 1:
         listed = ", ".join(matching[:5])
         raise UsageError(f"{quoted(text)} matches several runs ({listed})", "type more of the id")

@@ -128,6 +128,17 @@ def test_usage_errors_exit_2_with_a_line(ddpctl, argv: list[str], said: str) -> 
     assert said in ddpctl(*argv, code=2).stderr
 
 
+@pytest.mark.parametrize("argv", [["kill", ""], ["exec", "", "--", "ls"]])
+def test_an_empty_run_id_is_not_the_start_of_every_run_id(  # type: ignore[no-untyped-def]
+    ddpctl, tmp_path: Path, argv: list[str]
+) -> None:
+    """As in `ddpctl kill "$RUN"` without a RUN: it stopped the only run without asking."""
+    folder = tmp_path / "state" / "ddpctl" / "runs" / "20261121-153000-ab12"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    assert "this machine has no run ''" in ddpctl(*argv, code=2).stderr
+
+
 def test_a_dry_run_prints_the_plan_and_contacts_nobody(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "hosts.yaml").write_text(
         "hosts: [nowhere.invalid, {host: other.invalid}]\njob: {master_port: 29500}\n"

@@ -11,7 +11,7 @@ Files that are replaced are moved to `.before-attempt-N`.
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -30,8 +30,8 @@ from ..text import counted, names
 from .plain_files import HostFolder, copy_files
 
 LIST = load_script(__file__, "list_checkpoints.sh")
-FILE = re.compile(r"([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
-LINK = re.compile(r"> (.+?)//(.+)", re.DOTALL)
+FILE = re.compile(r"(= )?([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
+LINK = re.compile(r"(= )?> (.+?)//(.+)", re.DOTALL)
 STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
 
 
@@ -50,6 +50,7 @@ class Checkpoints(HostFolder):
     newest: str = ""  # the newest step that matches its MANIFEST, such as ckpt/step-00000012
     damaged: tuple[str, ...] = ()  # incomplete or damaged steps after `newest`
     files: Mapping[str, File] = field(default_factory=dict)  # by path; hidden files are omitted
+    copied: Collection[str] = ()  # paths of files that ddpctl copied there and nobody has changed
 
     @property
     def step(self) -> int:
@@ -57,9 +58,10 @@ class Checkpoints(HostFolder):
         return int(self.newest.rpartition("-")[2] or -1)
 
     def lacks(self, path: str, file: File) -> bool:
-        """Return whether to send `file`. A host whose rank is unchanged keeps its own version."""
-        own = self.files.get(path)
-        return own is None or not (self.same_rank or own == file)
+        """Return whether to send `file`. A host whose rank is unchanged keeps what its ranks wrote."""
+        version = self.files.get(path)
+        keeps = version and self.same_rank and path not in self.copied
+        return version != file and not keeps
 
 
 @dataclass(frozen=True)
@@ -127,23 +129,27 @@ def checkpoint_folders(
 
 def with_content(folder: Checkpoints) -> Checkpoints:
     """Return the folder with the content that its host reports. Skips malformed rows and paths."""
-    newest, damaged, files = "", [], {}
+    newest, damaged, files, copied = "", [], {}, set()
     listed = folder.script(LIST, "files")
     for match in matches(FILE, listed):
-        time, size, path = match.groups()
+        copy, time, size, path = match.groups()
         if is_below(path):
             files[path] = File(int(time), int(size))
+            copied.update([path] if copy else [])
     for match in matches(LINK, listed):
-        path, text = match.groups()
+        copy, path, text = match.groups()
         if is_below(path) and (link := link_within(path, text, folder.run_dir)):
             files[path] = File(0, 0, link)
+            copied.update([path] if copy else [])
     hashed = sum(file.size for file in files.values())
     for match in matches(STEP, folder.script(LIST, "steps", hashed=hashed)):
         if match[1] == "whole":
             newest = match[2]
         else:
             damaged.append(match[2])
-    return dataclasses.replace(folder, newest=newest, damaged=tuple(damaged), files=files)
+    return dataclasses.replace(
+        folder, newest=newest, damaged=tuple(damaged), files=files, copied=copied
+    )
 
 
 def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]:

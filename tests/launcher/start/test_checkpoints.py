@@ -173,6 +173,39 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     assert with_content(b).files == with_content(a).files
 
 
+def test_a_copy_that_nobody_has_changed_is_replaced_at_the_next_resume_and_an_own_file_is_kept(
+    tmp_path: Path,
+) -> None:
+    a, b = keeper(tmp_path / "a", 0), keeper(tmp_path / "b", 1)
+    mine, theirs = tmp_path / "a" / "checkpoints", tmp_path / "b" / "checkpoints"
+
+    def save(folder: Path, time: int, *names: str) -> None:
+        for name in names:
+            (folder / name).write_bytes(f"{name} {time}".encode())
+            os.utime(folder / name, (time, time))
+
+    def resume() -> None:
+        if choice := choose([with_content(a), with_content(b)]):
+            for target, paths in choice.missing:
+                send(choice.source, target, paths, ".before")
+
+    (mine / "deep").mkdir(parents=True)
+    theirs.mkdir(parents=True)
+    for time, link in (100, "best.pt"), (200, "deep/a b.pt"):
+        save(mine, time, "best.pt", "shard.pt", "deep/a b.pt")
+        (mine / "last").unlink(missing_ok=True)
+        (mine / "last").symlink_to(link)
+        resume()
+        save(theirs, time + 1, "shard.pt")  # over the copy, as a rank of that node does
+    assert contents(theirs) == {
+        "best.pt": b"best.pt 200",
+        "last": b"deep/a b.pt 200",
+        "deep/a b.pt": b"deep/a b.pt 200",
+        "shard.pt": b"shard.pt 201",
+    }
+    assert (theirs / "last").readlink() == Path("deep/a b.pt")
+
+
 def test_a_checkpoint_that_cannot_be_copied_completely_changes_nothing(tmp_path: Path) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")

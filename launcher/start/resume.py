@@ -50,7 +50,7 @@ def resume(
         named = target if names_hosts(target) else None
         cluster = own_hosts_file(record, hosts or named, console)
     else:
-        cluster = before if hosts is None else on_other_hosts(before, load(hosts))
+        cluster = before if hosts is None else on_other_hosts(before, load(hosts), console)
     cluster = select(cluster, None, exclude)
     require_environment(record, cluster)
     former = tuple(host for host in before.hosts if host not in cluster.hosts)
@@ -183,7 +183,7 @@ def complete_log(folder: RunFolder, record: RunRecord, console: Console) -> None
         console.say(f"warning: the log of attempt {record.attempt.number} may be incomplete: {why}")
 
 
-def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
+def on_other_hosts(before: Cluster, now: Cluster, console: Console) -> Cluster:
     """Return the hosts of `now` with the job of `before`, updated with the job of `now`.
 
     Values of `now` replace earlier ones unless they are defaults. The command stays, because a
@@ -191,7 +191,11 @@ def on_other_hosts(before: Cluster, now: Cluster) -> Cluster:
     """
     default = vars(Job())
     given = {key: value for key, value in vars(now.job).items() if value != default[key]}
-    job = dataclasses.replace(before.job, **{**given, "command": before.job.command})
+    command = before.job.command
+    if given.get("command", command) != command:
+        remedy = "set job.resume_args to add arguments to it, or launch a new run"
+        console.say(f"the job.command of --hosts is not used: a run keeps its command; {remedy}")
+    job = dataclasses.replace(before.job, **{**given, "command": command})
     return dataclasses.replace(now, job=job)
 
 

@@ -111,6 +111,6 @@ HERE = Host("local", gpus=0)
 def test_on_other_hosts_the_job_is_the_runs_own_but_for_what_the_file_says() -> None:
     run = Job(command=("train.py", "--lr", "1"), image="mine:1", env={"A": "1"}, max_restarts=2)
     other = Job(image="other:2", nproc_per_node=4, command=("else.py",))
-    job = on_other_hosts(Cluster((HERE,), run), Cluster((HERE, HERE), other)).job
+    job = on_other_hosts(Cluster((HERE,), run), Cluster((HERE, HERE), other), Console()).job
     assert (job.image, job.nproc_per_node, job.max_restarts) == ("other:2", 4, 2)
     assert (job.command, dict(job.env)) == (("train.py", "--lr", "1"), {"A": "1"})

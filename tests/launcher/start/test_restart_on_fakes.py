@@ -353,9 +353,10 @@ def test_a_resume_without_a_host_says_what_changes(fake_cluster: Make, tmp_path:
     assert [node["host"] for node in cluster.record["attempts"][1]["nodes"]] == ["gpu0", "gpu2"]
     document = json.loads(Path(cluster.hosts_file).read_text())
     document["hosts"] = ["gpu2", "gpu1", {"host": "gpu0", "nproc_per_node": 2}]
-    document["job"]["stop_timeout"] = 7
+    document["job"] |= {"stop_timeout": 7, "command": ["train.py", "--lr", "2"]}
     (tmp_path / "other.yaml").write_text(json.dumps(document))
     err = cluster.ddpctl("resume", "--hosts", tmp_path / "other.yaml")[2]
+    assert "ddpctl: the job.command of --hosts is not used: a run keeps its command; " in err, err
     assert (
         "ddpctl: attempt 3 adds gpu1, changes the settings of gpu0, reorders the nodes, "
         "changes job.stop_timeout\n"

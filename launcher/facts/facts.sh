@@ -3,7 +3,7 @@
 # Arguments: [gpus] [check DOCKER_ROOT MASTER_PORT FOLDER...], in this order.
 # `gpus` runs nvidia-smi, which can take seconds. `check` adds what only `ddpctl check` needs;
 # DOCKER_ROOT and MASTER_PORT may be empty.
-# Needs only a shell and coreutils. Values that the host cannot report stay empty. The shell itself
+# Needs only a shell, coreutils and grep. Values that the host cannot report stay empty. The shell itself
 # does as much as possible, because starting processes is slow on a small host.
 . ./amd_gpus.sh
 . ./rdma_ports.sh

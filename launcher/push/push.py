@@ -4,11 +4,14 @@ import contextlib
 import ipaddress
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
+
+from rich.filesize import decimal
 
 from ..engines.choose import engine_traits, image_here, images_of
 from ..engines.engine_info import ImageInfo
@@ -21,6 +24,7 @@ from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import duration
 from .files.left_out import listed
+from .files.manifest import Manifest
 from .files.push_tree import TreePush
 from .files.scan import Tree, path_text, scan_job
 from .image.push_image import Images, differing, push_image
@@ -34,6 +38,7 @@ from .transfer.relay_client import TransferDamaged
 Part = Literal["image", "dataset", "workdir"]
 ALL: frozenset[Part] = frozenset(("image", "dataset", "workdir"))
 
+LARGE = 100_000_000  # bytes; a file or folder of this size is hardly code
 INSPECT = load_script(__file__, "inspect_host.sh")
 PAUSES = (1.0, 4.0, 10.0)  # seconds before each retry after a lost connection or damaged transfer
 
@@ -264,6 +269,11 @@ class Sender:
         if missing and not self.only_verify:
             if tree.left_out:
                 self.progress.say(f"left out of the {part}: {listed(tree.left_out)}")
+            if part == "workdir" and (large := large_parts(tree.manifest)):
+                remedy = "so move data to job.dataset, or name it in .ddpctlignore"
+                self.progress.say(
+                    f"large in the workdir: {large}; each run gets a copy on every host, {remedy}"
+                )
             failures = tree_push.run(missing)
             if packages:
                 ready = without(missing, failures)
@@ -276,3 +286,12 @@ class Sender:
                 report.files_skipped += tree.manifest.files - sent
                 setattr(report, part, "sent" if connection in missing else "present")
         return failures
+
+
+def large_parts(manifest: Manifest) -> str:
+    """Return the names and sizes of the largest files and folders at the top, if any is large."""
+    sizes: Counter[str] = Counter()
+    for entry in manifest.entries:
+        sizes[path_text(entry.path.split(b"/")[0])] += entry.size
+    large = [(name, size) for name, size in sizes.most_common(3) if size > LARGE]
+    return ", ".join(f"{name} ({decimal(size)})" for name, size in large)

@@ -10,6 +10,7 @@ import pytest
 from push_machines import Machines
 
 from launcher.hosts import Cluster, Host, Job, override_job, parse
+from launcher.push import push
 from launcher.push.files.left_out import REPORT, LeftOut, ignore_files, listed
 from launcher.push.files.scan import Tree, scan, scan_job
 from launcher.push.push import PushResult, trees_of
@@ -258,6 +259,21 @@ def test_the_message_lists_folders_of_the_hosts_file_first_then_the_largest() ->
         "src/__pycache__ (1.0 MB)",
         *(f"{name}.pt (1 byte)" for name in "abcde"),
         "3 more (3 bytes)",
+    ]
+
+
+def test_what_makes_the_workdir_large_is_named(
+    machines: Machines, pushes: Pushes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "LARGE", 1_000_000)
+    code = tmp_path / "code"
+    (code / "images").mkdir(parents=True)
+    for name, size in {"images/1": 600_000, "images/2": 600_000, "a.bin": 900_000}.items():
+        (code / name).write_bytes(bytes(size))
+    done = pushes(machines(1), workdir=str(code))
+    assert done.report.notices == [
+        "large in the workdir: images (1.2 MB); each run gets a copy on every host, so move data to "
+        "job.dataset, or name it in .ddpctlignore"
     ]
 
 

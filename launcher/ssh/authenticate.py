@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import io
 import os
 import re
 import socket
@@ -9,6 +10,8 @@ import stat
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
 
 from ..errors import HostUnreachable
 from ..text import counted, duration
@@ -159,8 +162,8 @@ class Keyring:
         else:
             for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
                 try:
-                    key = kind.from_private_key_file(path)
-                except paramiko.PasswordRequiredException:
+                    key = kind.from_private_key(io.StringIO(_private_key(path)))
+                except (paramiko.PasswordRequiredException, TypeError):
                     reason = "has a passphrase and is not in the agent"
                     break
                 except PermissionError:
@@ -184,6 +187,19 @@ class Keyring:
                     yield f"{name} with {Path(file).name}", key
         key.public_blob = None
         yield name, key
+
+
+def _private_key(path: str) -> str:
+    """Return the text of a private key file. Converts PKCS#8, which ssh reads but paramiko does not.
+
+    Raises TypeError if a key in PKCS#8 has a passphrase.
+    """
+    text = Path(path).read_text()
+    if re.match("-----BEGIN (ENCRYPTED )?PRIVATE KEY-----", text):
+        key = serialization.load_pem_private_key(text.encode(), None)
+        how = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        text = key.private_bytes(serialization.Encoding.PEM, *how).decode()
+    return text
 
 
 def _is_public(path: str) -> bool:

@@ -191,6 +191,23 @@ def test_every_kind_of_key_works(sshd: Server, connect_to: Connect, home: Path, 
     connect_to(server.host(identity_file=str(home / "key"))).connect()
 
 
+@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
+def test_a_key_in_the_format_of_openssl_works(
+    sshd: Server, connect_to: Connect, home: Path, kind: str
+) -> None:
+    """`openssl genrsa` writes PKCS#8."""
+    server, key = sshd(), keygen(home / "key", kind)
+    server.authorize(key)
+    for passphrase in ("", "open sesame"):
+        new = ["-m", "PKCS8", "-N", passphrase, "-f", str(key)]
+        subprocess.run(["ssh-keygen", "-q", "-p", *new], check=True, input=b"y\n")
+        assert "PRIVATE KEY" in key.read_text() and "OPENSSH" not in key.read_text()
+        if not passphrase:
+            connect_to(server.host(identity_file=str(key))).connect()
+    message = why_not(connect_to(server.host(identity_file=str(key))))
+    assert f"{key} (has a passphrase and is not in the agent)" in message
+
+
 def test_a_default_key_of_the_home_folder_is_found(
     sshd: Server, connect_to: Connect, home: Path
 ) -> None:

@@ -73,7 +73,7 @@ class NodeStatus:
     @property
     def user(self) -> str:
         """The account name of the user who launched the run."""
-        return self.owner.split("@")[0]
+        return self.owner.rsplit("@", 1)[0]  # an account may be ann@corp.example
 
     @property
     def alive(self) -> bool:

@@ -47,7 +47,7 @@ _MODULES = ("torch.distributed.run", "torch.distributed.launch")  # torchrun's o
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
 # Characters that ssh itself rejects in names, or that have a special meaning in patterns and lists.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")
-_NOT_IN_USER = set("'`\";&<>|(){}@:,/")
+_NOT_IN_USER = set("'`\";&<>|(){}:,/")
 
 P = TypeVar("P")
 T = TypeVar("T")

@@ -84,7 +84,7 @@ class Stop:
     @property
     def users(self) -> set[str]:
         # an owner may be "": adopted records and some nodes have none
-        return {account_name(), *(owner.split("@")[0] for owner in self.owners if owner)}
+        return {account_name(), *(owner.rsplit("@", 1)[0] for owner in self.owners if owner)}
 
     def on_host(self, connection: HostConnection) -> Stopped:
         """Stop the run on one host, and return what was found and what is left."""

@@ -103,6 +103,8 @@ job:
     [
         ("gpu1", Host("gpu1")),
         ("bob@gpu1", Host("gpu1", user="bob")),
+        ("bob@corp.example@gpu1", Host("gpu1", user="bob@corp.example")),
+        ("{host: gpu1, user: bob@corp.example}", Host("gpu1", user="bob@corp.example")),
         ("gpu1:2222", Host("gpu1", port=2222)),
         ("bob@gpu1.lab:2222", Host("gpu1.lab", user="bob", port=2222)),
         ("fe80::1", Host("fe80::1")),

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeCluster, FakeNode, messages
@@ -245,6 +246,18 @@ def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
     assert code == 0, err
     assert cluster.nodes == []
+
+
+def test_an_account_of_a_domain_finds_its_own_runs(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = SimpleNamespace(pw_name="ann@corp.example")  # as sssd names accounts
+    monkeypatch.setattr("launcher.ssh.local.pwd.getpwuid", lambda _: account)
+    cluster = fake_cluster()
+    running(cluster)
+    cluster.forget()
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
+    assert (code, cluster.nodes) == (0, []), err
 
 
 def test_no_file_of_a_run_on_a_host_can_hold_up_its_kill(fake_cluster: Make) -> None:

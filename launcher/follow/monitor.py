@@ -232,11 +232,11 @@ class Monitor:
             node.usage = event
             node.gpus_before = node.gpus_before or event.gpus
             return None
-        node.event_bytes += len(repr(event))
-        is_first_end = isinstance(event, End) and node.end is None
-        if node.event_bytes > MOST_EVENTS and not is_first_end:
-            return None  # no genuine supervisor writes so many events
         node.events.append((at, event))
+        node.event_bytes += len(repr(event))
+        if node.event_bytes > MOST_EVENTS:  # after many restarts in place; the newest matter
+            del node.events[: len(node.events) // 2]
+            node.event_bytes = sum(len(repr(kept)) for _, kept in node.events)
         if isinstance(event, End):
             node.exit_code, node.end_received = event.exit_code, time.monotonic()
         return Restarted(node, at, event) if isinstance(event, RestartInPlace) else None

@@ -112,14 +112,14 @@ def test_a_node_that_has_ended_is_done_after_a_silence_in_which_no_line_waits(
     assert not module._is_done(node, 100.1 + silence, drained=False)
 
 
-def test_the_memory_that_events_take_is_bounded_but_the_end_is_taken(
+def test_of_too_many_events_the_oldest_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_EVENTS", 1000)
     flood = b'1.0\t!\t{"kind": "ranks", "pids": {"0": 7}}\n' * 500
     [node] = followed(tmp_path, flood + JOURNAL, 0)
     assert 10 < len(node.events) < 50
-    assert node.end is not None and node.end.state == "cancelled"
+    assert [event.kind for _, event in node.events[-2:]] == ["stopping", "end"]
 
 
 def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) -> None:

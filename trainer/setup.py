@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from .config import NEEDS_GPU, Config, named_function
-from .data import Images, load_dataset
+from .config import NEEDS_GPU, Config, is_function_name, named_function
+from .data import Images, Resident, load_dataset
 from .distributed import Ranks, backend, check_replicas, describe, identify, join, pick_device
 from .ending import LINGER, write_failure
 from .errors import DataError, TrainerError, UsageError
@@ -180,6 +180,9 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
     stem = choose_stem(config.model, config.stem, config.width, width)
     if stem == "cifar" and config.model in LARGE and width >= 96 and ranks.first:
         say(f"note: at {width} pixels, --stem imagenet needs a sixteenth of the work")
+    no_folder = isinstance(data, Resident) or is_function_name(config.data)
+    if no_folder and (config.randaugment or config.trivialaugment) and ranks.first:
+        say("WARNING: --randaugment and --trivialaugment change only images of image folders")
     amp = config.amp
     if amp == "auto":  # older GPUs only emulate bf16
         has_bf16 = on_gpu and torch.cuda.get_device_capability(ranks.device) >= (8, 0)

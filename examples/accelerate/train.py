@@ -39,7 +39,7 @@ def main() -> None:
         DataLoader(data, batch_size=32, shuffle=True),
     )
     first = 0
-    saved = {int(path.name.removeprefix("epoch-")): path for path in folder.glob("epoch-*")}
+    saved = {int(mark.parent.name[6:]): mark.parent for mark in folder.glob("epoch-*/complete")}
     if given.resume and saved:  # a run may have failed before its first checkpoint
         first = max(saved)
         accelerator.load_state(str(saved[first]))
@@ -55,6 +55,9 @@ def main() -> None:
         if accelerator.is_main_process:
             print(f"epoch {epoch}: accuracy {accuracy:.3f}", flush=True)
         accelerator.save_state(str(folder / f"epoch-{epoch}"))
+        accelerator.wait_for_everyone()
+        if accelerator.is_local_main_process:
+            (folder / f"epoch-{epoch}" / "complete").touch()
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()  # ends the process group, which must outlive DDP
 

@@ -143,11 +143,12 @@ def test_a_hugging_face_script_trains_and_goes_on(tmp_path: Path) -> None:
     assert {"checkpoint-4", "checkpoint-6"} <= saved
 
 
-def test_accelerate_resumes_also_without_a_checkpoint_and_beside_hidden_files(
+def test_accelerate_resumes_also_without_a_checkpoint_and_beside_hidden_and_partial_ones(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("accelerate")
     (tmp_path / "checkpoints" / ".before-attempt-2").mkdir(parents=True)  # what ddpctl replaced
+    (tmp_path / "checkpoints" / "epoch-1").mkdir()  # a rank was killed while it saved this
     for epochs, printed in ((1, ["epoch 1"]), (2, ["epoch 2"])):
         said = run(2, tmp_path, "accelerate/train.py", "--epochs", epochs, "--resume")
         assert [line.partition(":")[0] for line in said] == printed

@@ -494,6 +494,17 @@ def test_the_stem_follows_the_size_of_the_images(capsys: pytest.CaptureFixture[s
         assert ("note: at 96 pixels, --stem imagenet needs a sixteenth" in said) == noted
 
 
+@pytest.mark.parametrize("flags", [{"randaugment": 9}, {"trivialaugment": True}, {}])
+def test_augmentations_of_image_folders_are_said_to_do_nothing_for_other_images(
+    flags: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    t = make()
+    capsys.readouterr()
+    resolve(Config(model="resnet8", data="synthetic", **flags), t.ranks, t.data)
+    warned = "WARNING: --randaugment and --trivialaugment change only" in capsys.readouterr().out
+    assert warned == bool(flags)
+
+
 def test_settings_that_depend_on_the_machine_are_chosen_for_a_cpu() -> None:
     t = make()
     resolved = resolve(Config(model="resnet8"), t.ranks, t.data)

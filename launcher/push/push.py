@@ -118,6 +118,7 @@ def push(
     for connection, failure in failures.items():
         progress.hosts[connection].error = str(failure)
     failures = without_spares(failures, spares, console)
+    report.ok = not failures
     if failures:
         raise HostsNotReady(failures, report)
     by_account = {connection.host.account: image.id for connection, image in images.items()}

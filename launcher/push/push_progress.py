@@ -51,9 +51,10 @@ class PushReport:
     seconds: float = 0.0
     notices: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    ok: bool = True  # whether all hosts are ready; spares need not be
 
     def document(self) -> dict[str, Any]:
-        document = {"version": 1, "ok": not any(host.error for host in self.hosts), **asdict(self)}
+        document = {"version": 1, **asdict(self)}
         document["left_out"] = [
             {"path": each.path, "bytes": each.size, "at_least": each.at_least}
             for each in self.left_out

@@ -19,6 +19,7 @@ TRAINER = "ddpctl-trainer:latest"
 DEEPEST = 20  # levels of requirements files that include each other
 
 _FILE_FLAG = re.compile(r"(?:-r|-c|-f|--requirement|--constraint|--find-links)[ =]*(\S+)")
+_CONDA_ITEM = re.compile(r"""\s*- +(["']?)(-.*?)\1(\s+#.*)?""")
 _LOCAL = re.compile(r"(?:-e\b|--editable\b|\.{0,2}/|\.$|file:|.*@ *file:)")
 # Lines for which `pip --only-binary` needs only wheels: no other archives, URLs or options.
 _OF_WHEELS = re.compile(
@@ -79,12 +80,10 @@ def recipe_of(source: Path, base: str | None, name: str | None) -> Recipe:
     is_conda = source.suffix in (".yml", ".yaml")
     base = base or (CONDA_BASE if is_conda else BASE)
     try:
-        if is_conda:
-            files = {"environment.yml": source.read_bytes()}
-        else:
-            text = requirements_of(source)
-            files = {local: path.read_bytes() for local, path in with_named(source, text)}
-            files["requirements.txt"] = text.encode()
+        text = read_utf8(source) if is_conda else requirements_of(source)
+        named = with_named(source, pip_files_of(text) if is_conda else text)
+        files = {local: path.read_bytes() for local, path in named}
+        files["environment.yml" if is_conda else "requirements.txt"] = text.encode()
     except OSError as error:
         raise unreadable(source, error) from None
     path = Path(__file__).with_name("conda.dockerfile" if is_conda else "pip.dockerfile")
@@ -123,6 +122,12 @@ def requirements_of(source: Path) -> str:
         remedy = "add it, or list the packages in requirements.txt (`pip freeze`, `poetry export`)"
         raise UsageError(f"{source} has no project.dependencies", remedy)
     return "".join(f"{each}\n" for each in listed)
+
+
+def pip_files_of(text: str) -> str:
+    """Return a conda environment's text with only the lines by which pip reads other files."""
+    items = map(_CONDA_ITEM.fullmatch, text.splitlines())
+    return "\n".join(item[2] if item and _FILE_FLAG.match(item[2]) else "" for item in items)
 
 
 def read_utf8(path: Path) -> str:

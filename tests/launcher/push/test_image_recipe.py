@@ -159,6 +159,31 @@ def test_a_conda_environment_needs_a_base_with_conda(tmp_path: Path) -> None:
     assert recipe.base == CONDA_BASE and "env update --name base" in recipe.dockerfile
 
 
+CONDA = """
+channels: [file:///srv/channel]
+dependencies:
+- python=3.11
+- pip:
+  - -r requirements.txt  # as in the README
+  - "--constraint=pins.txt"
+  - timm
+  - -e git+https://x.org/y
+"""
+
+
+def test_the_files_that_a_conda_environments_pip_section_names_are_part_of_the_image(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "environment.yml"
+    write(tmp_path, environment__yml=CONDA, requirements__txt="-r b.txt", b__txt="x", pins__txt="")
+    files = dict(recipe_of(source, None, None).files)
+    assert files.keys() == {"environment.yml", "requirements.txt", "b.txt", "pins.txt"}
+    assert files["environment.yml"] == CONDA.encode()
+    source.write_text(f"{CONDA}  - -r ../b.txt\n")
+    with pytest.raises(UsageError, match=r"environment\.yml:10: .* is not in the folder of"):
+        recipe_of(source, None, None)
+
+
 def test_the_trainers_image_is_made_of_the_installed_files() -> None:
     recipe = trainer_recipe("mine:1")
     assert "\nARG BASE_IMAGE=mine:1\n" in recipe.dockerfile

@@ -147,6 +147,13 @@ def test_the_command_prints_one_document(machines: Machines, tmp_path: Path) -> 
     assert document["sent_bytes"] == document["hosts"][0]["received_bytes"] > 0
     assert "1 host ready" in done.stderr
     assert json.loads(ddpctl("--prune", "--json", "-y").stdout)["unused"] == []
+    one_kind = ddpctl("--prune", "-y", "--workdir")
+    assert one_kind.returncode == 2 and "leave out --workdir" in one_kind.stderr
+    with hosts.open("a") as file:
+        file.write(f"spares: [{{host: {host.host}, port: 1}}]\n")
+    done = ddpctl("--dataset", "--json")
+    spare = json.loads(done.stdout)
+    assert (done.returncode, spare["ok"], bool(spare["hosts"][1]["error"])) == (0, True, True)
     (data / "out").symlink_to("/etc/passwd")
     failed = ddpctl("--dataset", "--json")
     assert failed.returncode == 5

@@ -20,7 +20,8 @@ for draft in ".$2".*; do
   echo "resume $base $(find ".$2.$3/tree" -type f -perm -400 -print0 | tr -dc '\000' | wc -c)"
   break
 done
-df -Pk . | awk 'NR == 2 { print "free " $4 }'
+# counted from the percentage, because the name of a disk may contain spaces
+df -Pk . | awk 'NR == 2 { for (i = 5; i <= NF; i++) if ($i ~ /^([0-9]+%|-)$/) { print "free " $(i - 1); exit } }'
 # shellcheck disable=SC2045 # digests
 for name in $(ls -t); do [ -d "$name" ] && echo "earlier $name"; done
 exit 0

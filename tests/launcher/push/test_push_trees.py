@@ -262,6 +262,20 @@ def test_a_draft_that_a_process_writes_to_is_left_alone(
     stream.wait(10)
 
 
+@pytest.mark.parametrize(
+    "where", ["/dev/sda1 100 40 60 40% /", "//nas/my 1 data 100 40 60 - /m 5% x"]
+)
+def test_the_free_space_is_known_also_if_the_disk_has_spaces_in_its_name(
+    tmp_path: Path, where: str
+) -> None:
+    df = tmp_path / "df"
+    df.write_text(f"#!/bin/sh\necho 'Filesystem 1024-blocks Used'\necho '{where}'\n")
+    df.chmod(0o755)
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    argv = ["sh", "-c", BEGIN, "sh", "datasets", "d", "t"]
+    assert b"\nfree 60\n" in b"\n" + subprocess.run(argv, env=env, capture_output=True).stdout
+
+
 def test_a_stream_that_ends_between_two_files_makes_no_tree(tmp_path: Path, data: Path) -> None:
     tree = scan(str(data), code_only=False)
     names = ["datasets", tree.manifest.digest, "cut"]

@@ -96,7 +96,11 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
         folder.try_save(record, console)
         avoided = hosts_to_avoid(record, base.cluster)
         remember_blame(folder.run_id, {host.name: each.what for host, each in avoided.items()})
-        return start_somewhere(base, avoided, tickets, console)
+        outcome = start_somewhere(base, avoided, tickets, console)
+        if outcome is None and (newest := folder.load_if_readable(console)):
+            newest.attempt.restarts = [each for each in newest.attempt.restarts if each != entry]
+            folder.try_save(newest, console)
+        return outcome
 
 
 def start_somewhere(

@@ -469,9 +469,11 @@ def test_without_a_spare_a_restart_goes_on_with_min_nodes(losing: Make) -> None:
 
 
 def test_without_a_spare_and_min_nodes_the_run_ends_and_says_why(losing: Make) -> None:
-    code, _, err = losing("gpu1").launch()
+    cluster = losing("gpu1")
+    code, _, err = cluster.launch()
     assert code == 1
     assert "not restarting: no spare is left, and gpu1: no answer" in err
+    assert cluster.record["attempts"][0]["restarts"] == []
 
 
 def test_hosts_that_nodes_did_not_choose_are_spares(losing: Make) -> None:

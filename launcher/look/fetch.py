@@ -46,6 +46,10 @@ class RemoteFile:
     leads_to: PurePath | None = None  # of a link: see `inside`; in `targets`, the local path
 
 
+class NoLinks(Exception):
+    """Raised if the file system has no symbolic links, as on many external disks."""
+
+
 @dataclass
 class FetchResult:
     """What was fetched. failures: errors of hosts that did not answer. errors: errors of files."""
@@ -87,7 +91,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                 files, silent = list_files(attempt)
             done.failures = {**missing_lines, **silent}
             stuck: set[HostConnection] = set()
-            left_out = []
+            left_out, not_made = [], []
             for target, file in targets(files, to).items():
                 connection = file.member.connection
                 if connection in stuck:
@@ -97,6 +101,8 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                     continue
                 try:
                     _fetch_one(file, target, done, console)
+                except NoLinks:
+                    not_made.append(f"{connection.name}:{file.path}")
                 except DdpctlError as error:
                     done.errors.setdefault(connection.name, error)
                     if not isinstance(error, CommandFailed):  # the host is to blame, not the file
@@ -112,6 +118,10 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
         links = counted(len(left_out), "symbolic link")
         where = f"from the run's checkpoints and output, such as {left_out[0]}"
         console.say(f"not fetched: {links} to somewhere else {where}")
+    if not_made:
+        links = counted(len(not_made), "symbolic link")
+        what = "is on a file system without symbolic links"
+        console.say(f"not fetched: {links}, such as {not_made[0]}: {to} {what}")
     if (record := folder.load_if_readable(console)) and (former := former_hosts(record)):
         console.say(f"not asked for files: {names(former)}, used only by earlier attempts")
     return done
@@ -244,7 +254,12 @@ def _make_folder(folder: Path, to: Path) -> None:
 def _link_part(link: str, target: Path) -> Path:
     part = target.with_name(".link.part")
     part.unlink(missing_ok=True)
-    part.symlink_to(link)
+    try:
+        part.symlink_to(link)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise NoLinks from None
+        raise
     return part
 
 

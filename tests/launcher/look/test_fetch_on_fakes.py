@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -203,6 +204,24 @@ def test_links_are_fetched_as_links_that_stay_in_the_folder(fake_cluster: Make) 
     code, out, err = cluster.ddpctl("fetch", "--to", "got", "--json")
     assert (code, json.loads(out)["fetched"]) == (0, 1), err
     assert str((got / "checkpoints" / "last.pt").readlink()) == "step 2/w.pt"
+
+
+def test_links_that_this_machine_cannot_hold_are_one_line(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on exFAT, which many external disks have."""
+    cluster = fake_cluster()
+    for folder in outputs(cluster):
+        (folder / "a").symlink_to("of-0")
+        (folder / "b").symlink_to("of-0")
+
+    def no_links(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", no_links)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 0 and err.count("not fetched: 2 symbolic links, such as gpu0:output/") == 1, err
+    assert Path("got", "output", "of-0").exists()
 
 
 def test_a_link_leads_to_the_file_of_its_own_node(fake_cluster: Make) -> None:

@@ -97,9 +97,9 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
         avoided = hosts_to_avoid(record, base.cluster)
         remember_blame(folder.run_id, {host.name: each.what for host, each in avoided.items()})
         outcome = start_somewhere(base, avoided, tickets, console)
-        if outcome is None and (newest := folder.load_if_readable(console)):
-            newest.attempt.restarts = [each for each in newest.attempt.restarts if each != entry]
-            folder.try_save(newest, console)
+        if outcome is None and (latest := folder.load_if_readable(console)):
+            latest.attempt.restarts = [each for each in latest.attempt.restarts if each != entry]
+            folder.try_save(latest, console)
         return outcome
 
 

@@ -164,7 +164,7 @@ def test_the_code_that_one_host_uses_keeps_nothing_on_another(
         (host.home / ".ddpctl" / tree).mkdir(parents=True)
     lie = show(cluster, "evil", "any", state="exited")
     lie.arguments["host_config"]["Binds"].append(f"/home/x/.ddpctl/{tree}:/data")
-    code, _, err = cluster.ddpctl("push", cluster.hosts_file, "--prune", "-y", "--workdir")
+    code, _, err = cluster.ddpctl("push", cluster.hosts_file, "--prune", "-y")
     assert code == 0, err
     assert not (cluster.hosts["good"].home / ".ddpctl" / tree).exists()
     assert (cluster.hosts["evil"].home / ".ddpctl" / tree).exists()

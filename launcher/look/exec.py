@@ -130,8 +130,11 @@ def _chosen(attempt: AttemptHandle, run_id: str, wanted: ExecOptions) -> NodeHan
 
     def ranks_of(connection: HostConnection) -> range:
         control_dir = attempt.by_connection[connection].place.control_dir
-        answer = connection.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"]).stdout
-        numbers = dict(re.findall(RANKS, answer.decode(errors="replace")))
+        answer = connection.run(["grep", "-oE", RANKS, f"{control_dir}/spec.json"])
+        if answer.code:
+            what = "its node has no ranks: the run is waiting in line, or its files were removed"
+            raise UsageError(what, "see `ddpctl ps`", host=connection.name)
+        numbers = dict(re.findall(RANKS, answer.stdout.decode(errors="replace")))
         first = int(numbers["first_rank"])
         return range(first, first + int(numbers["nproc_per_node"]))
 

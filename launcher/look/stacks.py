@@ -81,7 +81,8 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
             }
         )
     elif failures or any(answer.state != "ended" for answer in answers):
-        console.print("\n".join(lines(answers, groups)))
+        if shown := lines(answers, groups):
+            console.print("\n".join(shown))
     else:
         console.say(f"run {folder.run_id} has ended: see `ddpctl logs {folder.run_id}`")
     return Exit.UNREACHABLE if failures else Exit.DONE

@@ -98,6 +98,17 @@ def test_ranks_that_a_host_does_not_list_are_one_line(running: FakeCluster) -> N
     assert code == 4 and "gpu1: ddpctl could not handle" in err and err.count("\n") == 1
 
 
+def test_a_run_that_waits_in_line_has_no_ranks_yet(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", gpus=1, master_port="auto")
+    assert cluster.launch("--detach")[0] == 0
+    assert cluster.launch("--detach", "--wait", "5m")[0] == 0
+    code, _, err = cluster.ddpctl("exec", "--rank", "1", "--", "ls")
+    line = (
+        "gpu[0-1]: its node has no ranks: the run is waiting in line, or its files were removed; "
+    )
+    assert (code, err) == (2, f"ddpctl: error: {line}see `ddpctl ps`\n")
+
+
 def test_a_node_that_has_ended(running: FakeCluster) -> None:
     running.nodes[1].end(1)
     code, _, err = running.ddpctl("exec", "--node", "1", "--", "ls")

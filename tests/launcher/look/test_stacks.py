@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeCluster
 from forked_ddpctl import forked_ddpctl
 from quick_torchrun import python_with_quick_torchrun
 
@@ -135,3 +136,14 @@ def test_a_node_that_does_not_answer_hides_no_other(machine: Machine) -> None:
     assert [unseen["host"] for unseen in document["unseen"]] == ["local (2)"]
     assert told.stderr.startswith("ddpctl: error: local: ")
     assert "that host no longer has the node's files" in told.stderr  # as after `clean`
+
+
+def test_if_no_host_answers_nothing_is_printed_but_the_error(
+    fake_cluster: Callable[..., FakeCluster],
+) -> None:
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    for host in cluster:
+        host.reachable = False
+    code, out, err = cluster.ddpctl("stacks")
+    assert (code, out) == (4, "") and "gpu[0-1]: no answer" in err

@@ -127,8 +127,10 @@ def _run(
     """
     env = {**os.environ, **{name: value.replace("\0", "") for name, value in values.items()}}
     try:
-        shell, null = ["sh", "-c", command], subprocess.DEVNULL
-        with subprocess.Popen(shell, stdin=null, stdout=sys.stderr, env=env) as process:
+        shell, null, err = ["sh", "-c", command], subprocess.DEVNULL, 2
+        with contextlib.suppress(OSError):  # in some notebooks, it is no file
+            err = sys.stderr.fileno()
+        with subprocess.Popen(shell, stdin=null, stdout=err, env=env) as process:
             try:
                 code = process.wait(limit)
             except BaseException:

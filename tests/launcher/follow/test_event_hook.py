@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
+import sys
 import time
 from pathlib import Path
 
@@ -58,6 +60,16 @@ def test_what_a_host_says_is_an_environment_variable_and_never_a_command(
     hook.close()
     assert (tmp_path / "message").read_text() == evil.rstrip("\0")
     assert [path.name for path in tmp_path.iterdir()] == ["message"]
+
+
+def test_hooks_run_in_a_notebook_whose_stderr_is_no_file(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    hook = EventHook(folder, NOTE, Console())
+    hook("started", run_record(run_id=folder.run_id))
+    hook.close()
+    assert (tmp_path / "events").read_text() == "started 1 [] \n"
 
 
 def test_a_command_that_hangs_or_fails_is_a_warning(

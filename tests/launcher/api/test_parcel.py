@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import operator
@@ -139,6 +140,19 @@ def test_an_exception_of_the_users_own_is_not_taken_for_a_built_in_one(
 def test_a_lambda_of_a_script_is_refused_and_not_the_line_that_it_is_on(tmp_path: Path) -> None:
     function = eval("lambda: 1", {"__name__": "__main__"})
     with pytest.raises(UsageError, match="define it with def"):
+        pack(function, (), {}, tmp_path, cluster=Cluster((), Job()), trust=False)
+
+
+def test_a_class_or_a_cached_function_of_a_script_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cached() -> int:
+        return 1
+
+    cached.__module__, cached.__qualname__ = "__main__", "cached"
+    function = functools.cache(cached)
+    monkeypatch.setattr("__main__.cached", function, raising=False)
+    with pytest.raises(UsageError, match=r"cached is in __main__ .* call it in a function"):
         pack(function, (), {}, tmp_path, cluster=Cluster((), Job()), trust=False)
 
 

@@ -1,6 +1,7 @@
 """The folder that `run` sends: the function, its dependencies, its arguments and the caller script."""
 
 import base64
+import io
 import json
 import operator
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 from ..errors import UsageError
 from ..hosts import Cluster
@@ -19,6 +21,24 @@ from .source import Source
 CALLER = Path(__file__).with_name("on_rank.py")
 SENT = (CALLER.name, "ddpctl_source.py", "ddpctl_call.json")
 MAX_RESULTS = 64 << 20  # bytes; all results of a node together
+
+
+class ArgumentPickler(pickle.Pickler):
+    """Pickles into `data`. Collects what unpickling needs: objects of `__main__`, and modules."""
+
+    def __init__(self) -> None:
+        self.data = io.BytesIO()
+        self.own: list[Any] = []
+        self.modules: set[str] = set()
+        super().__init__(self.data, protocol=4)  # a rank may have Python 3.8
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            top = value.__qualname__.partition(".")[0]
+            self.own.append(getattr(sys.modules["__main__"], top, value))
+        elif isinstance(value, type | FunctionType):
+            self.modules.add(value.__module__)
+        return NotImplemented  # the usual way
 
 
 def pack(
@@ -40,20 +60,24 @@ def pack(
     name = getattr(function, "__qualname__", "")
     is_lambda = name.endswith("<lambda>")
     if function.__module__ == "__main__" and isinstance(function, FunctionType) and not is_lambda:
-        source = Source(function)
-        (to / "ddpctl_source.py").write_text(source.text, encoding="utf-8")
-        modules, name = source.modules, function.__name__
+        name, own, modules = function.__name__, [function], set()
     else:
         _require_importable(function, name)
-        modules = {function.__module__}
-    for module in modules:
-        _copy_module(module, to)
+        own, modules = [], {function.__module__}
     call = {"module": function.__module__, "function": name, "trust": trust, "limit": MAX_RESULTS}
     if trust:
-        pickled = pickle.dumps((args, kwargs), protocol=4)  # a rank may have Python 3.8
-        call["pickle"] = base64.b64encode(pickled).decode()
+        pickler = ArgumentPickler()
+        pickler.dump((args, kwargs))
+        call["pickle"] = base64.b64encode(pickler.data.getvalue()).decode()
+        own, modules = own + pickler.own, modules | pickler.modules
     else:
         call |= {"args": args, "kwargs": kwargs}
+    if own:
+        source = Source(*own)
+        (to / "ddpctl_source.py").write_text(source.text, encoding="utf-8")
+        modules |= source.modules
+    for module in modules:
+        _copy_module(module, to)
     try:
         text = json.dumps(call)
     except (TypeError, ValueError) as error:

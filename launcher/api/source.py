@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import linecache
 import symtable
+import sys
 import textwrap
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -17,18 +18,21 @@ FUTURE = "from __future__ import annotations"
 
 
 class Source:
-    """The source of a function and of all that it needs. modules: the modules that it imports.
+    """The source of functions and classes and of all that they need. modules: those that they import.
 
-    Raises UsageError if the function uses something that cannot be sent.
+    Raises UsageError if one of them uses something that cannot be sent.
     """
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, *values: type | FunctionType) -> None:
         self.modules: set[str] = set()
-        self._function = function.__name__
-        # a decorator may be of another module
-        self._names = getattr(inspect.unwrap(function), "__globals__", {})
         self._lines: dict[str, str] = {}
-        self._define(function.__name__, function)
+        for value in values:
+            self._user = value.__name__
+            # a decorator may be of another module
+            self._names = getattr(
+                inspect.unwrap(value), "__globals__", vars(sys.modules["__main__"])
+            )
+            self._define(value.__name__, value)
 
     @property
     def text(self) -> str:
@@ -69,7 +73,7 @@ class Source:
 
     def _refusal(self, what: str) -> UsageError:
         remedy = "pass it as an argument, or create it inside the function"
-        return UsageError(f"run(): {self._function} uses {what}, which cannot be sent", remedy)
+        return UsageError(f"run(): {self._user} uses {what}, which cannot be sent", remedy)
 
 
 def is_function(value: object) -> bool:

@@ -46,6 +46,10 @@ def called(function: Any, *args: object, to: Path, workdir: Path | None = None, 
     to.mkdir()
     cluster = Cluster((), Job(workdir=str(workdir) if workdir else None))
     pack(function, args, {}, to, cluster=cluster, trust=False, **how)
+    return result_of_rank(to)
+
+
+def result_of_rank(to: Path) -> Any:
     env = {"PATH": os.environ["PATH"], "RANK": "0", "DDPCTL_ATTEMPT": "1"}
     env["DDPCTL_NODE_RANK"] = "3"
     env["DDPCTL_OUTPUT_DIR"] = str(to.parent)
@@ -53,7 +57,7 @@ def called(function: Any, *args: object, to: Path, workdir: Path | None = None, 
     done = subprocess.run(argv, cwd=to, env=env, capture_output=True, text=True)
     (to.parent / "printed").write_text(done.stdout)
     document = json.loads((to.parent / "results/attempt-1/node-3/rank-0").read_text())
-    assert (done.returncode == 0) == ("result" in document), done.stderr
+    assert (done.returncode == 0) == ("error" not in document), done.stderr
     return document.get("result", document.get("error"))
 
 
@@ -78,6 +82,36 @@ def test_a_function_of_a_script_is_sent_as_utf_8_whatever_the_locale_is(tmp_path
     env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-X", "utf8=0", script], cwd=tmp_path, env=env, check=True)
     assert "grüße" in (tmp_path / "sent" / "ddpctl_source.py").read_text(encoding="utf-8")
+
+
+def test_arguments_of_the_scripts_own_classes_travel_with_them(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "script.py").write_text(
+        "import dataclasses, parcelled.inner, sibling\n"
+        "from pathlib import Path\n"
+        "from launcher.api.parcel import pack\n"
+        "from launcher.hosts import Cluster, Job\n"
+        "RATE = 0.5\n"
+        "def rate(): return RATE\n"
+        "@dataclasses.dataclass\n"
+        "class Config:\n"
+        "    class Inner:\n"
+        "        def get(self): return sibling.add(2)\n"
+        "    lr: float = 0.1\n"
+        "args = [Config(), Config.Inner(), rate]\n"
+        "pack(parcelled.inner.f, [args], {}, Path('sent'), cluster=Cluster((), Job()), trust=True)\n"
+        "def train(config: Config, inner: Config.Inner, f, g):\n"
+        "    assert [config.lr, inner.get(), f(), g(0)] == [0.1, 3, 0.5, ['parcelled', 0]]\n"
+        "args += [parcelled.inner.f]\n"
+        "Path('own').mkdir()\n"
+        "pack(train, args, {}, Path('own'), cluster=Cluster((), Job()), trust=True)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{project}"}
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, check=True)
+    assert result_of_rank(tmp_path / "sent") is None  # no error; the results are pickles
+    assert result_of_rank(tmp_path / "own") is None
 
 
 def test_exit_handlers_of_the_function_run_and_no_output_is_lost(

@@ -39,7 +39,9 @@ def sanity(
         "Seconds per training step on one node; used to estimate the speedup with more nodes.",
         reader=decimal,
     ),
-    plot: str | None = option("--plot", "FILE", "Write a plot of bandwidth against size to FILE."),
+    plot: str | None = option(
+        "--plot", "FILE", "Write a plot of bandwidth against size to FILE; needs matplotlib."
+    ),
     image: str | None = options.IMAGE,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

@@ -166,7 +166,8 @@ def plot(report: Report, to: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("--plot needs matplotlib", "run `pip install 'ddpctl[plot]'`") from None
+        remedy = "install it where ddpctl is: `pipx inject ddpctl matplotlib`, or `pip install matplotlib`"
+        raise UsageError("--plot needs matplotlib", remedy) from None
     figure = Figure(figsize=(6, 4), layout="constrained")
     panel = figure.subplots()
     points = [(size["bytes"], size["busbw"]) for size in report.sizes]

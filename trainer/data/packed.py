@@ -65,8 +65,8 @@ class Packed:
         return read(io.BytesIO(content), f"picture {index} of {self._folder}", edge)
 
     def check(self) -> None:
-        """Read all bytes. Raises DataError if they are not those that were packed: decoded pixels
-        do not show damage."""
+        """Read all bytes. Raises DataError if they are not those that were packed, because damage
+        does not show in decoded pixels."""
         digest = hashlib.sha256()
         for index, label in enumerate(self.labels):
             digest.update(self._content(index) + b"%d" % label)

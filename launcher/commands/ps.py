@@ -19,9 +19,9 @@ def ps(
     """List runs and what uses each GPU, as the hosts report it.
 
     Without HOSTS, it asks the hosts in ./hosts.yaml, if that exists, and the hosts of the live runs
-    recorded on this machine. GPUs in the same state share a line. Lines that need attention come first:
-    processes that belong to no run, and idle GPUs of a busy run. Only NVIDIA GPUs show processes and
-    utilization.
+    (with --all, of all runs) recorded on this machine. GPUs in the same state share a line. Lines that
+    need attention come first: processes that belong to no run, and idle GPUs of a busy run. Only NVIDIA
+    GPUs show processes and utilization.
 
     \b
     ddpctl ps hosts.yaml

@@ -12,15 +12,19 @@ import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from time import monotonic
 from typing import NamedTuple
 
+from ..errors import CommandTimeout
 from ..facts.shared_homes import one_per_home
 from ..look.fetch import inside
 from ..plan.container import fixed_uid
 from ..plan.plan import STORE, Plan, run_dir_in
 from ..runs.record import RunRecord
+from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
@@ -32,7 +36,12 @@ from .plain_files import HostFolder, copy_files
 LIST = load_script(__file__, "list_checkpoints.sh")
 FILE = re.compile(r"(= )?([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
 LINK = re.compile(r"(= )?> (.+?)//(.+)", re.DOTALL)
+MANIFEST = re.compile(r"ckpt/step-([0-9]{1,18})/MANIFEST")
 STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
+LEAST_PATIENCE, PATIENCE = 120.0, 5  # see `hash_steps`: seconds, and times what another host needed
+POLL = 1.0  # seconds
+
+Hashed = list[tuple[int, float]]  # a host's newest complete step, and how many seconds it hashed
 
 
 class File(NamedTuple):
@@ -91,7 +100,8 @@ def distribute_checkpoint(
         folders = {
             each.connection: each for each in checkpoint_folders(connections, former, record)
         }
-        seen, failures = ask_each([*folders], lambda connection: with_content(folders[connection]))
+        hashed: Hashed = []
+        seen, failures = ask_each([*folders], lambda each: with_content(folders[each], hashed))
     if failures:
         silent = f"no answer from {names(failures)}"
         console.say(f"{silent}: ignoring checkpoints that no other host has")
@@ -127,8 +137,12 @@ def checkpoint_folders(
     return folders
 
 
-def with_content(folder: Checkpoints) -> Checkpoints:
-    """Return the folder with the content that its host reports. Skips malformed rows and paths."""
+def with_content(folder: Checkpoints, hashed: Hashed) -> Checkpoints:
+    """Return the folder with the content that its host reports. Skips malformed rows and paths.
+
+    hashed: of the hosts so far; this one is added. Raises CommandTimeout if hashing takes far longer
+    here than on another host with as new a step.
+    """
     newest, damaged, files, copied = "", [], {}, set()
     listed = folder.script(LIST, "files")
     for match in matches(FILE, listed):
@@ -141,15 +155,31 @@ def with_content(folder: Checkpoints) -> Checkpoints:
         if is_below(path) and (link := link_within(path, text, folder.run_dir)):
             files[path] = File(0, 0, link)
             copied.update([path] if copy else [])
-    hashed = sum(file.size for file in files.values())
-    for match in matches(STEP, folder.script(LIST, "steps", hashed=hashed)):
+    began = monotonic()
+    for match in matches(STEP, hash_steps(folder, files, hashed)):
         if match[1] == "whole":
             newest = match[2]
         else:
             damaged.append(match[2])
-    return dataclasses.replace(
+    folder = dataclasses.replace(
         folder, newest=newest, damaged=tuple(damaged), files=files, copied=copied
     )
+    if newest:
+        hashed.append((folder.step, monotonic() - began))
+    return folder
+
+
+def hash_steps(folder: Checkpoints, files: Mapping[str, File], hashed: Hashed) -> Completed:
+    """Return what LIST prints about the steps, after hashing them. hashed, errors: see `with_content`."""
+    steps = [int(match[1]) for path in files if (match := MANIFEST.fullmatch(path))]
+    size, began = sum(file.size for file in files.values()), monotonic()
+    answer = in_background(folder.script, LIST, "steps", hashed=size)
+    while wait([answer], POLL).not_done:
+        needed = [seconds for step, seconds in hashed if step >= max(steps, default=-1)]
+        if needed and monotonic() - began > max(LEAST_PATIENCE, PATIENCE * min(needed)):
+            what = "it takes too long to hash its checkpoints, and another host has as new a checkpoint"
+            raise CommandTimeout(what, "check that host's disk", host=folder.connection.name)
+    return answer.result()
 
 
 def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]:

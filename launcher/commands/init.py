@@ -173,7 +173,7 @@ def _ask_about_hosts(
         user, identity_file = ssh_login(remote[0])
         asked = (("user", "SSH user", user), ("identity_file", "SSH key", identity_file))
         for key, question, default in asked:
-            if key not in given and (answer := _prompt(question, default)) != default:
+            if key not in given and (answer := _ask(key, question, default, console)) != default:
                 given[key] = answer
     looks = look(read(), console)
     if unknown := [one.host for one in looks if one.new_key]:
@@ -189,7 +189,7 @@ def _ask_about_hosts(
             console.say(f"{one.host}: {one.note}")
     if "gpus" not in given:
         none_has = {one.gpus for one in looks} - {None} == {0}
-        given["gpus"] = _prompt("GPUs per host", "0" if none_has else "all")
+        given["gpus"] = _ask("gpus", "GPUs per host", "0" if none_has else "all", console)
     looked_at = [*zip(hosts, looks, strict=True)]
     notes = {host.host: one.note for host, one in looked_at}
     if given["gpus"] != "0":
@@ -206,15 +206,16 @@ def _ask_about_job(given: dict[str, Any], console: Console) -> None:
     has_script = any(Path().glob("*.py"))
     if "command" in given:
         has_script = given["command"][0].endswith(".py")
-    for key, what, default in (("workdir", "code", "." * has_script), ("dataset", "data", "")):
+    code = "." if has_script else "none"
+    for key, what, default in (("workdir", "code", code), ("dataset", "data", "none")):
         question = f"Folder with your {what}, or none"
-        if key not in given and (answer := _prompt(question, default or "none")) != "none":
+        if key not in given and (answer := _ask(key, question, default, console)) != "none":
             given[key] = answer
     if "command" not in given:
-        words = _words(_prompt("Command for torchrun", " ".join(Job.command)))
+        words = _ask("command", "Command for torchrun", " ".join(Job.command), console)
         if why := _not_found(words, given.get("workdir")):
             console.say(why)
-            words = _words(_prompt("Command for torchrun", shlex.join(words)))
+            words = _ask("command", "Command for torchrun", shlex.join(words), console)
         given["command"] = words
 
 
@@ -226,13 +227,30 @@ def _asked_image(default: str, console: Console) -> str:
     try:
         source = find_source(Path())
     except UsageError:
-        return _prompt("Image", default)
-    answer = _prompt(f"Image, or `build` to make one from {source.name}", default)
+        return str(_ask("image", "Image", default, console))
+    question = f"Image, or `build` to make one from {source.name}"
+    answer = str(_ask("image", question, default, console))
     try:
         return build_image(recipe_of(source, None, None), console) if answer == "build" else answer
     except DdpctlError as error:
         console.error(str(error))
-        return _prompt("Image", default)
+        return str(_ask("image", "Image", default, console))
+
+
+def _ask(key: str, question: str, default: str, console: Console) -> Any:
+    """Ask for the value of a key of the hosts file, again if the answer is not valid."""
+    from ..hosts import Host
+    from ..hosts.init import compose
+
+    while True:
+        answer = _prompt(question, default)
+        try:
+            value = _words(answer) if key == "command" else answer
+            if answer not in (default, "none"):
+                compose([Host("local")], {key: value}, "hosts.yaml")
+            return value
+        except UsageError as error:
+            console.error(str(error))
 
 
 def _prompt(question: str, default: str) -> str:

@@ -316,6 +316,25 @@ def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
     assert cluster.job.workdir == str(tmp_path)
 
 
+def test_an_answer_that_is_not_valid_is_asked_for_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    images, commands = ("Mine:1", "mine:1"), ("python train.py", "'", "train.py --lr '1 2'")
+    printed = answer_on_a_terminal(
+        tmp_path, "local", "4 GPUs", "0", *images, "s3://code", "", "none", *commands
+    )
+    for why in (
+        "write all, a count",
+        "in lower case",
+        "URLs",
+        "remove python",
+        "closing quotation",
+    ):
+        assert why in printed
+    job = load(tmp_path / "hosts.yaml").job
+    assert (job.image, job.command) == ("mine:1", ("train.py", "--lr", "1 2"))
+    assert (job.workdir, job.dataset) == (str(tmp_path), None)
+
+
 @pytest.mark.parametrize("end", ["\n", "\x85", "\u2028", "\u2029", "\r"])
 def test_what_a_host_says_of_its_gpus_stays_in_a_comment(end: str) -> None:
     lies = f"A100{end}  - evil.example.com"

@@ -54,6 +54,7 @@ SPELLINGS = {
     "--out": "--to",
     "--output": "--out",
 }
+STARTERS = ("python", "python3", "torchrun")
 HINTS = {  # for flags that ddpctl does not have
     "--gpus": "set `gpus:` in the hosts file, or pass --nproc-per-node",
     "--nnodes": "every host in the hosts file is a node; pass --nodes N for any N free hosts",
@@ -109,14 +110,16 @@ class Command(TyperCommand):
         """Raise UsageError with the correct line if `args` has a script, which belongs after `--`.
 
         The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
-        in .py or -H gives the hosts. Later words belong to the script, except for our own flags.
+        in .py, is one of STARTERS or -H gives the hosts. Later words belong to the script, except for
+        our own flags.
         """
         only_flags = TyperCommand(None, params=self._flags)
         ctx.ignore_unknown_options = True
         given, script, _ = only_flags.make_parser(ctx).parse_args(list(args))
         ctx.ignore_unknown_options = False
         has_hosts = self._arguments[0].name == "hosts" and "host_list" in given
-        if script and not (has_hosts or script[0].startswith("-") or script[0].endswith(".py")):
+        is_command = has_hosts or (script and (script[0] in STARTERS or script[0].endswith(".py")))
+        if script and not (is_command or script[0].startswith("-")):
             script = script[1:]
         if not script or (script[0].startswith("-") and script[0] not in ("-m", "--no-python")):
             return  # the parser reports unknown flags
@@ -125,7 +128,7 @@ class Command(TyperCommand):
             if word in ours:  # the parser takes `-x` out of `-xd`, which remains in `ours`
                 ours.remove(word)
         ours.reverse()
-        if "--env" in ours and "=" in script[0]:
+        if {"--env", "-e"} & {*ours} and "=" in script[0]:
             raise UsageError(f"{quoted(script[0])}: not a flag", "repeat --env for each variable")
         if has_separator and not script[0].endswith(".py") and not script[0].startswith("-"):
             what = f"{quoted(script[0])}: one argument too many"

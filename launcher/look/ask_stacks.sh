@@ -4,7 +4,7 @@
 # wait in tenths of a second. Exits with 4 if no answer came in time, and 5 if the journal's last entry
 # shows that the node has ended.
 . ../plan/attempts.sh
-cd "$1" 2>/dev/null || { echo "that host no longer has the node's files" >&2; exit 3; }
+cd "$1" 2>/dev/null || { echo "that host has no files of the node" >&2; exit 3; }
 cd "$(newest_attempt)" || exit 3
 ended() { [ -f journal ] && tail -n 1 journal | grep -q '^[0-9.]*[[:space:]]![[:space:]]{.*"kind": "end"}$'; }
 ended && exit 5

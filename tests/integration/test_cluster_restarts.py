@@ -32,7 +32,8 @@ if os.environ["DDPCTL_RESUME"] == "1":
     print("found", kept.read_text(), sys.argv[1:], flush=True)
 elif os.environ["RANK"] == "0":
     kept.parent.mkdir()
-    kept.write_text("what rank 0 has written")
+    (kept.parent / "epoch-1.txt").write_text("what rank 0 has written")
+    kept.symlink_to("/checkpoints/deep/epoch-1.txt")
 """
 CHECKPOINTS = "ls -d /home/ddp/.ddpctl/runs/*/checkpoints/ckpt/step-* 2>/dev/null | wc -l"
 

@@ -135,7 +135,7 @@ def test_a_node_that_does_not_answer_hides_no_other(machine: Machine) -> None:
     assert [rank["rank"] for node in document["nodes"] for rank in node["ranks"]] == [0, 1]
     assert [unseen["host"] for unseen in document["unseen"]] == ["local (2)"]
     assert told.stderr.startswith("ddpctl: error: local: ")
-    assert "that host no longer has the node's files" in told.stderr  # as after `clean`
+    assert "that host has no files of the node" in told.stderr  # as after `clean`
 
 
 def test_if_no_host_answers_nothing_is_printed_but_the_error(

@@ -100,7 +100,7 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
         what = f"run(): {name or function!r} cannot be imported by its name"
         raise UsageError(what, "define it with def at the top level of its module")
     if function.__module__ == "__main__":  # which is another module on a rank
-        what = f"run(): {name} is in __main__ but no plain function"
+        what = f"run(): {name} is in __main__, but is no plain function"
         raise UsageError(what, "call it in a function that is defined with def")
 
 
@@ -139,7 +139,7 @@ def _copy_workdir(cluster: Cluster, workdir: str, to: Path) -> None:
 
 
 def _keep(folder: Path, names: Iterable[str]) -> None:
-    """Let the push, which applies the workdir's .gitignore and .ddpctlignore, send these all the same."""
+    """Make the push send `names`, even if the workdir's .gitignore or .ddpctlignore excludes them."""
     rules = folder / ".ddpctlignore"
     before = rules.read_bytes() if rules.exists() else b""
     rules.unlink(missing_ok=True)  # it may be read-only

@@ -140,8 +140,8 @@ def checkpoint_folders(
 def with_content(folder: Checkpoints, hashed: Hashed) -> Checkpoints:
     """Return the folder with the content that its host reports. Skips malformed rows and paths.
 
-    hashed: of the hosts so far; this one is added. Raises CommandTimeout if hashing takes far longer
-    here than on another host with as new a step.
+    hashed: of the hosts that have answered; this one is added. Raises CommandTimeout if hashing takes
+    far longer here than on another host with as new a step.
     """
     newest, damaged, files, copied = "", [], {}, set()
     listed = folder.script(LIST, "files")
@@ -170,7 +170,7 @@ def with_content(folder: Checkpoints, hashed: Hashed) -> Checkpoints:
 
 
 def hash_steps(folder: Checkpoints, files: Mapping[str, File], hashed: Hashed) -> Completed:
-    """Return what LIST prints about the steps, after hashing them. hashed, errors: see `with_content`."""
+    """Hash the steps and return what LIST prints about them. hashed, errors: see `with_content`."""
     steps = [int(match[1]) for path in files if (match := MANIFEST.fullmatch(path))]
     size, began = sum(file.size for file in files.values()), monotonic()
     answer = in_background(folder.script, LIST, "steps", hashed=size)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 
 from ..errors import HostUnreachable
 from ..text import counted, duration
-from .connection import BROKEN
+from .connection import BROKEN, Connection
 from .lean_paramiko import paramiko
 from .route import Route
 
@@ -23,7 +23,7 @@ AGENT_TIMEOUT = 5.0  # seconds to connect to the agent
 LOGIN_TIMEOUT = 20.0  # seconds, or more if configured; PAM and LDAP may be slow
 
 
-def authenticate(transport: paramiko.Transport, route: Route) -> None:
+def authenticate(transport: Connection, route: Route) -> None:
     """Log in as `ssh` would without a terminal. Raises HostUnreachable if that fails."""
     transport.auth_timeout = max(route.connect_timeout, LOGIN_TIMEOUT)
     try:
@@ -37,9 +37,9 @@ def authenticate(transport: paramiko.Transport, route: Route) -> None:
         ) from None
 
 
-def _log_in(transport: paramiko.Transport, route: Route) -> None:
+def _log_in(transport: Connection, route: Route) -> None:
     try:
-        transport.auth_none(route.user)
+        transport.log_in(route.user)
         return  # without a key, as with Tailscale SSH
     except paramiko.BadAuthenticationType as refusal:
         if "publickey" not in refusal.allowed_types:
@@ -67,11 +67,9 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
     raise HostUnreachable(f"permission denied for user {route.user}: {what}{skipped}", remedy)
 
 
-def _accepts(
-    transport: paramiko.Transport, route: Route, key: paramiko.PKey, tried: Sequence[str]
-) -> bool:
+def _accepts(transport: Connection, route: Route, key: paramiko.PKey, tried: Sequence[str]) -> bool:
     try:
-        more = transport.auth_publickey(route.user, key)
+        more = transport.log_in(route.user, key)
     except paramiko.BadAuthenticationType:
         return False
     except BROKEN as error:
@@ -142,7 +140,7 @@ class Keyring:
             self.unusable.append(f"the agent at {self.route.identity_agent} ({error})")
             return {}
         # a signature may have to wait until the user touches a token
-        connection.settimeout(None)
+        connection.settimeout(LOGIN_TIMEOUT)
         return {key.blob: key for key in agent.get_keys()}
 
     def _from_file(self, path: str) -> Iterator[tuple[str, paramiko.PKey]]:

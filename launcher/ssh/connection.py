@@ -27,6 +27,16 @@ class Connection(paramiko.Transport):
         self.on_close = contextlib.ExitStack()
         self._link = link
 
+    def log_in(self, user: str, key: paramiko.PKey | None = None) -> list[str]:
+        """Try to log in, with or without a key. Return what the server requires in addition."""
+        answered = threading.Event()
+        self.auth_handler = handler = _LoginRequests(self, is_first=self.auth_handler is None)
+        if key:
+            handler.auth_publickey(user, key, answered)
+        else:
+            handler.auth_none(user, answered)
+        return list(handler.wait_for_response(answered))
+
     def open_channel(self, *args: Any, **kwargs: Any) -> paramiko.Channel:
         channel: paramiko.Channel = super().open_channel(*args, **kwargs)
         channel._set_transport(_Outgoing(self))  # type: ignore[attr-defined]
@@ -67,6 +77,29 @@ class Connection(paramiko.Transport):
     def close(self) -> None:
         super().close()
         self.on_close.close()
+
+
+class _LoginRequests(paramiko.auth_handler.AuthHandler):
+    """Sends login requests at once.
+
+    Before each request, paramiko's own asks for the login service and waits for the answer. That
+    takes a round trip each time, although one answer is enough and the request need not wait for it.
+    """
+
+    def __init__(self, transport: paramiko.Transport, *, is_first: bool) -> None:
+        super().__init__(transport)
+        self._is_first = is_first
+
+    def _request_auth(self) -> None:
+        if self._is_first:
+            super()._request_auth()  # type: ignore[misc]
+        accepted = paramiko.Message()
+        accepted.add_string("ssh-userauth")
+        accepted.rewind()
+        super()._parse_service_accept(accepted)  # type: ignore[misc]
+
+    def _parse_service_accept(self, message: paramiko.Message) -> None:
+        """Do nothing, because the login request has been sent."""
 
 
 class _Outgoing:

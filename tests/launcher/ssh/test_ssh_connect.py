@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -20,8 +22,12 @@ from sshd_server import USER, Sshd, add_to_agent, free_port, keygen, ssh_agent
 
 from launcher.errors import HostUnreachable, NodesFailed
 from launcher.hosts import Host
+from launcher.ssh import authenticate
 from launcher.ssh.connect import connect_early
+from launcher.ssh.connection import Connection
 from launcher.ssh.host_connection import HostConnection
+from launcher.ssh.lean_paramiko import paramiko
+from launcher.ssh.link import Link
 from launcher.ssh.many import each_node
 
 Connect = Callable[..., HostConnection]
@@ -273,6 +279,47 @@ def test_a_named_key_in_the_agent_comes_first(
         add_to_agent(agent, server.user_key)
         config(f"Host *\n  IdentityFile {server.user_key}\n")
         connect_to(server.host(identity_file=None)).connect()
+
+
+def test_an_agent_that_does_not_sign_is_waited_for_only_as_long_as_a_server(
+    sshd: Server, connect_to: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authenticate, "LOGIN_TIMEOUT", 0.3)
+    server = sshd()
+    blob = base64.b64decode(Path(f"{server.user_key}.pub").read_text().split()[1])
+    listed = struct.pack(">BII", 12, 1, len(blob)) + blob + struct.pack(">I", 3) + b"key"
+
+    def list_the_key(agent: socket.socket) -> None:
+        connection, _ = agent.accept()
+        connection.recv(5)
+        connection.sendall(struct.pack(">I", len(listed)) + listed)
+        connection.recv(10_000)  # the request for a signature
+        connection.recv(1)  # until the login gives up
+
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(home / "agent"))
+        agent.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
+        threading.Thread(target=list_the_key, args=[agent], daemon=True).start()
+        assert "tried key (agent)" in why_not(connect_to(server.host(identity_file=None)))
+
+
+def test_a_login_asks_for_the_service_once_and_waits_only_for_its_own_answers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = paramiko.Ed25519Key.from_private_key_file(str(keygen(home / "key")))
+    sent: list[int] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = Connection(Link(ours), "gpu1")
+        connection.session_id = b"id"
+        monkeypatch.setattr(connection, "_send_message", lambda m: sent.append(m.asbytes()[0]))
+        for each in (None, key):
+            with contextlib.suppress(paramiko.AuthenticationException):  # there is no server
+                connection.log_in("ann", each)
+    common = paramiko.common
+    requests = [common.MSG_USERAUTH_REQUEST] * 2
+    assert sent == [common.MSG_SERVICE_REQUEST, *requests]
 
 
 def test_a_certificate_works(sshd: Server, connect_to: Connect, home: Path) -> None:

@@ -51,7 +51,6 @@ class PlanInputs:
     dataset_digest: str | None = None
     workdir_digest: str | None = None
     image_digest: str | None = None
-    used_ports: frozenset[int] = frozenset()  # ports on node 0 that other runs have reserved
     unreached: frozenset[str] = frozenset()  # addresses that a host could not connect to
 
 
@@ -111,7 +110,7 @@ def _ports(job: Job, seed: str, inputs: PlanInputs) -> tuple[int | None, int | N
     master = None if job.master_port == "auto" else job.master_port
     if not inputs.facts:
         return master, None
-    taken = inputs.used_ports | inputs.facts[0].listening
+    taken = inputs.facts[0].listening
     master = master or free_port(f"{seed}/master", taken)
     return master, free_port(f"{seed}/control", taken | {master})
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engines.choose import claims_on
 from ..errors import PreflightError, Several
 from ..facts.facts import Facts
 from ..facts.gather import gather
@@ -14,7 +13,6 @@ from ..preflight.findings import lines
 from ..push.push import NO_IMAGES, KnownImages, PushResult
 from ..push.push import push as push_parts
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import each_node
 from ..terminal.console import Console
 from ..text import counted
 from .request import Request
@@ -92,19 +90,14 @@ def push(
         )
 
 
-def make_plan(request: Request, hosts: CheckedHosts, pushed: PushResult, console: Console) -> Plan:
-    """Return the plan. First asks node 0 which ports other runs have reserved."""
-    first, engine = hosts.connections[0], request.cluster.job.engine
-    with console.step(f"asking {first.name} which ports are taken"):
-        [claims] = each_node([first], lambda connection: claims_on(connection, engine)).values()
+def make_plan(request: Request, hosts: CheckedHosts, pushed: PushResult) -> Plan:
+    """Return the plan of the attempt on these hosts."""
     inputs = PlanInputs(
         facts=hosts.facts,
         images=pushed.images,
         dataset_digest=pushed.report.dataset_digest,
         workdir_digest=pushed.report.workdir_digest,
         image_digest=pushed.report.image_digest,
-        # a run reserves its port before it listens on it
-        used_ports=frozenset(int(s.master_port) for s in claims if s.alive and s.master_port),
         unreached=hosts.unreached,
     )
     return request.plan(inputs)

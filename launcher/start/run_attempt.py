@@ -94,7 +94,7 @@ class Starter:
         with connected(to_prepare) as spares:
             checked = check(request, chosen, spares, console)
             pushed = push(request, checked, spares, console)
-        plan = make_plan(request, checked, pushed, console)
+        plan = make_plan(request, checked, pushed)
         planned = PlannedAttempt(plan, chosen)
         record = self.reserve(request, planned)
         if request.earlier:

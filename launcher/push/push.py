@@ -18,6 +18,7 @@ from ..engines.engine_info import ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PushFailed, lines
 from ..hosts import Cluster, Job
 from ..ssh import silent_hosts
+from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import one_per_account, try_each
 from ..ssh.script_files import load_script
@@ -211,6 +212,7 @@ class Sender:
             for part in ("dataset", "workdir", "image")
         ]
         what = "cannot list what the host already has"
+        image = in_background(self._image_on, connection)  # while the script runs
         text = script_output(connection, what, INSPECT, *digests, timeout=60.0)
         has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))
         reached = re.search(r"^ssh \S+ \S+ (\S+) \S+$", text, re.MULTILINE)
@@ -223,10 +225,11 @@ class Sender:
             and not connection.host.is_local
             and connection not in self.relay_failed
         )
-        image = self._image_on(connection) if self.in_engine else None
-        return HostContents(has - {"python3"}, image, address if can_relay else "")
+        return HostContents(has - {"python3"}, image.result(), address if can_relay else "")
 
     def _image_on(self, connection: HostConnection) -> ImageInfo | None:
+        if not self.in_engine:
+            return None
         if connection in self.known_there and connection not in self.answered:
             return self.known_there[connection]
         return images_of(connection).inspect(self.job.image)

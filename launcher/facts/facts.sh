@@ -59,7 +59,8 @@ check() {
   if [ -n "$gpus" ]; then
     s driver; cat /proc/driver/nvidia/version 2>/dev/null
     s nvswitch; ls -d /dev/nvidia-nvswitch[0-9]* 2>/dev/null
-    s fabricmanager; cat /proc/[0-9]*/comm 2>/dev/null | grep nv-fabricmanage
+    s fabricmanager # unknown if /proc hides other users' processes
+    cat /proc/[0-9]*/comm 2>/dev/null | grep nv-fabricmanage || [ -r /proc/1/comm ] || echo unknown
     s toolkit
     for c in nvidia-container-runtime-hook nvidia-container-runtime nvidia-ctk; do command -v "$c"; done
     s cdi

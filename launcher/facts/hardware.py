@@ -45,7 +45,7 @@ class Details:
     acs: bool = False  # a PCIe switch redirects transfers; False if only root can see that
     xgmi: bool = False  # XGMI links AMD GPUs
     nvswitches: int = 0
-    fabric_manager: bool = False
+    fabric_manager: bool = False  # it is running, or the host hides whether it is
     toolkit: bool = False  # the NVIDIA container toolkit is installed
     cdi: bool = False  # there is a CDI specification of the GPUs
     subuids: bool = False  # the SSH user has subordinate uids for the users of a container

@@ -303,6 +303,17 @@ def test_the_script_runs_in_any_shell(shell: str, tmp_path: Path) -> None:
     assert found.holder.endswith(f", pid {os.getpid()})")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount /proc")
+@pytest.mark.parametrize("hidepid", [0, 1, 2])
+def test_a_fabric_manager_is_not_missed_where_proc_hides_other_users(hidepid: int) -> None:
+    mounted = f"mount -t proc -o hidepid={hidepid} proc /proc && exec setpriv --reuid 65534"
+    script = f'{mounted} --regid 65534 --clear-groups sh -c "$0" sh gpus check "" ""'
+    argv = ["unshare", "-m", "sh", "-c", script, SCRIPT]
+    env = {**os.environ, "HOME": "/none"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/", env=env)
+    assert read(done.stdout).fabric_manager == (hidepid > 0)
+
+
 def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / ".ddpctl").write_text("a file where the folder should be")
     done = subprocess.run(

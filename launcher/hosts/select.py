@@ -1,13 +1,13 @@
 """`--include` and `--exclude`: select hosts and GPUs of a cluster in DeepSpeed's syntax. Pure.
 
-`host1@host2:0,2` means all of host1, and GPUs 0 and 2 of host2.
+`host1@host2:0,2` means all of host1, and GPUs 0 and 2 of host2. Hosts may be a range: gpu[1-4].
 """
 
 import re
 from dataclasses import replace
 
 from ..errors import UsageError
-from ..text import names, numbered, quoted
+from ..text import names, names_in, numbered, quoted
 from .cluster import Cluster, Gpus, Host
 
 
@@ -39,7 +39,8 @@ def _parse(flag: str, text: str, cluster: Cluster) -> dict[str, set[int]]:
     for host in (*cluster.hosts, *cluster.spares):
         by_name.setdefault(host.name.lower(), []).append(host)
     chosen: dict[str, set[int]] = {}
-    for word in map(str.strip, text.lower().split("@")):
+    words = [word for part in text.lower().split("@") for word in names_in(part.strip())]
+    for word in words:
         match = re.fullmatch(r"(.+?)(?::(\d{1,4}(?:,\d{1,4})*))?", word, re.ASCII)
         if match is None:
             raise UsageError(f"{flag} {quoted(text)}: not a list of hosts", "pass host1@host2:0,2")

@@ -111,6 +111,16 @@ def test_an_impossible_selection_is_a_one_line_error(
     assert refused.value.exit_code == 2
 
 
+def test_hosts_may_be_a_range_as_in_the_file_and_in_messages() -> None:
+    lab = parse("hosts: ['gpu[1-4]', {host: 'gpu[5-6]', gpus: 4}]", "hosts.yaml")
+    with pytest.raises(UsageError, match=r"name one of gpu\[1-6\]"):
+        select(lab, "nope", None)
+    kept = select(lab, "gpu[1-2,4]@gpu[5-6]:0,2", None).hosts
+    assert [host.name for host in kept] == ["gpu1", "gpu2", "gpu4", "gpu5", "gpu6"]
+    assert [host.gpus for host in kept[2:]] == ["all", (0, 2), (0, 2)]
+    assert [host.name for host in select(lab, None, "GPU[2-6]").hosts] == ["gpu1"]
+
+
 def test_an_ipv6_address_is_a_name_with_colons() -> None:
     cluster = Cluster((Host("fe80::1", gpus=2), Host("fe80::2", gpus=2)))
     assert select(cluster, "fe80::1:1", None).hosts == (Host("fe80::1", gpus=(1,)),)

@@ -62,8 +62,10 @@ class Report:
             record = asdict(parsed(KINDS[kind], document))
         except (ValueError, TypeError, KeyError):
             return False
-        if kind == "pair" and min(record["rounds"], default=0.0) <= 0:
-            return False  # no rounds, or an impossible rate
+        if kind == "pair":  # there may be no rounds, or impossible rates
+            rounds = record["rounds"]
+            if not (rounds and 0 < min(rounds) <= record["gbs"] <= max(rounds)):
+                return False
         self.records.setdefault(kind, []).append(record)
         return True
 

@@ -275,6 +275,7 @@ def test_an_unreachable_host_is_in_the_json_document_too(tmp_path: Path) -> None
     "line",
     ["[[[", "{}", "7", '{"kind":"size"}', "[" * 100_000, '{"kind": [1]}',
      '{"kind": "pair", "source": 0, "target": 1, "gbs": 1, "rounds": []}',
+     '{"kind": "pair", "source": 0, "target": 1, "gbs": 9, "rounds": [1.0]}',
      '{"kind": "size", "bytes": 1, "count": 1, "type": "f", "seconds": 1, "algbw": 1, "busbw": NaN}'],
 )  # fmt: skip
 def test_a_line_that_only_looks_like_a_record_is_output(line: str) -> None:

@@ -26,7 +26,7 @@ from ..ssh.script_files import load_script
 from ..ssh.stream import Completed
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
-from ..text import counted, names
+from ..text import counted, names, one_line
 
 LIST = load_script(__file__, "list_files.sh")
 LISTING = 600.0  # seconds to list a host's files
@@ -96,13 +96,14 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                 connection = file.member.connection
                 if connection in stuck:
                     continue
+                name = one_line(f"{connection.name}:{file.path}")
                 if file.sha256 == LINK and not file.leads_to:
-                    left_out.append(f"{connection.name}:{file.path}")
+                    left_out.append(name)
                     continue
                 try:
                     _fetch_one(file, target, done, console)
                 except NoLinks:
-                    not_made.append(f"{connection.name}:{file.path}")
+                    not_made.append(name)
                 except DdpctlError as error:
                     done.errors.setdefault(connection.name, error)
                     if not isinstance(error, CommandFailed):  # the host is to blame, not the file
@@ -157,8 +158,8 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
         for row in filter(None, second.rows()):
             match = ROW.fullmatch(row)
             listed_path, _, link = match[2].partition(b"//") if match else (b"", b"", b"")
-            if match and (path := safe_path(listed_path)):
-                kind, size = match[1].decode(), sizes.get(listed_path, 0)
+            kind, size = match[1].decode() if match else "", sizes.get(listed_path, 0)
+            if path := safe_path(listed_path, whole=kind == UNREADABLE):
                 leads_to = inside(path, link, run_dir) if kind == LINK else None
                 files.append(RemoteFile(member, path, kind, size, leads_to))
             else:
@@ -173,10 +174,11 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
     return [file for files in lists.values() for file in files], failures
 
 
-def safe_path(text: bytes) -> PurePosixPath | None:
-    """Return a path that a host listed, or None if it is outside FOLDERS."""
+def safe_path(text: bytes, *, whole: bool = False) -> PurePosixPath | None:
+    """Return a path that a host listed, or None if it is not in FOLDERS. whole: or one of them."""
     path = PurePosixPath(text.decode(errors="surrogateescape"))
-    is_safe = len(path.parts) > 1 and path.parts[0] in FOLDERS and ".." not in path.parts
+    top, *below = path.parts or ("",)
+    is_safe = top in FOLDERS and ".." not in below and bool(below or whole)
     return path if is_safe else None
 
 
@@ -189,7 +191,7 @@ def inside(path: PurePosixPath, link: bytes, run_dir: str) -> PurePosixPath | No
     full = os.path.normpath(bytes(path.parent / os.fsdecode(link)))
     here = f"/runs/{PurePath(run_dir).name}/".encode()
     below = full.partition(here)[2] if link.startswith(b"/") else b""
-    return safe_path(below or full.lstrip(b"/"))
+    return safe_path(below or full.lstrip(b"/"), whole=True)
 
 
 def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
@@ -226,7 +228,7 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
         return
     try:
         _make_folder(target.parent, done.to)
-        with console.step(f"fetching {file.path} from {file.member.connection.name}"):
+        with console.step(one_line(f"fetching {file.path} from {file.member.connection.name}")):
             part = _link_part(link, target) if link else _fetch_part(file, target, done)
         part.replace(target)
     except OSError as error:

@@ -113,6 +113,20 @@ def test_a_file_that_the_user_may_not_read_is_an_error(fake_cluster: Make) -> No
     assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
 
 
+def test_a_host_whose_checkpoints_the_user_may_not_read_lists_the_folder(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    outputs(cluster)
+    find = cluster.hosts["gpu0"].tools / "find"
+    unreadable = "*-readable*) printf -- '- checkpoints\\0'"
+    find.write_text(f'#!/bin/sh\ncase $* in {unreadable} ;; *) exec /usr/bin/find "$@" ;; esac\n')
+    find.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 1 and "gpu0: you may not read checkpoints, so it was not fetched" in err, err
+    assert {path.name for path in Path("got", "output").iterdir()} == {"of-0", "of-1"}
+
+
 def test_a_host_lists_what_its_user_may_not_read() -> None:
     with tempfile.TemporaryDirectory() as made:
         run, nobody = Path(made), 65534 if os.geteuid() == 0 else os.geteuid()
@@ -181,24 +195,27 @@ def test_links_are_fetched_as_links_that_stay_in_the_folder(fake_cluster: Make) 
         checkpoints / "of-container": "/checkpoints/step 1",
         checkpoints / "of-host": f"{run}/checkpoints/step 1/w.pt",
         output / "across": "../checkpoints/last.pt",
+        output / "all": "/checkpoints",
         output / "through": "../checkpoints/of-container/../last.pt",
     }
     outside = {
-        output / "data": "/data/x",
-        output / "logs": "../logs/node-0.log",
-        output / "odd\nname": "../../../../../../etc/passwd",
-        output / "up": "..",
+        output / "data\n1": "/data/x",
+        output / "logs\n2": "../logs/node-0.log",
+        output / "odd\n3": "../../../../../../etc/passwd",
+        output / "up\n4": "..",
     }
     for link, target in (inside | outside).items():
         link.symlink_to(target)
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 0 and err.count("not fetched: 4 symbolic links to somewhere else") == 1, err
+    assert all(line.startswith("ddpctl: ") for line in err.splitlines())
     got = Path("got")
     for link in (got / each.relative_to(run) for each in inside):
-        assert link.resolve().is_relative_to(got.resolve() / "checkpoints" / "step 1")
+        folder = got.resolve() / "checkpoints"
+        assert link.resolve().is_relative_to(folder if link.name == "all" else folder / "step 1")
         assert not link.readlink().is_absolute()
     names = {path.name for path in (got / "output").iterdir()}
-    assert names == {"of-0", "of-1", "across", "through"}
+    assert names == {"of-0", "of-1", "across", "all", "through"}
     (checkpoints / "last.pt").unlink()
     (checkpoints / "last.pt").symlink_to("step 2/w.pt")
     code, out, err = cluster.ddpctl("fetch", "--to", "got", "--json")
@@ -245,6 +262,7 @@ def test_a_host_cannot_place_a_link_outside_the_folder(fake_cluster: Make) -> No
     cluster = fake_cluster()
     outputs(cluster)
     rows = "> output/a//../../x\\0> logs/b//../output\\0> output/c\\0> output/../../d//output/x\\0"
+    rows += f"{'0' * 64}  output\\0"
     find = cluster.hosts["gpu0"].tools / "find"
     find.write_text(
         f"#!/bin/sh\ncase $* in *'-type l'*) printf '{rows}' ;; *) exec /usr/bin/find \"$@\" ;; esac\n"

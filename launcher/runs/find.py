@@ -97,7 +97,7 @@ def find_run(text: str | None) -> RunFolder:
     if text is not None:
         run_id = unique_match(text, folders)
         what = f"this machine has no run {quoted(text)}"
-        remedy = "run `ddpctl ps --all` to list its runs, or `ddpctl ps HOSTS --all` to list theirs"
+        remedy = "run `ddpctl ps --all` to list its runs; add `--hosts HOSTS` for another machine's"
     else:
         run_id = next((each for each in folders if not is_sanity_run(each)), None)
         what = "this machine has no record of any run"
@@ -124,10 +124,10 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
 def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
     """Return the id of the hosts' run whose id starts with `prefix`.
 
-    Without a prefix, return the id of the newest live run or, if none is alive, of the newest run.
-    Killed runs are found by their folders. Raises UsageError if there is no such run, or if only
-    one host lists the newest run and the others list an older one. Raises NodesFailed if no run was
-    found but some hosts did not answer.
+    Without a prefix, return the id of the newest live run or, if none is alive, of the newest run,
+    but of another account's only if this account has none. Killed runs are found by their folders.
+    Raises UsageError if there is no such run, or if only one host lists the newest run and the
+    others list an older one. Raises NodesFailed if no run was found but some hosts did not answer.
     """
     statuses, failures = list_nodes(connections, cluster)
     runs = runs_by_host(connections, statuses, prefix)
@@ -158,7 +158,11 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
 def runs_by_host(
     connections: Sequence[HostConnection], statuses: Iterable[NodeStatus], prefix: str | None
 ) -> dict[str, dict[str, bool]]:
-    """Return the ids of each host's runs, from its folders and nodes, and whether each is alive there."""
+    """Return the ids of each host's runs, from its folders and nodes, and whether each is alive there.
+
+    Without a prefix, leaves out nodes of runs without a folder: those of other accounts, unless this
+    account has none either.
+    """
     arguments = [prefix] if prefix else []
     machines = one_per_account(connections)
     listed, _ = ask_each(machines, lambda connection: connection.script(RUN_IDS, *arguments).stdout)
@@ -166,7 +170,10 @@ def runs_by_host(
     for host, text in listed.items():
         words = text.decode(errors="replace").split()
         runs[host] = dict.fromkeys(filter(is_run_id, words), False)
+    own = set().union(*runs.values())
     for status in statuses:
+        if own and not (prefix or status.waits or status.run_id in own):
+            continue
         there = runs.setdefault(status.host, {})
         there[status.run_id] = status.alive or there.get(status.run_id, False)
     return runs

@@ -185,8 +185,9 @@ def ask_for_record(
     if not reports.newest:
         if reports.failures:
             raise NodesFailed(by_name(connections, reports.failures))
-        what = f"no host has the files of {run_id}"
-        raise UsageError(what, f"run `ddpctl kill {run_id}` to remove what is left of it")
+        others = "if another account started it, only that account can read them"
+        clean = f"otherwise, run `ddpctl kill {run_id} --hosts HOSTS` to remove what is left of it"
+        raise UsageError(f"no host has the files of {run_id}", f"{others}; {clean}")
     agreed = agreed_attempt(reports.newest.values())
     say_unconfirmed(reports, agreed, console)
     record, ranks = build_record(reports, agreed, connections, cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -63,6 +64,28 @@ def test_a_sanity_run_on_the_hosts_is_not_their_newest_run(fake_cluster: Make) -
     (cluster.hosts["gpu0"].home / f".ddpctl/runs/{run_id}/nodes/0/attempt-1").mkdir(parents=True)
     code, _, err = cluster.ddpctl("logs", cluster.hosts_file)
     assert (code, "no run on gpu0" in err) == (2, True), err
+
+
+def test_the_newest_run_is_not_that_of_another_account_whose_files_cannot_be_read(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    for host in cluster:
+        host.on_start = lambda node: (node.say("mine"), node.end(0))
+    assert cluster.launch()[0] == 0
+    mine = cluster.record["run_id"]
+    cluster.forget()
+    for host in cluster:
+        host.on_start = lambda node: None
+    assert cluster.launch("--detach", "--name", "theirs")[0] == 0
+    theirs = cluster.record["run_id"]
+    cluster.forget()
+    for host in cluster:
+        shutil.rmtree(host.home / ".ddpctl/runs" / theirs)
+    code, out, err = cluster.ddpctl("logs", cluster.hosts_file)
+    assert code == 0 and "mine" in out and f"{mine}: no record on this machine" in err, err
+    code, _, err = cluster.ddpctl("logs", theirs, "--hosts", cluster.hosts_file)
+    assert code == 2 and "if another account started it, only that account can read them" in err
 
 
 def test_the_newest_run_is_the_latest_whatever_its_name() -> None:

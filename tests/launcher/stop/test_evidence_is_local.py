@@ -147,6 +147,7 @@ def test_one_host_does_not_decide_which_run_is_the_newest(fake_cluster: Make) ->
     assert cluster.launch()[0] == 0
     run_id = cluster.record["run_id"]
     show(cluster, "evil", "zzz-run")
+    (cluster.hosts["evil"].home / ".ddpctl/runs/zzz-run/nodes").mkdir(parents=True)
     cluster.forget()
     code, _, err = cluster.ddpctl("logs", cluster.hosts_file)
     assert code == 2 and run_id in err and "only evil lists it" in err

@@ -70,7 +70,7 @@ class PlannedAttempt:
 def create_nodes(
     planned: PlannedAttempt, user_env: Mapping[str, str], run_json: Mapping[str, Any]
 ) -> None:
-    """Create the nodes and fill their folders on all hosts, without starting the nodes.
+    """Fill the nodes' folders and then create the nodes on all hosts, without starting the nodes.
 
     First removes the nodes of earlier attempts. A restart also stops them; a resume raises UsageError
     if one is running or may start. user_env: the variables that the user sets, which may be secret.
@@ -79,7 +79,7 @@ def create_nodes(
     plan, token = planned.plan, secrets.token_hex(32)
     shared = {BUNDLE: supervisor_file(), "run.json": json.dumps(run_json).encode()}
 
-    def create(connection: HostConnection) -> None:
+    def fill(connection: HostConnection) -> None:
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
             earlier = planned.nodes_on(connection)
@@ -90,8 +90,12 @@ def create_nodes(
                 engine.remove(status)
         spec = json.dumps(supervisor_spec(plan, node_plan, token)).encode()
         fill_folders(connection, plan, node_plan, {"spec.json": spec, **shared})
-        engine.create(node_plan, user_env)
 
+    def create(connection: HostConnection) -> None:
+        planned.engine(connection).create(planned.node_plans[connection], user_env)
+
+    each_node(planned.connections, fill)
+    # only now, because a slow host must not use up the time within which the nodes have to start (LEASE)
     each_node(planned.connections, create)
 
 

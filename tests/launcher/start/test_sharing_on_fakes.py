@@ -36,9 +36,11 @@ from launcher.ssh.many import try_each
 from launcher.start import attach, recorder, waiting_line
 from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
+from launcher.start import start_nodes as start_nodes_module
 from launcher.start.check_push_plan import CheckedHosts
 from launcher.start.choose_hosts import choose_hosts
 from launcher.start.claim_gpus import Claims, claim_gpus, in_the_way, list_claims
+from launcher.start.fill_node_folders import fill_folders
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
@@ -854,6 +856,29 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         reasons = claim_gpus(planned, {}, {}, Console(quiet=True))
     assert reasons and undecided in str(reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
+
+
+def test_no_claim_grows_old_while_another_hosts_folders_are_filled(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another launch removes a node that has not started within LEASE."""
+    cluster = make("gpu0", "gpu1")
+    created = threading.Event()
+
+    def fill(connection: HostConnection, *files: Any) -> None:
+        if connection.name == "gpu1":
+            assert not created.wait(0.5)
+        fill_folders(connection, *files)
+
+    def create(docker: FakeDocker, **arguments: Any) -> dict[str, str]:
+        created.set()
+        return create_container(docker, **arguments)
+
+    create_container = FakeDocker.create_container
+    monkeypatch.setattr(FakeDocker, "create_container", create)
+    monkeypatch.setattr(start_nodes_module, "fill_folders", fill)
+    code, _, err = cluster.launch("--detach")
+    assert code == 0 and created.is_set(), err
 
 
 def test_ctrl_c_ends_a_launch_that_looks_at_an_undecided_rival(

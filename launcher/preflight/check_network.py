@@ -172,7 +172,7 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
             what = f"only a container with the capability NET_BIND_SERVICE may use port {port}"
         yield failure(what, "set job.master_port to 1024 or higher, or to auto")
     elif run and not fleet.waits:
-        remedy = f"set job.master_port: auto, or run `ddpctl kill {run.run_id}`"
+        remedy = "set job.master_port: auto, or launch with --wait to wait in line"
         yield failure(f"port {port} is taken by run {run.run_id} ({run.owner})", remedy)
     elif port in machine.facts.listening and not run:
         what = f"port {port} is taken by {machine.details.holder or 'a process'}"

@@ -314,7 +314,7 @@ FAULTS = {
     ),
     "port promised to a run": (
         lambda m: replace(m, run_nodes=(status("night-1", 0, "running"),)),
-        ("failure", "ports", "port 29500 is taken by run night-1 (eve@head)", "auto"),
+        ("failure", "ports", "port 29500 is taken by run night-1 (eve@head)", "launch with --wait"),
     ),
     "GPU of another run": (
         lambda m: replace(

@@ -58,8 +58,9 @@ def _log_in(transport: Connection, route: Route) -> None:
     what = f"tried {', '.join(tried)}" if tried else "there is no key to try"
     skipped = f" (not usable: {', '.join(keyring.unusable)})" if keyring.unusable else ""
     port = "-p PORT " if route.port_option else ""
+    host, user = (route.host.name, "proxy_jump") if route.depth else ("HOST", "user")
     remedy = (
-        f"authorize a key with `ssh-copy-id {port}{route.user}@HOST`, or fix `user:` or "
+        f"authorize a key with `ssh-copy-id {port}{route.user}@{host}`, or fix `{user}:` or "
         "`identity_file:` in the hosts file"
     )
     if "has a passphrase" in skipped:

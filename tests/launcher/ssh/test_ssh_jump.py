@@ -138,6 +138,15 @@ def test_the_error_names_a_jump_host_with_an_unknown_key(sshd: Server, connect_t
     connect_to(target.host(proxy_jump=f"127.0.0.2:{jump.port}", host_keys="accept-new")).connect()
 
 
+def test_a_jump_host_that_refuses_the_key(sshd: Server, connect_to: Connect) -> None:
+    jump, target = sshd(address="127.0.0.2"), sshd(address="127.0.0.3")
+    message = why_not(connect_to(target.host(proxy_jump=f"eve@127.0.0.2:{jump.port}")))
+    assert "jump host 127.0.0.2: permission denied for user eve: " in message
+    assert (
+        "ssh-copy-id -p PORT eve@127.0.0.2`, or fix `proxy_jump:` or `identity_file:` " in message
+    )
+
+
 def test_a_machine_that_the_jump_host_cannot_reach(
     behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect
 ) -> None:

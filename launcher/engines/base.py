@@ -62,8 +62,18 @@ class Engine(Protocol):
         """List the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
     def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:
-        """Return the nodes and tickets of `listing`. May be faster than `listing`."""
+        """Return the nodes and tickets of `listing`. May be faster than `listing`.
+
+        Without `run_id`, the statuses may have fewer fields; see `details`.
+        """
         return self.listing(run_id).nodes
+
+    def details(self, statuses: Sequence[NodeStatus]) -> Sequence[NodeStatus]:
+        """Return statuses of `nodes` with all fields, except those of nodes that are gone.
+
+        May ask the engine about one node after another, and finished nodes are many.
+        """
+        return statuses
 
     def claims(self) -> Sequence[NodeStatus]:
         """Return at least the nodes and tickets that use or want GPUs or a port on this host.

@@ -88,12 +88,24 @@ class Docker(Engine):
 
     def nodes(self, run_id: str | None = None) -> Sequence[NodeStatus]:
         label = RUN_LABEL + (f"={run_id}" if run_id else "")
-        return [*self._inspected(self._containers(label=label)), *self._tickets(label)]
+        listed = self._listed(self._containers(label=label))
+        return [*(self.details(listed) if run_id else listed), *self._tickets(label)]
+
+    def details(self, statuses: Sequence[NodeStatus]) -> Sequence[NodeStatus]:
+        budget = Budget("`docker inspect`", self.connection.name, sys.maxsize, INSPECT_TIMEOUT)
+        detailed = []
+        for status in statuses:
+            budget.take(0)
+            if not status.container:
+                detailed.append(status)
+                continue
+            with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
+                answer = mapping(self._api.inspect_container(status.container))
+                detailed.append(inspected(answer, status))
+        return detailed
 
     def claims(self) -> Sequence[NodeStatus]:
-        rows = self._containers(label=RUN_LABEL)
-        listed = (self._read(_name(row), row, seen_in_list(row)) for row in rows)
-        return [*filter(None, listed), *self._tickets(RUN_LABEL)]
+        return self.nodes()
 
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         with self._api.explained("wait in line"):
@@ -125,7 +137,7 @@ class Docker(Engine):
         rows = self._containers(label=RUN_LABEL)
         below = (r for r in rows if any(p.startswith(f"{folder}/") for p in _mounted(r)))
         expired = (ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired)
-        return [*self._inspected(below), *expired]
+        return [*self._listed(below), *expired]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         flags = ["-i"] * stdin + ["-t"] * tty
@@ -162,14 +174,9 @@ class Docker(Engine):
             raise ValueError("the engine lists something other than containers")
         return cast(Sequence[dict[str, Any]], rows)
 
-    def _inspected(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[NodeStatus]:
-        budget = Budget("`docker inspect`", self.connection.name, sys.maxsize, INSPECT_TIMEOUT)
-        for row in rows:
-            budget.take(0)
-            with contextlib.suppress(docker.errors.NotFound):  # removed since it was listed
-                about = inspected(mapping(self._api.inspect_container(row["Id"])))
-                if status := self._read(_name(row), row, about):
-                    yield status
+    def _listed(self, rows: Iterable[Mapping[str, Any]]) -> list[NodeStatus]:
+        read = (self._read(_name(row), row, seen_in_list(row)) for row in rows)
+        return [*filter(None, read)]
 
     def _read(self, name: str, row: Mapping[str, Any], about: NodeStatus) -> NodeStatus | None:
         return read_status(self.connection.name, name, row.get("Labels"), about, self._api.clock)

@@ -164,14 +164,18 @@ def read_status(
     )
 
 
-def inspected(answer: Mapping[str, Any]) -> NodeStatus:
-    """Return a container's status from the Engine API's `inspect`. Tolerates wrong types."""
+def inspected(answer: Mapping[str, Any], listed: NodeStatus | None = None) -> NodeStatus:
+    """Return a container's status from the Engine API's `inspect`. Tolerates wrong types.
+
+    listed: its status from the list, whose labels and id are kept.
+    """
     state = mapping(answer.get("State"))
     status = _state(state.get("Status"))
     ended = status in ENDED
     # After a reboot, Podman reports exit code 0 and no end time for containers that were running.
     code = None if str(state.get("FinishedAt")).startswith(NEVER) else state.get("ExitCode")
-    return NodeStatus(
+    return replace(
+        listed or NodeStatus(container=host_text(answer.get("Id"))),
         state=status,
         exit_code=code if ended and isinstance(code, int) else None,
         oom_killed=state.get("OOMKilled") is True,
@@ -180,7 +184,6 @@ def inspected(answer: Mapping[str, Any]) -> NodeStatus:
         ended=unix(state.get("FinishedAt")) if ended else None,
         error=host_text(state.get("Error")),
         image=host_text(mapping(answer.get("Config")).get("Image")),
-        container=host_text(answer.get("Id")),
     )
 
 
@@ -188,7 +191,12 @@ def seen_in_list(row: Mapping[str, Any]) -> NodeStatus:
     """Return a container's status from the Engine API's list. Fewer fields than in `inspected`."""
     created = row.get("Created")
     moment = float(created) if isinstance(created, int) and 0 < created < LATEST else None
-    return NodeStatus(state=_state(row.get("State")), created=moment, started=moment)
+    return NodeStatus(
+        state=_state(row.get("State")),
+        created=moment,
+        started=moment,
+        container=host_text(row.get("Id")),
+    )
 
 
 def mapping(value: object) -> Mapping[str, Any]:

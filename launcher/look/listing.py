@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ..engines.choose import engine_of
 from ..engines.claims import goes_first, rivals
 from ..engines.status import ContainerState, NodeStatus
 from ..errors import DdpctlError
@@ -164,13 +165,17 @@ def _nodes_of_runs(
 ) -> tuple[Collection[NodeStatus], dict[str, DdpctlError]]:
     """Return each node once, and the errors of hosts that did not answer.
 
-    finished: include nodes of which only folders are left, such as those of killed runs.
+    finished: include nodes of finished runs, even if only their folders are left, as of killed runs.
     """
     by_handle: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}
-    for cluster, connections in clusters:
-        statuses, failed = list_nodes(connections, cluster)
-        failures |= failed
+    listed = [list_nodes(connections, cluster) for cluster, connections in clusters]
+    of_all = [status for statuses, _ in listed for status in statuses]
+    shown = {s.run_id for s in of_all if finished or s.alive or s.waits}
+    for (cluster, connections), (all_nodes, failed) in zip(clusters, listed, strict=True):
+        own = [status for status in all_nodes if status.run_id in shown]
+        statuses, odd = _with_details(own, cluster, connections)
+        failures |= failed | odd
         by_handle |= {(status.host, status.handle): status for status in statuses}
         containers = {(s.run_id, s.node_rank, s.attempt): s for s in statuses}
         for status in ended_nodes(connections) if finished else ():
@@ -181,6 +186,22 @@ def _nodes_of_runs(
                 # the container only shows that it was stopped
                 by_handle[container.host, container.handle] = replace(container, state=status.state)
     return by_handle.values(), failures
+
+
+def _with_details(
+    statuses: Sequence[NodeStatus], cluster: Cluster, connections: Sequence[HostConnection]
+) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
+    """Return the statuses with all fields, and the errors of hosts that did not answer."""
+    by_host: dict[str, list[NodeStatus]] = {}
+    for status in statuses:
+        by_host.setdefault(status.host, []).append(status)
+
+    def ask(connection: HostConnection) -> Sequence[NodeStatus]:
+        return engine_of(connection, cluster.job.engine).details(by_host[connection.name])
+
+    machines = [each for each in one_per_account(connections) if each.name in by_host]
+    answers, failures = ask_each(machines, ask)
+    return [status for answer in answers.values() for status in answer], failures
 
 
 def runs_of(statuses: Collection[NodeStatus]) -> list[ListedRun]:

@@ -196,7 +196,8 @@ def list_nodes(
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
     """Return the nodes that the hosts' engines list, and the errors of hosts that did not answer.
 
-    Leaves out the tickets of live nodes. run_id: None for all runs.
+    Leaves out the tickets of live nodes. run_id: None for all runs, with fewer fields; see
+    `Engine.details`.
     """
     machines, engine = one_per_account(connections), cluster.job.engine
     listed, failures = ask_each(machines, lambda connection: nodes_on(connection, engine, run_id))

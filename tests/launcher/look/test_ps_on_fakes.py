@@ -146,6 +146,28 @@ def test_a_run_that_has_ended_is_shown_with_all_only(fake_cluster: Make) -> None
     assert all_runs(cluster)[0][:2] == (cluster.record["run_id"], "FAILED")
 
 
+def test_a_host_is_asked_for_details_only_of_the_runs_that_are_shown(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    host = cluster.hosts["gpu1"]
+
+    def ps(*flags: str) -> tuple[list[int | None], int]:
+        """Return the nodes' exit codes, and how many of its nodes gpu1 was asked about."""
+        before = host.count("inspect_container")
+        out = cluster.ddpctl("ps", cluster.hosts_file, "--json", *flags)[1]
+        codes = [node["exit_code"] for run in json.loads(out)["runs"] for node in run["nodes"]]
+        return codes, host.count("inspect_container") - before
+
+    host.on_start = lambda node: node.exit(3)
+    cluster.launch("--detach")
+    assert ps() == ([None, 3], 1)
+    cluster.nodes[0].exit(0)
+    assert ps() == ([], 0)
+    assert ps("--all") == ([0, 3], 1)
+    before = host.count("inspect_container")
+    cluster.ddpctl("check", cluster.hosts_file)
+    assert host.count("inspect_container") == before
+
+
 @pytest.mark.parametrize("flags", [[], ["--all"], ["--per-node"]])
 def test_the_tables_fit_a_terminal_of_80_columns_and_are_whole_elsewhere(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, flags: list[str]

@@ -257,7 +257,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("last", "./-rf", "-rf"),
         ("out", "../output/model.pt", None),
         ("up", "../../other/checkpoints/x", None),
-        ("whole", ".", None),
+        ("whole", "/checkpoints", "."),
         ("passwd", "/etc/passwd", None),
         (".hidden", "x", None),
     ],

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..text import numbers_in
 
-MOST_CORES = 2**16
+MOST_CORES = 2**13  # Linux supports no more; sets of more would take too much time and memory
 _ROW = re.compile(
     r"([0-9]{1,4})\t([0-9]{1,20})\t([0-9]{1,18})"
     r"(?:\t([^\t]{0,60}))?(?:\t(vddnb)?)?(?:\t([0-9a-f:]{0,20}))?"

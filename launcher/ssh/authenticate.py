@@ -142,7 +142,11 @@ class Keyring:
             return {}
         # a signature may have to wait until the user touches a token
         connection.settimeout(LOGIN_TIMEOUT)
-        return {key.blob: key for key in agent.get_keys()}
+        held = {key.blob: key for key in agent.get_keys()}
+        for key in held.values():
+            if "-cert-" in key.get_name():  # paramiko would offer the key in it if that is RSA
+                key.inner_key = None  # type: ignore[attr-defined]
+        return held
 
     def _from_file(self, path: str) -> Iterator[tuple[str, paramiko.PKey]]:
         """Yield the key in a file. If it cannot be used, add the reason to `unusable` instead."""

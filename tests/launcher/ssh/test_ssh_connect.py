@@ -333,6 +333,24 @@ def test_a_certificate_works(sshd: Server, connect_to: Connect, home: Path) -> N
         connect_to(server.host(identity_file=str(key))).connect()
 
 
+@pytest.mark.parametrize("kind", ["ed25519", "rsa"])
+def test_a_certificate_that_only_the_agent_has_works(
+    sshd: Server, connect_to: Connect, home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    authority, key = keygen(home / "ca"), keygen(home / "key", kind)
+    shutil.copy(f"{key}.pub", home / "plain")
+    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", USER, f"{key}.pub"]
+    subprocess.run(sign, check=True)
+    server = sshd(TrustedUserCAKeys=f"{authority}.pub")
+    with ssh_agent(home) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+        add_to_agent(agent, key)
+        subprocess.run(["ssh-add", "-q", "-d", str(home / "plain")], check=True)
+        for suffix in ("", ".pub", "-cert.pub"):
+            Path(f"{key}{suffix}").unlink()
+        connect_to(server.host(identity_file=None)).connect()
+
+
 def test_a_server_that_accepts_no_keys(sshd: Server, connect_to: Connect) -> None:
     server = sshd(PubkeyAuthentication="no", PasswordAuthentication="yes")
     assert "sshd accepts no keys, only password" in why_not(connect_to(server.host()))

@@ -167,8 +167,13 @@ def request_for(choice: NextHosts, base: Request, unusable: Problems) -> Request
 def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
     """Return a request that repeats the newest attempt and may use all hosts of the run.
 
-    Raises UsageError or OSError if this machine's record of the hosts is gone.
+    Raises UsageError or OSError if this machine's record of the hosts is gone, and UsageError if
+    another machine started that attempt, because only that machine knows its command.
     """
+    if record.attempt.is_reported:
+        what = f"attempt {record.attempt.number} was started on another machine"
+        remedy = f"run `ddpctl resume {folder.run_id}` to start another attempt from here"
+        raise UsageError(f"{folder.run_id}: {what}", remedy)
     options = dataclasses.replace(options, detach=False, nodes=None)
     number, since = record.attempt.number, record.attempt.waiting_since
     cluster = folder.kept_cluster()

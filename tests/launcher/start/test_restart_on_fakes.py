@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -32,6 +33,7 @@ from launcher.runs.record import (
     RunFolder,
     RunRecord,
     run_folder,
+    run_folders,
     timestamp,
 )
 from launcher.start import attach, launch, recorder
@@ -727,6 +729,31 @@ def ask_before_the_restart(run_id: str, monkeypatch: pytest.MonkeyPatch) -> RunR
     ask, told = newest_attempt.caught_up, itertools.chain([before], itertools.repeat(None))
     monkeypatch.setattr(newest_attempt, "caught_up", lambda *args: next(told) or ask(*args))
     return before
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_only_the_machine_that_started_an_attempt_restarts_it(
+    is_known: bool, fake_cluster: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another one does not know the command, which may have been on the command line, nor its values."""
+    cluster = fake_cluster(gpus=1, max_restarts=1)
+    assert cluster.launch("--detach", "--", "other.py", "--lr", "3")[0] == 0
+    [folder] = run_folders()
+    if is_known:  # attempt 1 was started here, and attempt 2 elsewhere
+        record = folder.load()
+        record.attempts.append(dataclasses.replace(record.attempt, attempt=2, master_addr=""))
+        folder.save(record)
+    else:
+        cluster.forget()
+        assert cluster.ddpctl("logs", "--hosts", cluster.hosts_file)[0] == 0
+    record, options = folder.load(), LaunchOptions()
+    with turn_kept_for_restart(folder, record, options, Console()):
+        assert cluster.tickets == []
+    record.attempt.state = RunState.FAILED
+    folder.save(record)
+    failed = Outcome(RunState.FAILED)
+    assert restart_until_done(folder, options, failed, Console()) is failed
+    assert "was started on another machine" in capfd.readouterr().err
 
 
 def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were_asked(

@@ -28,9 +28,16 @@ REAL_FOLDERS = ("trainer", "launcher/push", "launcher/ssh", "launcher/supervisor
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out folders of which `make unit` would run no test: importing them takes a while."""
-    is_unit = "not real" in config.option.markexpr
-    return (is_unit and _below_tests(collection_path) in REAL_FOLDERS) or None
+    """Leave out what has no test of this kind: importing it takes a while, and torch makes forks slow."""
+    wanted = config.option.markexpr
+    if wanted == "cluster":
+        return not _mentions_cluster(collection_path) or None
+    return ("not real" in wanted and _below_tests(collection_path) in REAL_FOLDERS) or None
+
+
+def _mentions_cluster(path: Path) -> bool:
+    files = path.rglob("test_*.py") if path.is_dir() else [path]
+    return any("mark.cluster" in file.read_text() for file in files)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from cluster import Cluster, Home, until
+
+if TYPE_CHECKING:
+    import torch
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -40,6 +43,8 @@ CHECKPOINTS = "ls -d /home/ddp/.ddpctl/runs/*/checkpoints/ckpt/step-* 2>/dev/nul
 
 def weights(home: Home, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights of the run's last epoch, as node 0 exported them."""
+    import torch
+
     fetched = home.ddpctl("fetch", "--to", folder)
     assert fetched.returncode == 0, fetched.stderr
     state: dict[str, torch.Tensor] = torch.load(folder / "output" / f"epoch_{EPOCHS}.pth")
@@ -74,7 +79,7 @@ def test_a_lost_hosts_place_is_taken_by_a_spare_and_the_weights_are_bitwise_the_
     assert "starting from scratch" not in told
     mended = weights(home, tmp_path / "mended")
     assert mended.keys() == undisturbed.keys()
-    assert all(torch.equal(mended[key], undisturbed[key]) for key in mended)
+    assert all(mended[key].equal(undisturbed[key]) for key in mended)
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,13 @@ from trainer.data.pictures import (
 )
 from trainer.errors import DataError
 
-transforms = pytest.importorskip("torchvision.transforms")
-autoaugment = pytest.importorskip("torchvision.transforms.autoaugment")
+
+@pytest.fixture(scope="module", autouse=True)
+def _import_torchvision() -> None:
+    """Import it in the process that runs these tests. All others would grow by a quarter."""
+    global transforms, autoaugment
+    transforms = pytest.importorskip("torchvision.transforms")
+    autoaugment = transforms.autoaugment
 
 
 def photograph(width: int = 90, height: int = 60, seed: int = 0) -> Any:

@@ -94,15 +94,15 @@ def host_ids(cluster: Cluster, node: str) -> list[str]:
 
 @pytest.mark.alone
 def test_a_slow_link_is_named_by_pairwise(cluster: Cluster, home: Home, tmp_path: Path) -> None:
-    cluster.slow("node1", "70mbit")
+    cluster.slow("node1", "210mbit")
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
     found = sanity(home, hosts, "--pairwise", "--max-size", "64k")
     assert found["rc"] == 1
     [problem] = found["problems"]
-    assert problem.startswith("node1 (node 1) is slow to and from other nodes: 0.00")
+    assert problem.startswith("node1 (node 1) is slow to and from other nodes: 0.02")
     rates = {(pair["source"], pair["target"]): pair["gbs"] for pair in found["pairs"]}
     assert len(rates) == 6
-    assert all((rate < 0.01) == (1 in pair) for pair, rate in rates.items()), rates
+    assert all((rate < 0.03) == (1 in pair) for pair, rate in rates.items()), rates
 
 
 def streamed(cluster: Cluster, source: str, target: str) -> float:
@@ -111,7 +111,7 @@ def streamed(cluster: Cluster, source: str, target: str) -> float:
         serving = beside.submit(lambda: cluster.exec(target, "iperf3", "-s", "-1", timeout=60))
         listening = "ss -ltn | grep -q :5201 && echo yes || true"
         until(lambda: cluster.exec(target, "sh", "-c", listening), 30, "iperf3 listens")
-        client = ["iperf3", "-c", cluster.addresses[target], "-J", "-t", "4", "-O", "1"]
+        client = ["iperf3", "-c", cluster.addresses[target], "-J", "-t", "3", "-O", "1"]
         measured = json.loads(cluster.exec(source, *client, timeout=60))
         serving.result()
     return float(measured["end"]["sum_received"]["bits_per_second"]) / 8
@@ -121,12 +121,12 @@ def streamed(cluster: Cluster, source: str, target: str) -> float:
 def test_the_bandwidth_is_what_iperf3_measures(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
-    cluster.slow("node1", "100mbit")
+    cluster.slow("node1", "200mbit")
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"])
     found = sanity(home, hosts, "--max-size", "8m")
     assert found["rc"] == 0, found
     stream = streamed(cluster, "node0", "node1") / 1e9
-    assert 0.010 < stream < 0.0126
+    assert 0.020 < stream < 0.0252
     largest = found["sizes"][-1]
     assert largest["bytes"] == 8 << 20
     assert largest["busbw"] == pytest.approx(stream, rel=0.15)

@@ -174,8 +174,8 @@ class HostConnection:
         )
 
     def close(self) -> None:
-        with self._resource_lock:
-            resource, self._resource = self._resource, None
+        # not with the lock: another thread may hold it until the host answers, and Ctrl-C must not wait
+        resource, self._resource = self._resource, None
         if resource:
             resource.close()
         self._machine.close()

@@ -44,6 +44,25 @@ def test_a_command_returns_both_outputs_and_its_code(machine: HostConnection) ->
     assert (done.code, done.stdout, done.stderr) == (3, b"in", b"err\n")
 
 
+def test_closing_does_not_wait_for_a_resource_that_a_silent_host_delays() -> None:
+    """As with Ctrl-C in `ps` while an engine or sshd does not answer."""
+    connection = HostConnection(Host("local"))
+    asked, answered = threading.Event(), threading.Event()
+
+    def make() -> None:
+        asked.set()
+        answered.wait(60)
+
+    threading.Thread(target=connection.resource, args=[make], daemon=True).start()
+    assert asked.wait(20)
+    closing = threading.Thread(target=connection.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    is_waiting = closing.is_alive()
+    answered.set()
+    assert not is_waiting
+
+
 def test_a_command_runs_while_a_thousand_descriptors_are_open(machine: HostConnection) -> None:
     """As while hundreds of hosts are connected."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

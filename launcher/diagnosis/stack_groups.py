@@ -36,8 +36,13 @@ def owner(frame: Frame) -> str | None:
 
 def label(frame: Frame) -> str:
     """Format a frame: `train.py:31 in main: dist.all_reduce(x)`."""
-    where = f"{SHORTER.sub('', frame.file)}:{frame.line} in {frame.function}"
+    where = f"{shown_file(frame)}:{frame.line} in {frame.function}"
     return f"{where}: {frame.text}" if frame.text else where
+
+
+def shown_file(frame: Frame) -> str:
+    """Return the frame's file, below the run's folder or that of packages: home folders may differ."""
+    return SHORTER.sub("", frame.file)
 
 
 def without_importlib(frames: Sequence[Frame]) -> list[Frame]:
@@ -67,9 +72,12 @@ class RankStack(Stack):
             return (self.note,)
         own = self.own_frames
         if not own:
-            return tuple((f.file, f.function) for f in self.frames)
+            return tuple((shown_file(f), f.function) for f in self.frames)
         below = self.frames[self.frames.index(own[-1]) + 1 :]
-        return (*((f.file, f.line, f.function) for f in own), *(f.function for f in below[:1]))
+        return (
+            *((shown_file(f), f.line, f.function) for f in own),
+            *(f.function for f in below[:1]),
+        )
 
     @property
     def waits(self) -> bool:

@@ -52,6 +52,16 @@ def test_a_line_inside_torch_splits_no_group_and_one_of_the_user_s_does() -> Non
     assert groups_of(rank(0, REDUCE), rank(1, (MAIN, later, *REDUCE[2:])))[0] == [[0], [1]]
 
 
+def test_ranks_at_one_line_are_together_although_their_home_folders_differ() -> None:
+    """Without containers, each node has its own path of the code."""
+
+    def at_home(name: str) -> tuple[Frame, ...]:
+        code = f"/home/{name}/.ddpctl/runs/r/workspace"
+        return tuple(replace(f, file=f.file.replace("/workspace", code)) for f in REDUCE)
+
+    assert groups_of(rank(0, at_home("ann")), rank(2, at_home("ubuntu")))[0] == [[0, 2]]
+
+
 def test_one_line_of_the_user_s_that_calls_two_things_is_two_places() -> None:
     line = Frame("/workspace/train.py", 31, "main", "y = f(x) + g(x)")
     one = (MAIN, line, Frame(f"{TORCH}/a.py", 1, "f"))

@@ -119,7 +119,8 @@ def distribute_checkpoint(
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.connection.name}"):
             raw_paths = {os.fsencode(path): os.fsencode(link) for path, link in paths.items()}
-            copy_files(point.source, target, raw_paths, aside, uid)
+            copies = {os.fsencode(path) for path in target.copied}
+            copy_files(point.source, target, raw_paths, copies=copies, aside=aside, uid=uid)
 
 
 def checkpoint_folders(
@@ -189,7 +190,7 @@ def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]
 
 
 def is_below(path: str) -> bool:
-    return not path.startswith("/") and ".." not in path.split("/")
+    return {"", ".", ".."}.isdisjoint(path.split("/"))
 
 
 def link_within(path: str, text: str, run_dir: str) -> str:

@@ -4,7 +4,7 @@
 # folders, separated by NUL
 cd "$1/$2" || exit 1
 paths=$(mktemp) && trap 'rm -f "$paths"' EXIT
-xargs -0 -r -I@ find ./@ -type f -print0 > "$paths"
+sed -z 's#^#./#' | xargs -0 -r sh -c 'find "$@" -type f -print0' sh > "$paths"
 if [ "$3" = sizes ]; then
   xargs -0 -r sh -c 'find "$@" -maxdepth 0 -printf "%s %T@ %p\0"' sh < "$paths"
 else

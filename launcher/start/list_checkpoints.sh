@@ -2,13 +2,14 @@
 # Prints rows ending in NUL. $1: run folder. $2: `files`, for all files and links (`> PATH//TARGET`), and
 # again, after `= `, those that place_files.sh put there and that are unchanged; or `steps`, for the
 # damaged steps after the newest complete step, then that complete step, whose files it hashes
+export LC_ALL=C # names are bytes
 cd "$1" 2>/dev/null && copied=$(pwd -P)/copied && cd checkpoints 2>/dev/null || exit 0
 rows() {
   find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0' -o -type l -printf '> %P//%l\0'
 }
 if [ "$2" = files ]; then
   rows
-  [ ! -e "$copied" ] || rows | grep -zxFf "$copied" | sed -z 's/^/= /'
+  [ ! -e "$copied" ] || { rows; sort -zu "$copied"; } | sort -z | uniq -zd | sed -z 's/^/= /'
   exit
 fi
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do

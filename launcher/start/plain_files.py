@@ -8,7 +8,7 @@ receives only what was asked for, whatever the source sends. Links are made on t
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -94,13 +94,19 @@ def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
 
 
 def copy_files(
-    source: HostFolder, target: HostFolder, paths: Mapping[bytes, bytes], aside: str, uid: str
+    source: HostFolder,
+    target: HostFolder,
+    paths: Mapping[bytes, bytes],
+    *,
+    copies: Collection[bytes],
+    aside: str,
+    uid: str,
 ) -> None:
     """Copy files, folders and links into the target's checkpoints, once all of them have arrived.
 
-    paths: what to copy, each with what it leads to if it is a link, else with b"". aside: the folder in the
-    target's checkpoints that keeps the replaced files. uid: see `fixed_uid`. Raises CommandFailed if a
-    file does not arrive intact.
+    paths: what to copy, each with what it leads to if it is a link, else with b"". copies: paths that
+    hold mere copies on the target. aside: the folder in the target's checkpoints that keeps other files
+    that are replaced. uid: see `fixed_uid`. Raises CommandFailed if a file does not arrive intact.
     """
     plain = [path for path, link in paths.items() if not link]
     files = listed_files(source, "checkpoints", plain)
@@ -111,10 +117,11 @@ def copy_files(
             raise target.failed(
                 f"files from {source.connection.name} arrived damaged", "resume again"
             )
-        wanted = b"".join(
-            path + (b"//" + link if link else b"") + b"\0" for path, link in paths.items()
+        items = (
+            (b"=" if path in copies else b"+") + path + (b"//" + link if link else b"") + b"\0"
+            for path, link in paths.items()
         )
-        target.script(PLACE, ARRIVING, aside, uid, stdin=wanted)
+        target.script(PLACE, ARRIVING, aside, uid, stdin=b"".join(items))
     except BaseException:
         with contextlib.suppress(Exception):
             target.connection.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{ARRIVING}"])

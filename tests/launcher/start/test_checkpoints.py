@@ -118,7 +118,8 @@ def send(source: Checkpoints, target: Checkpoints, paths: Collection[str], aside
     """Copy files. If `paths` is a mapping, its values are the targets of links."""
     links = paths if isinstance(paths, Mapping) else dict.fromkeys(paths, "")
     wanted = {os.fsencode(path): os.fsencode(link) for path, link in links.items()}
-    copy_files(source, target, wanted, aside, uid="")
+    copies = {os.fsencode(path) for path in target.copied}
+    copy_files(source, target, wanted, copies=copies, aside=aside, uid="")
 
 
 def write_step(folder: Path, number: int, content: bytes) -> Path:
@@ -182,7 +183,7 @@ def test_a_copy_that_nobody_has_changed_is_replaced_at_the_next_resume_and_an_ow
 
     def save(folder: Path, time: int, *names: str) -> None:
         for name in names:
-            (folder / name).write_bytes(f"{name} {time}".encode())
+            (folder / name).write_bytes(os.fsencode(f"{name} {time}"))
             os.utime(folder / name, (time, time))
 
     def resume() -> None:
@@ -192,8 +193,9 @@ def test_a_copy_that_nobody_has_changed_is_replaced_at_the_next_resume_and_an_ow
 
     (mine / "deep").mkdir(parents=True)
     theirs.mkdir(parents=True)
+    odd = ["deep/a\nb.pt", os.fsdecode(b"\xe9.pt")]
     for time, link in (100, "best.pt"), (200, "deep/a b.pt"):
-        save(mine, time, "best.pt", "shard.pt", "deep/a b.pt")
+        save(mine, time, "best.pt", "shard.pt", "deep/a b.pt", *odd)
         (mine / "last").unlink(missing_ok=True)
         (mine / "last").symlink_to(link)
         resume()
@@ -203,6 +205,7 @@ def test_a_copy_that_nobody_has_changed_is_replaced_at_the_next_resume_and_an_ow
         "last": b"deep/a b.pt 200",
         "deep/a b.pt": b"deep/a b.pt 200",
         "shard.pt": b"shard.pt 201",
+        **{name: os.fsencode(f"{name} 200") for name in odd},
     }
     assert (theirs / "last").readlink() == Path("deep/a b.pt")
 
@@ -456,6 +459,7 @@ def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
         "1.5 3 ../escape",
         "1.5 3 /etc/passwd",
         "1.5 3 a/../../b",
+        "1.5 3 a///etc/passwd",  # place_files.sh would make it a link
         "soon 3 file",
         "> ../escape//checkpoints/last.pt",
         "> /etc/cron.d/x///checkpoints/last.pt",

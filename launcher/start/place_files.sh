@@ -5,7 +5,7 @@
 # has a mere copy there, which is not kept, else after `+`. The file `copied` in the run folder lists what
 # was placed, as list_checkpoints.sh prints it
 cd "$1" && copied=$(pwd -P)/copied && cd checkpoints || exit 1
-if [ "${4:-0}" != 0 ] && [ "$4" != "$(id -u)" ]; then chmod -R a+rwX "$2"; fi
+if [ "${4:-0}" != 0 ] && [ "$4" != "$(id -u)" ]; then chmod -R a+rwX "$2" && umask 0; fi
 items=$(mktemp) && trap 'rm -f "$items"' EXIT && cat > "$items" || exit 1
 # listed first, so that after an interruption no copy counts as a file that the ranks wrote
 find "$2" -type f -printf '%T@ %s %P\0' >> "$copied" || exit 1

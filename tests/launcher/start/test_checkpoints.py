@@ -210,6 +210,18 @@ def test_a_copy_that_nobody_has_changed_is_replaced_at_the_next_resume_and_an_ow
     assert (theirs / "last").readlink() == Path("deep/a b.pt")
 
 
+def test_the_user_that_the_job_sets_may_save_beside_the_copies(tmp_path: Path) -> None:
+    a, b = keeper(tmp_path / "a", 0), keeper(tmp_path / "b", 1)
+    for name in ("a", "b"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    (tmp_path / "a" / "checkpoints" / "deep").mkdir()
+    (tmp_path / "a" / "checkpoints" / "deep" / "last.pt").write_bytes(b"weights")
+    uid, path = str(os.getuid() + 1), b"deep/last.pt"
+    copy_files(a, b, {path: b""}, copies=set(), aside=".before", uid=uid)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "b" / "checkpoints").rglob("*")]
+    assert sorted(modes) == [0o666, 0o777]
+
+
 def test_a_checkpoint_that_cannot_be_copied_completely_changes_nothing(tmp_path: Path) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from ..errors import HostUnreachable
@@ -25,7 +26,7 @@ LOGIN_TIMEOUT = 20.0  # seconds, or more if configured; PAM and LDAP may be slow
 
 def authenticate(transport: Connection, route: Route) -> None:
     """Log in as `ssh` would without a terminal. Raises HostUnreachable if that fails."""
-    transport.auth_timeout = max(route.connect_timeout, LOGIN_TIMEOUT)
+    transport.auth_timeout = _login_timeout(route)
     try:
         _log_in(transport, route)
     except paramiko.AuthenticationException as error:
@@ -68,6 +69,10 @@ def _log_in(transport: Connection, route: Route) -> None:
     raise HostUnreachable(f"permission denied for user {route.user}: {what}{skipped}", remedy)
 
 
+def _login_timeout(route: Route) -> float:
+    return max(route.connect_timeout, LOGIN_TIMEOUT)
+
+
 def _accepts(transport: Connection, route: Route, key: paramiko.PKey, tried: Sequence[str]) -> bool:
     try:
         more = transport.log_in(route.user, key)
@@ -75,6 +80,13 @@ def _accepts(transport: Connection, route: Route, key: paramiko.PKey, tried: Seq
         return False
     except BROKEN as error:
         if transport.is_active():
+            if isinstance(error, TimeoutError):
+                raise HostUnreachable(
+                    f"the agent did not sign with {tried[-1]} within "
+                    f"{duration(transport.auth_timeout)}",
+                    "confirm the login in time, or set a longer ConnectTimeout in ~/.ssh/config; if "
+                    "nothing asks you to confirm it, restart the agent",
+                ) from None
             if "timeout" in str(error).lower():
                 raise
             return False
@@ -141,7 +153,7 @@ class Keyring:
             self.unusable.append(f"the agent at {self.route.identity_agent} ({error})")
             return {}
         # a signature may have to wait until the user touches a token
-        connection.settimeout(LOGIN_TIMEOUT)
+        connection.settimeout(_login_timeout(self.route))
         held = {key.blob: key for key in agent.get_keys()}
         for key in held.values():
             if "-cert-" in key.get_name():  # paramiko would offer the key in it if that is RSA
@@ -171,7 +183,13 @@ class Keyring:
                     break
                 except PermissionError:
                     reason = "permission denied"
-                except (paramiko.SSHException, OSError, ValueError, IndexError):
+                except (
+                    paramiko.SSHException,
+                    UnsupportedAlgorithm,
+                    OSError,
+                    ValueError,
+                    IndexError,
+                ):
                     continue
                 else:
                     yield from self._with_certificates(path, path, key)

@@ -214,6 +214,18 @@ def test_a_key_in_the_format_of_openssl_works(
     assert f"{key} (has a passphrase and is not in the agent)" in message
 
 
+def test_a_key_of_an_unknown_kind_does_not_keep_the_others_from_being_tried(
+    sshd: Server, connect_to: Connect, home: Path, config: Config
+) -> None:
+    server, new = sshd(), home / "new"
+    private = bytes.fromhex("302e020100300506032b657b04220420") + bytes(32)  # OID 1.3.101.123
+    text = base64.b64encode(private).decode()
+    new.write_text(f"-----BEGIN PRIVATE KEY-----\n{text}\n-----END PRIVATE KEY-----\n")
+    new.chmod(0o600)
+    config(f"Host *\n  IdentityFile {new}\n  IdentityFile {server.user_key}\n")
+    connect_to(server.host(identity_file=None)).connect()
+
+
 def test_a_default_key_of_the_home_folder_is_found(
     sshd: Server, connect_to: Connect, home: Path
 ) -> None:
@@ -282,9 +294,10 @@ def test_a_named_key_in_the_agent_comes_first(
 
 
 def test_an_agent_that_does_not_sign_is_waited_for_only_as_long_as_a_server(
-    sshd: Server, connect_to: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
+    sshd: Server, connect_to: Connect, home: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authenticate, "LOGIN_TIMEOUT", 0.3)
+    config("Host *\n  ConnectTimeout 1\n")
     server = sshd()
     blob = base64.b64decode(Path(f"{server.user_key}.pub").read_text().split()[1])
     listed = struct.pack(">BII", 12, 1, len(blob)) + blob + struct.pack(">I", 3) + b"key"
@@ -301,7 +314,8 @@ def test_an_agent_that_does_not_sign_is_waited_for_only_as_long_as_a_server(
         agent.listen()
         monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
         threading.Thread(target=list_the_key, args=[agent], daemon=True).start()
-        assert "tried key (agent)" in why_not(connect_to(server.host(identity_file=None)))
+        message = why_not(connect_to(server.host(identity_file=None)))
+    assert "the agent did not sign with key (agent) within 1s; confirm the login in time" in message
 
 
 def test_a_login_asks_for_the_service_once_and_waits_only_for_its_own_answers(

@@ -203,7 +203,8 @@ def _ask_about_job(given: dict[str, Any], console: Console) -> None:
 
     if "image" not in given:
         given["image"] = _asked_image(Job.image, console)
-    has_script = any(Path().glob("*.py"))
+    scripts = [path.name for path in Path().glob("*.py")]
+    has_script = bool(scripts)
     if "command" in given:
         has_script = given["command"][0].endswith(".py")
     code = "." if has_script else "none"
@@ -212,7 +213,8 @@ def _ask_about_job(given: dict[str, Any], console: Console) -> None:
         if key not in given and (answer := _ask(key, question, default, console)) != "none":
             given[key] = answer
     if "command" not in given:
-        words = _ask("command", "Command for torchrun", " ".join(Job.command), console)
+        default = "train.py" if "train.py" in scripts else " ".join(Job.command)
+        words = _ask("command", "Command for torchrun", default, console)
         if why := _not_found(words, given.get("workdir")):
             console.say(why)
             words = _ask("command", "Command for torchrun", shlex.join(words), console)

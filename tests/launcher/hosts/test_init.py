@@ -299,6 +299,7 @@ def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
         "SSH user [ann]:",
         f"SSH key [{tmp_path}/.ssh/lab]:",
         "GPUs per host [0]:",
+        "Command for torchrun [train.py]:",
     ):
         assert question in printed
     assert "ddpctl: gpu1: " in printed

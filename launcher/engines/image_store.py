@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -57,7 +58,9 @@ class ImageStore:
         with api.explained():
             for message in api.build(fileobj=io.BytesIO(context), tag=name, decode=True, **how):
                 if "error" in message:
-                    what = f"could not build {name}: {printable(str(message['error']))}"
+                    error = str(message["error"])  # repeats the whole command, which is a script
+                    why = re.sub("^The command '.*' returned", "a command returned", error)
+                    what = f"could not build {name}: {printable(why)}"
                     raise CommandFailed(what, "see the build output above")
                 yield from filter(None, map(printable, message.get("stream", "").splitlines()))
 

@@ -99,7 +99,7 @@ def test_a_base_without_pip_is_named_as_the_cause(project: Path) -> None:
     assert done.returncode == 1
     *_, cause, error = done.stderr.splitlines()
     assert cause.endswith("the base image has no pip: use --base to pass an image that has it")
-    assert error.endswith("see the build output above")
+    assert error.endswith(": a command returned a non-zero code: 1; see the build output above")
 
 
 def test_a_base_that_is_nowhere_is_one_line(project: Path) -> None:

@@ -123,6 +123,7 @@ def _log_in(link: Link, route: Route) -> Connection:
         verify(connection.get_remote_server_key(), route)
         authenticate(connection, route)
         connection.keep_alive(route.alive_interval, route.alive_count)
+        connection.open_ahead(route.connect_timeout)
     except BaseException as error:
         connection.close()
         if isinstance(error, BROKEN):

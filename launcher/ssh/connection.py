@@ -5,10 +5,12 @@ Most of this depends on paramiko's internals.
 
 import contextlib
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 from ..errors import HostUnreachable
 from ..text import duration
+from .background import in_background
 from .lean_paramiko import paramiko
 from .link import Link
 from .stream import Stderr
@@ -26,6 +28,8 @@ class Connection(paramiko.Transport):
         self.host = host
         self.on_close = contextlib.ExitStack()
         self._link = link
+        self._ahead: Future[paramiko.Channel] | None = None  # a session for the next command
+        self._ahead_lock = threading.Lock()
 
     def log_in(self, user: str, key: paramiko.PKey | None = None) -> list[str]:
         """Try to log in, with or without a key. Return what the server requires in addition."""
@@ -36,6 +40,22 @@ class Connection(paramiko.Transport):
         else:
             handler.auth_none(user, answered)
         return list(handler.wait_for_response(answered))
+
+    def open_ahead(self, timeout: float) -> None:
+        """Open a session in the background, which saves the next command a round trip."""
+        with self._ahead_lock:
+            self._ahead = self._ahead or in_background(
+                self.open_channel, "session", timeout=timeout
+            )
+
+    def open_session(self, timeout: float) -> paramiko.Channel:  # type: ignore[override]
+        with self._ahead_lock:
+            ahead, self._ahead = self._ahead, None
+        session = None if ahead is None or ahead.exception() else ahead.result()
+        if session is None or session.closed:
+            session = super().open_session(timeout=timeout)
+        self.open_ahead(timeout)
+        return session
 
     def open_channel(self, *args: Any, **kwargs: Any) -> paramiko.Channel:
         channel: paramiko.Channel = super().open_channel(*args, **kwargs)

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from sshd_server import Sshd
+from supervisors import until
 from test_ssh_connect import Config, Connect, Server, listener
 
 from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.ssh import client, connect
 from launcher.ssh.client import SshMachine, SshStream
+from launcher.ssh.connection import Connection
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.lean_paramiko import paramiko
 
@@ -92,6 +94,27 @@ def test_logins_that_a_bastion_drops_are_retried(
     )
     assert not connect_all([connect_to(target.host(), connect_timeout=20) for _ in range(6)])
     assert "MaxStartups" in bastion.log.read_text()  # it did drop some
+
+
+def test_the_session_of_the_next_command_is_opened_ahead(
+    sshd: Server, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = connect_to(sshd().host())
+    opened: list[paramiko.Channel] = []
+    open_channel = Connection.open_channel
+
+    def open_and_note(self: Connection, *args: Any, **kwargs: Any) -> paramiko.Channel:
+        opened.append(open_channel(self, *args, **kwargs))
+        return opened[-1]
+
+    monkeypatch.setattr(Connection, "open_channel", open_and_note)
+    node.connect()
+    for number in range(1, 4):
+        until(lambda number=number: len(opened) == number, 10.0)
+        assert node.run(["echo", "hello"]).stdout == b"hello\n"
+    until(lambda: len(opened) == 4, 10.0)
+    opened[-1].close()  # as sshd does after its ChannelTimeout
+    assert node.run(["echo", "hello"]).stdout == b"hello\n"
 
 
 def test_a_connection_uses_one_thread_for_all_its_streams(

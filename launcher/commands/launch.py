@@ -92,12 +92,14 @@ def launch(
     if not dry_run:
         connect_early(cluster.hosts)
 
-    # imported while the logins are in progress
+    # imported while the logins are in progress, like the Docker SDK, which `engine_traits` imports
+    from ..engines.choose import engine_traits
     from ..plan import render
     from ..plan.plan import LaunchOptions
     from ..runs.record import document
     from ..start.launch import new_run, plan_without_hosts, run_with_restarts
 
+    engine_traits(cluster.job.engine)
     how = LaunchOptions(
         name=name,
         detach=detach,

@@ -29,7 +29,7 @@ _SLOWED = tuple(
 )
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{10,16})\): ([0-9]{1,4})\b")
 _OWNER = re.compile(
-    r"([0-9]{1,9})\t(\S{0,40})\t([0-9a-f]{64}|)\t(\S{0,64})\t([0-9]{1,11}|)\t(.{0,60})"
+    r"([0-9]{1,9})\t([^\t]{0,100})\t([0-9a-f]{64}|)\t(\S{0,64})\t([0-9]{1,11}|)\t(.{0,60})"
 )
 _SIZE = r"([0-9]{1,9}|\[[^]]{1,20}\])"  # [N/A] on a GPU that shares the CPU's memory
 _GPU = re.compile(rf"gpu, ([0-9]{{1,4}}), ([\w-]{{1,64}}), {_SIZE}, {_SIZE}, {_SIZE}, (.{{0,80}})")

@@ -209,6 +209,14 @@ def test_nvidia_smi() -> None:
     assert nvidia(NVIDIA[:300]).gpus == ()
 
 
+@pytest.mark.parametrize("user", ["maximilian.mustermann@ad.university.example", r"CORP\ann smith"])
+def test_a_process_of_an_account_with_a_long_name_is_known(user: str) -> None:
+    run = "20261122-101500-ab12"
+    found = nvidia(NVIDIA, gpuowners=[f"4711\t{user}\t{'a' * 64}\t{run}\t1\tpython"])
+    [process] = found.gpus[0].processes
+    assert (process.user, process.container, process.run_id) == (user, "a" * 64, run)
+
+
 def test_a_host_cannot_define_xml_entities_that_fill_the_memory() -> None:
     entities = '<!DOCTYPE x [<!ENTITY a "yyyyyyyy"><!ENTITY b "&a;&a;&a;&a;">]>'
     for root in ("<nvidia_smi_log>", "<nvidia_smi_log z=''>"):

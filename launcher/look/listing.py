@@ -6,7 +6,7 @@ from typing import Any
 
 from ..engines.choose import engine_of
 from ..engines.claims import goes_first, rivals
-from ..engines.status import ContainerState, NodeStatus
+from ..engines.status import UNSTARTED, ContainerState, NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, GpuUse, parse_use
 from ..follow.slow_ranks import slow_nodes
@@ -171,7 +171,7 @@ def _nodes_of_runs(
     failures: dict[str, DdpctlError] = {}
     listed = [list_nodes(connections, cluster) for cluster, connections in clusters]
     of_all = [status for statuses, _ in listed for status in statuses]
-    shown = {s.run_id for s in of_all if finished or s.alive or s.waits}
+    shown = {s.run_id for s in of_all if finished or s.alive or s.state in UNSTARTED}
     for (cluster, connections), (all_nodes, failed) in zip(clusters, listed, strict=True):
         own = [status for status in all_nodes if status.run_id in shown]
         statuses, odd = _with_details(own, cluster, connections)

@@ -117,13 +117,7 @@ def test_ps_shows_gpus_and_their_processes_on_the_hosts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster("gpu0")
-    tools = cluster.folder / "tools"
-    tools.mkdir()
-    (tools / "nvidia-smi").write_text(NVIDIA_SMI % os.getpid())
-    (tools / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    hosts = json.loads(Path(cluster.hosts_file).read_text())
-    Path(cluster.hosts_file).write_text(json.dumps({**hosts, "defaults": {"gpus": "all"}}))
+    has_nvidia_smi(cluster, monkeypatch)
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
     assert code == 0, err
     first, head, stranger, free = out.splitlines()
@@ -142,6 +136,30 @@ def test_ps_shows_gpus_and_their_processes_on_the_hosts(
         True,
     )
     assert used["others"][0]["pid"] == os.getpid()
+
+
+def test_a_gpu_of_a_run_that_is_about_to_start_is_not_free(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    cluster.launch("--detach")
+    [node] = cluster.nodes
+    node.state = "created"
+    node.arguments["labels"]["io.ddpctl.gpus"] = "GPU-2"
+    has_nvidia_smi(cluster, monkeypatch)
+    first = cluster.ddpctl("ps", cluster.hosts_file)[1].splitlines()[0]
+    assert first == "2 GPUs on 1 host: 1 used by 1 run, 1 by others, 0 free"
+
+
+def has_nvidia_smi(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give all hosts two GPUs, of which this test process uses the first."""
+    tools = cluster.folder / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(NVIDIA_SMI % os.getpid())
+    (tools / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    hosts = json.loads(Path(cluster.hosts_file).read_text())
+    Path(cluster.hosts_file).write_text(json.dumps({**hosts, "defaults": {"gpus": "all"}}))
 
 
 def test_ps_shows_the_progress_of_a_live_run(fake_cluster: Make) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import FakeCluster
 
 from launcher.follow.run_lines import RunLines
 from launcher.logs.log_entry import parse
 from launcher.logs.query import LogFilter
 from launcher.logs.store import LogStore
 from launcher.look import logs
-from launcher.runs.record import RunFolder
+from launcher.runs.record import RunFolder, run_folder
 from launcher.terminal.console import Console
 
 
@@ -36,3 +38,16 @@ def test_nothing_more_is_read_once_the_reader_has_left(
     console = Console()
     logs.print_recorded(folder, LogFilter(), RunLines(console), console)
     assert shown == []
+
+
+def test_a_silent_host_is_named_while_a_recorder_copies_the_lines(
+    fake_cluster: Callable[..., FakeCluster],
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    assert cluster.launch("--detach")[0] == 0
+    cluster.hosts["gpu1"].reachable = False
+    store = LogStore.acquire(run_folder(cluster.record["run_id"]).logs, pytest.fail)
+    assert store
+    code, _, err = cluster.ddpctl("logs")
+    store.close()
+    assert (code, "gpu1: no answer" in err) == (4, True), err

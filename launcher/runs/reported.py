@@ -257,7 +257,9 @@ def build_record(
         for connection, on_host in rows.items()
     }
     others = [*reports.failures, *reports.ahead_of(agreed)]
-    ranks = by_rank(connections, there, others, cluster.source)
+    counts = [max(s.nnodes for s, _ in on_host) for on_host in rows.values() if on_host]
+    # the number of nodes is agreed on as the attempt is, so that no host alone can add nodes
+    ranks = by_rank(connections, there, others, agreed_attempt(counts), cluster.source)
     record = record_of(reports.run_id, cluster, run, agreed)
     record.hosts = [connection.name for connection in ranks]
     silent = {connection.host.account for connection in reports.failures}
@@ -273,13 +275,14 @@ def by_rank(
     connections: Sequence[HostConnection],
     there: Mapping[HostConnection, Sequence[int]],
     others: Collection[HostConnection],
+    nnodes: int,
     file: str,
 ) -> list[HostConnection]:
     """Return the run's hosts in rank order. `others` fill the gaps, in the given order.
 
     there: for each host that answered, its node ranks in the agreed attempt. others: hosts that may
-    also run nodes of that attempt, because they do not answer or report a later attempt. file: name
-    of the hosts file, for error messages.
+    also run nodes of that attempt, because they do not answer or report a later attempt. nnodes: how
+    many nodes the hosts report. file: name of the hosts file, for error messages.
     """
     spare: dict[object, list[HostConnection]] = {}  # by account
     for connection in connections:
@@ -297,12 +300,13 @@ def by_rank(
                 raise UsageError(what, "list the host once for each node")
             ranks[rank] = spare[connection.host.account].pop(0)
     fillers = [connection for other in others for connection in spare[other.host.account]]
-    for rank in range(max(ranks)):
-        if rank not in ranks:
-            if not fillers:
-                what = f"{file}: node {rank} of the run is on none of these hosts"
-                raise UsageError(what, "add its host")
+    highest = max(ranks)
+    for rank in range(max(nnodes, highest)):
+        if rank not in ranks and fillers:
             ranks[rank] = fillers.pop(0)
+        elif rank not in ranks and rank < highest:
+            what = f"{file}: node {rank} of the run is on none of these hosts"
+            raise UsageError(what, "add its host")
     return [ranks[rank] for rank in sorted(ranks)]
 
 

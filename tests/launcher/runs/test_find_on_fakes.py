@@ -37,6 +37,21 @@ def test_no_run_is_claimed_only_for_the_hosts_that_answered(fake_cluster: Make) 
     assert "no run on gpu0;" in second
 
 
+def test_another_machine_does_not_forget_a_silent_host_that_has_the_last_node(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    assert cluster.launch("--detach")[0] == 0
+    run_id = cluster.record["run_id"]
+    cluster.forget()
+    cluster.hosts["gpu2"].reachable = False
+    code, _, err = cluster.ddpctl("logs", run_id, "--hosts", cluster.hosts_file)
+    assert (code, "gpu2: no answer" in err) == (4, True), err
+    assert [node["host"] for node in cluster.record["attempts"][0]["nodes"]] == [*cluster.hosts]
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert (code, "gpu2: stop not confirmed" in err) == (6, True), err
+
+
 @pytest.mark.parametrize("command", ["attach", "exec", "fetch", "kill", "logs", "report", "stacks"])
 def test_hosts_given_twice_are_a_usage_error(fake_cluster: Make, command: str) -> None:
     cluster = fake_cluster("gpu0")

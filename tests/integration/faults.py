@@ -257,7 +257,7 @@ def steps(run: Run, rank: int) -> list[int]:
 
 def lines_are_whole(run: Run) -> bool:
     """Return whether each line of each rank is there once, and in order."""
-    said = [steps(run, rank) for rank in range(6)]
+    said = [steps(run, rank) for rank in range(run.ranks)]
     return all(seen and seen == list(range(1, len(seen) + 1)) for seen in said)
 
 

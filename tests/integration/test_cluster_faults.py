@@ -66,7 +66,7 @@ def test_16_a_stalled_ssh_connection_loses_no_line_and_stops_nothing(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
     fault = Fault(16, "SSH stalled for 20 s", (), 0, deed="talk", rank=None)
-    run = launch(cluster, home, tmp_path, fault)
+    run = launch(cluster, home, tmp_path, fault, hosts=cluster.nodes[:2])
     cluster.exec(VICTIM, "pkill", "-STOP", "sshd")
     time.sleep(20)  # what the bar says
     cluster.exec(VICTIM, "pkill", "-CONT", "sshd")
@@ -82,7 +82,8 @@ def test_16_ssh_that_is_cut_for_20_s_loses_no_line_either(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
     """Connections end, as they may not after a mere stall, and new ones are dropped."""
-    run = launch(cluster, home, tmp_path, Fault(16, "SSH cut", (), 0, deed="talk", rank=None))
+    fault = Fault(16, "SSH cut for 20 s", (), 0, deed="talk", rank=None)
+    run = launch(cluster, home, tmp_path, fault, hosts=cluster.nodes[:2])
     cut_ssh(run, 20)
     mark = max(steps(run, 0)) + 60
     until(lambda: max(steps(run, 3)) > mark, 90, "lines come again")

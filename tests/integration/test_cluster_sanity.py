@@ -44,7 +44,8 @@ def test_three_hosts_are_right_and_measured(cluster: Cluster, home: Home, tmp_pa
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert cluster.idle()
 
-    too_much = home.ddpctl("sanity", hosts, "--max-size", "64k", "--min-busbw", "1000")
+    words = ["--host", "node0", "--max-size", "64k", "--min-busbw", "1000"]
+    too_much = home.ddpctl("sanity", hosts, *words)
     assert too_much.returncode == 1
     assert "is below --min-busbw 1000" in too_much.stderr
     assert "algbw" in too_much.stdout and "busbw" in too_much.stdout
@@ -66,23 +67,23 @@ def test_the_gpus_of_a_host_are_split_between_its_containers(
     cluster: Cluster, home: Home, tmp_path: Path
 ) -> None:
     """The engine's GPU requests are checked; the GPUs themselves are stand-ins."""
-    cluster.give_gpus("node0", 8)
+    cluster.give_gpus("node0", 4)
     hosts = cluster.hosts_yaml(
         tmp_path / "hosts.yaml", [{"host": "node0", "gpus": "all"}, {"host": "node1"}]
     )
     found = sanity(home, hosts, "--host", "node0", "--containers", "2", "--max-size", "1k")
-    assert (found["nodes"], found["ranks"]) == (2, 8), found
+    assert (found["nodes"], found["ranks"]) == (2, 4), found
     asked = {}
     for container in cluster.containers("node0"):
         [request] = container["HostConfig"]["DeviceRequests"]
         assert ["gpu"] in request["Capabilities"]
         asked[container["Config"]["Labels"]["io.ddpctl.node-rank"]] = request["DeviceIDs"]
-    assert asked == {"0": ["0", "1", "2", "3"], "1": ["4", "5", "6", "7"]}
+    assert asked == {"0": ["0", "1"], "1": ["2", "3"]}
     assert host_ids(cluster, "node0") == ["ddpctl-0", "ddpctl-1"]
 
     uneven = home.ddpctl("sanity", hosts, "--host", "node0", "--containers", "3")
     assert uneven.returncode == 2
-    assert "node0: cannot split 8 GPUs evenly between 3 containers" in uneven.stderr
+    assert "node0: cannot split 4 GPUs evenly between 3 containers" in uneven.stderr
 
 
 def host_ids(cluster: Cluster, node: str) -> list[str]:

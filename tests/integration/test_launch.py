@@ -108,7 +108,7 @@ def test_containers_are_as_promised(
         "env": {"GREETING": "a 'b' \"c\" $(id)\n$HOME"},
     }
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], **job, nproc_per_node=1)
-    done = home.ddpctl("launch", hosts, "--name", "promise", "--", name)
+    done = home.ddpctl("launch", hosts, "--no-check", "--name", "promise", "--", name)
     assert done.returncode == 0, done.stderr
 
     run_id = home.record()["run_id"]
@@ -216,7 +216,7 @@ def test_gpus_of_one_host_are_split_between_two_nodes(
     rows = [{"host": "node0", "gpus": [0]}, {"host": "node0", "gpus": [1]}]
     rows += [{"host": "node1", "gpus": 1}]
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", rows, workdir=str(code))
-    done = home.ddpctl("launch", hosts, "--", name)
+    done = home.ddpctl("launch", hosts, "--no-check", "--", name)
     assert done.returncode == 0, done.stderr
     said = lines_by_rank(done.stdout)
     assert said == {("node0", 0): ["1"], ("node0", 1): ["1"], ("node1", 2): ["1"]}
@@ -255,13 +255,13 @@ def test_python_calls_a_function_on_every_rank(
             print(error)
     """
     name = script(tmp_path, program, "program.py")
-    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml")
+    hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"])
     argv = [sys.executable, name, str(hosts)]
     env = {**home.environment, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     results, error = done.stdout.splitlines()
-    assert results == str([(str(node), [15.0, 15.0]) for node in range(3)])
+    assert results == str([(str(node), [10.0, 10.0]) for node in range(2)])
     assert "rank 1 (node1, local_rank 0) was killed by SIGKILL" in error
     assert cluster.idle()
 
@@ -314,7 +314,7 @@ def test_a_stopped_launcher_leaves_nothing_half_done(
 ) -> None:
     name = script(code, FOREVER)
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], workdir=str(code))
-    process = home.start("launch", hosts, "--", name)
+    process = home.start("launch", hosts, "--no-check", "--", name)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"[node")
     for number in signals:
@@ -339,7 +339,7 @@ def test_a_reader_that_goes_away_costs_no_run_and_no_line(
         """,
     )
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", ["node0", "node1"], workdir=str(code))
-    process = home.start("launch", hosts, "--", name)
+    process = home.start("launch", hosts, "--no-check", "--", name)
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline().startswith(b"[node")
     process.stdout.close()

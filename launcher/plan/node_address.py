@@ -20,7 +20,7 @@ from ..hosts import Host
 
 # Bridges and tunnels of container engines and hypervisors, which do not lead to other hosts.
 _LOCAL_ONLY = re.compile(
-    r"docker\d*|br-[0-9a-f]{6,}|veth.*|virbr\d+.*|lxcbr\d+|cni.*|podman\d*|flannel.*"
+    r"docker\d*|br-[0-9a-f]{6,}|veth.*|virbr\d+.*|lxcbr\d+|cni.*|podman\d*|flannel.*|cilium_.*"
 )
 
 

@@ -211,6 +211,18 @@ def test_the_hosts_file_decides() -> None:
     assert chosen(*own, hosts=hosts, unreached={"10.0.0.2"}) == ["eth0", "eth0", "eth1"]
 
 
+def test_the_network_of_kubernetes_pods_is_not_for_nodes() -> None:
+    """Cilium's interface claims 10 Gb/s, as every veth does, and leads to the pods of all hosts."""
+    pods = IpRoute(IPv4Network("10.244.0.0/16"), "10.244.0.1", "cilium_host")
+    own = [
+        host_facts(
+            rank, (Address(f"10.244.{rank}.9", "cilium_host"), pods, nic("cilium_host", 10000))
+        )
+        for rank in range(2)
+    ]
+    assert chosen(*own) == ["eth0", "eth0"]
+
+
 def test_without_a_useful_address_it_is_the_one_of_ssh() -> None:
     bare = facts(addresses=(Address("10.0.0.1", "eth0"),), ssh_server_ip="10.0.0.1")
     assert chosen(bare, hosts=(Host("a", interface="ib0"),)) == ["ib0"]

@@ -30,6 +30,7 @@ _OUR_KEYS = {  # our keys by those of the other tools
     "internal_ip": "internal_ip",
 }
 _INI_SECTION = re.compile(r"\[([^\[\]:,]+)(?::(vars|children))?\]")
+_WITH_PORT = re.compile(r"([^:\[\]]+(?:\[[^\[\]]*\][^:\[\]]*)*):([0-9]+)")  # gpu[01:12].lab:2222
 _YAML_START = re.compile(r"[-{%]|.*:(\s|$)")
 
 
@@ -72,8 +73,12 @@ def _hosts_of(group: RawValue, outer: Keys) -> Iterator[tuple[str, Keys, Keys]]:
         own = {"host": item} if item.kind == TEXT else _ours(item.entries)
         if "host" in own:
             yield own["host"].text, shared, own
-    for name, item in hosts.entries.items():  # Ansible
-        yield name, {**shared, "host": RawValue(item.line, TEXT, name)}, _ours(item.entries)
+    for written, item in hosts.entries.items():  # Ansible
+        name, port = written, {}
+        if match := _WITH_PORT.fullmatch(written):
+            name, port = match[1], {"port": RawValue(item.line, TEXT, match[2])}
+        keys = {**shared, "host": RawValue(item.line, TEXT, name)}
+        yield name, keys, {**port, **_ours(item.entries)}
     for child in children.entries.values():
         yield from _hosts_of(child, shared)
 

@@ -216,6 +216,20 @@ def test_a_host_in_several_groups_of_an_inventory_is_one_host(tmp_path: Path, fo
     ]
 
 
+def test_a_host_of_an_inventory_may_have_its_port_in_its_name(tmp_path: Path) -> None:
+    lines = ("gpu1:2201 ansible_user=ann", "node[01:02].lab:2202", "fd00::1", "[later]", "gpu1")
+    (tmp_path / "inventory").write_text(
+        "\n".join(["[all:vars]", "ansible_port=22", "[gpu]", *lines])
+    )
+    run(tmp_path, "--from", "inventory")
+    assert [(h.host, h.user, h.port) for h in load(tmp_path / "hosts.yaml").hosts] == [
+        ("gpu1", "ann", 2201),
+        ("node01.lab", None, 2202),
+        ("node02.lab", None, 2202),
+        ("fd00::1", None, 22),
+    ]
+
+
 def test_the_file_is_utf_8_whatever_the_locale_is(tmp_path: Path) -> None:
     (tmp_path / "inventory").write_text("[gpus]\na ansible_user=jürgen\n", encoding="utf-8")
     env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ROOT}

@@ -204,7 +204,8 @@ def caught_up(
 ) -> RunRecord:
     """Return this machine's record, with any attempts that other machines have since started.
 
-    If there are several hosts, an attempt that only one of them reports is not added.
+    If there are several hosts, an attempt that only one of them reports is not added. Returns `own`
+    if this machine has started another attempt while the hosts were asked.
     """
     reports = RunReports(own.run_id, *reported_nodes(connections, own.run_id))
     known = own.attempt.number
@@ -214,6 +215,9 @@ def caught_up(
     agreed = max(known, agreed_attempt(numbers or [known]))
     say_unconfirmed(reports, agreed, console)
     if agreed == known:
+        return own
+    now = folder.load_if_readable(console)
+    if now and now.attempt.number > known:
         return own
     try:
         theirs, ranks = build_record(reports, agreed, connections, cluster)

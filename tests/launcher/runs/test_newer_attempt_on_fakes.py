@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from fakes import FakeCluster, FakeNode
 
+from launcher.hosts import load
 from launcher.runs import reported
+from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
@@ -101,3 +103,45 @@ def test_a_record_from_the_hosts_has_the_name_of_the_run(cluster: FakeCluster) -
     cluster.forget()
     code, _, err = cluster.ddpctl("attach", run_id, "--hosts", cluster.hosts_file)
     assert (code, cluster.record["name"]) == (0, "mine"), err
+
+
+def test_a_restart_by_this_machines_recorder_while_the_hosts_are_asked_changes_no_record(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead host is waited for for ten seconds, in which a spare takes its place."""
+    monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2", spares=["gpu3"], max_restarts=1)
+
+    def gpu2_dies(node: FakeNode) -> None:
+        if node.attempt == 2:
+            start(node)
+        elif node.node_rank == 2:
+            cluster.hosts["gpu2"].reachable = False
+            lost = {"kind": "host-lost", "message": "silent", "node_rank": 2}
+            for other in cluster.nodes[:2]:
+                other.event("stopping", reason=lost)
+                other.end(1, reason=lost)
+
+    for host in cluster:
+        host.on_start = gpu2_dies
+    code, _, err = cluster.launch()
+    assert code == 0, err
+    folder = run_folder(cluster.record["run_id"])
+    before, after, hosts = folder.load(), folder.load(), folder.kept_cluster()
+    del before.attempts[1:]
+    folder.save(before)
+    folder.keep_cluster(load(cluster.hosts_file))
+    ask = reported.reported_nodes
+
+    def restarted(connections: Sequence[HostConnection], run_id: str = "") -> object:
+        folder.keep_cluster(hosts)
+        folder.save(after)
+        return ask(connections, run_id)
+
+    monkeypatch.setattr(reported, "reported_nodes", restarted)
+    code, out, err = cluster.ddpctl("logs", "--attempt", "2")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [
+        f"[{host}:{rank}] attempt 2 on {host}" for rank, host in enumerate(after.hosts)
+    ]
+    assert (folder.load(), folder.kept_cluster().hosts) == (after, hosts.hosts)

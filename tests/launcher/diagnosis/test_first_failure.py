@@ -204,6 +204,21 @@ def test_a_container_that_died_without_an_end_event_is_the_cause_of_its_peers_ef
     assert failure.headline == "gpu2 (node 1): its container was killed (exit code 137)"
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"), [(127, "start"), (1, "start"), (137, "container-killed")]
+)
+def test_an_image_in_which_the_supervisor_cannot_run_is_no_killed_container(
+    code: int, kind: str
+) -> None:
+    failure = first(*(NodeEvidence(rank, "gpu", exit_code=code) for rank in range(2)))
+    assert failure.kind == kind
+    if kind == "start":
+        assert (
+            failure.message == f"its container ended before it could do anything (exit code {code})"
+        )
+        assert "Python" in failure.remedy
+
+
 def test_a_removed_container_does_not_make_a_host_that_answers_lost() -> None:
     removed = NodeEvidence(1, "gpu2", events=[START], engine_saw_end=True, unit="supervisor")
     failure = first(node(0, stopping(9.0, "host-lost", 1)), removed)

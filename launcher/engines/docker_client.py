@@ -162,13 +162,15 @@ class Api(docker.APIClient):
             text = body.decode(errors="replace")[:LONGEST_REFUSAL]
             body = bytearray(json.dumps({"message": text}).encode())
         answer._content, answer.encoding = bytes(body), "utf-8"
-        answer.json = functools.partial(self._parse, answer)  # type: ignore[method-assign]
+        # not a method of the answer, which would then stay in memory until the next garbage collection
+        parse = functools.partial(self._parse, answer.request.path_url, answer._content)
+        answer.json = parse  # type: ignore[method-assign]
 
-    def _parse(self, answer: requests.Response) -> Any:
+    def _parse(self, url: str, body: bytes) -> Any:
         try:
-            return parse_json(answer.content)
+            return parse_json(body)
         except ValueError as error:
-            path = answer.request.path_url.partition("?")[0]
+            path = url.partition("?")[0]
             raise unavailable(self.name, f"its answer to {path} is not JSON: {error}") from None
 
 

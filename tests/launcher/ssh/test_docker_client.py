@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.server
 import io
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 import docker
 import docker.errors
 import pytest
+import requests
 from sshd_server import Sshd
 
 from launcher.engines.docker import Docker
@@ -233,6 +235,22 @@ def test_no_engine_waits_for_another_ones_info(
             assert (
                 list(pool.map(lambda client: client.about, clients)) == [{"ApiVersion": "1.45"}] * 2
             )
+
+
+def test_an_answer_does_not_stay_in_memory_until_the_garbage_is_collected(
+    connect_to: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`launch --wait` asks for hours, and each answer may have megabytes."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    with engine_saying(lambda _: b'{"ApiVersion": "1.45"}', tmp_path):
+        client = docker_of(connect_to(Host("local")))
+        gc.collect()
+        gc.disable()
+        try:
+            assert client.info() == {"ApiVersion": "1.45"}
+            assert not any(type(each) is requests.Response for each in gc.get_objects())
+        finally:
+            gc.enable()
 
 
 # -- where there is one

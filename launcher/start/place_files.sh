@@ -16,8 +16,8 @@ xargs -0 -r sh -c '
   here=$(pwd -P) aside=$1 made=.
   shift
   make() {
-    [ "$(readlink -m "$1")" = "$here/$1" ] || { echo "$1 is a link or below one" >&2; exit 1; }
-    mkdir -p "$1"
+    [ "$(readlink -m -- "$1")" = "$here/$1" ] || { echo "$1 is a link or below one" >&2; exit 1; }
+    mkdir -p -- "$1"
   }
   for item; do
     path=${item#?}

@@ -148,8 +148,9 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
 ) -> None:
     a, b = keeper(tmp_path / "a", 0), keeper(tmp_path / "b", 1, same_rank=False)
     mine = tmp_path / "a" / "checkpoints"
-    (mine / "deep folder").mkdir(parents=True)
-    names = ["last.pt", "deep folder/a b\n$(x).pt", "-n"]
+    for folder in ("deep folder", "-p"):
+        (mine / folder).mkdir(parents=True)
+    names = ["last.pt", "deep folder/a b\n$(x).pt", "-n", "-p/-n"]
     for name in names:
         (mine / name).write_bytes(os.urandom(300_000))
         os.utime(mine / name, (1_000_000_000, 1_000_000_000))

@@ -1,5 +1,6 @@
 """Extract a run's environment, usage and stacks from its nodes' journals. Pure."""
 
+import dataclasses
 import itertools
 import re
 import statistics
@@ -9,9 +10,10 @@ from dataclasses import dataclass, field
 from ..diagnosis.evidence import NodeEvidence
 from ..logs.journal_reader import JournalReader
 from ..logs.metrics import number
+from ..outcomes import NodeState, run_state
 from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
-from ..supervisor.events import Environment, RankPids, Usage
-from ..text import names
+from ..supervisor.events import EndState, Environment, RankPids, Usage
+from ..text import names, rfc3339
 from .charts import MOST_CURVES, Chart, Curve, Point
 
 # by the chart's title: Chart.top, and a function that returns the value of one sample
@@ -20,6 +22,8 @@ USAGE: dict[str, tuple[float, Callable[[Usage], float]]] = {
     "GPU memory (GiB)": (1.0, lambda usage: sum(gpu.used for gpu in usage.gpus) / 1024),
     "CPU cores busy": (1.0, lambda usage: usage.cores),
 }
+# of a node; a node that ended in another state counts as FAILED
+ENDS = {EndState.SUCCEEDED: NodeState.SUCCEEDED, EndState.CANCELLED: NodeState.CANCELLED}
 SAMPLED = 10.0  # seconds between a supervisor's samples
 HEAD = re.compile(rb"^== (\d{1,7})/attempt-(\d{1,7})$\n?", re.MULTILINE)
 
@@ -117,6 +121,30 @@ def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
                 ]
                 journals[place] = NodeJournal(place[1], host, events=events, attempt=place[0])
     return Journals([journals[place] for place in sorted(journals)])
+
+
+def with_reported_states(record: RunRecord, journals: Journals) -> RunRecord:
+    """Return the record; if nobody has recorded how the run ended, with the states in its journals.
+
+    So it is on another machine than the one that followed the run, and after a recorder has died.
+    """
+    attempt = record.attempt
+    seen = {node.node_rank: node for node in journals.of(attempt.number) if node.events}
+    if attempt.state.is_final or not seen:
+        return record
+    nodes = []
+    for entry in attempt.nodes:
+        node = seen.get(entry.node_rank)
+        if node and node.end:
+            state, code = ENDS.get(node.end.state, NodeState.FAILED), node.end.exit_code
+            entry = dataclasses.replace(entry, state=state, exit_code=code)
+        elif node:
+            entry = dataclasses.replace(entry, state=NodeState.RUNNING)
+        nodes.append(entry)
+    outcome = run_state([node.state for node in nodes], len(nodes))
+    ended = rfc3339(max(node.last_seen for node in seen.values())) if outcome.is_final else None
+    newest = dataclasses.replace(attempt, nodes=nodes, state=outcome, ended=ended)
+    return dataclasses.replace(record, attempts=[*record.attempts[:-1], newest])
 
 
 def changes(record: RunRecord, journals: Journals) -> list[tuple[int, str, str, str]]:

@@ -18,7 +18,7 @@ from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from .charts import charts, together
-from .journals import began, parse_journals
+from .journals import began, parse_journals, with_reported_states
 from .page import RunView, comparison, page
 
 EVENTS = load_script(__file__, "run_events.sh")
@@ -63,7 +63,7 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
     drawn = together({host: charts(metrics, names) for host, (metrics, _) in answers.items()})
     evidence = sorted(folder.logs.glob("failure-*.txt"))
     return RunView(
-        record,
+        with_reported_states(record, journals),
         [*drawn, *journals.usage_charts(began(record))],
         journals,
         without_secrets(folder.hosts_file),

@@ -55,3 +55,32 @@ def test_a_long_run_shows_samples_of_all_its_time_and_its_other_events_on_every_
     ]
     assert min(minutes) < 2 and max(minutes) > 98 and 40 < len(minutes) < 200
     assert "2.0 on gpu0, 2.1 on gpu1" in page
+
+
+@pytest.mark.parametrize(
+    ("codes", "state", "outcomes"),
+    [
+        ((0, 0), "SUCCEEDED", ["succeeded"]),
+        ((0, 3), "FAILED", ["succeeded", "failed"]),
+        ((0, None), "RUNNING", ["succeeded", "running"]),
+        ((None, None), "RUNNING", ["running"]),
+    ],
+)
+def test_a_run_that_nobody_followed_has_the_state_that_its_hosts_report(
+    codes: tuple[int | None, ...], state: str, outcomes: list[str], fake_cluster: Make
+) -> None:
+    """As on another machine, or after the recorder has died."""
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    for node, code in zip(cluster.nodes, codes, strict=True):
+        node.event("environment", versions={})
+        if code is not None:
+            node.end(code)
+    cluster.forget()
+    code, _, err = cluster.ddpctl("report", cluster.hosts_file, "-o", "page.html")
+    assert code == 0, err
+    page = Path("page.html").read_text()
+    assert re.findall("<title>.*: (.*)</title>", page) == [state]
+    nodes = page[page.index('id="nodes"') : page.index('id="results"')]
+    assert sorted(re.findall("<td>([a-z]{5,})</td>", nodes)) == sorted(outcomes)
+    assert cluster.record["state"] == "PENDING"  # attach records the end, with its cause

@@ -79,6 +79,10 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
         elif re.search(r"\w\[\d", written):
             remedy = "put the range on its own line, as in `- gpu[1-8].lab`, or in quotes"
         raise Wrong(Mistake(line + 1, "", what, remedy)) from None
+    except yaml.reader.ReaderError as error:
+        line = text.encode(errors="replace").count(b"\n", 0, error.position) + 1
+        what = f"found the control character #x{error.character:02x}"
+        raise Wrong(Mistake(line, "", what, "remove it")) from None
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
         what = f"not YAML: {quoted(' '.join(str(error).split()))}"
         raise Wrong(Mistake(0, "", what, "save the file as UTF-8 text")) from None

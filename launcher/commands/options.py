@@ -81,11 +81,9 @@ def hosts_file_or_list(_: str, text: str) -> str:
     """Read --hosts. A single host name becomes a list of one: `gpu1,`."""
     from ..hosts.hostfile import SCHEDULERS
 
-    if not text:  # as from an unset variable of a shell
-        raise UsageError("--hosts '': names no hosts", "pass a file, or a list such as gpu1,gpu2")
     is_file = text.endswith((".yaml", ".yml")) or "/" in text or os.path.exists(text)  # noqa: PTH110
     is_known = is_file or "," in text or text in SCHEDULERS
-    return text if is_known else f"{text},"
+    return text if is_known or not text else f"{text},"
 
 
 def hosts_option(help: str, completed_by: Any = complete.hosts_files) -> Any:

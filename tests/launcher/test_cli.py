@@ -107,7 +107,6 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["frobnicate"], "frobnicate"),
         (["launch"], "no hosts"),
         (["launch", "none.yaml"], "none.yaml: cannot be read"),
-        (["clean", "-H", ""], "--hosts '': names no hosts"),
         (["launch", "-H", "a:1", "--name", "Bad Name"], "--name Bad Name: not a valid name"),
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
         (["logs"], "name the run's hosts file, as in `ddpctl attach hosts.yaml`"),

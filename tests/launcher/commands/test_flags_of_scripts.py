@@ -136,8 +136,10 @@ def test_a_wrong_flag_before_the_script_is_named(fake_cluster: Make) -> None:
 
 
 def test_an_empty_hosts_argument_is_the_hosts_file_here(fake_cluster: Make) -> None:
-    code, _, err = fake_cluster().ddpctl("launch", "", "--dry-run")
-    assert code == 0, err
+    cluster = fake_cluster()
+    for hosts in ([""], ["-H", ""]):
+        code, _, err = cluster.ddpctl("launch", *hosts, "--dry-run")
+        assert code == 0, err
 
 
 @pytest.mark.parametrize(

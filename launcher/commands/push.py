@@ -51,16 +51,14 @@ def push(
         return yes or typer.confirm(f"Delete all of this ({total})?", err=True)
 
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
-    given = [part for part in chosen if chosen[part]]
-    if prune and given:
-        what = "push --prune deletes all data and code that no run uses"
-        raise UsageError(what, f"leave out --{given[0]}")
-    parts = {*(given or chosen)}
+    parts = {part for part, given in chosen.items() if given} or {*chosen}
     cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     with connected(cluster.hosts) as connections, connected(cluster.spares) as spares:
         try:
             if prune:
-                report: HostsResult = prune_unused(connections, cluster, confirm, console, spares)
+                report: HostsResult = prune_unused(
+                    connections, cluster, confirm, console, spares, parts
+                )
             else:
                 with console.step("pushing what is missing"):
                     report = pushing.push(

@@ -1,7 +1,7 @@
 """`push --prune`: remove pushed datasets, code, packages and image files that no run uses."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,6 +15,7 @@ from ..hosts import Cluster
 from ..push.files.scan import scan_job
 from ..push.image.sif import converted_file
 from ..push.packages.wheels import collected
+from ..push.push import ALL, Part
 from ..push.push_progress import HostsNotReady, without_spares
 from ..push.transfer.payload import script_output, without
 from ..ssh.host_connection import HostConnection
@@ -29,6 +30,7 @@ MIN_AGE = 600  # seconds; a launch may be about to use a tree that it has just p
 TREE = re.compile(  # matches the names of trees and drafts
     r"(?:datasets|workdirs|wheels|venvs|images)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)"
 )
+PARTS: dict[str, Part] = {"datasets": "dataset", "workdirs": "workdir"}  # others are of images
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 
 
@@ -55,8 +57,8 @@ class PruneResult:
             if not self.complete:
                 return "nothing deleted"
             return (
-                "nothing to delete: all data and code on the hosts is used by a run or by this "
-                f"hosts file, or was pushed in the last {duration(MIN_AGE)}"
+                "nothing to delete: all of it is used by a run or by this hosts file, or was pushed "
+                f"in the last {duration(MIN_AGE)}"
             )
         return f"{'deleted' if self.removed else 'kept'} {total(self.trees)}"
 
@@ -72,8 +74,9 @@ def prune_unused(
     confirm: Callable[[str, str], bool],
     console: Console,
     spares: Sequence[HostConnection] = (),
+    parts: Set[Part] = ALL,
 ) -> PruneResult:
-    """Remove the trees that neither a run nor this hosts file uses.
+    """Remove the trees of these parts that neither a run nor this hosts file uses.
 
     If it is unknown which trees a host uses, nothing is removed from that host or from hosts that
     share its ~/.ddpctl. confirm: called with a list of the trees and their total size; returns
@@ -102,7 +105,7 @@ def prune_unused(
         homes = find_shared_homes(machines)
         looks, failures = try_each(machines, look)
         names = {
-            home[0]: unused_trees(looks[home[0]][0], own.union(*(looks[n][1] for n in home)))
+            home[0]: unused_trees(looks[home[0]][0], own.union(*(looks[n][1] for n in home)), parts)
             for home in homes
             if not failures.keys() & set(home)
         }
@@ -141,12 +144,13 @@ def total(trees: Sequence[UnusedTree]) -> str:
     return f"{counted(len(trees), 'folder')}, {decimal(sum(tree.size for tree in trees))}"
 
 
-def unused_trees(inventory: Inventory, keep: Collection[str]) -> list[str]:
+def unused_trees(inventory: Inventory, keep: Collection[str], parts: Set[Part] = ALL) -> list[str]:
     """Return the names of the removable trees and drafts. keep: the digests of trees to keep."""
     return [
         name
         for name, age in inventory.ages.items()
         if TREE.fullmatch(name)
+        and PARTS.get(name.partition("/")[0], "image") in parts
         and age >= MIN_AGE
         and name not in inventory.busy
         and name.partition("/")[2] not in keep

@@ -21,9 +21,9 @@ from ..diagnosis.stack_groups import (
     without_importlib,
 )
 from ..engines.node_handle import NodeHandle
-from ..errors import CommandTimeout
+from ..errors import CommandTimeout, UsageError
 from ..logs.event_reader import parsed
-from ..outcomes import Exit
+from ..outcomes import Exit, RunState
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
 from ..runs.reported import agreed_attempt
@@ -53,7 +53,13 @@ class Answer:
 
 
 def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: bool) -> Exit:
-    """Print the stacks of all ranks that answer. Return UNREACHABLE if a host did not answer."""
+    """Print the stacks of all ranks that answer. Return UNREACHABLE if a host did not answer.
+
+    Raises UsageError if the run is waiting in line.
+    """
+    if (record := folder.load_if_readable(console)) and record.state is RunState.WAITING:
+        what = f"{folder.run_id} is waiting in line and has nothing to show yet"
+        raise UsageError(what, "run `ddpctl ps` to see what it is waiting for")
     with newest_attempt(folder, console) as attempt, console.step("asking every node"):
         kind = "all" if all_threads else "main"
         by_connection, failures = ask_each(

@@ -147,3 +147,14 @@ def test_if_no_host_answers_nothing_is_printed_but_the_error(
         host.reachable = False
     code, out, err = cluster.ddpctl("stacks")
     assert (code, out) == (4, "") and "gpu[0-1]: no answer" in err
+
+
+def test_a_run_that_waits_in_line_has_no_stacks_yet(
+    fake_cluster: Callable[..., FakeCluster],
+) -> None:
+    """Its supervisors were waited for, and were said to be gone or paused."""
+    cluster = fake_cluster(gpus=1, master_port="auto")
+    assert cluster.launch("--detach")[0] == 0
+    assert cluster.launch("--detach", "--wait", "5m")[0] == 0
+    code, out, err = cluster.ddpctl("stacks")
+    assert (code, out) == (2, "") and "is waiting in line and has nothing to show yet" in err, err

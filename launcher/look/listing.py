@@ -127,6 +127,7 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
     statuses, failures = _nodes_of_runs(clusters, finished=finished)
     all_connections = [each for _, connections in clusters for each in connections]
     machines = one_per_account(all_connections)
+    with_gpus = {each.host.account for each in all_connections if each.host.gpus != 0}
     answering = [connection for connection in machines if connection.name not in failures]
     progress: dict[str, Progress] = {}
     usages: dict[str, dict[int, Usage]] = {}  # by run id and node rank
@@ -145,7 +146,7 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
                 usage = parsed_event(newest_usage.stdout)
                 if isinstance(usage, Usage):  # otherwise its supervisor has not written one yet
                     usages.setdefault(run, {})[rank] = usage
-        if connection.host.gpus == 0:
+        if connection.host.account not in with_gpus:
             return ()
         return parse_use(connection.script(USE, timeout=TIMEOUT).stdout.decode(errors="replace"))
 

@@ -165,6 +165,19 @@ def test_a_host_is_asked_for_details_only_of_the_runs_that_are_shown(fake_cluste
     assert ps("--all") == ([0, 3], 1)
 
 
+def test_gpus_are_shown_even_if_the_first_entry_of_their_host_uses_none(fake_cluster: Make) -> None:
+    cluster = fake_cluster("gpu0")
+    entries = [{"host": "gpu0", "gpus": 0}, {"host": "gpu0", "gpus": "all"}]
+    Path(cluster.hosts_file).write_text(json.dumps({"hosts": entries, "job": {"image": "any:1"}}))
+    tool = cluster.hosts["gpu0"].tools / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\ncase $* in *--query-gpu*) echo 0, GPU-a, 5, 10, 81559, H100 ;; esac\n"
+    )
+    tool.chmod(0o755)
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file, "--json")
+    assert (code, [gpu["uuid"] for gpu in json.loads(out)["gpus"]]) == (0, ["GPU-a"]), err
+
+
 @pytest.mark.parametrize("flags", [[], ["--all"], ["--per-node"]])
 def test_the_tables_fit_a_terminal_of_80_columns_and_are_whole_elsewhere(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, flags: list[str]

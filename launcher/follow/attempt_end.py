@@ -82,7 +82,11 @@ def explain(
     events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
     for number in sorted({event.number for event in events})[-MOST_RESTARTS:]:
         before = before_restart(evidence, number)
-        keep(first_failure(before), before, number)
+        known = zip(before.nodes, evidence.nodes, strict=True)
+        if all(
+            was.events or not node.events for was, node in known
+        ):  # else the Monitor dropped some
+            keep(first_failure(before), before, number)
 
 
 def ask_kernels(

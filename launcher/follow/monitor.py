@@ -235,7 +235,10 @@ class Monitor:
         node.events.append((at, event))
         node.event_bytes += len(repr(event))
         if node.event_bytes > MOST_EVENTS:  # after many restarts in place; the newest matter
-            del node.events[: len(node.events) // 2]
+            half = len(node.events) // 2
+            newer = enumerate(node.events[half:], half)
+            restarts = (index for index, (_, e) in newer if isinstance(e, RestartInPlace))
+            del node.events[: next(restarts, half)]  # no part of a round would show its cause
             node.event_bytes = sum(len(repr(kept)) for _, kept in node.events)
         if isinstance(event, End):
             node.exit_code, node.end_received = event.exit_code, time.monotonic()

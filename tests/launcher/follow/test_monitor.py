@@ -11,21 +11,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import attempt_record, run_record
 from local_attempt import local_attempt
 
 from launcher.engines.status import ContainerState, NodeStatus, warn_once
 from launcher.errors import HostUnreachable
 from launcher.follow import inbox
 from launcher.follow import monitor as module
+from launcher.follow.attempt_end import explain
 from launcher.follow.inbox import Exited, NewEntries, Reached
 from launcher.follow.monitor import Contact, FollowedNode, Monitor, NodeEnded, Restarted, Tick
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
 from launcher.logs.store import Mark
+from launcher.outcomes import RunState
+from launcher.runs.record import RunFolder
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import Completed
-from launcher.supervisor.events import End, EndState
+from launcher.supervisor.events import (
+    End,
+    EndState,
+    RankExit,
+    Reason,
+    RestartInPlace,
+    Stopping,
+)
+from launcher.terminal.console import Console
 
 JOURNAL = b"""\
 1.5\t!\t{"kind": "stopping", "reason": {"kind": "cancelled", "message": "", "node_rank": 0}}
@@ -120,6 +132,28 @@ def test_of_too_many_events_the_oldest_are_dropped(
     [node] = followed(tmp_path, flood + JOURNAL, 0)
     assert 10 < len(node.events) < 50
     assert [event.kind for _, event in node.events[-2:]] == ["stopping", "end"]
+
+
+def test_no_failure_text_is_made_from_events_of_which_some_were_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 0 has printed long tracebacks in each round, and node 1 has only followed it."""
+    monkeypatch.setattr(module, "MOST_EVENTS", 15_000)
+    attempt = local_attempt(tmp_path, b"", Busy())
+    monitor = Monitor(attempt, {})
+    nodes = {rank: FollowedNode(rank, f"gpu{rank}", exit_code=0) for rank in (0, 1)}
+    for number in range(1, 21):
+        cause = Reason("rank-failed", "raised", 0, "gpu0", rank=0, exit_code=1)
+        exit = RankExit(0, 0, 1, last_lines=("x" * 1000, f"ValueError: {number}"))
+        for node, events in (nodes[0], [exit]), (nodes[1], []):
+            for event in (*events, Stopping(cause)):
+                monitor._note_event(node, float(number), event)
+            monitor._note_event(node, number + 0.5, RestartInPlace(number, 9, True, cause))
+    assert len(nodes[0].events) < len(nodes[1].events) == 40
+    folder, record = RunFolder(tmp_path / "r"), run_record(attempt_record(state=RunState.SUCCEEDED))
+    explain(attempt, folder, record, nodes, Console())
+    texts = {path.name: path.read_text() for path in folder.logs.glob("failure-*")}
+    assert texts and all("ValueError: " in text for text in texts.values()), texts
 
 
 def test_a_restart_in_place_is_that_of_the_node_that_reports_it(tmp_path: Path) -> None:

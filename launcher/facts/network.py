@@ -65,7 +65,13 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
     Only the latter has the interface of an address without a network, such as 10.128.0.2/32 on
     Google Cloud, and of one whose network several interfaces share.
     """
-    attached = [r for r in routes(lines) if not r.gateway and r.network.prefixlen]
+    attached: dict[
+        IPv4Network, dict[str, None]
+    ] = {}  # interfaces by network, the most specific first
+    for route in routes(lines):
+        if not route.gateway and route.network.prefixlen:
+            attached.setdefault(route.network, {})[route.interface] = None
+    lengths = dict.fromkeys(network.prefixlen for network in attached)
     ip, v4, v6, named = "", [], [], dict[str, str]()
     for line in lines:
         if match := re.search(r"\|-- ([0-9.]+)", line):
@@ -73,8 +79,8 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
         elif "/32 host LOCAL" in line:  # in fib_trie, this line follows its address
             with contextlib.suppress(ValueError):
                 v4.append(IPv4Address(ip))
-        elif match := re.match(r"[0-9]+: (\S+) +inet ([0-9.]+)[/ ]", line):
-            named[match[2]] = match[1]
+        elif match := re.match(r"[0-9]+: (?!lo )(\S+) +inet ([0-9.]+)[/ ]", line):
+            named[match[2]] = match[1]  # of `lo`, a route knows better where an address is used
         elif match := re.match(r"([0-9a-f]{32}) +\S+ +([0-9a-f]{2}) +\S+ +\S+ +(\S+)$", line):
             six = IPv6Address(int(match[1], 16))
             if not six.is_link_local and int(match[2], 16) <= six.max_prefixlen:
@@ -82,16 +88,17 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
                 v6.append(Address(str(six), match[3], str(network)))
     v4_addresses = []
     for own in dict.fromkeys(v4):
-        name = named.get(str(own), "lo")  # a route knows better where an address of `lo` is used
-        inside = [route for route in attached if own in route.network]
-        inside.sort(key=lambda route: route.interface != name)
+        name = named.get(str(own), "")
+        around = (IPv4Network((int(own), length), strict=False) for length in lengths)
+        inside = [network for network in around if network in attached]
         if own.is_loopback:
             v4_addresses.append(Address(str(own), "lo"))
-        elif inside or name != "lo":
-            interface = inside[0].interface if name == "lo" else name
-            v4_addresses.append(
-                Address(str(own), interface, str(inside[0].network) if inside else "")
-            )
+        elif inside:
+            nearest = next((each for each in inside if name in attached[each]), inside[0])
+            interface = name or next(iter(attached[nearest]))
+            v4_addresses.append(Address(str(own), interface, str(nearest)))
+        elif name:
+            v4_addresses.append(Address(str(own), name))
     return (*v4_addresses, *v6)
 
 

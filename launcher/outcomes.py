@@ -32,8 +32,12 @@ class RunState(enum.StrEnum):
     UNKNOWN = "UNKNOWN"  # a host that may still be running it did not answer
 
     @property
+    def is_starting(self) -> bool:
+        return self in (RunState.WAITING, RunState.PENDING)
+
+    @property
     def is_live(self) -> bool:
-        return self in (RunState.WAITING, RunState.PENDING, RunState.RUNNING)
+        return self.is_starting or self is RunState.RUNNING
 
     @property
     def is_final(self) -> bool:

@@ -12,7 +12,7 @@ from ..follow.monitor import Monitor, Tick
 from ..follow.run_lines import RunLines
 from ..logs.query import LogFilter, attempts_in, merged
 from ..logs.store import LogStore, Marks, known_marks
-from ..outcomes import Exit
+from ..outcomes import Exit, RunState
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
@@ -64,6 +64,12 @@ def show_logs(
     unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to keep printing until the
     run ends, nobody reads stdout any more, or a signal arrives.
     """
+    record = folder.load_if_readable(console)
+    if record and record.state is RunState.WAITING:
+        what = "is waiting in line; `ddpctl ps` shows what it is waiting for"
+        console.say(f"run {folder.run_id} {what}")
+    if follow and unchecked.attempt is None and record and record.state.is_starting:
+        wait_for_attempt(folder, record.attempt.number - 1, console)
     lines, result = RunLines(console, brief=False), Exit.DONE
     log_filter: LogFilter | None = None
     restarted: int | None = None  # the first attempt that is not printed yet
@@ -86,7 +92,7 @@ def show_logs(
         has_succeeded = all(node.succeeded for node in monitor.nodes.values())
         if has_succeeded or console.reader_left or unchecked.attempt is not None:
             return result
-        if (restarted := wait_for_restart(folder, attempt.number, console)) is None:
+        if (restarted := wait_for_attempt(folder, attempt.number, console)) is None:
             return result
         log_filter = dataclasses.replace(log_filter, tail=None)
 
@@ -121,8 +127,8 @@ def print_new(
     return stopped_by is None
 
 
-def wait_for_restart(folder: RunFolder, number: int, console: Console) -> int | None:
-    """Wait until attempt `number` is restarted on this machine. Return the number of the restart.
+def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | None:
+    """Wait until an attempt after `number` has started on this machine. Return its number.
 
     Return None if the run has ended, no process takes care of it, or nobody reads stdout any more.
     """

@@ -21,7 +21,6 @@ from ..terminal.host_errors import report_errors
 from .tickets import remove_tickets
 from .waiting_line import is_being_started
 
-STARTING = (RunState.WAITING, RunState.PENDING)
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
@@ -60,7 +59,7 @@ def follow_newest(
     """Print what the filter selects of the log so far, then follow the newest attempt to its end."""
     while True:
         record = folder.load()
-        if record.state in STARTING:
+        if record.state.is_starting:
             record = wait_for_start(folder, console)
             if record.state.is_final and not record.attempt.started:
                 report_end(folder.run_id, record.attempt, console)
@@ -71,7 +70,7 @@ def follow_newest(
             EventHook(folder, on_event, console) as hook,
         ):
             known, record = record, folder.load()  # another machine may have started an attempt
-            if record.state in STARTING and record.attempt.number > known.attempt.number:
+            if record.state.is_starting and record.attempt.number > known.attempt.number:
                 continue  # the recorder is restarting the run
             with log_store(folder, console) as store:
                 report_errors(sync_logs(handle, store, console), console)

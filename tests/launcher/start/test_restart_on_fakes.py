@@ -837,8 +837,36 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
         return {}
 
     monkeypatch.setattr(logs, "print_recorded", print_recorded)
-    monkeypatch.setattr(logs, "wait_for_restart", restarted)
+    monkeypatch.setattr(logs, "wait_for_attempt", restarted)
     assert (cluster.ddpctl("logs", "-f")[0], printed) == (0, [None, 1, 2])
+
+
+@pytest.mark.parametrize("state", [RunState.WAITING, RunState.PENDING])
+def test_logs_follow_a_run_from_its_start_that_they_wait_for(
+    state: RunState, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    started, waiting = folder.load(), folder.load()
+    waiting.attempt.state, waiting.attempt.started = state, None
+    folder.save(waiting)
+    running = [(host, host.nodes.copy()) for host in cluster]
+    for host in cluster:
+        host.nodes.clear()
+    monkeypatch.setattr(logs.detach, "has_recorder", lambda _: folder.load() == waiting)
+
+    def start(_: float) -> None:
+        for host, nodes in running:
+            host.nodes |= nodes
+        for node in cluster.nodes:
+            node.say("hello", node.node_rank)
+            node.end(0)
+        folder.save(started)
+
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=start))
+    code, out, err = cluster.ddpctl("logs", "-f")
+    assert (code, sorted(out.splitlines())) == (0, ["[gpu0:0] hello", "[gpu1:1] hello"]), err
+    assert ("is waiting in line; `ddpctl ps`" in err) is (state is RunState.WAITING)
 
 
 @pytest.mark.parametrize(

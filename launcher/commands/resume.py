@@ -18,6 +18,8 @@ def resume(
 ) -> Outcome:
     """Start a run's next attempt from its newest checkpoint.
 
+    It runs the same command, with the code and data that are in their folders now.
+
     \b
     ddpctl resume
     ddpctl resume 20261121-1530 --exclude gpu3

@@ -13,9 +13,10 @@ from ..text import nearest
 def check_command(job: Job) -> str | None:
     """Check that the script in `job.command` is in `job.workdir` and compiles.
 
-    Return a hint if the script is on this machine but a node would not find it there, else None.
-    Does not look for absolute paths and modules (`-m`), because they may come with the image.
-    Raises UsageError if the script is missing or has a syntax error.
+    Return a hint if a node would find the script, or an argument that names data, under another path
+    than this machine or not at all, else None. Does not look for absolute paths and modules (`-m`),
+    because they may come with the image. Raises UsageError if the script is missing or has a syntax
+    error.
     """
     script = PurePosixPath(job.command[0])
     if script.is_absolute():
@@ -46,7 +47,7 @@ def check_command(job: Job) -> str | None:
         raise UsageError(f"{path}:{error.lineno or 1}: {error.msg}{text}", remedy) from None
     except (OSError, ValueError, RecursionError, MemoryError):
         pass  # torchrun reports unreadable files
-    return None
+    return _data_of_this_machine(job, job.workdir)
 
 
 def _path_of_this_machine(script: PurePosixPath, job: Job) -> str | None:
@@ -62,3 +63,22 @@ def _path_of_this_machine(script: PurePosixPath, job: Job) -> str | None:
     return (
         f"{script} is a path on this machine; in the container, it is /workspace/{own}: write {own}"
     )
+
+
+def _data_of_this_machine(job: Job, workdir: str) -> str | None:
+    """Return a hint if nodes have an argument's file of the dataset under another path."""
+    if job.dataset is None or Path(workdir).is_relative_to(job.dataset):
+        return None
+    for word in job.command[1:]:
+        given = word.rpartition("=")[2]
+        path = Path(os.path.normpath(os.path.join(workdir, given)))  # noqa: PTH118 # relative or not
+        if not path.is_relative_to(job.dataset) or not os.path.exists(path):  # noqa: PTH110
+            continue
+        there = str(PurePosixPath("/data", path.relative_to(job.dataset)))
+        if job.engine == "process":
+            return f"{given} is a path on this machine; on nodes, it is in os.environ['DDPCTL_DATA_DIR']"
+        if given != there:
+            return (
+                f"{given} is a path on this machine; in the container, it is {there}: write {there}"
+            )
+    return None

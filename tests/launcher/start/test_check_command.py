@@ -73,6 +73,36 @@ def test_the_path_that_a_script_has_only_on_this_machine_is_mentioned(tmp_path: 
     assert check_command(Job(command=(str(script),))) is None
 
 
+@pytest.mark.parametrize(
+    ("word", "there"),
+    [
+        ("data", "/data"),
+        ("./data/", "/data"),
+        ("--data=data/a.csv", "/data/a.csv"),
+        ("HERE/data", "/data"),
+        ("data/missing", None),
+        ("/data", None),
+        ("--data=", None),
+        ("a" * 5000, None),
+        ("conf.yaml", None),
+    ],
+)
+def test_the_path_that_the_dataset_has_only_on_this_machine_is_mentioned(
+    tmp_path: Path, word: str, there: str | None
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("train.py", "conf.yaml", "data/a.csv"):
+        (tmp_path / name).touch()
+    command = ("train.py", word.replace("HERE", str(tmp_path)))
+    given = replace(job(tmp_path, *command), dataset=str(tmp_path / "data"))
+    hint = check_command(given)
+    assert (hint or "").endswith(f"in the container, it is {there}: write {there}" if there else "")
+    assert bool(hint) == bool(there)
+    processes = check_command(replace(given, engine="process"))
+    assert ("DDPCTL_DATA_DIR" in (processes or "")) == bool(there)
+    assert check_command(replace(given, dataset=str(tmp_path))) is None  # the code is data, too
+
+
 def test_a_valid_script_with_a_warning_passes_in_silence(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -82,10 +82,9 @@ def explain(
     events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
     for number in sorted({event.number for event in events})[-MOST_RESTARTS:]:
         before = before_restart(evidence, number)
+        # the Monitor may have dropped a node's events from before it
         known = zip(before.nodes, evidence.nodes, strict=True)
-        if all(
-            was.events or not node.events for was, node in known
-        ):  # else the Monitor dropped some
+        if all(was.events or not node.events for was, node in known):
             keep(first_failure(before), before, number)
 
 

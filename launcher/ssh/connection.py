@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from ..budget import Deadline
 from ..errors import HostUnreachable
 from ..text import duration
 from .background import in_background
@@ -49,11 +50,12 @@ class Connection(paramiko.Transport):
             )
 
     def open_session(self, timeout: float) -> paramiko.Channel:  # type: ignore[override]
+        deadline = Deadline(timeout)
         with self._ahead_lock:
             ahead, self._ahead = self._ahead, None
         session = None if ahead is None or ahead.exception() else ahead.result()
         if session is None or session.closed:
-            session = super().open_session(timeout=timeout)
+            session = super().open_session(timeout=deadline.left())
         self.open_ahead(timeout)
         return session
 

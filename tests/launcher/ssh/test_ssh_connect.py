@@ -517,6 +517,23 @@ def test_commands_on_a_server_that_stops_replying_time_out_together(
     assert time.monotonic() - start < 9  # one after the other takes 12 s
 
 
+def test_a_session_that_is_being_opened_ahead_does_not_double_the_wait_for_a_server(
+    sshd: Server, connect_to: Connect
+) -> None:
+    server = sshd()
+    machine = connect_to(server.host(), connect_timeout=2)
+    machine.run(["true"])
+    [connection] = machine._machine._live()  # type: ignore[union-attr]
+    connection._ahead.result(20)  # wait until it is open
+    for pid in server.descendants():
+        os.kill(pid, signal.SIGSTOP)
+    with contextlib.closing(connection.open_session(timeout=2)):  # opens another one ahead
+        start = time.monotonic()
+        with pytest.raises(paramiko.SSHException, match="Timeout opening channel"):
+            connection.open_session(timeout=2)
+    assert time.monotonic() - start < 3
+
+
 def test_an_idle_connection_stays_open(
     sshd: Server, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from ..text import quoted
@@ -31,6 +32,7 @@ _OUR_KEYS = {  # our keys by those of the other tools
 }
 _INI_SECTION = re.compile(r"\[([^\[\]:,]+)(?::(vars|children))?\]")
 _WITH_PORT = re.compile(r"([^:\[\]]+(?:\[[^\[\]]*\][^:\[\]]*)*):([0-9]+)")  # gpu[01:12].lab:2222
+_JUMP = re.compile(r"""(?:(?<![\w-])-J\s*|\bProxyJump[=\s]\s*)["']?([^\s"']+)""")
 _YAML_START = re.compile(r"[-{%]|.*:(\s|$)")
 
 
@@ -84,7 +86,11 @@ def _hosts_of(group: RawValue, outer: Keys) -> Iterator[tuple[str, Keys, Keys]]:
 
 
 def _ours(theirs: Keys) -> Keys:
-    return {_OUR_KEYS[key]: value for key, value in theirs.items() if key in _OUR_KEYS}
+    ours = {_OUR_KEYS[key]: value for key, value in theirs.items() if key in _OUR_KEYS}
+    for key in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+        if key in theirs and (jump := _JUMP.search(theirs[key].text)):
+            ours["proxy_jump"] = replace(theirs[key], text=jump[1])
+    return ours
 
 
 def read_ini(text: str) -> RawValue:

@@ -230,6 +230,18 @@ def test_a_host_of_an_inventory_may_have_its_port_in_its_name(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize(
+    "args",
+    ["-J ann@bastion:22", "-o ProxyJump=ann@bastion:22 -C", '-C -o "ProxyJump ann@bastion:22"'],
+)
+def test_the_jump_host_of_an_inventory_is_kept(tmp_path: Path, args: str) -> None:
+    lines = ("[gpu]", "gpu1", "[gpu:vars]", f"ansible_ssh_common_args='{args}'")
+    (tmp_path / "inventory").write_text("\n".join(lines))
+    run(tmp_path, "--from", "inventory")
+    [host] = load(tmp_path / "hosts.yaml").hosts
+    assert (host.host, host.proxy_jump) == ("gpu1", "ann@bastion:22")
+
+
 def test_the_file_is_utf_8_whatever_the_locale_is(tmp_path: Path) -> None:
     (tmp_path / "inventory").write_text("[gpus]\na ansible_user=jürgen\n", encoding="utf-8")
     env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ROOT}

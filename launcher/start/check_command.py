@@ -3,10 +3,12 @@
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from ..errors import UsageError
 from ..hosts import Job
+from ..push.files.left_out import LeftOut
 from ..text import nearest
 
 
@@ -48,6 +50,17 @@ def check_command(job: Job) -> str | None:
     except (OSError, ValueError, RecursionError, MemoryError):
         pass  # torchrun reports unreadable files
     return _data_of_this_machine(job, job.workdir)
+
+
+def require_script(job: Job, left_out: Iterable[LeftOut]) -> None:
+    """Raise UsageError if the script is among the paths that a push leaves out of the workdir."""
+    script = os.path.normpath(job.command[0])
+    for path in (each.path for each in left_out):
+        if script == path or script.startswith(f"{path}/"):
+            what = f"job.command names {script}, but {path} is left out of the workdir"
+            raise UsageError(
+                what, f"write `!{path}` at the end of .ddpctlignore, or move the script"
+            )
 
 
 def _path_of_this_machine(script: PurePosixPath, job: Job) -> str | None:

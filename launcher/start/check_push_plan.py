@@ -15,6 +15,7 @@ from ..push.push import push as push_parts
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from ..text import counted
+from .check_command import require_script
 from .request import Request
 
 
@@ -80,7 +81,7 @@ def push(
     wants_push = request.options.push
     step = "pushing what is missing" if wants_push else "checking what the hosts already have"
     with console.step(step):
-        return push_parts(
+        pushed = push_parts(
             hosts.connections,
             request.cluster,
             console=console,
@@ -88,6 +89,8 @@ def push(
             known=hosts.images,
             spares=spares if wants_push else (),
         )
+    require_script(request.cluster.job, pushed.report.left_out)
+    return pushed
 
 
 def make_plan(request: Request, hosts: CheckedHosts, pushed: PushResult) -> Plan:

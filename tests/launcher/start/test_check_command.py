@@ -123,6 +123,29 @@ def test_a_command_that_cannot_work_is_refused_before_a_host_is_asked(
     assert not cluster.hosts["gpu0"].asked
 
 
+def test_a_script_that_git_ignores_is_not_pushed_and_needs_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    (code / "scratch").mkdir(parents=True)
+    (code / "scratch" / "train.py").touch()
+    (code / ".gitignore").write_text("scratch/\n")
+    cluster = FakeCluster(
+        tmp_path, monkeypatch, ["gpu0"], workdir="code", command=["scratch/train.py"]
+    )
+    flags = ("launch", cluster.hosts_file, "--no-check")
+    for _ in range(2):  # when the rest of the workdir is there already, too
+        returned, _, err = cluster.ddpctl(*flags)
+        assert returned == 2 and not cluster.nodes
+        assert (
+            "names scratch/train.py, but scratch is left out of the workdir; write `!scratch`"
+            in err
+        )
+    (code / ".ddpctlignore").write_text("!scratch\n")
+    returned, _, err = cluster.ddpctl(*flags, "--detach")
+    assert returned == 0, err
+
+
 def test_a_missing_workdir_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0"], workdir="cod")
     code, _, err = cluster.ddpctl("launch", cluster.hosts_file)

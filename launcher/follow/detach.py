@@ -19,6 +19,7 @@ READY = b"ready\n"
 RECORDER = f"{__package__.rpartition('.')[0]}.start.recorder"
 LOCK = ".recorder.lock"
 START_LOCK = ".recorder-start.lock"
+WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run or starts it
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
 
 # -I removes the current directory, PYTHONPATH and the user's site packages from the import path.
@@ -107,6 +108,13 @@ def has_recorder(folder: RunFolder) -> bool:
     """
     with contextlib.suppress(StateError):  # a file system without locks, on which none starts
         return is_locked(folder.path / LOCK)
+    return False
+
+
+def is_being_started(folder: RunFolder) -> bool:
+    """Return whether a process on this machine is waiting for the run's turn or starting an attempt."""
+    with contextlib.suppress(StateError):
+        return is_locked(folder.path / WAITING_LOCK)
     return False
 
 

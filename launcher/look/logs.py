@@ -134,12 +134,12 @@ def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | 
     """
     with Interrupts():
         while not console.reader_left:
-            # check this before reading the record: a process may change the record and then end
-            may_restart = detach.has_recorder(folder)
+            # check these before reading the record: a process may change the record and then end
+            may_start = detach.has_recorder(folder) or detach.is_being_started(folder)
             record = folder.load_if_readable(console)
             if record and record.attempt.number > number and record.attempt.started:
                 return record.attempt.number
-            if not (may_restart and record and folder.goes_on(record)):
+            if not (may_start and record and folder.goes_on(record)):
                 return None
             time.sleep(POLL)
     return None

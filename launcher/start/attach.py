@@ -19,7 +19,6 @@ from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 from .tickets import remove_tickets
-from .waiting_line import is_being_started
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
@@ -120,7 +119,7 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
     recorder_started = announced = False
     while True:
         # check this before reading the record: a process may change the record and then end
-        starting = is_being_started(folder)
+        starting = detach.is_being_started(folder)
         abandoned = not (starting or detach.has_recorder(folder))
         record = folder.load()
         is_pending = record.state is RunState.PENDING and starting

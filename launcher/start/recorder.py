@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import DdpctlError
 from ..follow import hooks
 from ..follow.ctrl_c import signals_end_recorder
-from ..follow.detach import READY, recording
+from ..follow.detach import READY, WAITING_LOCK, recording
 from ..outcomes import Outcome, RunState
 from ..own_folders import locked
 from ..plan.plan import LaunchOptions
@@ -23,7 +23,6 @@ from .attach import attach
 from .request import Request
 from .restart import restart_until_done, turn_kept_for_restart
 from .run_attempt import run_attempt
-from .waiting_line import WAITING_LOCK
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from shlex import join
 
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, UsageError, lines
+from ..follow.detach import is_being_started
 from ..follow.session import ENDED
 from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import NodeState, Outcome, RunState, run_state
@@ -21,7 +22,6 @@ from ..text import counted, names
 from .launch import run_with_restarts
 from .request import Request
 from .reservation import newest_cancelled
-from .waiting_line import is_being_started
 
 
 def resume(

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, StateError, lines
+from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, lines
 from ..follow import detach
 from ..follow.ctrl_c import LEAVING, Interrupts
+from ..follow.detach import WAITING_LOCK
 from ..outcomes import Outcome, RunState
-from ..own_folders import is_locked, locked, make_folder
-from ..runs.record import RunFolder
+from ..own_folders import locked, make_folder
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
@@ -29,7 +29,6 @@ from .tickets import Tickets, remove_tickets
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
 CLOSE_TIMEOUT = 2.0  # seconds to remove the tickets after Ctrl-C; one that is left expires
-WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run or starts it
 
 
 @dataclass(frozen=True)
@@ -191,14 +190,6 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     def _remove_earlier(self) -> None:
         """Remove the tickets that another process or attempt has left behind."""
         remove_tickets(self.hosts, self.request.cluster.job.engine, self.request.run_id)
-
-
-def is_being_started(folder: RunFolder) -> bool:
-    """Return whether a process on this machine is waiting for the run's turn or starting an attempt."""
-    try:
-        return is_locked(folder.path / WAITING_LOCK)
-    except StateError:  # a file system without locks
-        return False
 
 
 def with_remedy(reasons: Sequence[DdpctlError], remedy: str) -> Several:

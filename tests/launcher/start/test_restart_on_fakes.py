@@ -716,7 +716,7 @@ def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_p
         folder.save(ended)
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=end))
-    monkeypatch.setattr(attach, "is_being_started", lambda _: True)
+    monkeypatch.setattr(attach.detach, "is_being_started", lambda _: True)
     code, out, err = cluster.ddpctl("attach")
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
@@ -797,7 +797,7 @@ def test_attach_waits_for_the_start_of_an_attempt_that_was_new_while_the_hosts_w
 
     monkeypatch.setattr(newest_attempt, "caught_up", restart)
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=start))
-    monkeypatch.setattr(attach, "is_being_started", lambda _: is_starting)
+    monkeypatch.setattr(attach.detach, "is_being_started", lambda _: is_starting)
     code, _, err = cluster.ddpctl("attach")
     assert (code, is_starting, folder.load()) == (0, False, ended), err
 
@@ -841,9 +841,12 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
     assert (cluster.ddpctl("logs", "-f")[0], printed) == (0, [None, 1, 2])
 
 
-@pytest.mark.parametrize("state", [RunState.WAITING, RunState.PENDING])
+@pytest.mark.parametrize(
+    ("state", "sign"),
+    [(RunState.WAITING, "has_recorder"), (RunState.PENDING, "is_being_started")],
+)
 def test_logs_follow_a_run_from_its_start_that_they_wait_for(
-    state: RunState, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+    state: RunState, sign: str, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster()
     folder = run_folder(cluster.launch("--detach")[1].strip())
@@ -853,7 +856,7 @@ def test_logs_follow_a_run_from_its_start_that_they_wait_for(
     running = [(host, host.nodes.copy()) for host in cluster]
     for host in cluster:
         host.nodes.clear()
-    monkeypatch.setattr(logs.detach, "has_recorder", lambda _: folder.load() == waiting)
+    monkeypatch.setattr(logs.detach, sign, lambda _: folder.load() == waiting)
 
     def start(_: float) -> None:
         for host, nodes in running:

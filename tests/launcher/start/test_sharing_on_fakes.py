@@ -262,7 +262,7 @@ def test_a_wait_that_ctrl_c_ends_is_recorded_before_another_process_may_wait_for
     saved, save = [], RunFolder.try_save
 
     def note(folder: RunFolder, record: RunRecord, console: Console) -> None:
-        saved.append((record.state, is_locked(folder.path / waiting_line.WAITING_LOCK)))
+        saved.append((record.state, is_locked(folder.path / detach.WAITING_LOCK)))
         save(folder, record, console)
 
     monkeypatch.setattr(RunFolder, "try_save", note)
@@ -555,7 +555,7 @@ def test_attach_starts_a_recorder_when_the_process_that_waits_has_died(
     looks: list[float] = []
 
     with contextlib.ExitStack() as process:
-        process.enter_context(locked(folder / waiting_line.WAITING_LOCK))
+        process.enter_context(locked(folder / detach.WAITING_LOCK))
 
         def look_again(seconds: float) -> None:
             assert cluster.recorders == [waiting] * (len(looks) > 2)
@@ -642,7 +642,7 @@ def test_of_two_recorders_one_starts_the_run_once_nobody_else_waits_for_it(
     waiting = waits_behind_another(cluster)
     end_all(cluster.nodes)
     cluster.nodes_end(0)
-    lock = cluster.state / "ddpctl" / "runs" / waiting / waiting_line.WAITING_LOCK
+    lock = cluster.state / "ddpctl" / "runs" / waiting / detach.WAITING_LOCK
     before = cluster.hosts["gpu0"].count("create")
     with ThreadPoolExecutor(2) as pool:
         with locked(lock):

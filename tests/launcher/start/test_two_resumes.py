@@ -19,6 +19,7 @@ from fakes import FakeCluster
 from local_machine import Machine
 
 from launcher.errors import HostUnreachable, NodesFailed, UsageError
+from launcher.follow.detach import WAITING_LOCK
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
@@ -29,7 +30,6 @@ from launcher.start import attach, start_nodes
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation
 from launcher.start.run_attempt import run_attempt
-from launcher.start.waiting_line import WAITING_LOCK
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]

@@ -212,6 +212,7 @@ class Sender:
             for part in ("dataset", "workdir", "image")
         ]
         what = "cannot list what the host already has"
+        connection.connect()  # once, even if the host refuses the login
         image = in_background(self._image_on, connection)  # while the script runs
         text = script_output(connection, what, INSPECT, *digests, timeout=60.0)
         has = frozenset(re.findall(r"^have (\w+)$", text, re.MULTILINE))

@@ -17,14 +17,16 @@ from typing import Any
 import pytest
 from push_machines import Machine, Machines
 
-from launcher.errors import DdpctlError, PushFailed
+from launcher.errors import DdpctlError, HostUnreachable, PushFailed
+from launcher.hosts import Cluster, Host, Job
 from launcher.push.files import manifest, tar
 from launcher.push.files.push_tree import BEGIN, PREPARE, RECEIVE, TreePush
 from launcher.push.files.scan import scan
-from launcher.push.push import INSPECT, PushResult
+from launcher.push.push import INSPECT, PushResult, push
 from launcher.push.push_progress import HostsNotReady, PushProgress
 from launcher.push.transfer.fanout import Fanout
-from launcher.ssh.host_connection import HostConnection
+from launcher.ssh import client
+from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.stream import Completed, Stream
 from launcher.terminal.console import Console
 
@@ -471,3 +473,20 @@ def test_a_tree_is_on_the_disk_before_it_counts_as_present(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "at-sync").read_text() == f".{'d' * 64}.t\n"
     assert (tmp_path / ".ddpctl" / "datasets" / ("d" * 64) / "a").read_bytes() == b"a"
+
+
+def test_a_host_that_refuses_the_login_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools such as fail2ban count, and a token may have to be touched each time."""
+    logins = []
+
+    def refuse(host: Host, _: float) -> None:
+        logins.append(host)
+        raise HostUnreachable("permission denied", "authorize a key")
+
+    monkeypatch.setattr(client, "connect", refuse)
+    monkeypatch.setattr("launcher.push.push.image_here", lambda _: None)
+    [host] = hosts = (Host("gpu1"),)
+    with connected(hosts) as connections, pytest.raises(HostsNotReady, match="permission denied"):
+        push(connections, Cluster(hosts, Job()), console=Console(quiet=True), parts={"image"})
+    time.sleep(0.2)  # for threads that may still be running
+    assert logins == [host]

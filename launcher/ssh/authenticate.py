@@ -156,6 +156,7 @@ class Keyring:
         connection.settimeout(_login_timeout(self.route))
         held = {key.blob: key for key in agent.get_keys()}
         for key in held.values():
+            key.public_blob = None  # paramiko 3 has none if it does not know the kind of key
             if "-cert-" in key.get_name():  # paramiko would offer the key in it if that is RSA
                 key.inner_key = None  # type: ignore[attr-defined]
         return held

@@ -186,7 +186,7 @@ def test_a_class_or_a_cached_function_of_a_script_is_refused(
     cached.__module__, cached.__qualname__ = "__main__", "cached"
     function = functools.cache(cached)
     monkeypatch.setattr("__main__.cached", function, raising=False)
-    with pytest.raises(UsageError, match=r"cached is in __main__ .* call it in a function"):
+    with pytest.raises(UsageError, match=r"cached is in __main__, .* call it in a function"):
         pack(function, (), {}, tmp_path, cluster=Cluster((), Job()), trust=False)
 
 

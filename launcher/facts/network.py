@@ -65,9 +65,8 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
     Only the latter has the interface of an address without a network, such as 10.128.0.2/32 on
     Google Cloud, and of one whose network several interfaces share.
     """
-    attached: dict[
-        IPv4Network, dict[str, None]
-    ] = {}  # interfaces by network, the most specific first
+    # the interfaces by network, the most specific network first
+    attached: dict[IPv4Network, dict[str, None]] = {}
     for route in routes(lines):
         if not route.gateway and route.network.prefixlen:
             attached.setdefault(route.network, {})[route.interface] = None

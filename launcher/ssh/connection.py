@@ -43,7 +43,12 @@ class Connection(paramiko.Transport):
         return list(handler.wait_for_response(answered))
 
     def open_ahead(self, timeout: float) -> None:
-        """Open a session in the background, which saves the next command a round trip."""
+        """Open a session in the background, which saves the next command a round trip.
+
+        Only with OpenSSH: Dropbear may close a session that has no command yet.
+        """
+        if "OpenSSH" not in self.remote_version:
+            return
         with self._ahead_lock:
             self._ahead = self._ahead or in_background(
                 self.open_channel, "session", timeout=timeout

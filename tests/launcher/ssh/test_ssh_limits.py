@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -115,6 +116,16 @@ def test_the_session_of_the_next_command_is_opened_ahead(
     until(lambda: len(opened) == 4, 10.0)
     opened[-1].close()  # as sshd does after its ChannelTimeout
     assert node.run(["echo", "hello"]).stdout == b"hello\n"
+
+
+def test_no_session_is_opened_ahead_with_dropbear(sshd: Server, connect_to: Connect) -> None:
+    """It closed the session just before the command in 3 of 160 cases."""
+    node = connect_to(sshd().host())
+    node.connect()
+    [connection] = node._machine._live()  # type: ignore[union-attr]
+    connection.remote_version = "SSH-2.0-dropbear_2022.83"
+    with contextlib.closing(connection.open_session(timeout=20)):
+        assert connection._ahead is None
 
 
 def test_a_connection_uses_one_thread_for_all_its_streams(

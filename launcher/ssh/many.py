@@ -45,7 +45,9 @@ def try_each(
             try:
                 results[connection] = do(connection)
             except Exception as error:
-                failures[connection] = connection.explain(error)
+                failure = failures[connection] = connection.explain(error)
+                # These refer to frames, and so to the host's answer, until the next garbage collection.
+                failure.__traceback__ = failure.__context__ = failure.__cause__ = None
 
     for thread in [in_background(work) for _ in connections[:AT_ONCE]]:
         thread.result()  # raises exceptions that end ddpctl itself, such as SystemExit

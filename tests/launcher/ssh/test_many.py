@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,27 @@ def test_what_ends_ddpctl_itself_is_no_hosts_error() -> None:
 
     with pytest.raises(SystemExit):
         try_each([HostConnection(Host("gpu0"))], leave)
+
+
+def test_an_error_keeps_no_answer_in_memory() -> None:
+    """`launch --wait` asks for hours, and an answer may have 16 MB."""
+
+    class Answer:
+        """What a host has printed."""
+
+    answers = []
+
+    def ask(_: HostConnection) -> None:
+        answer = Answer()
+        answers.append(weakref.ref(answer))
+        try:
+            raise ValueError(answer)
+        except ValueError:
+            raise CommandFailed("not JSON") from None
+
+    gc.disable()
+    try:
+        _, failures = try_each([HostConnection(Host("gpu1"))], ask)
+        assert len(failures) == 1 and answers[0]() is None
+    finally:
+        gc.enable()

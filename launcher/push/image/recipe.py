@@ -125,9 +125,13 @@ def requirements_of(source: Path) -> str:
 
 
 def pip_files_of(text: str) -> str:
-    """Return a conda environment's text with only the lines by which pip reads other files."""
+    """Return a conda environment's text with only the lines by which pip reads other files.
+
+    Not those with absolute paths, which may be in the base image.
+    """
     items = map(_CONDA_ITEM.fullmatch, text.splitlines())
-    return "\n".join(item[2] if item and _FILE_FLAG.match(item[2]) else "" for item in items)
+    flags = [(_FILE_FLAG.match(item[2]) if item else None) for item in items]
+    return "\n".join(flag.string if flag and flag[1][0] != "/" else "" for flag in flags)
 
 
 def read_utf8(path: Path) -> str:

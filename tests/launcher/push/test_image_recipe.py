@@ -168,6 +168,7 @@ dependencies:
   - "--constraint=pins.txt"
   - timm
   - -e git+https://x.org/y
+  - --find-links /opt/wheels
 """
 
 
@@ -180,7 +181,7 @@ def test_the_files_that_a_conda_environments_pip_section_names_are_part_of_the_i
     assert files.keys() == {"environment.yml", "requirements.txt", "b.txt", "pins.txt"}
     assert files["environment.yml"] == CONDA.encode()
     source.write_text(f"{CONDA}  - -r ../b.txt\n")
-    with pytest.raises(UsageError, match=r"environment\.yml:10: .* is not in the folder of"):
+    with pytest.raises(UsageError, match=r"environment\.yml:11: .* is not in the folder of"):
         recipe_of(source, None, None)
 
 

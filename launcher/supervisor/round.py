@@ -148,7 +148,10 @@ class Round:
             self.journal.write_event(RankPids({str(rank.rank): rank.pid for rank in known}))
 
     def check_ranks(self) -> None:
-        for rank in self.exited_ranks():
+        exited = self.exited_ranks()
+        if exited:  # they may have ended because of a rank that failed just after it was looked at
+            exited += self.exited_ranks()
+        for rank in exited:
             if rank.exit_code == 0 and self.early is None:
                 message = "exited with code 0 while other ranks were still running"
                 self.early = self.why("early-exit", message, rank)

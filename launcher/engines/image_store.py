@@ -22,6 +22,7 @@ from .status import array
 LIST_LAYERS = load_script(__file__, "list_layers.sh")
 PULL_TIMEOUT = 3600  # seconds
 LIST_TIMEOUT = 120.0  # seconds
+REMOVING = "Removing intermediate container"  # of a build, printed after the line that explains its failure
 
 
 class ImageStore:
@@ -54,7 +55,7 @@ class ImageStore:
     def build(self, context: bytes, name: str) -> Iterator[str]:
         """Build an image from a tar archive with a Dockerfile. Yield the lines that the build prints."""
         api = self._api
-        how: Any = {"custom_context": True, "rm": True, "network_mode": "host"}
+        how: Any = {"custom_context": True, "rm": True, "forcerm": True, "network_mode": "host"}
         with api.explained():
             for message in api.build(fileobj=io.BytesIO(context), tag=name, decode=True, **how):
                 if "error" in message:
@@ -62,7 +63,8 @@ class ImageStore:
                     why = re.sub("^The command '.*' returned", "a command returned", error)
                     what = f"could not build {name}: {printable(why)}"
                     raise CommandFailed(what, "see the build output above")
-                yield from filter(None, map(printable, message.get("stream", "").splitlines()))
+                told = map(printable, message.get("stream", "").splitlines())
+                yield from (each for each in told if each and not each.startswith(REMOVING))
 
     def save(self, name: str) -> Iterator[bytes]:
         """Yield the image as an archive in chunks, as `docker save` writes it."""

@@ -94,8 +94,15 @@ def test_any_user_can_run_the_trainer_of_a_private_checkout(tmp_path: Path) -> N
         subprocess.run(["docker", "rmi", name], check=False, capture_output=True)
 
 
-def test_a_base_without_pip_is_named_as_the_cause(project: Path) -> None:
+def failed_containers() -> set[str]:
+    argv = ["docker", "ps", "-aq", "--filter", "ancestor=ddpctl-cpu-base", "--filter", "exited=1"]
+    return {*subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()}
+
+
+def test_a_base_without_pip_is_named_as_the_cause_and_no_container_is_left(project: Path) -> None:
+    before = failed_containers()
     done = ddpctl(str(project), "--base", "ddpctl-cpu-base")
+    assert failed_containers() <= before
     assert done.returncode == 1
     *_, cause, error = done.stderr.splitlines()
     assert cause.endswith("the base image has no pip: use --base to pass an image that has it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -42,7 +43,7 @@ class SshMachine:
         try:
             if tty:
                 frame = frame.replace(b"\n", b"\r\n")  # as it comes out of a terminal
-                channel.get_pty(os.environ.get("TERM", "dumb"))
+                channel.get_pty(os.environ.get("TERM", "dumb"), *shutil.get_terminal_size())
             channel.exec_command(line)
             stream.skip_past(frame, timeout)
         except BaseException as error:

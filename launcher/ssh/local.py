@@ -8,6 +8,7 @@ import os
 import pty
 import pwd
 import select
+import shutil
 import signal
 import subprocess
 import termios
@@ -81,6 +82,9 @@ class LocalStream(Stream):
     def __init__(self, argv: Sequence[str], stdin: bool, tty: bool | None) -> None:
         home = expanded("~")
         terminal, inside = pty.openpty() if tty else (-1, subprocess.PIPE)
+        if tty:
+            columns, rows = shutil.get_terminal_size()
+            termios.tcsetwinsize(inside, (rows, columns))
         self._process = subprocess.Popen(
             [*(CONTROL_TERMINAL if tty else ()), *argv],
             stdin=inside if stdin else subprocess.DEVNULL,

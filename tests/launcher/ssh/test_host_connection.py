@@ -384,23 +384,25 @@ def test_a_silent_command_ends_with_its_stream(machine: HostConnection) -> None:
 def test_on_a_terminal_a_command_gets_its_size_and_ctrl_c_and_its_exit_code_arrives(
     machine: HostConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERM", "vt102")
+    for name, value in {"TERM": "vt102", "COLUMNS": "93", "LINES": "17"}.items():
+        monkeypatch.setenv(name, value)
     script = """
         trap 'exit 42' INT
-        echo "$TERM"
-        until stty size | grep -x '17 93'; do sleep 0.05; done
+        echo "$TERM $(stty size)"
+        until stty size | grep -x '30 40'; do sleep 0.05; done
         test -t 0 && test -t 2 && echo ready >/dev/tty
         while :; do sleep 0.05; done
     """
     with machine.open(["sh", "-c", script], tty=True) as stream:
         shown = stream.read(timeout=10)
-        stream.resize(17, 93)
+        stream.resize(30, 40)
         while b"ready" not in shown:
             shown += stream.read(timeout=10)
         stream.write(b"\x03")
         while stream.read(timeout=10):
             pass
-        assert (shown[:7], stream.wait(10), stream.read_stderr()) == (b"vt102\r\n", 42, b"")
+        first = shown.partition(b"\r\n")[0]
+        assert (first, stream.wait(10), stream.read_stderr()) == (b"vt102 17 93", 42, b"")
 
 
 @pytest.mark.parametrize("how", [{"tty": True}, {"stdin": False}, {"stdin": False, "tty": False}])

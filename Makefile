@@ -17,7 +17,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --timeout 300 --durations 15 --durations-min 10
 # each process starts with adjacent tests, which share fixtures, and takes over tests from the others at the end
-FAST = $(PYTEST) -n 4 --dist worksteal -m "not cluster"
+FAST = $(PYTEST) -n 3 --dist worksteal -m "not cluster"
 CLUSTER = $(PYTEST) -n 3 --dist loadgroup --no-loadscope-reorder -m cluster
 # tests with real time limits may fail on a busy machine: what failed runs once more, alone, and then it counts
 ONCE_MORE = echo "make test: what failed runs once more, alone"; $(PYTEST) --last-failed --maxfail 3

@@ -78,9 +78,9 @@ class HostConnection:
     ) -> Completed:
         """Run one command in the home folder, wait for it to end, and return its result.
 
-        Stops the command and raises CommandTimeout after `timeout` seconds, or CommandFailed if it
-        prints more than `limit` bytes. Raises HostUnreachable if the connection is lost, and
-        CommandFailed if the account cannot run commands.
+        Raises CommandTimeout after `timeout` seconds, and CommandFailed if the command prints more
+        than `limit` bytes; the command may then go on. Raises HostUnreachable if the connection is
+        lost, and CommandFailed if the account cannot run commands.
         """
         budget = Budget(f"`{argv[0]}`", self.name, limit, timeout)
 

@@ -50,9 +50,9 @@ def push(
             console.print(listed)
         return yes or typer.confirm(f"Delete all of this ({total})?", err=True)
 
+    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     chosen: dict[pushing.Part, bool] = {"image": image, "dataset": dataset, "workdir": workdir}
     parts = {part for part, given in chosen.items() if given} or {*chosen}
-    cluster = cluster_of(options.hosts_of(hosts, host_list), {}, include, exclude, job_file=job)
     with connected(cluster.hosts) as connections, connected(cluster.spares) as spares:
         try:
             if prune:

@@ -7,9 +7,11 @@ from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
 from ..logs.log_entry import LogEntry
+from ..outcomes import NodeState
 from ..supervisor.events import (
     Clock,
     End,
+    EndState,
     Event,
     GpuLoad,
     Reason,
@@ -58,6 +60,20 @@ class NodeEvidence:
     @property
     def end(self) -> End | None:
         return next((event for _, event in reversed(self.of(End))), None)
+
+    @property
+    def end_state(self) -> NodeState:
+        """The state of a node that has ended: FAILED unless it succeeded or was cancelled.
+
+        FAILED is provisional. Once all nodes have ended, `AttemptRecord.settle_nodes` changes it to
+        STOPPED for nodes that only followed another failure, or CANCELLED if the run was cancelled.
+        """
+        match self.end:
+            case End(EndState.SUCCEEDED):
+                return NodeState.SUCCEEDED
+            case End(EndState.CANCELLED):
+                return NodeState.CANCELLED
+        return NodeState.FAILED
 
     @property
     def reasons(self) -> list[Reason]:

@@ -162,7 +162,7 @@ class Api(docker.APIClient):
             text = body.decode(errors="replace")[:LONGEST_REFUSAL]
             body = bytearray(json.dumps({"message": text}).encode())
         answer._content, answer.encoding = bytes(body), "utf-8"
-        # not a method of the answer, which would then stay in memory until the next garbage collection
+        # If it referred to the answer, the answer would stay in memory until the next garbage collection.
         parse = functools.partial(self._parse, answer.request.path_url, answer._content)
         answer.json = parse  # type: ignore[method-assign]
 

@@ -73,7 +73,7 @@ class NodeStatus:
     @property
     def user(self) -> str:
         """The account name of the user who launched the run."""
-        return self.owner.rsplit("@", 1)[0]  # an account may be ann@corp.example
+        return user_of(self.owner)
 
     @property
     def alive(self) -> bool:
@@ -128,6 +128,11 @@ class NodeStatus:
     def expired(self) -> bool:
         """Whether it has waited so long to start that its launch must have died."""
         return self.state in UNSTARTED and self.age > LEASE
+
+
+def user_of(owner: str) -> str:
+    """Return the account name in an owner, such as ann@corp.example in ann@corp.example@laptop."""
+    return owner.rsplit("@", 1)[0]
 
 
 def read_status(

@@ -106,15 +106,17 @@ def has_recorder(folder: RunFolder) -> bool:
 
     That is a recorder, or the command that started the run. Both do so even between attempts.
     """
-    with contextlib.suppress(StateError):  # a file system without locks, on which none starts
-        return is_locked(folder.path / LOCK)
-    return False
+    return _has_locked(folder, LOCK)
 
 
 def is_being_started(folder: RunFolder) -> bool:
     """Return whether a process on this machine is waiting for the run's turn or starting an attempt."""
-    with contextlib.suppress(StateError):
-        return is_locked(folder.path / WAITING_LOCK)
+    return _has_locked(folder, WAITING_LOCK)
+
+
+def _has_locked(folder: RunFolder, lock: str) -> bool:
+    with contextlib.suppress(StateError):  # a file system without locks: no recorder
+        return is_locked(folder.path / lock)
     return False
 
 

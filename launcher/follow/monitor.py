@@ -19,7 +19,7 @@ from ..logs.event_reader import LONGEST_TEXT, Unreadable
 from ..logs.log_entry import LogEntry
 from ..logs.store import Marks, offset_in
 from ..outcomes import NodeState
-from ..supervisor.events import End, EndState, Event, RestartInPlace, Usage
+from ..supervisor.events import End, Event, RestartInPlace, Usage
 from ..text import names
 from .inbox import Exited, Inbox, Item, Lost, NewEntries, ProbeFailed, Reached
 from .node_watcher import PROBE_TIMEOUT, NodeWatcher
@@ -72,17 +72,8 @@ class FollowedNode(NodeEvidence):
 
     @property
     def end_state(self) -> NodeState:
-        """The state of a node that has ended: FAILED unless it succeeded or was cancelled.
-
-        FAILED is provisional. Once all nodes have ended, `AttemptRecord.settle_nodes` changes it to
-        STOPPED for nodes that only followed another failure, or CANCELLED if the run was cancelled.
-        """
-        match self.end:
-            case End(EndState.SUCCEEDED):
-                return NodeState.SUCCEEDED
-            case End(EndState.CANCELLED):
-                return NodeState.CANCELLED
-        return NodeState.CANCELLED if self.killed else NodeState.FAILED
+        state = super().end_state
+        return NodeState.CANCELLED if self.killed and state is NodeState.FAILED else state
 
     @property
     def succeeded(self) -> bool:

@@ -38,7 +38,7 @@ from .monitor import (
 from .panel import live_panel
 from .run_lines import RunLines
 
-ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # see FollowedNode.end_state
+ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # see NodeEvidence.end_state
 LOG_PATIENCE = 10.0  # seconds; without the store, a run's lines are not recorded until its end
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 

@@ -66,8 +66,7 @@ def show_logs(
     """
     record = folder.load_if_readable(console)
     if record and record.state is RunState.WAITING:
-        what = "is waiting in line; `ddpctl ps` shows what it is waiting for"
-        console.say(f"run {folder.run_id} {what}")
+        say_that_it_waits(folder, console)
     if follow and unchecked.attempt is None and record and record.state.is_starting:
         wait_for_attempt(folder, record.attempt.number - 1, console)
     lines, result = RunLines(console, brief=False), Exit.DONE
@@ -95,6 +94,11 @@ def show_logs(
         if (restarted := wait_for_attempt(folder, attempt.number, console)) is None:
             return result
         log_filter = dataclasses.replace(log_filter, tail=None)
+
+
+def say_that_it_waits(folder: RunFolder, console: Console) -> None:
+    what = "is waiting in line; `ddpctl ps` shows what it is waiting for"
+    console.say(f"run {folder.run_id} {what}")
 
 
 def print_new(

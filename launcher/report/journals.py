@@ -11,9 +11,9 @@ from ..diagnosis.evidence import NodeEvidence
 from ..logs.journal_reader import JournalReader
 from ..logs.metrics import number
 from ..outcomes import NodeState, run_state
-from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
-from ..supervisor.events import EndState, Environment, RankPids, Usage
-from ..text import names, rfc3339
+from ..runs.record import AttemptRecord, RunRecord, parse_timestamp, timestamp
+from ..supervisor.events import Environment, RankPids, Usage
+from ..text import names
 from .charts import MOST_CURVES, Chart, Curve, Point
 
 # by the chart's title: Chart.top, and a function that returns the value of one sample
@@ -22,8 +22,6 @@ USAGE: dict[str, tuple[float, Callable[[Usage], float]]] = {
     "GPU memory (GiB)": (1.0, lambda usage: sum(gpu.used for gpu in usage.gpus) / 1024),
     "CPU cores busy": (1.0, lambda usage: usage.cores),
 }
-# of a node; a node that ended in another state counts as FAILED
-ENDS = {EndState.SUCCEEDED: NodeState.SUCCEEDED, EndState.CANCELLED: NodeState.CANCELLED}
 SAMPLED = 10.0  # seconds between a supervisor's samples
 HEAD = re.compile(rb"^== (\d{1,7})/attempt-(\d{1,7})$\n?", re.MULTILINE)
 
@@ -136,13 +134,13 @@ def with_reported_states(record: RunRecord, journals: Journals) -> RunRecord:
     for entry in attempt.nodes:
         node = seen.get(entry.node_rank)
         if node and node.end:
-            state, code = ENDS.get(node.end.state, NodeState.FAILED), node.end.exit_code
-            entry = dataclasses.replace(entry, state=state, exit_code=code)
+            code = node.end.exit_code
+            entry = dataclasses.replace(entry, state=node.end_state, exit_code=code)
         elif node:
             entry = dataclasses.replace(entry, state=NodeState.RUNNING)
         nodes.append(entry)
     outcome = run_state([node.state for node in nodes], len(nodes))
-    ended = rfc3339(max(node.last_seen for node in seen.values())) if outcome.is_final else None
+    ended = timestamp(max(node.last_seen for node in seen.values())) if outcome.is_final else None
     newest = dataclasses.replace(attempt, nodes=nodes, state=outcome, ended=ended)
     return dataclasses.replace(record, attempts=[*record.attempts[:-1], newest])
 

@@ -262,7 +262,7 @@ def build_record(
     }
     others = [*reports.failures, *reports.ahead_of(agreed)]
     counts = [max(s.nnodes for s, _ in on_host) for on_host in rows.values() if on_host]
-    # the number of nodes is agreed on as the attempt is, so that no host alone can add nodes
+    # agreed on in the same way as the attempt, so that one host alone cannot add nodes
     ranks = by_rank(connections, there, others, agreed_attempt(counts), cluster.source)
     record = record_of(reports.run_id, cluster, run, agreed)
     record.hosts = [connection.name for connection in ranks]

@@ -174,7 +174,7 @@ class HostConnection:
         )
 
     def close(self) -> None:
-        # not with the lock: another thread may hold it until the host answers, and Ctrl-C must not wait
+        # without the lock, because another thread may hold it until the host answers: Ctrl-C must not wait
         resource, self._resource = self._resource, None
         if resource:
             resource.close()

@@ -18,6 +18,6 @@ On the launching machine, WAITING_LOCK ensures that only one process at a time w
 and shows that one is waiting or starting an attempt.
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
-ranks. On the way back: the supervisor's End event -> FollowedNode.end_state -> Session's final
+ranks. On the way back: the supervisor's End event -> NodeEvidence.end_state -> Session's final
 state -> Outcome.exit -> exit code (cli.py).
 """

@@ -12,7 +12,7 @@ from ..follow.hooks import EventHook
 from ..follow.run_lines import RunLines
 from ..follow.session import StartedRun, follow
 from ..logs.query import LogFilter
-from ..look.logs import print_recorded
+from ..look.logs import print_recorded, say_that_it_waits
 from ..outcomes import Outcome, RunState
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
@@ -126,9 +126,7 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
         if record.state is not RunState.WAITING and not is_pending:
             return record
         if not (is_pending or announced):
-            console.say(
-                f"run {folder.run_id} is waiting in line; `ddpctl ps` shows what it is waiting for"
-            )
+            say_that_it_waits(folder, console)
             announced = True
         if abandoned and recorder_started:
             log = folder.path / "recorder.log"

@@ -58,7 +58,7 @@ class Checkpoints(HostFolder):
     newest: str = ""  # the newest step that matches its MANIFEST, such as ckpt/step-00000012
     damaged: tuple[str, ...] = ()  # incomplete or damaged steps after `newest`
     files: Mapping[str, File] = field(default_factory=dict)  # by path; hidden files are omitted
-    copied: Collection[str] = ()  # paths of files that ddpctl copied there and nobody has changed
+    copied: Collection[str] = ()  # paths of files that ddpctl copied there, unchanged since
 
     @property
     def step(self) -> int:

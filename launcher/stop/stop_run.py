@@ -9,7 +9,7 @@ from typing import Self
 from ..engines.base import Engine, NodeListing
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
-from ..engines.status import UNSTARTED, ContainerState, NodeStatus
+from ..engines.status import UNSTARTED, ContainerState, NodeStatus, user_of
 from ..errors import DdpctlError
 from ..outcomes import NodeState
 from ..runs.record import RunRecord
@@ -84,7 +84,7 @@ class Stop:
     @property
     def users(self) -> set[str]:
         # an owner may be "": adopted records and some nodes have none
-        return {account_name(), *(owner.rsplit("@", 1)[0] for owner in self.owners if owner)}
+        return {account_name(), *map(user_of, filter(None, self.owners))}
 
     def on_host(self, connection: HostConnection) -> Stopped:
         """Stop the run on one host, and return what was found and what is left."""

@@ -421,7 +421,7 @@ def test_a_row_that_makes_no_sense_hides_no_other() -> None:
 def test_the_login_of_the_user_who_starts_ddpctl_is_not_how_this_machine_is_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a head node, you came from your laptop; other nodes cannot use the laptop's address."""
+    """Whoever logs in to a head node has come from a laptop, whose address no other node can use."""
     monkeypatch.setenv("SSH_CONNECTION", "203.0.113.5 50000 198.51.100.7 22")
     here = gather_one(HostConnection(Host("local", gpus=0)))
     assert (here.ssh_client_ip, here.ssh_server_ip) == (None, None)

@@ -108,7 +108,7 @@ def test_a_record_from_the_hosts_has_the_name_of_the_run(cluster: FakeCluster) -
 def test_a_restart_by_this_machines_recorder_while_the_hosts_are_asked_changes_no_record(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dead host is waited for for ten seconds, in which a spare takes its place."""
+    """The command waits ten seconds for a dead host; meanwhile, a spare takes its place."""
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
     cluster = fake_cluster("gpu0", "gpu1", "gpu2", spares=["gpu3"], max_restarts=1)
 

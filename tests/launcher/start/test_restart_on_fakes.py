@@ -722,8 +722,18 @@ def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_p
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
 
 
+def restarted_once(fake_cluster: Make) -> tuple[FakeCluster, RunFolder]:
+    """Return a cluster and its run, whose second attempt succeeded."""
+    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
+    assert cluster.launch()[0] == 0
+    return cluster, run_folder(cluster.record["run_id"])
+
+
 def ask_before_the_restart(run_id: str, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
-    """Let hosts be asked while the run is restarted. Return the record from before the restart."""
+    """Make the next command see the restart only after it has asked the hosts.
+
+    Return the record from before the restart.
+    """
     before = run_folder(run_id).load()
     del before.attempts[1:]
     ask, told = newest_attempt.caught_up, itertools.chain([before], itertools.repeat(None))
@@ -759,10 +769,8 @@ def test_only_the_machine_that_started_an_attempt_restarts_it(
 def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were_asked(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dead host is waited for for ten seconds. Attach took the first attempt for the second."""
-    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
-    assert cluster.launch()[0] == 0
-    folder = run_folder(cluster.record["run_id"])
+    """The command waits ten seconds for a dead host. Attach took the first attempt for the second."""
+    cluster, folder = restarted_once(fake_cluster)
     after = folder.load()
     after.attempt.state = RunState.RUNNING
     folder.save(after)
@@ -774,9 +782,7 @@ def test_attach_follows_the_attempt_that_a_recorder_started_while_the_hosts_were
 def test_attach_waits_for_the_start_of_an_attempt_that_was_new_while_the_hosts_were_asked(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
-    assert cluster.launch()[0] == 0
-    folder = run_folder(cluster.record["run_id"])
+    cluster, folder = restarted_once(fake_cluster)
     before, starting, ended = folder.load(), folder.load(), folder.load()
     del before.attempts[1:]
     folder.save(before)
@@ -805,7 +811,7 @@ def test_attach_waits_for_the_start_of_an_attempt_that_was_new_while_the_hosts_w
 def test_logs_print_each_line_once_if_a_recorder_restarts_the_run_while_they_ask_the_hosts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dead host is waited for for ten seconds."""
+    """The command waits ten seconds for a dead host."""
 
     def start(node: FakeNode) -> None:
         node.say(f"hello {node.attempt}", node.node_rank)
@@ -821,9 +827,7 @@ def test_logs_print_each_line_once_if_a_recorder_restarts_the_run_while_they_ask
 def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_first(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = with_nodes_that(killed_once, fake_cluster(max_restarts=1))
-    assert cluster.launch()[0] == 0
-    folder = run_folder(cluster.record["run_id"])
+    cluster, folder = restarted_once(fake_cluster)
     after = folder.load()
     folder.save(ask_before_the_restart(folder.run_id, monkeypatch))
     printed: list[int | None] = []

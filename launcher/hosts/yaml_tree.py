@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import yaml
 from ..text import quoted
 from .mistakes import Mistake, Wrong
 
-MAX_DEPTH = 50  # of nested lists and mappings
 TOO_DEEP = "found too many nested lists", "reduce the nesting"
 LIST, MAPPING, NOTHING, TEXT, MERGE = "a list", "a mapping", "nothing", "text", "a merge key"
 
@@ -63,8 +62,10 @@ def raw(value: object, line: int = 0) -> RawValue:
 def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
     """Parse one document. Raises Wrong if it is not YAML; appends other mistakes to `mistakes`."""
     try:
-        _refuse_deep_nesting(yaml.parse(text, Loader=_LOADER))
         document = yaml.compose(text, Loader=_LOADER)
+        return _Conversion(mistakes).value(document, "") if document else RawValue(1, NOTHING)
+    except RecursionError:
+        raise Wrong(Mistake(0, "", *TOO_DEEP)) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else -1
@@ -72,7 +73,7 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
         context, problem = error.context or "", error.problem or "?"
         why = context if context.startswith("found") else problem.removeprefix("but ")
         what, remedy = f"not YAML: {quoted(why)}", "fix the YAML at this line"
-        if "nesting depth" in problem:  # libyaml reads ahead, and has its own limit
+        if "nesting depth" in problem:  # libyaml has a limit of its own
             what, remedy = TOO_DEEP
         elif "\t" in written[: len(written) - len(written.lstrip())]:
             what, remedy = "found a tab", "indent with spaces"
@@ -86,17 +87,6 @@ def read_yaml(text: str, mistakes: list[Mistake]) -> RawValue:
     except (yaml.YAMLError, UnicodeError, ValueError) as error:
         what = f"not YAML: {quoted(' '.join(str(error).split()))}"
         raise Wrong(Mistake(0, "", what, "save the file as UTF-8 text")) from None
-    return _Conversion(mistakes).value(document, "") if document else RawValue(1, NOTHING)
-
-
-def _refuse_deep_nesting(events: Iterable[Any]) -> None:
-    """Raise Wrong for a document so deep that the recursion of `compose` would overflow the stack."""
-    depth = 0
-    for event in events:
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise Wrong(Mistake(event.start_mark.line + 1, "", *TOO_DEEP))
 
 
 class _Conversion:

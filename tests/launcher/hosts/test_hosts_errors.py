@@ -346,7 +346,7 @@ def test_two_machines_have_two_addresses() -> None:
         ("hosts:\n - é\n# \x07\n", "hosts.yaml:3: found the control character #x07; remove it"),
         ("hosts: [\ud800]", "not YAML"),
         ("[" * 10_000, "too many nested lists"),
-        ("hosts: " + "[" * 60 + "a" + "]" * 60, "too many nested lists"),
+        ("hosts: " + "[" * 900 + "a" + "]" * 900, "too many nested lists"),
         ("hosts: [a]\njob:\n  master_port:\n    70000\n", "hosts.yaml:3: job.master_port"),
     ],
 )

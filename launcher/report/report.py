@@ -1,19 +1,18 @@
 """Collect data for the page from this machine and the hosts, then write the page."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from ..errors import DdpctlError, StateError, UsageError, lines
+from ..errors import DdpctlError, UsageError, lines
 from ..facts.shared_homes import one_per_home
 from ..outcomes import Exit
-from ..own_folders import read_record, state_error, write_atomically
+from ..own_folders import read_record, state_error
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.host_connection import HostConnection, connected
-from ..ssh.many import ask_each
+from ..ssh.many import ask_each, one_per_account
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
@@ -34,24 +33,12 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
     html = page(views[0]) if len(views) == 1 else comparison(*views)
     try:
         # ASCII with character references is safe in any locale
-        _write(out, html.encode("ascii", "xmlcharrefreplace"))
-    except StateError as error:
+        out.write_bytes(html.encode("ascii", "xmlcharrefreplace"))
+    except OSError as error:
         remedy = "fix its permissions, or pass another file with -o"
-        raise UsageError(error.what, remedy) from None
+        raise UsageError(state_error(error, "written", out).what, remedy) from None
     console.print(str(out))
     return Exit.UNREACHABLE if any(run.notes for run in views) else Exit.DONE
-
-
-def _write(out: Path, page: bytes) -> None:
-    """Write the page to a file, to the target of a link, or to a device such as /dev/stdout."""
-    try:
-        target = Path(os.path.realpath(out))
-        if target.is_file() or not out.exists():
-            write_atomically(target, page)
-        else:
-            out.write_bytes(page)
-    except OSError as error:
-        raise state_error(error, "written", out) from None
 
 
 def _collect(folder: RunFolder, console: Console) -> RunView:
@@ -87,16 +74,11 @@ def _ask(
     former = [hosts[name] for name in run_dirs if name in hosts and name not in newest]
     step = console.step("reading the run's metrics and events on the hosts")
     with newest_attempt(folder, console, record) as attempt, connected(former) as others, step:
-        machines: dict[tuple[str, str], HostConnection] = {}
-        for member in attempt.members:
-            machines.setdefault((member.connection.name, member.place.run_dir), member.connection)
-        for connection in others:
-            machines[connection.name, run_dirs[connection.name]] = connection
-        run_dir_on = {connection: run_dir for (_, run_dir), connection in machines.items()}
-        homes = one_per_home(list(run_dir_on))
+        machines = one_per_account([*attempt.connections, *others])
+        homes = one_per_home(machines)
 
         def read(connection: HostConnection) -> tuple[bytes, bytes]:
-            run_dir, metrics = run_dir_on[connection], b""
+            run_dir, metrics = run_dirs[connection.name], b""
             if connection in homes:
                 tail = ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"]
                 metrics = connection.run(tail, timeout=60.0, limit=LONGEST).stdout
@@ -111,7 +93,7 @@ def _ask(
             events = connection.script(EVENTS, *argv, timeout=60.0, limit=LONGEST)
             return metrics, events.stdout
 
-        return ask_each(list(run_dir_on), read)
+        return ask_each(machines, read)
 
 
 def without_secrets(path: Path) -> str:

@@ -101,11 +101,6 @@ class Facts:
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)
 
-    def gateway_to(self, ip: str) -> str | None:
-        """Return the gateway of the route to `ip`; None if there is no gateway or no route."""
-        route = next((route for route in self.routes if ip_address(ip) in route.network), None)
-        return (route.gateway or None) if route else None
-
 
 def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
     """Parse the script's output. Raises ValueError if the output is incomplete or malformed.

@@ -113,31 +113,10 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
     if owner := next((other for other in others if other.facts.interface_of(ip)), None):
         what = f"internal_ip {ip} is an address of {owner.name}"
         return failure(what, "fix `internal_ip:` in the hosts file")
-    if router := _router(machine, ip, _failed(tried), fleet):
-        remedy = f"enable IP forwarding on {router.name} (`sysctl -w net.ipv4.ip_forward=1`"
-        if router.in_containers:
-            remedy += "; if Docker's iptables rules drop it, `iptables -I DOCKER-USER -j ACCEPT`"
-        return failure(f"{what}, on its way through {router.name}", f"{remedy}), or fix the route")
     firewall = next((f" ({name} is installed)" for name in machine.details.firewalls), "")
     given = any(host.internal_ip for host in machine.hosts)
     remedy = f"allow all TCP between the hosts in its firewall{firewall}, or "
     return failure(what, remedy + ("fix `internal_ip:`" if given else "set `internal_ip:`"))
-
-
-def _router(machine: Machine, ip: str, failed: Collection[int], fleet: Fleet) -> Machine | None:
-    """Return the machine that should forward the failed dials but probably drops them, or None.
-
-    With Docker installed, a host may drop packets that it should forward. Packets to the host
-    itself, such as ddpctl's own, still arrive.
-    """
-    for source in (m for m in fleet.machines if m.rank in failed):
-        back = fleet.addresses[source.rank].ip
-        hops = [source.facts.gateway_to(ip), machine.facts.gateway_to(back)]
-        for via in filter(None, hops):
-            for other in fleet.machines:
-                if other not in (source, machine) and other.facts.interface_of(via):
-                    return other
-    return None
 
 
 def _failed(tried: Mapping[int, DialResult]) -> dict[int, str]:

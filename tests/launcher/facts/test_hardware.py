@@ -182,14 +182,6 @@ def test_interfaces_and_routes_as_values() -> None:
     )
 
 
-def test_the_most_specific_route_counts() -> None:
-    found = parse_script(SAMPLE)
-    assert found.gateway_to("10.0.0.3") == "10.0.0.1"
-    assert found.gateway_to("10.0.0.2") is None
-    assert found.gateway_to("10.9.9.9") == "10.0.0.254"
-    assert found.gateway_to("fe80::1") is None
-
-
 def test_a_truncated_output_is_refused() -> None:
     with pytest.raises(ValueError, match="did not finish"):
         read(SAMPLE[: SAMPLE.index("@@holder")])

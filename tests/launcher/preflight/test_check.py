@@ -127,33 +127,6 @@ def test_a_firewall_that_rejects_the_master_port_of_one_peer(
     )
 
 
-def test_a_host_that_drops_forwarded_packets_is_named(
-    net: Namespaces, survey: Callable[..., Survey]
-) -> None:
-    """As Docker makes it: FORWARD is DROP. What is for that host itself goes through."""
-    knobs = "ip_forward:1 conf/all/send_redirects:0 conf/eth0/send_redirects:0"
-    for name, _, value in (knob.partition(":") for knob in knobs.split()):
-        net.inside(1, "sh", "-c", f"echo {value} > /proc/sys/net/ipv4/{name}")
-    detour = [f"{net.address(2)}/32", "via", net.address(1)]
-    net.inside(1, "iptables", "-P", "FORWARD", "DROP")
-    net.inside(3, "ip", "route", "add", *detour)
-    try:
-        findings = seen(survey())
-    finally:
-        net.inside(3, "ip", "route", "del", *detour)
-        net.inside(1, "iptables", "-P", "FORWARD", "ACCEPT")
-    assert [(found.severity, found.host, found.what) for found in findings] == [
-        (
-            "failure",
-            net.address(to),
-            f"a connection to {net.address(to)} timed out from 1 of 2 hosts ({net.address(source)}), "
-            f"on its way through {net.address(1)}",
-        )
-        for source, to in ((3, 2), (2, 3))  # also the answers of host 3 go that way
-    ]
-    assert all(f"enable IP forwarding on {net.address(1)}" in found.remedy for found in findings)
-
-
 def test_a_port_in_use_is_reported_with_its_owner(
     net: Namespaces, survey: Callable[..., Survey]
 ) -> None:

@@ -215,29 +215,6 @@ def test_a_host_behind_nat_is_told_to_set_its_internal_ip() -> None:
     assert finding.remedy.endswith("set `internal_ip:`")
 
 
-def test_a_host_on_the_path_of_failing_connections_is_named() -> None:
-    machines = some()
-    detour = (
-        IpRoute(IPv4Network("10.0.0.2/32"), "10.0.0.1", "eth0"),
-        IpRoute(IPv4Network("10.0.0.0/24"), "", "eth0"),
-    )
-    machines[2] = with_facts(machines[2], routes=detour)
-    reach = Reach(dialed(machines) | {Dial(2, 1, "10.0.0.2"): DialResult("timeout")})
-    assert lines(findings(machines, reach)) == [
-        "failure: gpu2: network: a connection to 10.0.0.2 timed out from 1 of 2 hosts (gpu3), on "
-        "its way through gpu1; enable IP forwarding on gpu1 (`sysctl -w net.ipv4.ip_forward=1`; if "
-        "Docker's iptables rules drop it, `iptables -I DOCKER-USER -j ACCEPT`), or fix the route"
-    ]
-    machines[0] = replace(machines[0], engine=None)
-    (finding,) = findings(machines, reach)
-    assert "Docker" not in finding.remedy
-    machines[2] = machine(2)
-    back = (IpRoute(IPv4Network("10.0.0.3/32"), "10.0.0.1", "eth0"), *machines[1].facts.routes)
-    machines[1] = with_facts(machines[1], routes=back)
-    (finding,) = findings(machines, reach)
-    assert finding.what.endswith("on its way through gpu1")
-
-
 def test_one_pair_that_does_not_connect_is_named() -> None:
     machines = some()
     results = dialed(machines) | {Dial(2, 1, "10.0.0.2"): DialResult("refused")}

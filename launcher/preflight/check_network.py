@@ -144,7 +144,7 @@ def check_master_port(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     holders = (n for n in machine.run_nodes if n.alive and n.node_rank == 0)
     run = next((n for n in holders if n.master_port == str(port)), None)
     is_root = user == "root" or (user == "host" and machine.facts.uid == 0)
-    dropped = machine.in_containers and {"NET_BIND_SERVICE", "ALL"}.isdisjoint(job.cap_add)
+    dropped = fleet.in_containers and {"NET_BIND_SERVICE", "ALL"}.isdisjoint(job.cap_add)
     if port < 1024 and (dropped or not is_root):
         what = f"only root may use port {port}, but the container's user is {user}"
         if is_root:

@@ -58,21 +58,21 @@ def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check free RAM, shared memory, and the limits on open files and on locked memory."""
     details, shm_size = machine.details, fleet.cluster.job.shm_size
     shm, chosen = details.disk("/dev/shm"), shm_size != Job().shm_size
-    if not machine.in_containers and shm and shm.kib < GIB:
+    if not fleet.in_containers and shm and shm.kib < GIB:
         what = f"/dev/shm is only {_size(shm.kib)}, but data loader workers need more"
         remedy = "run `mount -o remount,size=16g /dev/shm` on that host, or set num_workers to 0"
         yield warning(what, remedy)
-    if machine.in_containers and chosen and shm_size // 1024 > details.memory_kib > 0:
+    if fleet.in_containers and chosen and shm_size // 1024 > details.memory_kib > 0:
         what = f"shm_size {_size(shm_size // 1024)} exceeds the host's memory, {_size(details.memory_kib)}"
         yield warning(what, "set a smaller job.shm_size")
     if 0 < details.memory_available_kib < GIB // 2:
         what = f"only {_size(details.memory_available_kib)} of memory is available"
         yield warning(what, "stop other programs that use memory on that host")
     few_files = details.open_files.isdecimal() and int(details.open_files) < LEAST_OPEN_FILES
-    if few_files and not machine.in_containers:
+    if few_files and not fleet.in_containers:
         what = f"a process may open only {details.open_files} files, but data loaders need more"
         yield warning(what, "raise nofile in /etc/security/limits.conf on that host")
-    limited = not machine.in_containers or (machine.engine and machine.engine.can.rootless)
+    limited = not fleet.in_containers or (machine.engine and machine.engine.can.rootless)
     if machine.facts.rdma_ports and details.memlock != "unlimited" and limited:
         what = f"memlock is {details.memlock} KiB: InfiniBand cannot register more memory than that"
         yield warning(what, "set memlock to unlimited in /etc/security/limits.conf on that host")

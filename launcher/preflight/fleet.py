@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import mode
 from typing import TypeVar
 
+from ..engines.choose import engine_traits
 from ..engines.engine_info import ImageInfo
 from ..facts.network import Address
 from ..hosts import Cluster
@@ -36,6 +37,11 @@ class Fleet:
         hosts, facts = [m.hosts[0] for m in self.machines], [m.facts for m in self.machines]
         chosen = node_addresses(hosts, facts, self.reach.unreached)
         return {m.rank: address for m, address in zip(self.machines, chosen, strict=True)}
+
+    @property
+    def in_containers(self) -> bool:
+        """Whether Docker or Podman runs the nodes."""
+        return engine_traits(self.cluster.job.engine).keeps_containers
 
     def used(self, machine: Machine) -> list[Address]:
         """Return the addresses that carry traffic: the chosen one, and those of RoCE ports."""

@@ -63,11 +63,6 @@ class Machine:
         return self.ranks[0]
 
     @property
-    def in_containers(self) -> bool:
-        """Whether Docker or Podman runs the nodes; known even if the engine does not answer."""
-        return self.engine is not None or (self.engine_error is not None and self.python is None)
-
-    @property
     def wants_gpus(self) -> bool:
         return any(host.gpus != 0 for host in self.hosts)
 

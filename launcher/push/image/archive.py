@@ -95,7 +95,7 @@ def layer_archives(
         pushing = in_background(push)
 
         def wait_for(number: int) -> None:
-            size = decimal(sum([*registry.received.values()]))
+            size = decimal(registry.received)
             doing = f"compressing layer {number} of {len(missing)} ({size} compressed so far)"
             progress.update("image", doing=doing if missing else "waiting for the local engine")
             if wait([pushing], TICK).done:

@@ -2,7 +2,8 @@
 
 The engine pushes the requested layers and those that no earlier push has received. It remembers
 the compressed digests of earlier pushes, so it compresses only layers that have changed. Layers are
-kept for one push. The cache maps each compressed digest to the diff id of its layer.
+kept for one push, in files without names, so that a killed push leaves none behind. The cache maps
+each compressed digest to the diff id of its layer.
 
 Other users of this machine can connect to the registry, so the repository's name is a secret.
 """
@@ -11,9 +12,8 @@ import contextlib
 import gzip
 import hashlib
 import json
-import re
+import os
 import secrets
-import shutil
 import socket
 import tempfile
 import threading
@@ -21,22 +21,13 @@ import zlib
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
 from ...engines.engine_info import ImageInfo
-from ...errors import StateError
-from ...own_folders import (
-    cache_home,
-    is_locked,
-    locked,
-    make_folder,
-    read_cache,
-    write_cache,
-)
+from ...own_folders import cache_home, make_folder, read_cache, write_cache
 from ..files.tar import CHUNK
 
 MAX_STRANGERS = 64  # connections that have not yet sent the secret
@@ -45,12 +36,14 @@ MAX_STRANGERS = 64  # connections that have not yet sent the secret
 @dataclass(frozen=True)
 class Blob:
     digest: str  # sha256:...
-    file: Path
+    file: IO[bytes]
     size: int  # bytes
 
     def blocks(self) -> Iterator[bytes]:
-        with self.file.open("rb") as stream:
-            yield from iter(partial(stream.read, CHUNK), b"")
+        at = 0  # not the file's own position, because the threads of several hosts read it
+        while block := os.pread(self.file.fileno(), CHUNK, at):
+            at += len(block)
+            yield block
 
 
 class Registry(ThreadingHTTPServer):
@@ -60,32 +53,17 @@ class Registry(ThreadingHTTPServer):
 
     def __init__(self, image: ImageInfo, wanted: Collection[str]) -> None:
         self.image, self.wanted = image, wanted
-        cache = make_folder(cache_home())
-        self._lock = contextlib.ExitStack()
-        self.folder = self._make_folder(cache)
+        self.cache = make_folder(cache_home())
+        self.uploads: dict[str, IO[bytes]] = {}  # by the last part of their paths
         self.blobs: dict[str, Blob] = {}  # layers and the configuration, by digest
         self.layers: dict[str, Blob] = {}  # the blobs known to be layers, by diff id
-        self.received: dict[str, int] = {}  # bytes of each upload so far
         self.manifests: list[bytes] = []
         self.name = f"ddpctl/{secrets.token_hex(16)}"
-        self._index_file = cache / "layers.json"
+        self._index_file = self.cache / "layers.json"
         self._index = read_cache(self._index_file)
         self._strangers: dict[socket.socket, None] = {}  # oldest first
-        self._listen(cache / "registry-port")
+        self._listen(self.cache / "registry-port")
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-
-    def _make_folder(self, cache: Path) -> Path:
-        """Create the folder of this push, locked. Remove those of killed pushes, which are unlocked."""
-        with contextlib.ExitStack() as creating:
-            with contextlib.suppress(OSError, StateError):  # a file system without locks
-                creating.enter_context(locked(cache / "layers.lock"))
-                for old in cache.glob("layers.*/"):
-                    if not is_locked(old / "lock"):
-                        shutil.rmtree(old)
-            folder = Path(tempfile.mkdtemp(prefix="layers.", dir=cache))
-            with contextlib.suppress(StateError):
-                self._lock.enter_context(locked(folder / "lock"))
-        return folder
 
     def _listen(self, port_file: Path) -> None:
         """Listen on the last push's port if it is free.
@@ -102,11 +80,17 @@ class Registry(ThreadingHTTPServer):
     def repository(self) -> str:
         return f"localhost:{self.server_port}/{self.name}"
 
+    @property
+    def received(self) -> int:
+        """The bytes received so far."""
+        return sum(os.fstat(file.fileno()).st_size for file in [*self.uploads.values()])
+
     def close(self) -> None:
+        """Stop listening and free the disk. A thread that still reads a layer finds its end."""
         self.shutdown()
         self.server_close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
+        for file in self.uploads.values():
+            os.truncate(file.fileno(), 0)
 
     def size_of(self, digest: str) -> int | None:
         """Return a blob's size in bytes, or None if the engine must send the blob."""
@@ -115,12 +99,13 @@ class Registry(ThreadingHTTPServer):
         known = self._index.get(digest)
         return None if known is None or known["diff_id"] in self.wanted else int(known["size"])
 
-    def add_blob(self, digest: str, file: Path) -> bool:
+    def add_blob(self, digest: str, file: IO[bytes]) -> bool:
         """Record the blob in `file`. Return False if its digest is wrong."""
-        with file.open("rb") as stream:
-            if _sha256(stream) != digest:
-                return False
-        self.blobs[digest] = blob = Blob(digest, file, file.stat().st_size)
+        file.seek(0)
+        if _sha256(file) != digest:
+            return False
+        self.blobs[digest] = blob = Blob(digest, file, file.tell())
+        file.seek(0)
         with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(file) as stream:
             self.layers[_sha256(stream)] = blob  # a diff id is the digest of the uncompressed layer
         return True
@@ -133,7 +118,7 @@ class Registry(ThreadingHTTPServer):
         for text in self.manifests:
             manifest = json.loads(text)
             with contextlib.suppress(KeyError, TypeError, ValueError):  # another image's manifest
-                config = self.blobs[manifest["config"]["digest"]].file.read_bytes()
+                config = b"".join(self.blobs[manifest["config"]["digest"]].blocks())
                 if tuple(json.loads(config)["rootfs"]["diff_ids"]) != self.image.layers:
                     continue
                 rows = dict(zip(self.image.layers, manifest["layers"], strict=True))
@@ -210,11 +195,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.size_of(mounted) is not None:
             self._answer(201, {"Docker-Content-Digest": mounted, "Location": self.path})
             return
-        upload = f"{urlsplit(self.path).path.rstrip('/')}/tmp{secrets.token_hex(8)}"
-        self._answer(202, {"Location": upload, "Range": "0-0"})
+        upload = secrets.token_hex(8)
+        self.server.uploads[upload] = tempfile.TemporaryFile(dir=self.server.cache)  # noqa: SIM115
+        where = f"{urlsplit(self.path).path.rstrip('/')}/{upload}"
+        self._answer(202, {"Location": where, "Range": "0-0"})
 
     def do_PATCH(self) -> None:
-        end = self._append()
+        end = self._append().tell()
         self._answer(202, {"Location": self.path, "Range": f"0-{max(end - 1, 0)}"})
 
     def do_PUT(self) -> None:
@@ -224,10 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.manifests.append(text)
             digest = digest_of(text)
         else:
-            self._append()
             digest = self._query("digest")
-            if not self.server.add_blob(digest, self._file()):
-                self._file().unlink()
+            if not self.server.add_blob(digest, self._append()):
                 self._answer(400)
                 return
         self._answer(201, {"Docker-Content-Digest": digest, "Location": self.path})
@@ -235,18 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _query(self, key: str) -> str:
         return parse_qs(urlsplit(self.path).query).get(key, [""])[0]
 
-    def _file(self) -> Path:
-        name = urlsplit(self.path).path.rpartition("/")[2]
-        if not re.fullmatch(r"tmp\w+", name):
-            raise ValueError("no such upload")
-        return self.server.folder / name
-
-    def _append(self) -> int:
-        with self._file().open("ab") as file:
-            for block in self._body():
-                file.write(block)
-                self.server.received[file.name] = file.tell()
-            return file.tell()
+    def _append(self) -> IO[bytes]:
+        """Append the body to the upload's file, and return the file."""
+        file = self.server.uploads[urlsplit(self.path).path.rpartition("/")[2]]
+        for block in self._body():
+            file.write(block)
+        return file
 
     def _body(self) -> Iterator[bytes]:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,10 @@ def layers_of(archive: Archive) -> list[str]:
 
 
 @pytest.fixture
-def top(tmp_path: Path) -> Blob:
+def top(tmp_path: Path) -> Iterator[Blob]:
     (tmp_path / "layer").write_bytes(b"nine byte")
-    return Blob(COMPRESSED[2], tmp_path / "layer", 9)
+    with (tmp_path / "layer").open("rb") as file:
+        yield Blob(COMPRESSED[2], file, 9)
 
 
 def test_docker_gets_the_manifest_as_it_is(top: Blob) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from paramiko import Message
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_EOF
 from sshd_server import Sshd
+from supervisors import until
 
 from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, NodesFailed
 from launcher.hosts import Host
@@ -290,7 +292,8 @@ def test_a_command_that_prints_without_end_is_stopped(
     ) as error:
         machine.script(script, str(tmp_path / "pid"), limit=1_000_000)
     assert "\n" not in str(error.value)
-    await_end(int((tmp_path / "pid").read_text()))
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not is_running(pid), 20)
 
 
 def test_the_deadline_holds_for_a_command_that_never_pauses(
@@ -307,11 +310,8 @@ def test_the_deadline_holds_for_a_command_that_never_pauses(
     assert not endless.is_alive()
 
 
-def await_end(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def test_a_command_starts_in_the_home_folder(machine: HostConnection) -> None:
@@ -365,20 +365,14 @@ def test_tail_follows_a_file_and_ends_with_the_stream(
             file.write("second\n")
         assert stream.read(timeout=10) == b"second\n"
         assert _running(str(journal))
-    end = time.monotonic() + 10
-    while _running(str(journal)):
-        assert time.monotonic() < end, "tail is still running"
-        time.sleep(0.05)
+    until(lambda: not _running(str(journal)), 10)
 
 
 def test_a_silent_command_ends_with_its_stream(machine: HostConnection) -> None:
     with machine.open(["sh", "-c", "echo $$; exec sleep 600"], stdin=False) as stream:
         pid = int(stream.read())
         os.kill(pid, 0)
-    end = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < end, "the command is still running"
-        time.sleep(0.05)
+    until(lambda: not is_running(pid), 10)
 
 
 def test_on_a_terminal_a_command_gets_its_size_and_ctrl_c_and_its_exit_code_arrives(
@@ -410,12 +404,9 @@ def test_what_a_command_has_started_ends_with_its_stream(
     machine: HostConnection, how: dict[str, bool]
 ) -> None:
     with machine.open(["sh", "-c", "sleep 600 & echo $$ $!; wait"], **how) as stream:  # type: ignore[arg-type]
-        pids = stream.read(timeout=10).split()
+        pids = [int(word) for word in stream.read(timeout=10).split()]
         assert len(pids) == 2
-    end = time.monotonic() + 10
-    while any(Path(f"/proc/{pid.decode()}").exists() for pid in pids):
-        assert time.monotonic() < end, "a process is still running"
-        time.sleep(0.05)
+    until(lambda: not any(map(is_running, pids)), 10)
 
 
 def test_stderr_that_nobody_collects_is_read_as_it_arrives(machine: HostConnection) -> None:
@@ -435,17 +426,11 @@ def test_without_stdin_the_exit_code_is_still_reported(machine: HostConnection) 
 
 
 def test_many_threads_share_one_node(machine: HostConnection) -> None:
-    results: list[bytes] = []
+    def work(n: int) -> bytes:
+        return machine.run(["sh", "-c", f"sleep 0.2; echo {n}"]).stdout
 
-    def work(n: int) -> None:
-        results.append(machine.run(["sh", "-c", f"sleep 0.2; echo {n}"]).stdout)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(25)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert sorted(map(int, results)) == list(range(25))
+    with ThreadPoolExecutor(25) as pool:
+        assert [*map(int, pool.map(work, range(25)))] == [*range(25)]
 
 
 def test_all_results_and_all_errors_are_returned(

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,6 +44,13 @@ def why_not(connection: HostConnection) -> str:
     assert message.startswith(f"{connection.name}: ")
     assert caught.value.exit_code == 4
     return message
+
+
+def connect_all(connections: Sequence[HostConnection]) -> list[BaseException]:
+    """Connect all at once, each in a thread of its own. Return the errors."""
+    with ThreadPoolExecutor(len(connections)) as pool:
+        tried = [pool.submit(connection.connect) for connection in connections]
+    return [error for each in tried if (error := each.exception())]
 
 
 # -- the network
@@ -566,21 +573,7 @@ def test_the_error_of_an_early_login_is_raised_when_the_connection_is_used(
 
 def test_dropped_logins_are_retried(sshd: Server, connect_to: Connect) -> None:
     server = sshd(MaxStartups="1")
-    connections = [connect_to(server.host(), connect_timeout=10) for _ in range(8)]
-    failures: list[Exception] = []
-
-    def connect(one: HostConnection) -> None:
-        try:
-            one.connect()
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=connect, args=(one,)) for one in connections]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
+    assert not connect_all([connect_to(server.host(), connect_timeout=10) for _ in range(8)])
     assert "MaxStartups" in server.log.read_text()  # it did drop some
 
 

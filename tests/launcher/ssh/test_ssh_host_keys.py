@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 from sshd_server import keygen
-from test_ssh_connect import Config, Connect, Server, why_not
+from test_ssh_connect import Config, Connect, Server, connect_all, why_not
 
 from launcher.hosts import Host
 from launcher.ssh import known_hosts
@@ -37,11 +36,7 @@ def test_accept_new_writes_the_key_once_and_warns(
     config("Host *\n  HashKnownHosts no\n")
     server = sshd(know=False)
     nodes = [connect_to(server.host(host_keys="accept-new")) for _ in range(6)]
-    threads = [threading.Thread(target=one.connect) for one in nodes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    assert not connect_all(nodes)
     kind, blob = Path(f"{server.host_keys[0]}.pub").read_text().split()[:2]
     assert known(home).read_text() == f"{server.known_as} {kind} {blob}\n"
     assert known(home).stat().st_mode & 0o777 == 0o600

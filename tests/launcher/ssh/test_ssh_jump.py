@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 import pytest
 from sshd_server import Sshd, free_port
-from test_ssh_connect import Config, Connect, Server, why_not
+from supervisors import until
+from test_ssh_connect import Config, Connect, Server, connect_all, why_not
 
 from launcher.errors import HostUnreachable
 
@@ -35,10 +34,7 @@ def test_through_a_jump_host_on_another_port(
     assert machine.run(["cat"], stdin=data, limit=len(data)).stdout == data
     assert "Accepted publickey" in jump.log.read_text()
     machine.close()
-    end = time.monotonic() + 10
-    while jump.descendants():
-        assert time.monotonic() < end, "the connection to the jump host is still open"
-        time.sleep(0.05)
+    until(lambda: not jump.descendants(), 10)
 
 
 def test_through_two_jump_hosts_in_the_config(
@@ -63,11 +59,7 @@ def test_many_machines_share_one_connection_to_the_jump_host(
 ) -> None:
     target, jump, name = behind(MaxStartups="1")
     nodes = [connect_to(target.host(proxy_jump=name)) for _ in range(6)]
-    threads = [threading.Thread(target=one.connect) for one in nodes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    assert not connect_all(nodes)
     assert [one.run(["echo", "ok"]).stdout for one in nodes] == [b"ok\n"] * 6
     assert jump.log.read_text().count("Accepted publickey") == 1
     assert target.log.read_text().count("Accepted publickey") == 6
@@ -122,11 +114,7 @@ def test_a_machine_that_is_its_own_jump_host(
     server = sshd(MaxStartups="2")
     config(f"Host itself\n  HostName 127.0.0.1\n  Port {server.port}\n")
     nodes = [connect_to(server.host(proxy_jump="itself")) for _ in range(10)]
-    threads = [threading.Thread(target=one.connect) for one in nodes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    assert not connect_all(nodes)
     assert [one.run(["echo", "ok"]).stdout for one in nodes] == [b"ok\n"] * 10
 
 

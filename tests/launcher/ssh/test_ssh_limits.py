@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,34 +14,14 @@ from typing import Any
 import pytest
 from sshd_server import Sshd
 from supervisors import until
-from test_ssh_connect import Config, Connect, Server, listener
+from test_ssh_connect import Config, Connect, Server, connect_all, listener
 
 from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.ssh import client, connect
 from launcher.ssh.client import SshMachine, SshStream
 from launcher.ssh.connection import Connection
-from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.lean_paramiko import paramiko
-
-
-def connect_all(connections: Sequence[HostConnection]) -> dict[HostConnection, DdpctlError]:
-    """Connect all nodes, each in a thread of its own; return the failures."""
-    failures: dict[HostConnection, DdpctlError] = {}
-
-    def work(connection: HostConnection) -> None:
-        try:
-            connection.connect()
-        except DdpctlError as error:
-            failures[connection] = error
-
-    threads = [threading.Thread(target=work, args=(connection,)) for connection in connections]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
-
 
 LIMITS = {"nothing": 32, "one server": 8, "a jump host": 8, "a ProxyCommand": 8}
 

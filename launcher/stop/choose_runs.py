@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..engines.base import NodeListing
 from ..engines.choose import engines_on
@@ -49,78 +47,58 @@ class HostedRun:
 
 
 @dataclass(frozen=True)
-class Target(ABC):
+class Target:
     """What the user asks `kill` to stop on the hosts of `cluster`.
 
-    with_finished: also remove the containers of this user's finished runs there.
+    folder: of the run, if this machine has a record of it. typed: the run's id or the start of it;
+    None if none was typed. everything: all of this user's live runs there, and the containers of the
+    finished ones. With none of these, it is this user's only live run there or, if none is live,
+    this user's newest ended run.
     """
 
     cluster: Cluster
-    with_finished: ClassVar[bool] = False
+    folder: RunFolder | None = None
+    typed: str | None = None
+    everything: bool = False
 
     def confirmed(self, *, yes: bool) -> bool:
         """Ask before stopping more than the user named. Return the answer."""
+        if self.everything:
+            refusal = "--all stops all your runs on these hosts"
+            return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
+        if self.folder and self.typed is None:
+            return confirm(f"Stop run {self.folder.run_id}?", None, yes=yes)
         return True
 
-    @abstractmethod
     def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
         """Return the runs to stop, each with the hosts that may have it."""
-
-
-@dataclass(frozen=True)
-class KnownRun(Target):
-    """A run recorded on this machine. typed: its id or the start of it; None if none was typed."""
-
-    folder: RunFolder
-    typed: str | None
-
-    def confirmed(self, *, yes: bool) -> bool:
-        return self.typed is not None or confirm(f"Stop run {self.folder.run_id}?", None, yes=yes)
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
-        run_id, record = self.folder.run_id, self.folder.load_if_readable(console)
-        if record and not record.adopted:  # launched here, by this user
-            return [HostedRun(run_id, connections)]
-        return [with_owners(run_id, self.typed, connections, self.cluster, console)]
-
-
-@dataclass(frozen=True)
-class NamedRun(Target):
-    """A run on these hosts. typed: its id or the start of it, as the user typed it."""
-
-    typed: str
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
-        with console.step(f"asking {counted(len(connections), 'host')} about the run"):
-            run_id = find_id(connections, self.cluster, self.typed)
-        return [with_owners(run_id, self.typed, connections, self.cluster, console)]
-
-
-@dataclass(frozen=True)
-class OnlyRun(Target):
-    """This user's only live run on these hosts or, if none is live, this user's newest ended run there."""
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
-        own = list_own_runs(connections, self.cluster, console)
+        hosts = counted(len(connections), "host")
+        if self.folder:
+            record = self.folder.load_if_readable(console)
+            if record and not record.adopted:  # launched here, by this user
+                return [HostedRun(record.run_id, connections)]
+            return [self._with_owners(self.folder.run_id, connections, console)]
+        if self.typed:
+            with console.step(f"asking {hosts} about the run"):
+                run_id = find_id(connections, self.cluster, self.typed)
+            return [self._with_owners(run_id, connections, console)]
+        with console.step(f"asking {hosts} about their runs"):
+            own = list_own_runs(connections, self.cluster.job.engine)
+        if self.everything:
+            return own.hosted(own.live)
         if len(own.live) > 1:
             what = f"several live runs on these hosts: {', '.join(own.live)}"
             raise UsageError(what, "name one of them, or pass --all")
         return own.hosted(own.live or own.newest)
 
-
-@dataclass(frozen=True)
-class AllRuns(Target):
-    """All of this user's live runs on these hosts, and the containers of the finished ones."""
-
-    with_finished = True
-
-    def confirmed(self, *, yes: bool) -> bool:
-        refusal = "--all stops all your runs on these hosts"
-        return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
-        own = list_own_runs(connections, self.cluster, console)
-        return own.hosted(own.live)
+    def _with_owners(
+        self, run_id: str, connections: Sequence[HostConnection], console: Console
+    ) -> HostedRun:
+        """Return the run with its hosts and the other users who own nodes of it there."""
+        with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
+            statuses, _ = list_nodes(connections, self.cluster, run_id)
+        owners = sorted({status.owner for status in statuses if status.user != account_name()})
+        return HostedRun(run_id, connections, owners, self.typed)
 
 
 def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:
@@ -133,12 +111,11 @@ def read_target(
 ) -> Target:
     """Return what `kill` is to stop. everything: all runs on the hosts; see `read_hosts`."""
     if everything:
-        return AllRuns(read_hosts(run, hosts, console))
+        return Target(read_hosts(run, hosts, console), everything=True)
     if hosts is None:
         folder = find_run(run)
-        return KnownRun(recorded_hosts(folder), folder, run)
-    cluster = hosts_to_ask(hosts, console)
-    return NamedRun(cluster, run) if run else OnlyRun(cluster)
+        return Target(recorded_hosts(folder), folder, run)
+    return Target(hosts_to_ask(hosts, console), typed=run or None)
 
 
 def recorded_hosts(folder: RunFolder) -> Cluster:
@@ -147,20 +124,6 @@ def recorded_hosts(folder: RunFolder) -> Cluster:
     except HostsFileError as error:
         remedy = f"name the run's hosts: `ddpctl kill {folder.run_id} --hosts HOSTS`"
         raise UsageError(error.what, remedy) from None
-
-
-def with_owners(
-    run_id: str,
-    typed: str | None,
-    connections: Sequence[HostConnection],
-    cluster: Cluster,
-    console: Console,
-) -> HostedRun:
-    """Return the run with its hosts and the other users who own nodes of it there."""
-    with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
-        statuses, _ = list_nodes(connections, cluster, run_id)
-    owners = sorted({status.owner for status in statuses if status.user != account_name()})
-    return HostedRun(run_id, connections, owners, typed)
 
 
 @dataclass(frozen=True)
@@ -213,13 +176,10 @@ class OwnRuns:
         return [HostedRun(each, [m for m in machines if may_have(m, each)]) for each in run_ids]
 
 
-def list_own_runs(
-    connections: Sequence[HostConnection], cluster: Cluster, console: Console
-) -> OwnRuns:
+def list_own_runs(connections: Sequence[HostConnection], engine: str) -> OwnRuns:
     def ask(connection: HostConnection) -> NodeListing:
-        listings = [each.listing() for each in engines_on(connection, cluster.job.engine)]
+        listings = [each.listing() for each in engines_on(connection, engine)]
         own = [s for each in listings for s in each.nodes if s.user == account_name()]
         return NodeListing(own, [name for each in listings for name in each.unreadable])
 
-    with console.step(f"asking {counted(len(connections), 'host')} about their runs"):
-        return OwnRuns(connections, *try_each(one_per_account(connections), ask))
+    return OwnRuns(connections, *try_each(one_per_account(connections), ask))

@@ -43,7 +43,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         if not all(run.confirmed(yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, connections, cluster.job.engine, console)
-        errors = remove_finished(connections, cluster, console) if target.with_finished else {}
+        errors = remove_finished(connections, cluster, console) if target.everything else {}
     if as_json:
         rows = [each.document() for each in killed]
         console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})

@@ -187,10 +187,6 @@ class Plan:
     nodes: tuple[NodePlan, ...] = ()
 
     @property
-    def hosts_were_asked(self) -> bool:
-        return self.control_port is not None
-
-    @property
     def key(self) -> tuple[float, str]:
         """The run's priority among runs that want the same GPUs. The smallest key comes first."""
         return round(self.since or 0.0, 3), self.run_id  # rounded, as the label is

@@ -1,4 +1,4 @@
-"""Format a plan as text or as a JSON document."""
+"""Format the plan of a dry run, which has not asked the hosts, as text or as a JSON document."""
 
 import dataclasses
 import shlex
@@ -10,14 +10,14 @@ from .labels import LABEL
 from .plan import Mount, NodePlan, Plan
 from .supervisor_spec import torchrun_command
 
-ASKED = "<asked at launch>"  # in a dry run, stands for values that depend on the hosts
-LABELS_AT_LAUNCH = [f"{LABEL}.{key}" for key in ("master-port", "gpus", "since")]
+ASKED = "<asked at launch>"  # stands for values that depend on the hosts
+LABELS_AT_LAUNCH = {f"{LABEL}.{key}": ASKED for key in ("master-port", "gpus", "since")}
 WIDTH = 100  # maximum characters of a line that several values share
 OF_JOB = "image dataset workdir stop_timeout time_limit max_restarts min_nodes numa".split()
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return the plan as a JSON document. In a dry run, values from hosts are None or absent."""
+    """Return the plan as a JSON document. Values that depend on the hosts are None or absent."""
     document = dataclasses.asdict(plan)
     del document["job"], document["nnodes"]
     document["options"]["by"] = "launch"  # no other command shows its plan
@@ -69,7 +69,6 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     job, options, wait = plan.job, plan.options, plan.options.wait
     ranks = plan.world_size if plan.world_size is not None else ASKED
     any_hosts = ", on any hosts with free GPUs (the first hosts are shown)" if options.nodes else ""
-    past = f" ({len(plan.past_restarts)} used)" if plan.past_restarts else ""
     paths = plan.nodes[0].paths
     read_only = " (read-only)" if plan.engine.in_container else ""
     yield "run", f"{plan.run_id} (attempt {plan.attempt}, owner {plan.owner})"
@@ -78,7 +77,7 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "image", job.image if plan.engine.in_container else ""
     yield "workdir", f"{job.workdir} -> {paths.workspace}" if job.workdir else ""
     yield "dataset", f"{job.dataset} -> {paths.data}{read_only}" if job.dataset else ""
-    yield "max restarts", f"{job.max_restarts}{past}"
+    yield "max restarts", str(job.max_restarts)
     yield "time to stop", duration(job.stop_timeout)
     yield "time limit", duration(job.time_limit) if job.time_limit else ""
     yield "hang timeout", duration(options.hang_timeout) if options.hang_timeout else ""
@@ -110,28 +109,24 @@ def _folded(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 def node_rows(plan: Plan, node: NodePlan) -> Iterator[tuple[str, str]]:
     """Yield a node's settings as (kind, value). In the values, K stands for the node rank."""
-    interface = node.interface or ("unknown" if plan.hosts_were_asked else ASKED)
-    yield "address", f"{node.internal_ip or ASKED} on {interface}"
+    yield "address", f"{node.internal_ip or ASKED} on {node.interface or ASKED}"
     yield "processes", str(node.nproc_per_node or "one per GPU")
     if plan.engine.image_files:
         yield "file", node.container.image
         yield from (("mount", _mount(mount, node.node_rank)) for mount in node.container.mounts)
     elif plan.engine.in_container:
-        yield from _container(node, plan.hosts_were_asked)
+        yield from _container(node)
     for key, value in node.container.env.items():
         yield "env", f"{key}={'K' if key == 'DDPCTL_NODE_RANK' else value}"
     yield from (("at launch", name) for name in node.container.env_at_launch)
     yield from (("not shown", name) for name in node.container.env_names)
 
 
-def _container(node: NodePlan, host_was_asked: bool) -> Iterator[tuple[str, str]]:
+def _container(node: NodePlan) -> Iterator[tuple[str, str]]:
     """Yield the container's settings. Its devices and capabilities depend on the host."""
-    container, rank = node.container, node.node_rank
-    gpus, asked = container.gpus, [] if host_was_asked else [ASKED]
-    labels = {} if host_was_asked else dict.fromkeys(LABELS_AT_LAUNCH, ASKED)
+    container, rank, gpus = node.container, node.node_rank, node.container.gpus
     listed = gpus if isinstance(gpus, str) else ",".join(str(gpu) for gpu in gpus)
-    vendor = " (AMD)" if container.gpu_vendor == "amd" else ""
-    yield "gpus", (listed or "none") + vendor
+    yield "gpus", listed or "none"
     yield "container", container.name.removesuffix(str(rank)) + "K"
     yield "entrypoint", shlex.join(container.entrypoint)
     yield "user", "the SSH user" if container.user == "host" else container.user
@@ -141,16 +136,15 @@ def _container(node: NodePlan, host_was_asked: bool) -> Iterator[tuple[str, str]
     for kind, values in {
         "tmpfs": [f"{folder}={_size(size)}" for folder, size in container.tmpfs.items()],
         "ulimit": [f"{name}={limit}" for name, limit in container.ulimits.items()],
-        "cap-add": [*asked, *container.cap_add],
+        "cap-add": [ASKED, *container.cap_add],
         "cap-drop": container.cap_drop,
         "pids-limit": [container.pids_limit],
         "security": [] if container.new_privileges else ["no-new-privileges"],
-        "group-add": container.group_add,
-        "device": [*asked, *container.devices],
+        "device": [ASKED, *container.devices],
         "mount": [_mount(mount, rank) for mount in container.mounts],
         "label": [
             f"{key}={'K' if key == f'{LABEL}.node-rank' else value}"
-            for key, value in {**labels, **container.labels}.items()
+            for key, value in {**LABELS_AT_LAUNCH, **container.labels}.items()
             if value
         ],
     }.items():

@@ -17,7 +17,7 @@ from launcher.hosts import Cluster, Host, Job, parse
 from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.container import METRICS_DIR
 from launcher.plan.plan import TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
-from launcher.plan.render import node_rows, plan_document, plan_text
+from launcher.plan.render import LABELS_AT_LAUNCH, node_rows, plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec, torchrun_command
 from launcher.plan.topology import free_port, same_subnet_first
 from launcher.supervisor.spec import Spec
@@ -198,7 +198,7 @@ def test_before_the_hosts_are_asked_unknown_values_are_none_and_a_dry_run_says_s
 
 @pytest.mark.parametrize("user", ["host", "root"])
 def test_a_dry_run_names_everything_that_a_launch_sets(user: str) -> None:
-    """The rows of both differ in their values only."""
+    """Both have the same variables, labels and limits; only their values differ."""
     text = f"hosts: [{{host: a, gpus: [0, 1]}}, b]\njob: {{user: {user}}}"
     near = tuple(replace(gpu, cores=CORES[gpu.index]) for gpu in gpus(2))
     host = facts(infiniband=("uverbs0",), rdma_ports=(roce("mlx5_0", "10.0.0.1"),), gpus=near)
@@ -206,16 +206,13 @@ def test_a_dry_run_names_everything_that_a_launch_sets(user: str) -> None:
     second = replace(host, addresses=(Address("10.0.0.1", "ib0"),), network_stack="other")
     asked = PlanInputs((host, second), ("i", "i"), dataset_digest="d")
 
-    def rows(plan: Plan) -> set[tuple[str, str]]:
-        """Each row's kind; of variables and labels, also the name."""
-        found = set()
-        for node in plan.nodes:
-            for kind, value in node_rows(plan, node):
-                name = value.partition("=")[0] if kind in ("env", "at launch", "label") else ""
-                found.add((kind.replace("at launch", "env"), name))
-        return found
+    def named(plan: Plan) -> list[set[str]]:
+        containers = [node.container for node in plan.nodes]
+        return [
+            {*c.env, *c.env_at_launch, *LABELS_AT_LAUNCH, *c.labels, *c.ulimits} for c in containers
+        ]
 
-    assert rows(planned(text)) == rows(planned(text, inputs=asked))
+    assert named(planned(text)) == named(planned(text, inputs=asked))
 
 
 def test_one_process_a_gpu_and_one_on_a_cpu_host() -> None:
@@ -300,9 +297,6 @@ def test_amd_gpus_reach_the_container_as_devices() -> None:
     assert every.env.keys().isdisjoint({"ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
     assert plan.nodes[1].nproc_per_node == 4
     assert (cpu.devices, cpu.group_add, cpu.gpu_vendor) == ((), (), "nvidia")
-    shown = plan_text(plan)
-    for line in ("gpus 1,3 (AMD)", "gpus all (AMD)", "group-add 109"):
-        assert line in shown
 
 
 def test_all_leaves_out_the_gpu_of_a_processor() -> None:
@@ -348,9 +342,6 @@ def test_nccl_is_told_of_roce_where_the_address_in_use_is_on_it(
     plan = planned("hosts: [a]", inputs=PlanInputs((host,), ("i",)), env_names=names)
     env = plan.nodes[0].container.env
     assert (env.get("NCCL_IB_HCA"), env.get("NCCL_IB_GID_INDEX")) == expected
-    assert ("NCCL_IB_HCA" in plan_text(plan)) == (
-        expected[0] is not None or names == ("NCCL_IB_HCA",)
-    )
 
 
 def test_threads_are_shared_by_the_processes_of_a_machine() -> None:
@@ -452,9 +443,7 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
         name="n", hang_timeout=90.0, on_exit="mail me", detach=True, on_event="log it"
     )
     cluster = parse(TWO, "hosts.yaml")
-    host = facts(infiniband=("uverbs0",))
-    inputs = PlanInputs((host, host), ("sha256:aa", "sha256:bb"), dataset_digest="d1")
-    plan = planned(cluster, options, inputs=inputs, env_names=("NCCL_DEBUG",))
+    plan = planned(cluster, options, env_names=("NCCL_DEBUG",))
     rows = [list(row) for row in node_rows(plan, plan.nodes[0])]
     rows += [line.split("  ", 1) for line in plan_text(plan).splitlines() if "  " in line]
     rows = [[part.strip() for part in row] for row in rows]
@@ -468,8 +457,8 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
         ["init", "yes"],
         ["network", "host"],
         ["ulimit", "memlock=-1"],
-        ["cap-add", "IPC_LOCK"],
-        ["device", "/dev/infiniband"],
+        ["cap-add", "<asked at launch>"],
+        ["device", "<asked at launch>"],
         ["not shown", "NCCL_DEBUG"],
     ):
         assert row in rows
@@ -478,7 +467,6 @@ def test_the_plan_prints_all_that_a_launch_will_do() -> None:
     assert (document["image"], document["max_restarts"]) == ("ddpctl-trainer:latest", 0)
     assert "job" not in document
     assert document["options"]["hang_timeout"] == 90.0
-    assert document["nodes"][0]["container"]["cap_add"] == ("IPC_LOCK",)
     assert "WARN" not in str(document)
 
 

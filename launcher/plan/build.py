@@ -16,10 +16,10 @@ from . import environment
 from .container import (
     IN_CONTAINER,
     METRICS_DIR,
-    container_access,
     container_gpus,
     container_mounts,
     container_user,
+    with_access,
 )
 from .labels import container_labels
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
@@ -157,14 +157,13 @@ def _node(
         shm_size=job.shm_size,
         stop_timeout=job.stop_timeout,
         working_dir=paths.workspace if job.workdir else None,
-        **container_access(job, gpus, facts),
     )
     return NodePlan(
         node_rank=rank,
         host=host,
         nproc_per_node=nproc[rank],
         first_rank=total(nproc[:rank]),
-        container=container,
+        container=with_access(container, job, facts),
         internal_ip=address.ip or None,
         interface=address.interface or None,
         place=place,

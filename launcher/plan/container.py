@@ -1,12 +1,11 @@
 """A node's container: its user, GPUs and mounts, and its access to devices of the host. Pure."""
 
-from collections.abc import Mapping
-from typing import TypedDict
+import dataclasses
 
 from ..facts.facts import Facts
 from ..hosts import Host, Job
 from .node_gpus import gpu_ids
-from .plan import CONTROL_DIR, Gpus, JobPaths, Mount, Plan
+from .plan import CONTROL_DIR, Container, Gpus, JobPaths, Mount, Plan
 
 METRICS_DIR = "/ddpctl-metrics"  # where job.metrics_dir is mounted in the container
 AMD_DEVICES = ("/dev/kfd", "/dev/dri")
@@ -18,32 +17,20 @@ IN_CONTAINER = JobPaths(
 )
 
 
-class Access(TypedDict):
-    """The fields of a Container that say what it may use of its host, besides GPUs and mounts."""
-
-    gpu_vendor: str
-    group_add: tuple[int, ...]
-    tmpfs: Mapping[str, int]
-    ulimits: Mapping[str, int]
-    cap_add: tuple[str, ...]
-    cap_drop: tuple[str, ...]
-    pids_limit: int
-    new_privileges: bool
-    devices: tuple[str, ...]
-
-
-def container_access(job: Job, gpus: Gpus, facts: Facts | None) -> Access:
-    """Return what a container may use: what NCCL needs, AMD's devices, and what the job adds.
+def with_access(container: Container, job: Job, facts: Facts | None) -> Container:
+    """Return the container with access to what NCCL needs, AMD's devices, and what the job adds.
 
     NCCL needs pinned memory and, if the host has InfiniBand, its devices. The job's limits override
-    ddpctl's. gpus: those of the container. facts: None if the host has not been asked.
+    ddpctl's. facts: None if the host has not been asked.
     """
+    gpus = container.gpus
     infiniband = facts.infiniband if facts else None
     amd = bool(gpus) and facts is not None and facts.has_amd_gpus
     limits = {"memlock": -1, "stack": STACK_BYTES} if gpus or infiniband else {}
     capabilities = ("IPC_LOCK",) if infiniband else ()
     devices = (*(["/dev/infiniband"] if infiniband else []), *(AMD_DEVICES if amd else ()))
-    return Access(
+    return dataclasses.replace(
+        container,
         gpu_vendor="amd" if amd else "nvidia",
         group_add=facts.gpu_groups if amd and facts else (),
         tmpfs=job.tmpfs,

@@ -14,7 +14,7 @@ from ..engines.choose import engine_of
 from ..errors import CommandFailed
 from ..hosts import Job
 from ..logs.event_reader import parsed
-from ..plan.container import container_access, container_user
+from ..plan.container import container_user, with_access
 from ..plan.labels import LABEL
 from ..plan.plan import Container, Mount
 from ..ssh.host_connection import HostConnection
@@ -89,22 +89,21 @@ def with_reports(fleet: Fleet, connections: Mapping[int, HostConnection]) -> Fle
 
 def container_for(machine: Machine, job: Job, folder: str, token: str, argument: str) -> Container:
     """Return the test container, configured as for a launch, with `folder` mounted at /output."""
-    gpus = tuple(sorted(machine.gpus)) if machine.has_driver else ()
-    return Container(
+    container = Container(
         name=f"ddpctl-check-{token}-{machine.rank}",
         image=job.image,
         env={"HOME": "/tmp"},
         labels={f"{LABEL}.check": token},
         mounts=(Mount(folder, "/output"),),
-        gpus=gpus,
+        gpus=tuple(sorted(machine.gpus)) if machine.has_driver else (),
         user=container_user(job, machine.facts),
         shm_size=job.shm_size,
         stop_timeout=1,
         entrypoint=("python3", "-c", SCRIPT),
         command=(argument,),
         working_dir="/",
-        **container_access(job, gpus, machine.facts),
     )
+    return with_access(container, job, machine.facts)
 
 
 def needing_torch(machines: Sequence[Machine]) -> set[int]:

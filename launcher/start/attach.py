@@ -1,7 +1,6 @@
 """Return to a run: print its log so far, then follow it as `launch` does."""
 
 import dataclasses
-import sys
 import time
 
 from ..errors import CommandFailed
@@ -18,23 +17,19 @@ from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
-from .tickets import remove_tickets
 
 POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
-def attach(
-    folder: RunFolder, console: Console, on_event: str | None = None, *, recorder: bool = False
-) -> Outcome:
+def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> Outcome:
     """Follow the run's newest attempt to its end. Signals do not stop the run.
 
-    If the run's recorder then restarts the run, also follow the next attempts. recorder: whether this
-    process is the recorder.
+    If the run's recorder then restarts the run, also follow the next attempts.
     """
     log_filter = LogFilter()
     while True:
-        outcome, record = follow_newest(folder, log_filter, console, on_event, recorder=recorder)
-        if recorder or not outcome.state.is_final:
+        outcome, record = follow_newest(folder, log_filter, console, on_event)
+        if not outcome.state.is_final:
             return outcome
         newest = wait_for_restart(folder, record, console)
         number = newest.attempt.number
@@ -53,9 +48,12 @@ def follow_newest(
     console: Console,
     on_event: str | None,
     *,
-    recorder: bool,
+    recorder: bool = False,
 ) -> tuple[Outcome, RunRecord]:
-    """Print what the filter selects of the log so far, then follow the newest attempt to its end."""
+    """Print what the filter selects of the log so far, then follow the newest attempt to its end.
+
+    recorder: whether this process is the run's recorder.
+    """
     while True:
         record = folder.load()
         if record.state.is_starting:
@@ -80,14 +78,7 @@ def follow_newest(
                     # two recorders would both restart the run, and run --on-event twice
                     patience = None if detach.has_recorder(folder) else 0.0
                     run = dataclasses.replace(run, log_patience=patience)
-                outcome = follow(run, hook, interrupts, console)
-                # A recorder that died may have left tickets for a restart. Remove them if the failure rules
-                # out a restart, even for the highest job.max_restarts that was launched with.
-                if outcome.state.is_final and not (
-                    detach.has_recorder(folder) or record.goes_on(sys.maxsize)
-                ):
-                    remove_tickets(handle.connections, record.engine, record.run_id)
-                return outcome, record
+                return follow(run, hook, interrupts, console), record
         report_end(folder.run_id, record.attempt, console)
         return Outcome(record.state), record
 

@@ -14,12 +14,13 @@ from ..errors import DdpctlError
 from ..follow import hooks
 from ..follow.ctrl_c import signals_end_recorder
 from ..follow.detach import READY, WAITING_LOCK, recording
+from ..logs.query import LogFilter
 from ..outcomes import Outcome, RunState
 from ..own_folders import locked
 from ..plan.plan import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
-from .attach import attach
+from .attach import follow_newest
 from .request import Request
 from .restart import restart_until_done, turn_kept_for_restart
 from .run_attempt import run_attempt
@@ -67,7 +68,7 @@ def run_if_waiting(folder: RunFolder, options: LaunchOptions, console: Console) 
 def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome:
     """Follow the run's newest attempt to its end, with its GPUs kept for a restart."""
     with turn_kept_for_restart(folder, folder.load(), options, console):
-        return attach(folder, console, options.on_event, recorder=True)
+        return follow_newest(folder, LogFilter(), console, options.on_event, recorder=True)[0]
 
 
 def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:

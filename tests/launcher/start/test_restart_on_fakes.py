@@ -876,30 +876,6 @@ def test_logs_follow_a_run_from_its_start_that_they_wait_for(
     assert ("is waiting in line; `ddpctl ps`" in err) is (state is RunState.WAITING)
 
 
-@pytest.mark.parametrize(
-    ("end", "kept"),
-    [
-        (lambda node: node.end(0), 0),
-        (raises_an_exception, 0),
-        (rank_is_killed, 2),  # another process may restart it
-    ],
-)
-def test_attach_removes_the_tickets_of_a_recorder_that_has_died(
-    fake_cluster: Make, end: Callable[[FakeNode], None], kept: int
-) -> None:
-    cluster = fake_cluster(gpus=2, max_restarts=1)
-    folder = run_folder(cluster.launch("--detach")[1].strip())
-    console = Console(quiet=True)
-    with turn_kept_for_restart(folder, folder.load(), LaunchOptions(), console):
-        pass  # a run that continues keeps its tickets
-    assert len(cluster.tickets) == 2
-    for node in cluster.nodes:
-        end(node)
-    cluster.ddpctl("attach", folder.run_id)
-    assert folder.load().state.is_final
-    assert len(cluster.tickets) == kept
-
-
 def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

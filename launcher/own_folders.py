@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import stat
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -147,14 +146,13 @@ def is_locked(path: Path) -> bool:
 def keep_traceback(error: BaseException) -> str:
     """Write the traceback of `error` to a file. Return `details in PATH`, or the error if that fails."""
     details = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
-    prefix = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-"
-    for home in (state_home, lambda: Path(tempfile.gettempdir())):
-        with contextlib.suppress(DdpctlError, OSError):
-            descriptor, path = tempfile.mkstemp(".txt", prefix, make_folder(home()))  # mode 0600
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(details)
-            return f"details in {path}"
-    return f"{type(error).__name__}: {error}"
+    name = f"internal-error-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}.txt"
+    try:
+        path = make_folder(state_home()) / name
+        write_atomically(path, details, mode=0o600)
+    except DdpctlError:
+        return f"{type(error).__name__}: {error}"
+    return f"details in {path}"
 
 
 def write_cache(path: Path, text: str | bytes, *, keep: int | None = None) -> None:

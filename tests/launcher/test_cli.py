@@ -224,18 +224,16 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
         error.add_note("the run continues; follow it with `ddpctl attach r1`")
         raise error
 
-    for folder in ("ddpctl", ""):
-        assert cli.with_exit_code(broken)() == 70
-        said = capsys.readouterr().err
-        ending = "; the run continues; follow it with `ddpctl attach r1`\n"
-        assert said.endswith(ending) and said.count("\n") == 1
-        [path] = re.findall(r"internal error, details in (\S+);", said)
-        assert "RuntimeError: boom" in Path(path).read_text()
-        if folder:
-            assert Path(path).parent == tmp_path / folder
-        else:
-            Path(path).unlink()
-        monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # then beside other temporary files
+    ending = "; the run continues; follow it with `ddpctl attach r1`\n"
+    assert cli.with_exit_code(broken)() == 70
+    said = capsys.readouterr().err
+    assert said.endswith(ending) and said.count("\n") == 1
+    [path] = re.findall(r"internal error, details in (\S+);", said)
+    assert "RuntimeError: boom" in Path(path).read_text()
+    assert (Path(path).parent, Path(path).stat().st_mode & 0o777) == (tmp_path / "ddpctl", 0o600)
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # where nothing can be written
+    assert cli.with_exit_code(broken)() == 70
+    assert capsys.readouterr().err == f"ddpctl: error: internal error, RuntimeError: boom{ending}"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Charts as plain data: curves from the trainer's metrics.jsonl, by attempt, rank or node. Pure."""
+"""Charts as plain data: curves from the trainer's metrics.jsonl, by attempt and rank. Pure."""
 
 import dataclasses
 from collections import deque
@@ -9,7 +9,6 @@ from typing import Any
 from ..logs.metrics import entries, number
 
 Point = tuple[float, float]
-NodeNames = Mapping[int, Mapping[int, str]]  # attempt -> rank -> the name of its node
 MOST_CURVES = 16  # of single ranks or nodes in a chart; above this limit, none of them are drawn
 
 
@@ -50,12 +49,9 @@ DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
 MOST_POINTS = 300_000  # the limit of one file, of which the newest are drawn
 
 
-def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
-    """Return each of CHARTS for which metrics.jsonl has values. Skip malformed lines.
-
-    nodes: the names of the ranks' nodes, to draw throughput per node instead of per rank.
-    """
-    attempt, points = 0, dict[tuple[str, str, int, str], list[Point]]()
+def charts(text: bytes) -> tuple[Chart, ...]:
+    """Return each of CHARTS for which metrics.jsonl has values. Skip malformed lines."""
+    attempt = 0
     newest = deque[tuple[tuple[str, str, int, str], Point]](maxlen=MOST_POINTS)
     for entry in entries(text):
         kind = str(entry.get("kind"))
@@ -63,52 +59,33 @@ def charts(text: bytes, nodes: NodeNames | None = None) -> tuple[Chart, ...]:
             given = entry.get("attempt")
             attempt = given if isinstance(given, int) else attempt + 1
         step = number(entry.get("step"))
-        for name, whose, value in _values(entry, (nodes or {}).get(attempt, {})):
+        for name, whose, value in _values(entry):
             if step is not None and value is not None and (kind, name) in DRAWN:
                 newest.append(((kind, name, attempt, whose), (step, value)))
-    for key, point in newest:
-        points.setdefault(key, []).append(point)
-    attempts = sorted({attempt for _, _, attempt, _ in points})
-    owners = sorted({whose for _, _, _, whose in points}, key=lambda whose: (len(whose), whose))
-
-    def named(name: str, attempt: int, whose: str) -> str:
-        number = f", attempt {attempt}" if len(attempts) > 1 else ""
-        return whose if whose.startswith("node ") else f"{name}{whose}{number}"
-
+    series: dict[tuple[str, str], dict[tuple[int, str], list[Point]]] = {}  # by kind and field
+    for (kind, name, attempt, whose), point in newest:
+        series.setdefault((kind, name), {}).setdefault((attempt, whose), []).append(point)
+    several = len({attempt for owners in series.values() for attempt, _ in owners}) > 1
     made = []
     for chart, sources in CHARTS:
         curves = tuple(
-            Curve(named(name, attempt, whose), tuple(line))
+            Curve(f"{name}{whose}" + f", attempt {attempt}" * several, tuple(points))
             for kind, field, name in sources
-            for attempt in attempts
-            for whose in owners
-            if (line := points.get((kind, field, attempt, whose)))
+            for (attempt, whose), points in series.get((kind, field), {}).items()
         )
         if curves:
             made.append(dataclasses.replace(chart, curves=curves))
     return tuple(made)
 
 
-def _values(
-    entry: dict[str, Any], nodes: Mapping[int, str]
-) -> Iterator[tuple[str, str, float | None]]:
-    """Yield (field, whose, value). whose: "" for all ranks, " of rank 0", or a node's name."""
+def _values(entry: dict[str, Any]) -> Iterator[tuple[str, str, float | None]]:
+    """Yield (field, whose, value). whose: "" for all ranks, or a rank as in " of rank 0"."""
     for name, value in entry.items():
         yield name, "", number(value)
     ranks = entry.get("ranks")
     for name, values in ranks.items() if isinstance(ranks, dict) else ():
-        if not isinstance(values, list):
-            continue
-        numbers = [number(value) for value in values]
-        if name == "img_s" and set(nodes) == set(range(len(numbers))):
-            sums = dict.fromkeys(nodes.values(), 0.0)
-            for rank, value in enumerate(numbers):
-                sums[nodes[rank]] += value or 0.0
-            owned: dict[str, float | None] = {**sums}
-        else:
-            owned = {f" of rank {rank}": value for rank, value in enumerate(numbers)}
-        if len(owned) <= MOST_CURVES:
-            yield from ((name, whose, value) for whose, value in owned.items())
+        if isinstance(values, list) and len(values) <= MOST_CURVES:
+            yield from ((name, f" of rank {rank}", number(v)) for rank, v in enumerate(values))
 
 
 def together(parts: Mapping[str, Sequence[Chart]]) -> tuple[Chart, ...]:

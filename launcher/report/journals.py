@@ -12,7 +12,7 @@ from ..logs.journal_reader import JournalReader
 from ..logs.metrics import number
 from ..outcomes import NodeState, run_state
 from ..runs.record import AttemptRecord, RunRecord, parse_timestamp, timestamp
-from ..supervisor.events import Environment, RankPids, Usage
+from ..supervisor.events import Environment, Usage
 from ..text import names
 from .charts import MOST_CURVES, Chart, Curve, Point
 
@@ -41,15 +41,6 @@ class Journals:
 
     def of(self, attempt: int) -> list[NodeJournal]:
         return [node for node in self.nodes if node.attempt == attempt]
-
-    def node_names(self) -> dict[int, dict[int, str]]:
-        """Return the name of each rank's node, by attempt and rank. Skip attempts with one node."""
-        by_attempt: dict[int, dict[int, str]] = {}
-        for node in self.nodes:
-            for _, event in node.of(RankPids) if len(self.of(node.attempt)) > 1 else ():
-                ranks = (int(rank) for rank in event.pids if rank.isdecimal())
-                by_attempt.setdefault(node.attempt, {}).update(dict.fromkeys(ranks, node.name))
-        return by_attempt
 
     def versions(self, attempt: int) -> dict[str, str]:
         """Return the version of each component; if hosts differ, each version with its hosts."""

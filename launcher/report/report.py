@@ -46,8 +46,7 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
     answers, failures = _ask(folder, record, console)
     report_errors(failures, console)
     journals = parse_journals(record, {host: events for host, (_, events) in answers.items()})
-    names = journals.node_names()
-    drawn = together({host: charts(metrics, names) for host, (metrics, _) in answers.items()})
+    drawn = together({host: charts(metrics) for host, (metrics, _) in answers.items()})
     evidence = sorted(folder.logs.glob("failure-*.txt"))
     return RunView(
         with_reported_states(record, journals),

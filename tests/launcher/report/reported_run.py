@@ -21,7 +21,6 @@ from launcher.supervisor.events import (
     Event,
     Frame,
     GpuLoad,
-    RankPids,
     RankStacks,
     Stack,
     Usage,
@@ -96,7 +95,6 @@ def node_journal(attempt: int, rank: int, evil: str = "plain") -> NodeJournal:
     versions = {"torch": f"2.{attempt}", f"kernel{evil}": "6.1"}
     events: list[tuple[float, Event]] = [
         (BEGAN, Environment(versions, ("HOME", *(["NCCL_DEBUG"] if attempt > 1 else [])))),
-        (BEGAN, RankPids({str(r): r for r in ranks})),
         *((BEGAN + 60 * n, Usage(1.5 + n, (GpuLoad(90 + n, 40960, 81920),))) for n in range(3)),
         (BEGAN + 200, RankStacks(stacks)),
     ]

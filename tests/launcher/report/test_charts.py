@@ -66,13 +66,6 @@ def test_each_rank_has_its_curves_beside_that_of_all() -> None:
     assert len(charts(json.dumps(many).encode())[0].curves) == 1
 
 
-def test_throughput_is_that_of_nodes_where_their_ranks_are_known() -> None:
-    nodes = {0: {0: "node 0 (a)", 1: "node 0 (a)", 2: "node 1 (b)", 3: "node 1 (b)"}}
-    *_, throughput = charts(json.dumps(TRAIN).encode(), nodes)
-    found = {curve.name: curve.points[0][1] for curve in throughput.curves}
-    assert found == {"train": 60.0, "node 0 (a)": 30.0, "node 1 (b)": 30.0}
-
-
 def test_of_too_many_points_the_newest_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_POINTS", 10)
     lines = (json.dumps({"kind": "train", "step": n, "loss": 1.0}) for n in range(25))

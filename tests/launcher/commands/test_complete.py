@@ -69,12 +69,3 @@ def test_other_shells_show_each_runs_state_too(home: Path, shell: str) -> None:
     assert text.index("nightly-2") < text.index("nightly-1")
     assert "RUNNING" in text and "torn" not in text
     assert "launch" in "\n".join(offered(home, shell, "ddpctl lau"))
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shells_own_script_is_shown(home: Path, shell: str) -> None:
-    env = {**os.environ, "_DDPCTL_COMPLETE": f"source_{shell}"}
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN], env=env, capture_output=True, text=True, timeout=60
-    )
-    assert f"_DDPCTL_COMPLETE=complete_{shell}" in done.stdout

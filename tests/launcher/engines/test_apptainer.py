@@ -15,7 +15,7 @@ from push_machines import Machines, home, machines, push_to  # noqa: F401 # fixt
 
 from launcher.engines import choose
 from launcher.engines.apptainer import CHECK, PROBLEMS, Apptainer, exec_arguments
-from launcher.engines.choose import engine_traits, engines_on
+from launcher.engines.choose import engine_traits
 from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, HostsFileError, PushFailed
 from launcher.hosts import Host, parse
@@ -93,12 +93,6 @@ def test_an_image_file_is_a_path_and_needs_apptainer(tmp_path: Path) -> None:
     assert job.image == f"{tmp_path}/My Images/train.sif"
     with pytest.raises(HostsFileError, match=r"found a [.]sif file with engine: docker"):
         parse("hosts: [a]\njob: {image: ./train.sif}", "hosts.yaml")
-
-
-def test_processes_and_apptainer_see_each_others_nodes() -> None:
-    local = HostConnection(Host("local"))
-    names = [engine.traits.name for engine in engines_on(local, "apptainer")]
-    assert names == ["apptainer"]
 
 
 @pytest.mark.parametrize(

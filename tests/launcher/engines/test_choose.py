@@ -37,9 +37,19 @@ def test_a_hosts_file_may_name_each_engine() -> None:
     assert SCHEMA["properties"]["job"]["properties"]["engine"]["enum"] == [*choose.ENGINES]
 
 
-def test_only_this_machine_may_have_processes_of_other_runs() -> None:
-    assert names(engines_on(LOCAL, "docker")) == ["docker", "process"]
-    assert names(engines_on(REMOTE, "docker")) == ["docker"]
+@pytest.mark.parametrize(
+    ("connection", "engine", "expected"),
+    [
+        (LOCAL, "docker", ["docker", "process"]),
+        (REMOTE, "docker", ["docker"]),
+        (LOCAL, "process", ["process"]),
+        (LOCAL, "apptainer", ["apptainer"]),  # it sees the nodes of the process engine too
+    ],
+)
+def test_only_this_machine_may_have_runs_with_and_without_containers(
+    connection: HostConnection, engine: str, expected: list[str]
+) -> None:
+    assert names(engines_on(connection, engine)) == expected
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -50,11 +60,6 @@ def test_cleaning_asks_the_engine_of_the_job_and_those_that_the_host_has(
     others = ["docker"] if installed else []
     assert names(installed_engines(REMOTE, "process")) == [*others, "process"]
     assert names(installed_engines(REMOTE, "docker")) == ["docker", "process"]
-
-
-def test_a_run_may_be_in_the_engine_of_the_job_or_in_one_without_containers() -> None:
-    assert names(engines_on(LOCAL, "docker")) == ["docker", "process"]
-    assert names(engines_on(LOCAL, "process")) == ["process"]
 
 
 def test_claims_on_this_machine_include_those_of_runs_without_containers(

@@ -75,18 +75,23 @@ def test_the_claim_of_a_process_lasts_as_long_as_the_process(
 ) -> None:
     folder.mkdir()
     child = subprocess.Popen(["sleep", "600"])
-    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()
+    began = start_time(child.pid)
     running = folder / f"{NAME}.running"
-    running.write_text(f"{child.pid} {fields[19]}\n{json.dumps(LABELS)}\n")
+    running.write_text(f"{child.pid} {began}\n{json.dumps(LABELS)}\n")
     assert claimed(engine) == [("running", ("GPU-1",))]
     other = NodeStatus(state=ContainerState.CREATED, handle=NAME)
     assert not engine.withdraw(other)  # it has started
-    running.write_text(f"{child.pid} {int(fields[19]) + 1}\n{json.dumps(LABELS)}\n")
+    running.write_text(f"{child.pid} {began + 1}\n{json.dumps(LABELS)}\n")
     assert claimed(engine) == []  # another process with the same id
-    running.write_text(f"{child.pid} {fields[19]}\n{json.dumps(LABELS)}\n")
+    running.write_text(f"{child.pid} {began}\n{json.dumps(LABELS)}\n")
     child.kill()
     child.wait()
     assert claimed(engine) == [] and not running.exists()
+
+
+def start_time(pid: int) -> int:
+    """When the process has started, in clock ticks."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19])
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, script: str, program: str, deed: str) -> None:
@@ -120,9 +125,8 @@ def test_a_node_that_is_stopped_while_it_starts_does_not_go_on(
     engine: Processes, folder: Path, control: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = subprocess.Popen(["sleep", "600"])
-    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()
     (folder / f"{NAME}.running").write_text("-\n")
-    starts = f"echo {child.pid} {fields[19]} > {control}/pid"
+    starts = f"echo {child.pid} {start_time(child.pid)} > {control}/pid"
     meanwhile(monkeypatch, "STOP", "sleep", starts)
     engine.stop(NodeStatus(run_id="r", node_rank=0, handle=str(control)), 0)
     assert child.wait(10) == -signal.SIGTERM
@@ -140,16 +144,21 @@ def test_a_node_that_was_stopped_before_it_starts_cannot_start(
         engine._script("start the node", process.START, str(control), NAME, "", "0", "sh")
 
 
-def test_a_node_whose_files_do_not_fit_on_the_disk_does_not_run_unseen(
-    engine: Processes, folder: Path, control: Path
-) -> None:
+def start(engine: Processes, folder: Path, control: Path, *supervisor: str) -> None:
+    """Claim the node's GPUs and start it."""
     (control / "labels.json").write_text(json.dumps(LABELS))
     (folder / f"{NAME}.created").write_text("-\n")
+    engine._script("start the node", process.START, str(control), NAME, "", "0", *supervisor)
+
+
+def test_a_node_whose_files_do_not_fit_on_the_disk_does_not_run_unseen(
+    engine: Processes, folder: Path, control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = process.START.replace('| replace "$control/pid"', "| false")
-    python = ("sh", "-c", "sleep 20; : done")
+    monkeypatch.setattr(process, "START", full)
     began = time.monotonic()
     with pytest.raises(CommandFailed, match=r"check the free space"):
-        engine._script("start the node", full, str(control), NAME, "", "0", *python)
+        start(engine, folder, control, "sh", "-c", "sleep 20; : done")
     while not (control / "exit").exists():
         time.sleep(0.01)
     assert (control / "exit").read_text() == "137\n" and time.monotonic() - began < 15
@@ -158,10 +167,8 @@ def test_a_node_whose_files_do_not_fit_on_the_disk_does_not_run_unseen(
 def test_a_supervisor_that_does_not_handle_signals_yet_ends_with_sigterm(
     engine: Processes, folder: Path, control: Path
 ) -> None:
-    (control / "labels.json").write_text(json.dumps(LABELS))
-    (folder / f"{NAME}.created").write_text("-\n")
-    python = ("sh", "-c", 'kill -s TERM "$$"; echo ignored > "$0"', str(control / "out"))
-    engine._script("start the node", process.START, str(control), NAME, "", "0", *python)
+    script = 'kill -s TERM "$$"; echo ignored > "$0"'
+    start(engine, folder, control, "sh", "-c", script, str(control / "out"))
     while not (control / "exit").exists():
         time.sleep(0.01)
     assert (control / "exit").read_text() == "143\n"
@@ -176,10 +183,8 @@ def test_systemd_tmpfiles_spares_the_claims_while_a_node_runs(
         tried = subprocess.run(["flock", "-n", folder, "true"], check=False)
         return tried.returncode == 0
 
-    (control / "labels.json").write_text(json.dumps(LABELS))
-    (folder / f"{NAME}.created").write_text("-\n")
-    python = ("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done', str(control / "end"))
-    engine._script("start the node", process.START, str(control), NAME, "", "0", *python)
+    script = 'until [ -e "$0" ]; do sleep 0.05; done'
+    start(engine, folder, control, "sh", "-c", script, str(control / "end"))
     while can_delete():  # until the test's time limit
         time.sleep(0.01)
     (control / "end").touch()

@@ -37,6 +37,13 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     sshd.stop()
 
 
+def set_job(machine: Machine, **keys: str) -> None:
+    """Set keys of `job:` in the hosts file."""
+    document = json.loads((machine.folder / "hosts.yaml").read_text())
+    document["job"] |= keys
+    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+
+
 @pytest.fixture
 def requirements(machine: Machine) -> Path:
     """A list of packages: torchrun and one that the ranks import, both from a folder of wheels."""
@@ -47,9 +54,7 @@ def requirements(machine: Machine) -> Path:
     (machine.folder / "code" / "train.py").write_text(
         "import sys, tiny\nprint(tiny.answer, sys.prefix, flush=True)\n"
     )
-    document = json.loads((machine.folder / "hosts.yaml").read_text())
-    document["job"] |= {"requirements": "requirements.txt", "python": sys.executable}
-    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+    set_job(machine, requirements="requirements.txt", python=sys.executable)
     path = machine.folder / "requirements.txt"
     path.write_text("--no-index\n--find-links wheels\nrun\ntiny\n")
     return path
@@ -139,9 +144,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_behind(machine: Machine) -> 
 
 
 def test_a_python_that_a_host_lacks_is_one_line(machine: Machine) -> None:
-    document = json.loads((machine.folder / "hosts.yaml").read_text())
-    document["job"]["python"] = "/opt/none/bin/python"
-    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+    set_job(machine, python="/opt/none/bin/python")
     done = machine.ddpctl("launch", "hosts.yaml", code=3)
     line = "there is no Python /opt/none/bin/python; set job.python or job.conda"
     assert line in done.stderr
@@ -183,8 +186,7 @@ def test_the_dependencies_of_a_pyproject_are_packages_too(
     requirements.with_name("pyproject.toml").write_text(
         '[project]\nname = "x"\nversion = "1"\ndependencies = ["tiny"]\n'
     )
-    hosts = machine.folder / "hosts.yaml"
-    hosts.write_text(hosts.read_text().replace("requirements.txt", "pyproject.toml"))
+    set_job(machine, requirements="pyproject.toml")
     machine.ddpctl("push", "hosts.yaml", "--image")
     [python] = (machine.folder / "home" / ".ddpctl").glob("venvs/*/bin/python")
     done = subprocess.run([python, "-c", "import tiny; print(tiny.answer)"], capture_output=True)
@@ -209,9 +211,7 @@ def test_a_host_that_cannot_install_the_packages_is_one_line_and_nothing_is_left
     refuse = f'*"-m venv"*) echo "{python}: No module named venv" >&2; exit 1'
     python.write_text(f'#!/bin/sh\ncase "$*" in {refuse}; esac\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    document = json.loads((machine.folder / "hosts.yaml").read_text())
-    document["job"]["python"] = str(python)
-    (machine.folder / "hosts.yaml").write_text(json.dumps(document))
+    set_job(machine, python=str(python))
     done = machine.ddpctl("push", "hosts.yaml", code=5)
     assert "packages: " in done.stderr and "No module named venv; install that" in done.stderr
     assert not [p for p in (machine.folder / "home" / ".ddpctl" / "venvs").iterdir() if p.is_dir()]

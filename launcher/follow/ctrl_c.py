@@ -31,7 +31,7 @@ def end_recorder(number: int, _: FrameType | None = None) -> NoReturn:
 
 @contextlib.contextmanager
 def signals_end_recorder() -> Iterator[None]:
-    """Context manager: a signal calls `end_recorder`; in a `held()` block, only once it is taken."""
+    """Context manager: a signal calls `end_recorder`, even in the blocks of Interrupts."""
     before = _install(dict.fromkeys(SIGNALS, end_recorder))
     try:
         yield
@@ -46,7 +46,7 @@ class Interrupts:
     completed or undone, and code that handles signals can `take` them. Such blocks may be nested.
     If a Ctrl-C or SIGTERM has not been taken, the end of the outermost block raises
     KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
-    because they let the run continue. In a recorder, all signals do; see `end_recorder`.
+    because they let the run continue. In a recorder, no signal gets here; see `end_recorder`.
 
     between_attempts: outside such blocks, too, LEAVING signals stay queued until the next attempt is
     followed, because there is no run to leave yet. This also holds for `with` blocks inside this one.
@@ -59,6 +59,8 @@ class Interrupts:
         self._before: Mapping[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
+        if signal.getsignal(signal.SIGTERM) is end_recorder:
+            return self
         self._before = _install(dict.fromkeys(SIGNALS, self._receive))
         outer = getattr(self._before.get(signal.SIGHUP), "__self__", None)
         if isinstance(outer, Interrupts) and outer._between_attempts:
@@ -67,8 +69,6 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         _install(self._before)
-        if self._in_recorder and self._pending:
-            end_recorder(self._pending[0])
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -89,13 +89,11 @@ class Interrupts:
 
     def take(self) -> int | None:
         """Remove and return the oldest queued signal; None if the queue is empty."""
-        if self._in_recorder and self._pending:
-            end_recorder(self._pending[0])
         return self._pending.pop(0) if self._pending else None
 
     def to_end(self) -> bool:
         """Return whether a queued signal asks this process to end its work."""
-        return not set(self._pending) <= set(SIGNALS if self._in_recorder else LEAVING)
+        return not set(self._pending) <= set(LEAVING)
 
     def forget(self) -> None:
         """Drop the queued signals."""
@@ -104,14 +102,8 @@ class Interrupts:
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self._holds or (self._between_attempts and number in LEAVING):
             self._pending.append(number)
-        elif self._in_recorder:
-            end_recorder(number)
         else:
             raise KeyboardInterrupt
-
-    @property
-    def _in_recorder(self) -> bool:
-        return end_recorder in self._before.values()
 
 
 def _install(handlers: Mapping[int, signal._HANDLER]) -> dict[int, signal._HANDLER]:

@@ -106,18 +106,12 @@ def has_recorder(folder: RunFolder) -> bool:
 
     That is a recorder, or the command that started the run. Both do so even between attempts.
     """
-    return _has_locked(folder, LOCK)
+    return is_locked(folder.path / LOCK)
 
 
 def is_being_started(folder: RunFolder) -> bool:
     """Return whether a process on this machine is waiting for the run's turn or starting an attempt."""
-    return _has_locked(folder, WAITING_LOCK)
-
-
-def _has_locked(folder: RunFolder, lock: str) -> bool:
-    with contextlib.suppress(StateError):  # a file system without locks: no recorder
-        return is_locked(folder.path / lock)
-    return False
+    return is_locked(folder.path / WAITING_LOCK)
 
 
 def import_path() -> list[str]:

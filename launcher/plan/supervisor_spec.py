@@ -68,7 +68,6 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "argv": torchrun_command(plan, node),
         "cwd": node.container.working_dir,  # None: the default of the image or launcher
         "dir": node.paths.control,
-        "cancel_file": f"{node.paths.control}/cancelled",
         "stop_timeout": plan.job.stop_timeout,
         "time_limit": plan.job.time_limit,
         "master_addr": plan.master_addr,

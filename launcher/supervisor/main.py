@@ -29,6 +29,7 @@ from .spec import Spec
 from .torchrun import with_caches
 from .usage import Sampler, environment
 
+CANCELLED = "cancelled"  # a file; see mark_cancelled.sh
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -119,14 +120,13 @@ class Supervisor:
             self.round.stop(self.stop_request, number)
 
     def cancelled(self) -> bool:
-        """Return whether the launcher has created the cancel file.
+        """Return whether the launcher has created the file `cancelled` in the control folder.
 
         The launcher may have done so on another host that shares this home directory. Listing the
         folder makes the NFS client see the file, while a plain stat may be answered from a cache.
         """
-        folder, name = os.path.split(self.spec.cancel_file)
         with contextlib.suppress(OSError):
-            return name in os.listdir(folder)
+            return CANCELLED in os.listdir(self.spec.dir)
         return False
 
     def take_stacks(self) -> None:

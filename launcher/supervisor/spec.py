@@ -22,8 +22,7 @@ class Spec:
     hosts: list[str]  # on node 0, the hosts of all nodes; on other nodes, only the host of node 0
     argv: list[str]
     cwd: str | None
-    dir: str  # the control folder, with the journal, requests and answers
-    cancel_file: str  # exists if the user has cancelled the run
+    dir: str  # the control folder, with the journal, the mark of `kill`, requests and answers
     stop_timeout: float  # the time from SIGTERM to the engine's SIGKILL
     master_addr: str
     control_port: int

@@ -161,7 +161,6 @@ class Attempt:
                 "argv": argv,
                 "cwd": None,
                 "dir": str(folder),
-                "cancel_file": str(folder / "cancelled"),
                 "stop_timeout": 10,
                 "master_addr": "127.0.0.1",
                 "control_port": control,

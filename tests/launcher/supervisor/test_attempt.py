@@ -122,10 +122,10 @@ def test_sigterm_to_one_node_stops_all(tmp_path: Path) -> None:
 
 
 def test_a_kill_that_reaches_one_node_first_is_a_cancellation_everywhere(tmp_path: Path) -> None:
-    cancelled = tmp_path / "cancelled"
-    with attempt(tmp_path, 2, ["wait"], cancel_file=str(cancelled)) as made:
+    with attempt(tmp_path, 2, ["wait"]) as made:
         made.ranks_running()
-        cancelled.touch()
+        for node in made.nodes:
+            (node.folder / "cancelled").touch()
         os.kill(made.nodes[1].pid, signal.SIGTERM)
         made.wait()
     assert [node.end.state for node in made.nodes] == ["cancelled"] * 2

@@ -269,7 +269,7 @@ def test_a_run_that_is_cancelled_in_the_pause_is_cancelled(start: Start) -> None
     made = start(2, "0:0:kill", restart_pauses=[60.0])
     in_a_pause(made)
     for node in made.nodes:
-        Path(node.spec["cancel_file"]).touch()
+        (node.folder / "cancelled").touch()
     os.kill(made.nodes[0].pid, signal.SIGTERM)
     assert made.wait() == [143, 143]
     assert [node.end.state for node in made.nodes] == ["cancelled", "cancelled"]

@@ -96,9 +96,9 @@ def test_sigterm_is_passed_on_and_the_ranks_may_save(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_cancelled_says_so(tmp_path: Path) -> None:
-    with attempt(tmp_path, 1, ["wait"], cancel_file=str(tmp_path / "cancelled")) as made:
+    with attempt(tmp_path, 1, ["wait"]) as made:
         made.ranks_running()
-        (tmp_path / "cancelled").touch()
+        (made.nodes[0].folder / "cancelled").touch()
         os.kill(made.nodes[0].pid, signal.SIGTERM)
         made.wait()
         assert made.nodes[0].end.state == "cancelled"

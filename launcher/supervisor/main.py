@@ -226,4 +226,7 @@ class Supervisor:
 def main() -> int:
     with open(sys.argv[1]) as file:
         spec = Spec(**json.load(file))
+    journal = os.path.join(spec.dir, "journal")
+    if os.path.exists(journal) and os.path.getsize(journal):  # somebody has restarted the container
+        sys.exit("ddpctl: this attempt has already run here; `ddpctl resume` starts another one")
     return Supervisor(spec).run()

@@ -121,6 +121,18 @@ def test_sigterm_to_one_node_stops_all(tmp_path: Path) -> None:
         assert made.nodes[rank // 2].lines(rank)[-1] == b"saved"
 
 
+def test_a_container_that_somebody_restarts_does_not_run_its_attempt_again(tmp_path: Path) -> None:
+    with attempt(tmp_path, 1, ["wait"]) as made:
+        made.ranks_running()
+        [node] = made.nodes
+        os.kill(node.pid, signal.SIGTERM)
+        made.wait()
+        before = (node.folder / "journal").read_bytes()
+        node.start()
+        assert made.wait() == [1]
+    assert (node.folder / "journal").read_bytes() == before
+
+
 def test_a_kill_that_reaches_one_node_first_is_a_cancellation_everywhere(tmp_path: Path) -> None:
     with attempt(tmp_path, 2, ["wait"]) as made:
         made.ranks_running()

@@ -45,6 +45,7 @@ CHARTS = (  # each chart without its curves, then (kind of entry, field, name) o
     (Chart("Throughput (images/s)", (), top=1.0), (("train", "img_s", "train"),)),
 )
 
+BY_RANK = ("loss", "top1")  # not throughput: a rank's is the total times its share of the images
 DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
 MOST_POINTS = 300_000  # the limit of one file, of which the newest are drawn
 
@@ -83,7 +84,8 @@ def _values(entry: dict[str, Any]) -> Iterator[tuple[str, str, float | None]]:
     for name, value in entry.items():
         yield name, "", number(value)
     ranks = entry.get("ranks")
-    for name, values in ranks.items() if isinstance(ranks, dict) else ():
+    for name in BY_RANK:
+        values = ranks.get(name) if isinstance(ranks, dict) else None
         if isinstance(values, list) and len(values) <= MOST_CURVES:
             yield from ((name, f" of rank {rank}", number(v)) for rank, v in enumerate(values))
 

@@ -61,7 +61,7 @@ def test_each_rank_has_its_curves_beside_that_of_all() -> None:
     assert list(drawn)[:3] == ["train", "train of rank 0", "train of rank 1"]
     assert drawn["train of rank 1"] == ((5, 0.5),)
     assert [curve.name for curve in accuracy.curves] == ["eval", "eval of rank 0"]
-    assert [curve.points[0][1] for curve in throughput.curves] == [60.0, 10.0, 20.0, 30.0]
+    assert [curve.name for curve in throughput.curves] == ["train"]
     many = {"kind": "train", "step": 5, "loss": 1.0, "ranks": {"loss": [1.0] * 64}}
     assert len(charts(json.dumps(many).encode())[0].curves) == 1
 

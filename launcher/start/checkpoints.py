@@ -12,10 +12,8 @@ import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from time import monotonic
 from typing import NamedTuple
 
 from ..facts.shared_homes import one_per_home
@@ -23,7 +21,6 @@ from ..look.fetch import inside
 from ..plan.container import fixed_uid
 from ..plan.plan import STORE, Plan, run_dir_in
 from ..runs.record import RunRecord
-from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
@@ -35,12 +32,7 @@ from .plain_files import HostFolder, copy_files
 LIST = load_script(__file__, "list_checkpoints.sh")
 FILE = re.compile(r"(= )?([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
 LINK = re.compile(r"(= )?> (.+?)//(.+)", re.DOTALL)
-MANIFEST = re.compile(r"ckpt/step-([0-9]{1,18})/MANIFEST")
 STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
-LEAST_PATIENCE, PATIENCE = 120.0, 5  # see `hash_steps`: seconds, and times what another host needed
-POLL = 1.0  # seconds
-
-Hashed = list[tuple[int, float]]  # a host's newest complete step, and how many seconds it hashed
 
 
 class File(NamedTuple):
@@ -99,8 +91,7 @@ def distribute_checkpoint(
         folders = {
             each.connection: each for each in checkpoint_folders(connections, former, record)
         }
-        hashed: Hashed = []
-        seen, failures = ask_each([*folders], lambda each: with_content(folders[each], hashed))
+        seen, failures = ask_each([*folders], lambda each: with_content(folders[each]))
     if failures:
         silent = f"no answer from {names(failures)}"
         console.say(f"{silent}: ignoring checkpoints that no other host has")
@@ -137,11 +128,8 @@ def checkpoint_folders(
     return folders
 
 
-def with_content(folder: Checkpoints, hashed: Hashed) -> Checkpoints:
-    """Return the folder with the content that its host reports. Skips malformed rows and paths.
-
-    hashed: of the hosts that have answered; this one is added. See also `hash_steps`.
-    """
+def with_content(folder: Checkpoints) -> Checkpoints:
+    """Return the folder with the content that its host reports. Skips malformed rows and paths."""
     newest, damaged, files, copied = "", [], {}, set()
     listed = folder.script(LIST, "files")
     for match in matches(FILE, listed):
@@ -154,33 +142,15 @@ def with_content(folder: Checkpoints, hashed: Hashed) -> Checkpoints:
         if is_below(path) and (link := link_within(path, text, folder.run_dir)):
             files[path] = File(0, 0, link)
             copied.update([path] if copy else [])
-    began = monotonic()
-    for match in matches(STEP, hash_steps(folder, files, hashed)):
+    size = sum(file.size for file in files.values())
+    for match in matches(STEP, folder.script(LIST, "steps", hashed=size)):
         if match[1] == "whole":
             newest = match[2]
         else:
             damaged.append(match[2])
-    folder = dataclasses.replace(
+    return dataclasses.replace(
         folder, newest=newest, damaged=tuple(damaged), files=files, copied=copied
     )
-    if newest:
-        hashed.append((folder.step, monotonic() - began))
-    return folder
-
-
-def hash_steps(folder: Checkpoints, files: Mapping[str, File], hashed: Hashed) -> Completed:
-    """Hash the steps and return what LIST prints about them. hashed: see `with_content`.
-
-    Stop waiting if it takes far longer here than on another host with as new a step.
-    """
-    steps = [int(match[1]) for path in files if (match := MANIFEST.fullmatch(path))]
-    size, began = sum(file.size for file in files.values()), monotonic()
-    answer = in_background(folder.script, LIST, "steps", hashed=size)
-    while wait([answer], POLL).not_done:
-        needed = [seconds for step, seconds in hashed if step >= max(steps, default=-1)]
-        if needed and monotonic() - began > max(LEAST_PATIENCE, PATIENCE * min(needed)):
-            return Completed(0, b"", b"")  # no error: it can still receive a checkpoint
-    return answer.result()
 
 
 def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,13 +133,13 @@ def test_a_damaged_checkpoint_is_skipped_for_the_complete_one_before_it(tmp_path
     write_step(tmp_path, 1, b"oldest")
     write_step(tmp_path, 2, b"older")
     (write_step(tmp_path, 3, b"newest") / "state.pt").write_bytes(b"newesT")
-    held = with_content(keeper(tmp_path, 0), [])
+    held = with_content(keeper(tmp_path, 0))
     assert held.newest == "ckpt/step-00000002"
     assert held.damaged == ("ckpt/step-00000003",)
 
 
 def test_a_host_that_never_had_the_run_holds_nothing(tmp_path: Path) -> None:
-    assert with_content(keeper(tmp_path / "none", 0), []).files == {}
+    assert with_content(keeper(tmp_path / "none", 0)).files == {}
 
 
 def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept(
@@ -162,7 +161,7 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     for name in ["last.pt", "deep folder/a b\n$(x).pt"]:
         (theirs / name).write_bytes(b"stale")
         os.utime(theirs / name, (900_000_000, 900_000_000))
-    choice = choose([with_content(a, []), with_content(b, [])])
+    choice = choose([with_content(a), with_content(b)])
     assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
     assert sorted(paths) == sorted(names)
@@ -173,7 +172,7 @@ def test_given_files_arrive_with_their_names_and_times_and_the_old_ones_are_kept
     for name in ["last.pt", "deep folder/a b\n$(x).pt"]:
         assert (theirs / ".before-attempt-2" / name).read_bytes() == b"stale"
     assert sorted(path.name for path in theirs.glob(".*")) == [".before-attempt-2"]
-    assert with_content(b, []).files == with_content(a, []).files
+    assert with_content(b).files == with_content(a).files
 
 
 def test_a_copy_that_nobody_has_changed_is_replaced_at_the_next_resume_and_an_own_file_is_kept(
@@ -188,7 +187,7 @@ def test_a_copy_that_nobody_has_changed_is_replaced_at_the_next_resume_and_an_ow
             os.utime(folder / name, (time, time))
 
     def resume() -> None:
-        if choice := choose([with_content(a, []), with_content(b, [])]):
+        if choice := choose([with_content(a), with_content(b)]):
             for target, paths in choice.missing:
                 send(choice.source, target, paths, ".before")
 
@@ -226,7 +225,7 @@ def test_the_user_that_the_job_sets_may_save_beside_the_copies(tmp_path: Path) -
 def test_a_checkpoint_that_cannot_be_copied_completely_changes_nothing(tmp_path: Path) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")
-    choice = choose([with_content(b, []), with_content(a, [])])
+    choice = choose([with_content(b), with_content(a)])
     assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
     (tmp_path / "b").write_text("a file where the folder should be")
@@ -240,7 +239,7 @@ def test_a_tar_that_does_not_end_is_one_line(
 ) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")
-    choice = choose([with_content(b, []), with_content(a, [])])
+    choice = choose([with_content(b), with_content(a)])
     assert isinstance(choice, ResumePoint)
     [(target, paths)] = choice.missing
     monkeypatch.setattr(plain_files, "RECEIVE", "cat >/dev/null; exec sleep 1000")
@@ -287,7 +286,7 @@ def test_a_link_to_another_checkpoint_arrives_as_a_relative_link_and_no_other_li
     link.parent.mkdir(parents=True)
     link.symlink_to(text.replace("RUN", str(run_dir)))
     (run_dir / "checkpoints" / "weights").write_bytes(b"w")
-    choice = choose([with_content(a, []), with_content(b, [])])
+    choice = choose([with_content(a), with_content(b)])
     assert choice
     [(target, paths)] = choice.missing
     send(choice.source, target, paths, ".before")
@@ -297,7 +296,7 @@ def test_a_link_to_another_checkpoint_arrives_as_a_relative_link_and_no_other_li
         str(p.relative_to(arrived)): str(p.readlink()) for p in arrived.rglob("*") if p.is_symlink()
     }
     assert links == ({path: copied} if copied else {})
-    again = choose([with_content(a, []), with_content(b, [])])
+    again = choose([with_content(a), with_content(b)])
     assert again and again.missing == []
 
 
@@ -429,38 +428,9 @@ def test_a_large_checkpoint_may_take_long_to_hash_but_not_as_long_as_a_host_like
 ) -> None:
     node = Reporting(f"1.5 {size} big", f"{size} 1.5 ./big")
     folder = Checkpoints(node, "/run", 0, same_rank=True)
-    with_content(folder, [])
+    with_content(folder)
     plain_files.listed_files(folder, "checkpoints", [b"big"])
     assert node.timeouts == [900, seconds, 900, seconds]
-
-
-class Hanging(Reporting):
-    """A host whose disk hangs while it hashes its steps."""
-
-    def __init__(self, *rows: str) -> None:
-        super().__init__(*rows)
-        self.released = threading.Event()
-
-    def script(self, text: str, *args: str, **how: Any) -> Completed:
-        if args[1] == "steps":
-            self.released.wait(30)
-        return super().script(text, *args, **how)
-
-
-def test_a_host_that_hangs_is_not_waited_for_if_another_has_as_new_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checkpoints, "LEAST_PATIENCE", 0.1)
-    monkeypatch.setattr(checkpoints, "POLL", 0.02)
-    old = Checkpoints(Hanging("1.5 3 ckpt/step-00000004/MANIFEST"), "/run", 0, same_rank=True)
-    left = host("left", None, newest=step(4))
-    assert chosen(with_content(old, [(4, 0.01)]), left)[2] == {"local": [step(4)]}
-    slow = Hanging("1.5 3 ckpt/step-00000005/MANIFEST", "whole ckpt/step-00000005")
-    threading.Timer(0.3, slow.released.set).start()
-    hashed = [(4, 0.01)]
-    found = with_content(Checkpoints(slow, "/run", 0, same_rank=True), hashed)
-    assert found.step == hashed[1][0] == 5
-    assert hashed[1][1] > 0.2
 
 
 def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
@@ -485,6 +455,6 @@ def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:
         "",
         "1700000000.5 3 last.pt",
     )
-    found = with_content(Checkpoints(node, "/run", 0, same_rank=True), [])
+    found = with_content(Checkpoints(node, "/run", 0, same_rank=True))
     assert (found.newest, found.damaged) == ("", ())
     assert found.files == {"last.pt": File(1700000000, 3)}

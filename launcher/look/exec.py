@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..engines.node_handle import AttemptHandle, NodeHandle
@@ -28,11 +27,6 @@ from ..text import ESCAPE_BODY, duration
 LONGEST_LINE = 1 << 20  # bytes; longer lines are printed in parts
 LONGEST_ESCAPE = 4096  # maximum characters in an unfinished escape sequence
 END_TIMEOUT = 60.0  # seconds for a command to end after its output has ended
-# what Docker prints as output, including the reason, if it cannot start the command
-NOT_STARTED = re.compile(
-    rb"(?:OCI runtime exec failed: .*?exec|Error response from daemon): (.*?)(?:: unknown)?\r?\n?$",
-    re.DOTALL,
-)
 UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
 # two numbers in spec.json, as a pattern for both Python and grep -E
 RANKS = r'"(first_rank|nproc_per_node)": ([0-9]{1,7})'
@@ -62,17 +56,8 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
             if wanted.stdin:
                 threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
             with raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext():
-                _print_output(running, member.connection.name, console, unchanged=wanted.tty)
+                _print_output(running, console, unchanged=wanted.tty)
             return _exit_code(running, member.connection.name)
-
-
-def _output(running: Stream, host: str, *, tty: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield (file descriptor, data) of the output. If the command could not start, the data says why."""
-    for number, data in running.output():
-        if refusal := NOT_STARTED.match(data):
-            number, end = (1, b"\r\n") if tty else (2, b"\n")
-            data = b"%s: cannot run the command: %s%s" % (host.encode(), refusal[1], end)
-        yield number, data
 
 
 def _exit_code(running: Stream, host: str) -> int:
@@ -86,10 +71,10 @@ def _exit_code(running: Stream, host: str) -> int:
         ) from None
 
 
-def _print_output(running: Stream, host: str, console: Console, *, unchanged: bool) -> None:
+def _print_output(running: Stream, console: Console, *, unchanged: bool) -> None:
     """Print the output. On a terminal, remove escape sequences except colors, unless `unchanged`."""
     sanitizers = {1: Sanitizer(), 2: Sanitizer()}
-    for number, data in _output(running, host, tty=unchanged):
+    for number, data in running.output():
         stream = sys.stdout if number == 1 else sys.stderr
         if stream.isatty() and not unchanged:
             data = sanitizers[number].feed(data)
@@ -180,7 +165,7 @@ def _on_all(attempt: AttemptHandle, run_id: str, wanted: ExecOptions, console: C
             console.show([LogEntry(connection.name, node_rank, 0.0, None, None, lines)])
 
         with _start(member, run_id, wanted) as running:
-            for number, data in _output(running, connection.name, tty=False):
+            for number, data in running.output():
                 *lines, partial[number] = (partial[number] + data).split(b"\n")
                 if lines:
                     show(*lines)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shlex import quote
 
 import pytest
 from fakes import FakeCluster
@@ -57,16 +56,6 @@ def test_the_command_runs_in_the_container_of_the_chosen_node(
     [call] = [words for words in running.hosts[host].asked if words[0] == "exec"]
     [node] = running.hosts[host].nodes
     assert call == ("exec", node, "ls", "-l", "a b")
-
-
-def test_a_command_that_the_image_does_not_have_is_one_line(running: FakeCluster) -> None:
-    refusal = (
-        "OCI runtime exec failed: exec failed: unable to start container process: "
-        'exec: "nope": executable file not found in $PATH: unknown'
-    )
-    running.hosts["gpu0"].exec_script = f"echo {quote(refusal)}; exit 127"
-    line = 'gpu0: cannot run the command: "nope": executable file not found in $PATH\n'
-    assert running.ddpctl("exec", "--", "nope") == (127, "", line)
 
 
 def test_two_nodes_on_one_host_have_their_own_containers(fake_cluster: Make) -> None:
@@ -118,10 +107,7 @@ def test_a_node_that_has_ended(running: FakeCluster) -> None:
     assert "is not running (gone)" in running.ddpctl("exec", "--node", "2", "--", "ls")[2]
 
 
-def test_a_host_that_does_not_answer_or_refuses(running: FakeCluster) -> None:
-    running.hosts["gpu0"].exec_script = "echo Error response from daemon: no memory >&2; exit 1"
-    line = "gpu0: cannot run the command: no memory\n"
-    assert running.ddpctl("exec", "--", "ls") == (1, "", line)
+def test_a_host_that_does_not_answer(running: FakeCluster) -> None:
     running.hosts["gpu0"].reachable = False
     assert running.ddpctl("exec", "--", "ls")[0] == 4
 

@@ -1,8 +1,8 @@
 """Find the run that the user refers to, in this machine's records or on the hosts."""
 
 import dataclasses
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from ..engines.choose import nodes_on
 from ..engines.claims import without_idle_tickets
@@ -24,12 +24,10 @@ RUN_IDS = load_script(__file__, "run_ids.sh")
 
 def names_hosts(text: str | None) -> bool:
     """Return whether `text` names hosts (a hosts file or a list of hosts) rather than a run."""
-    try:
-        return text is not None and (
-            Path(text).is_file() or text.endswith((".yaml", ".yml")) or is_host_list(text)
-        )
-    except OSError:  # too long for a file name
+    if text is None:
         return False
+    is_file = os.path.isfile(text)  # noqa: PTH113 # False for a name that is too long
+    return is_file or text.endswith((".yaml", ".yml")) or is_host_list(text)
 
 
 def run_and_hosts(target: str | None, hosts: str | None) -> tuple[str | None, str | None]:

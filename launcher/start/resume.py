@@ -141,14 +141,10 @@ def next_attempt(
         conclude(record.attempt, others)
         if record.state.is_final:  # else it stays until the next attempt is recorded
             folder.try_save(record, console)
-    newest = max(record.attempt.number, *(status.attempt for status in others), 0)
-    ends = {(s.host, s.node_rank): s for s in others if s.attempt == newest}.values()
-    nnodes = max((status.nnodes for status in ends), default=0)
-    unrecorded = run_state([s.node_state for s in ends], nnodes)
-    state = record.state if newest == own.attempt.number else unrecorded
-    if state is RunState.SUCCEEDED and not force:
+    if record.state is RunState.SUCCEEDED and not force:
         raise has_succeeded(run_id)
-    return record, max(newest, cancelled) + 1
+    newest = max(record.attempt.number, cancelled, *(status.attempt for status in others))
+    return record, newest + 1
 
 
 def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:

@@ -46,8 +46,8 @@ class RemoteFile:
     leads_to: PurePath | None = None  # of a link: see `inside`; in `targets`, the local path
 
 
-class NoLinks(Exception):
-    """Raised if the file system has no symbolic links, as on many external disks."""
+class NotLinked(Exception):
+    """Raised with the reason if a link is left out, which is no error."""
 
 
 @dataclass
@@ -91,19 +91,16 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
                 files, silent = list_files(attempt)
             done.failures = {**missing_lines, **silent}
             stuck: set[HostConnection] = set()
-            left_out, not_made = [], []
+            left_out: dict[str, list[str]] = {}  # links, by the reason
             for target, file in targets(files, to).items():
                 connection = file.member.connection
                 if connection in stuck:
                     continue
-                name = one_line(f"{connection.name}:{file.path}")
-                if file.sha256 == LINK and not file.leads_to:
-                    left_out.append(name)
-                    continue
                 try:
                     _fetch_one(file, target, done, console)
-                except NoLinks:
-                    not_made.append(name)
+                except NotLinked as why:
+                    name = one_line(f"{connection.name}:{file.path}")
+                    left_out.setdefault(str(why), []).append(name)
                 except DdpctlError as error:
                     done.errors.setdefault(connection.name, error)
                     if not isinstance(error, CommandFailed):  # the host is to blame, not the file
@@ -115,14 +112,9 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"
             remedy = "fix its permissions, free some space, or pass another folder with --to"
             raise UsageError(what, remedy) from None
-    if left_out:
-        links = counted(len(left_out), "symbolic link")
-        where = f"from the run's checkpoints and output, such as {left_out[0]}"
-        console.say(f"not fetched: {links} to somewhere else {where}")
-    if not_made:
-        links = counted(len(not_made), "symbolic link")
-        what = "is on a file system without symbolic links"
-        console.say(f"not fetched: {links}, such as {not_made[0]}: {to} {what}")
+    for reason, links in left_out.items():
+        count = counted(len(links), "symbolic link")
+        console.say(f"not fetched: {count}, such as {links[0]}: {reason}")
     if (record := folder.load_if_readable(console)) and (former := former_hosts(record)):
         console.say(f"not asked for files: {names(former)}, used only by earlier attempts")
     return done
@@ -216,8 +208,10 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
 def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Console) -> None:
     """Fetch a file or link. Of a file, fetch only the rest if an earlier fetch was interrupted.
 
-    Raises DdpctlError, or OSError if no other file can be written either.
+    Raises NotLinked or DdpctlError, or OSError if no other file can be written either.
     """
+    if file.sha256 == LINK and not file.leads_to:
+        raise NotLinked("it leads out of the run's checkpoints and output")
     if file.sha256 == UNREADABLE:
         what = f"you may not read {file.path}, so it was not fetched"
         remedy = f"as root on that host, run `chmod -R a+rX {file.member.place.run_dir}`"
@@ -260,7 +254,7 @@ def _link_part(link: str, target: Path) -> Path:
         part.symlink_to(link)
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise NoLinks from None
+            raise NotLinked("the destination's file system has no symbolic links") from None
         raise
     return part
 

@@ -26,7 +26,6 @@ from ..logs.event_reader import parsed
 from ..outcomes import Exit, RunState
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
-from ..runs.reported import agreed_attempt
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
 from ..supervisor.events import Phase, StackAnswer
@@ -43,11 +42,10 @@ SNAPSHOT = "this is a snapshot: suspect a hang only if a rank is at the same pla
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one node. attempt: 0 if the node has ended."""
+    """The answer of one node."""
 
     host: str
     node_rank: int
-    attempt: int
     state: str  # running, starting (no rank yet) or ended
     ranks: tuple[RankStack, ...] = ()
 
@@ -65,9 +63,8 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
         by_connection, failures = ask_each(
             attempt.connections, lambda each: _ask(attempt.by_connection[each], kind)
         )
-    reported = [answer.attempt for answer in by_connection.values() if answer.attempt]
-    agreed = agreed_attempt(reported) if reported else 0
-    answers = [a for a in by_connection.values() if a.attempt == 0 or a.attempt >= agreed]
+    answers = [*by_connection.values()]
+    is_live = any(answer.state != "ended" for answer in answers)
     groups = grouped(rank for answer in answers for rank in answer.ranks)
     report_errors(failures, console)
     if as_json:
@@ -75,7 +72,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
             {
                 "version": 1,
                 "run_id": folder.run_id,
-                "attempt": agreed or None,
+                "attempt": attempt.number if is_live else None,
                 "verdict": verdict(groups),
                 "elsewhere": sorted(rank for group in stragglers(groups) for rank in group.ranks),
                 "groups": [
@@ -86,7 +83,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
                 "unseen": unseen(failures),
             }
         )
-    elif failures or any(answer.state != "ended" for answer in answers):
+    elif failures or is_live:
         if shown := lines(answers, groups):
             console.print("\n".join(shown))
     else:
@@ -96,11 +93,10 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
 
 def _ask(member: NodeHandle, kind: str) -> Answer:
     connection, place = member.connection, member.place
-    attempts = place.control_dir.rpartition("/")[0]
-    token = secrets.token_hex(8)
-    done = connection.script(ASK, attempts, kind, token, str(10 * TIMEOUT), timeout=3.0 * TIMEOUT)
+    argv = [place.control_dir, kind, secrets.token_hex(8), str(10 * TIMEOUT)]
+    done = connection.script(ASK, *argv, timeout=3.0 * TIMEOUT)
     if done.code == ENDED:
-        return Answer(connection.name, place.node_rank, 0, "ended")
+        return Answer(connection.name, place.node_rank, "ended")
     if done.code == NO_ANSWER:
         why = f"its {member.engine.traits.unit} may be gone or paused"
         what = f"the run's supervisor did not answer within {duration(TIMEOUT)}: {why}"
@@ -109,7 +105,7 @@ def _ask(member: NodeHandle, kind: str) -> Answer:
     answer = parsed(StackAnswer, parse_json(done.stdout))
     ranks = tuple(located(stack, connection.name, place.node_rank) for stack in answer.ranks)
     state = "running" if ranks or answer.phase is not Phase.RUNNING else "starting"
-    return Answer(connection.name, place.node_rank, answer.attempt, state, ranks)
+    return Answer(connection.name, place.node_rank, state, ranks)
 
 
 def lines(answers: Sequence[Answer], groups: Sequence[StackGroup]) -> list[str]:
@@ -145,7 +141,6 @@ def block(group: StackGroup) -> list[str]:
 
 def _document(answer: Answer) -> dict[str, Any]:
     document = asdict(answer)
-    del document["attempt"]
     for rank in document["ranks"]:
         del rank["host"], rank["node_rank"]
     return document

@@ -68,12 +68,14 @@ def test_ps_leaves_out_a_host_that_the_run_has_left(cluster: FakeCluster) -> Non
     assert shown(cluster) == {("gpu0", 0), ("gpu1", 1)}
 
 
-def test_stacks_of_the_others_are_shown_whatever_attempt_one_host_reports(
+def test_stacks_are_of_one_attempt_on_all_hosts_whatever_attempt_one_host_reports(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    report(cluster, "gpu2", cluster.record["run_id"], rank=2, attempt=9999)
+
     def ask(member: NodeHandle, kind: str) -> Answer:
-        name, rank = member.connection.name, member.place.node_rank
-        return Answer(name, rank, 9999 if name == "gpu2" else 1, "starting")
+        assert member.place.control_dir.endswith("/attempt-1")
+        return Answer(member.connection.name, member.place.node_rank, "starting")
 
     monkeypatch.setattr(stacks, "_ask", ask)
     code, out, err = cluster.ddpctl("stacks", "--json")

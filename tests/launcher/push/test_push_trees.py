@@ -393,6 +393,7 @@ def test_a_host_whose_partner_in_a_shared_home_dies_gets_the_tree_itself(
         return send(self, connections)
 
     monkeypatch.setattr(TreePush, "_push", die)
+    monkeypatch.setattr("launcher.push.push.PAUSES", (0.1,) * 3)
     with pytest.raises(HostsNotReady) as caught:
         pushes(hosts, dataset=str(data))
     assert list(caught.value.failures) == [hosts[0].connection.name]

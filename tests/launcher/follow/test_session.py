@@ -20,6 +20,7 @@ from supervisors import until
 from launcher.follow import detach, node_watcher, session
 from launcher.follow.ctrl_c import LEAVING
 from launcher.logs.store import LogStore
+from launcher.runs.newest_attempt import log_store
 from launcher.runs.record import run_folder
 from launcher.start.waiting_line import PlaceInLine
 from launcher.terminal.console import Console
@@ -182,7 +183,7 @@ def test_a_launch_without_the_log_leaves_the_run_to_a_recorder_all_the_same(
     run_id = cluster.record["run_id"]
     store = LogStore.acquire(run_folder(run_id).logs, pytest.fail)
     assert store
-    monkeypatch.setattr(session, "LOG_PATIENCE", 0.0)
+    monkeypatch.setattr(session, "log_store", lambda folder, to, *_: log_store(folder, to))
     signal_once_started(cluster, signal.SIGQUIT)
     code, _, err = cluster.ddpctl("resume")
     store.close()
@@ -237,6 +238,7 @@ def test_a_command_that_sees_the_end_of_one_node_does_not_undo_the_end_that_kill
             path.write_text(json.dumps(document))
         real_save(own)
         states.append(cluster.record["state"])
+        cluster.nodes[1].end(143)
 
     monkeypatch.setattr(session.Session, "_save", save)
     cluster.nodes[0].end(1)

@@ -17,7 +17,7 @@ from launcher.facts.gather import gather
 from launcher.facts.network import Address
 from launcher.hosts import Cluster, Host, parse
 from launcher.plan.node_address import node_addresses
-from launcher.preflight import check_network
+from launcher.preflight import check_network, probe
 from launcher.preflight.check import Survey, survey_hosts
 from launcher.preflight.findings import Finding
 from launcher.ssh.host_connection import connected
@@ -40,6 +40,9 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespaces]:
 def survey(net: Namespaces, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Survey]:
     """Surveys hosts 1 to 3, or the hosts that are given. None is slow, however busy this machine."""
     monkeypatch.setattr(check_network, "SLOW", 60.0)
+    impatient = probe.AGENT.replace("DIAL_TIMEOUT = 3.0", "DIAL_TIMEOUT = 1.0")
+    assert impatient != probe.AGENT
+    monkeypatch.setattr(probe, "AGENT", impatient)
     monkeypatch.setenv("HOME", str(net.home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
 

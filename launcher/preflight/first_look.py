@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import CommandFailed, DdpctlError, HostUnreachable, UnknownHostKey, lines
+from ..errors import CommandFailed, HostUnreachable, UnknownHostKey, lines
 from ..facts.facts import Facts
 from ..facts.gather import gather_one
 from ..hosts import Host
@@ -16,10 +16,7 @@ from ..text import counted
 
 
 class FirstLook(NamedTuple):
-    """What `init` learns about a host. gpus: how many it has; None if unknown.
-
-    note: text for the user.
-    """
+    """What `init` learns about a host. gpus: how many it has; None if unknown. note: for the user."""
 
     host: str
     gpus: int | None
@@ -38,30 +35,26 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
     """Look at all hosts concurrently. Print a line about each host whose GPUs stay unknown."""
+
+    def ask(connection: HostConnection) -> FirstLook:
+        facts = gather_one(connection, check=["", ""])
+        if facts.gpu_error:
+            what, remedy = f"nvidia-smi fails: {facts.gpu_error}", "fix the NVIDIA driver"
+            raise CommandFailed(what, remedy, host=connection.name)
+        return described(connection.name, facts)
+
     asked = counted(len(hosts), "host")
     with connected(hosts) as connections, console.step(f"asking {asked} about their GPUs"):
-        facts, failures = try_each(
-            connections, lambda connection: gather_one(connection, check=["", ""])
-        )
-    broken = [
-        CommandFailed(
-            f"nvidia-smi fails: {own.gpu_error}", "fix the NVIDIA driver", host=connection.name
-        )
-        for connection, own in facts.items()
-        if own.gpu_error
-    ]
-    for line in lines([*failures.values(), *broken]):
+        looks, failures = try_each(connections, ask)
+    for line in lines(failures.values()):
         console.say(line)
-    answers: dict[HostConnection, Facts | DdpctlError] = {**facts, **failures}
-    return [described(connection.name, answers[connection]) for connection in connections]
+    for connection, error in failures.items():
+        note, new_key = "GPUs unknown; `ddpctl check` shows why", isinstance(error, UnknownHostKey)
+        looks[connection] = FirstLook(connection.name, None, note, new_key)
+    return [looks[connection] for connection in connections]
 
 
-def described(host: str, facts: Facts | DdpctlError) -> FirstLook:
-    if isinstance(facts, DdpctlError):
-        note = "did not answer; `ddpctl check` shows why"
-        return FirstLook(host, None, note, new_key=isinstance(facts, UnknownHostKey))
-    if facts.gpu_error:
-        return FirstLook(host, None, "nvidia-smi fails; `ddpctl check` shows its error")
+def described(host: str, facts: Facts) -> FirstLook:
     models, count = {gpu.name for gpu in facts.gpus}, len(facts.gpus)
     what = f"{count} GPUs" if count else "no GPU"
     if len(models) == 1:

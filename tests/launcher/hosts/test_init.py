@@ -332,7 +332,7 @@ def test_on_a_terminal_it_asks_you_and_the_hosts(tmp_path: Path) -> None:
     assert "did you mean train.py?" in printed
     assert "local: no GPU, " in printed
     text = (tmp_path / "hosts.yaml").read_text()
-    assert "did not answer; `ddpctl check` shows why" in text
+    assert "GPUs unknown; `ddpctl check` shows why" in text
     cluster = load(tmp_path / "hosts.yaml")
     assert [(h.host, h.user, h.gpus) for h in cluster.hosts] == [
         ("gpu1", None, 4),

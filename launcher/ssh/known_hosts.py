@@ -162,14 +162,7 @@ def verify(server_key: paramiko.PKey, route: Route) -> None:
 
 def accept(route: Route, key: Key) -> None:
     """Add a new key to known_hosts, but only once if several connections do so at the same time."""
-    if not route.known_hosts:
-        log.warning(
-            "%s: accepted host key %s, but there is no known_hosts file to store it in",
-            route.host.name,
-            key,
-        )
-        return
-    name, path = route.known_names[0], Path(route.known_hosts[0])
+    name, path = route.known_names[0], Path(next(iter(route.known_hosts), os.devnull))  # `none`
     written = paramiko.HostKeys.hash_host(name) if route.hash_known_hosts else name
     line = f"{written} {key.kind} {base64.b64encode(key.blob).decode()}\n"
     with _writing:

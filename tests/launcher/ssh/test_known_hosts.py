@@ -156,6 +156,13 @@ def test_a_fingerprint_equals_ssh_keygens(tmp_path: Path) -> None:
     assert Key(kind, base64.b64decode(blob)).fingerprint == shown.split()[1]
 
 
+def test_without_a_known_hosts_file_an_accepted_key_is_kept_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known_hosts.accept(route.parse("userknownhostsfile none", Host("gpu1")), A)
+    assert "wrote it to /dev/null" in caplog.text
+
+
 @pytest.mark.parametrize("hashed", ["yes", "no"])
 def test_an_accepted_key_is_found(tmp_path: Path, hashed: str) -> None:
     file = tmp_path / "new folder" / "known_hosts"

@@ -68,25 +68,18 @@ def _explained(error: OSError, route: Route) -> HostUnreachable:
 
 def _through_jump(route: Route, jump: Connection) -> Link:
     """Open a channel that the jump host forwards to the host."""
-    to, timeout = (route.hostname, route.port), route.connect_timeout
+    to, source = (route.hostname, route.port), ("127.0.0.1", 0)
     try:
-        return Link(jump.open_channel("direct-tcpip", to, ("127.0.0.1", 0), timeout=timeout))
+        channel = jump.open_channel("direct-tcpip", to, source, timeout=route.connect_timeout)
+        return Link(channel)
     except BROKEN as error:
+        reason = str(getattr(error, "text", error)) or type(error).__name__
+        why = f"cannot reach this host{route.at} ({reason})"
+        remedy = (
+            "check that both hosts are up, that this host's name resolves on the jump host, and that "
+            "its sshd uses that port"
+        )
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
             why = "is not allowed to forward connections to this host"
             remedy = "set `AllowTcpForwarding yes` in the jump host's sshd_config"
-        elif isinstance(error, paramiko.ChannelException):
-            why = f"cannot reach this host{route.at} ({error.text})"
-            remedy = (
-                "check that this host's name resolves on the jump host, and that its sshd uses "
-                "that port"
-            )
-        elif "Timeout" in str(error):
-            why = f"got no answer from this host{route.at} within {duration(timeout)}"
-            remedy = "check that the machine is up"
-        else:
-            why = (
-                f"hung up while connecting to this host{route.at}: {error or type(error).__name__}"
-            )
-            remedy = "check that the jump host is up, and check the log of its sshd"
         raise HostUnreachable(f"jump host {jump.host} {why}", remedy) from None

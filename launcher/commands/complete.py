@@ -1,4 +1,7 @@
-"""Tab completion of run ids, hosts files and host names, from this machine's own files only."""
+"""Tab completion of run ids and host names, from this machine's own files only.
+
+Where nothing is offered, the shell completes the names of files, such as hosts files.
+"""
 
 import contextlib
 import json
@@ -8,8 +11,6 @@ import typer
 
 from ..errors import DdpctlError, UsageError
 from ..own_folders import expanded, read_record
-
-HOSTS_FILES = (".yaml", ".yml")
 
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
@@ -26,29 +27,6 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
             record = json.loads(read_record(folder.record_file))
             offered.append((folder.run_id, str(record.get("state", ""))))
     return offered
-
-
-def hosts_files(incomplete: str) -> list[str]:
-    """Return the paths that complete `incomplete`: hosts files, and folders that may contain one."""
-    folder, _, name = incomplete.rpartition("/")
-    shown = f"{folder}/" if "/" in incomplete else ""
-    root = expanded(shown)
-    try:
-        entries = sorted(root.iterdir())
-    except OSError:
-        return []
-    hidden = name.startswith(".")
-    return [
-        f"{shown}{entry.name}" + ("/" if entry.is_dir() else "")
-        for entry in entries
-        if entry.name.startswith(name)
-        and (hidden or not entry.name.startswith("."))
-        and (entry.is_dir() or entry.suffix in HOSTS_FILES or "hostfile" in entry.name)
-    ]
-
-
-def runs_or_hosts_files(incomplete: str) -> list[tuple[str, str]]:
-    return [*runs(incomplete), *((name, "") for name in hosts_files(incomplete))]
 
 
 def host_names(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -9,7 +9,7 @@ def kill(
         "[RUN]",
         "A run id, a unique prefix of one, or HOSTS for your only live run there (default: the "
         "newest run recorded on this machine).",
-        complete.runs_or_hosts_files,
+        complete.runs,
     ),
     hosts: str | None = options.LOOK_ON,
     everything: bool = flag(

@@ -86,15 +86,13 @@ def hosts_file_or_list(_: str, text: str) -> str:
     return text if is_known or not text else f"{text},"
 
 
-def hosts_option(help: str, completed_by: Any = complete.hosts_files) -> Any:
+def hosts_option(help: str, completed_by: Any = None) -> Any:
     return option(
         "--hosts", "HOSTS", help, "-H", reader=hosts_file_or_list, completed_by=completed_by
     )
 
 
-HOSTS = argument(
-    "[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).", complete.hosts_files
-)
+HOSTS = argument("[HOSTS]", "A hosts file or a DeepSpeed hostfile (default: ./hosts.yaml).")
 HOST_LIST = hosts_option("Use these hosts: a file, or a list such as gpu1:8,gpu2:8.")
 INCLUDE = option(
     "--include", "HOST[:GPUS]@...", "Use only these hosts or GPUs, such as gpu1@gpu2:0,2."
@@ -105,7 +103,7 @@ RUN = argument(
     "[RUN]",
     "A run id, a unique prefix of one, or HOSTS for your newest run there (default: the newest run "
     "recorded on this machine).",
-    complete.runs_or_hosts_files,
+    complete.runs,
 )
 LOOK_ON = hosts_option("Look for the run on these hosts: a file, or a list such as gpu1,gpu2.")
 HOST = option("--host", "HOST", "Only this host; repeatable.", completed_by=complete.host_names)

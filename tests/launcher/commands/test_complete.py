@@ -26,8 +26,6 @@ def home(tmp_path: Path) -> Path:
     (runs / "nightly-torn").mkdir()
     (runs / "nightly-torn" / "run.json").write_text('{"st')
     (tmp_path / "lab.yaml").write_text("hosts: [gpu1, gpu2, {host: gpu1, gpus: 0}]\n")
-    (tmp_path / "lab.txt").write_text("")
-    (tmp_path / "lab.d").mkdir()
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host bastion *.lab\n")
     return tmp_path
@@ -54,10 +52,10 @@ def offered(home: Path, shell: str, line: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_bash_offers_commands_runs_files_and_hosts(home: Path) -> None:
+def test_bash_offers_commands_runs_and_hosts(home: Path) -> None:
     assert offered(home, "bash", "ddpctl la") == ["launch"]
     assert offered(home, "bash", "ddpctl logs night") == ["nightly-2", "nightly-1"]
-    assert offered(home, "bash", "ddpctl launch la") == ["lab.d/", "lab.yaml"]
+    assert offered(home, "bash", "ddpctl launch la") == [""]  # then it offers files
     assert offered(home, "bash", "ddpctl kill o") == ["other"]
     assert offered(home, "bash", "ddpctl sanity lab.yaml --host gp") == ["gpu1", "gpu2"]
     assert offered(home, "bash", "ddpctl init --hosts b") == ["bastion"]

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from launcher.cli import application
-from launcher.commands.complete import hosts_files
 from launcher.errors import HostsFileError, UsageError
 from launcher.facts.facts import Facts
 from launcher.facts.facts import parse as parse_facts
@@ -55,7 +54,6 @@ def test_an_account_without_a_home_folder_can_name_its_hosts(
     assert [host.name for host in load(path).hosts] == ["a"]
     (tmp_path / "config").write_text("Include ~nobody-here/x /\nHost b\n")
     assert ssh_aliases(tmp_path / "config") == ["b"]
-    assert hosts_files("~nobody-here/") == []
 
 
 @given(st.lists(WORDS, min_size=1, max_size=5))

@@ -216,8 +216,7 @@ class Monitor:
         at: unix seconds, by the node's clock.
         """
         if isinstance(event, Unreadable):
-            if event.known:
-                warn_once(f"{node.host}: skipping unreadable events in its journal")
+            warn_once(f"{node.host}: skipping unreadable events in its journal")
             return None
         if isinstance(event, Usage):  # keep only the newest, because one arrives every few seconds
             node.usage = event

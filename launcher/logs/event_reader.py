@@ -25,17 +25,15 @@ KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # the supervisor's
 
 @dataclass(frozen=True)
 class Unreadable(Event):
-    """Replaces an event that is malformed or of an unknown kind."""
+    """Replaces an event that is malformed or of an unknown kind, perhaps of a newer version."""
 
     kind = "unreadable"
-    known: bool = True  # False if the kind is unknown, perhaps because a newer version wrote it
 
 
 def parsed_event(text: bytes) -> Event:
     try:
         document = parse_json(text[: LARGEST_EVENT + 1], MOST_ITEMS)
-        kind = KINDS.get(document["kind"])
-        return parsed(kind, document) if kind else Unreadable(known=False)
+        return parsed(KINDS[document["kind"]], document)
     except (ValueError, TypeError, KeyError):
         return Unreadable()
 

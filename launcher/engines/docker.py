@@ -104,9 +104,6 @@ class Docker(Engine):
                 detailed.append(inspected(answer, status))
         return detailed
 
-    def claims(self) -> Sequence[NodeStatus]:
-        return self.nodes()
-
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         with self._api.explained("wait in line"):
             self._api.create_volume(name, labels=dict(labels))

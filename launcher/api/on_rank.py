@@ -14,9 +14,8 @@ import os
 import pickle
 import sys
 import traceback
-from typing import Any, Dict, List
+from typing import Any
 
-Call = Dict[str, Any]
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(HERE, "ddpctl_source.py")
 
@@ -27,7 +26,7 @@ if os.path.exists(SOURCE):
 
 
 def main() -> None:
-    returned_well: List[bool] = []
+    returned_well: list[bool] = []
     # registered first, so that it runs after all handlers that the function registers
     atexit.register(lambda: exit_without_finalization() if returned_well else None)
     with open(os.path.join(HERE, "ddpctl_call.json"), encoding="utf-8") as file:
@@ -57,7 +56,7 @@ def close_process_group() -> None:
         dist.destroy_process_group()
 
 
-def returned(call: Call) -> str:
+def returned(call: dict[str, Any]) -> str:
     """Call the function. Return its result as JSON. Raises an error if the result cannot be sent."""
     function: Any = operator.attrgetter(call["function"])(importlib.import_module(call["module"]))
     if call["trust"]:
@@ -87,7 +86,7 @@ def raised(error: Exception, trust: bool) -> str:
     users = [frame for frame in report.stack if frame.filename != ours]
     report.stack = traceback.StackSummary.from_list(users)
     kind = type(error)
-    outcome: Dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "error": {
             "type": kind.__qualname__,
             "built_in": kind.__module__ == "builtins",

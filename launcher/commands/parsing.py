@@ -1,7 +1,5 @@
 """Command-line parsing: commands in groups, a missing `--`, and hints for likely mistakes."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from typing import Any

@@ -7,6 +7,7 @@ import atexit
 import enum
 import functools
 import gc
+import logging
 import resource
 import sys
 from collections.abc import Callable
@@ -140,6 +141,8 @@ def with_exit_code(function: Callable[..., int | Outcome | None]) -> Callable[..
             notes = getattr(error, "__notes__", ())
             Console().error("; ".join([f"internal error, {keep_traceback(error)}", *notes]))
             code = Exit.INTERNAL
+        finally:
+            logging.getLogger("ddpctl").handlers.clear()  # added by the command's console
         return code
 
     return command

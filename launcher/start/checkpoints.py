@@ -11,7 +11,7 @@ Files that are replaced are moved to `.before-attempt-N`.
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -24,10 +24,9 @@ from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
-from ..ssh.stream import Completed
 from ..terminal.console import Console
 from ..text import counted, names
-from .plain_files import HostFolder, copy_files
+from .plain_files import HostFolder, copy_files, is_below, matches
 
 LIST = load_script(__file__, "list_checkpoints.sh")
 FILE = re.compile(r"(= )?([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
@@ -108,9 +107,7 @@ def distribute_checkpoint(
     aside, uid = f".before-attempt-{len(record.attempts) + 1}", fixed_uid(plan)
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.connection.name}"):
-            raw_paths = {os.fsencode(path): os.fsencode(link) for path, link in paths.items()}
-            copies = {os.fsencode(path) for path in target.copied}
-            copy_files(point.source, target, raw_paths, copies=copies, aside=aside, uid=uid)
+            copy_files(point.source, target, paths, copies=target.copied, aside=aside, uid=uid)
 
 
 def checkpoint_folders(
@@ -151,16 +148,6 @@ def with_content(folder: Checkpoints) -> Checkpoints:
     return dataclasses.replace(
         folder, newest=newest, damaged=tuple(damaged), files=files, copied=copied
     )
-
-
-def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]:
-    for row in listed.rows():
-        if match := form.fullmatch(row.decode(errors="surrogateescape")):
-            yield match
-
-
-def is_below(path: str) -> bool:
-    return {"", ".", ".."}.isdisjoint(path.split("/"))
 
 
 def link_within(path: str, text: str, run_dir: str) -> str:

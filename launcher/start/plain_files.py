@@ -7,8 +7,9 @@ receives only what was asked for, whatever the source sends. Links are made on t
 
 import contextlib
 import hashlib
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -26,8 +27,8 @@ HASH = load_script(__file__, "hash_files.sh")
 SEND = load_script(__file__, "send_files.sh")
 RECEIVE = load_script(__file__, "receive_files.sh")
 PLACE = load_script(__file__, "place_files.sh")
-SIZE = re.compile(rb"([0-9]{1,15}) ([0-9]{1,11})[.0-9]* \./(.+)", re.DOTALL)
-DIGEST = re.compile(rb"([0-9a-f]{64})  \./(.+)", re.DOTALL)
+SIZE = re.compile(r"([0-9]{1,15}) ([0-9]{1,11})[.0-9]* \./(.+)", re.DOTALL)
+DIGEST = re.compile(r"([0-9a-f]{64})  \./(.+)", re.DOTALL)
 CHECK_FOLDER = "check the free space (`df -h`) and the permissions of that folder"
 
 
@@ -61,24 +62,24 @@ class HostFolder:
 
 
 class PlainFile(NamedTuple):
-    path: bytes
+    path: str
     size: int  # bytes
     time: int  # last modification, unix seconds
     sha256: str
 
 
-def listed_files(folder: HostFolder, below: str, paths: Sequence[bytes]) -> tuple[PlainFile, ...]:
+def listed_files(folder: HostFolder, below: str, paths: Sequence[str]) -> tuple[PlainFile, ...]:
     """Return the regular files at or below `paths`, sorted by path.
 
     below: the folder in the run's folder that `paths` are relative to. Skips malformed rows, and
     paths that were not asked for. Raises CommandFailed if the host cannot list the files.
     """
-    stdin = b"".join(path + b"\0" for path in paths)
-    rows = map(SIZE.fullmatch, folder.script(HASH, below, "sizes", stdin=stdin).rows())
-    sizes = {row[3]: row for row in rows if row and _is_below(row[3], paths)}
+    stdin, wanted = ended_by_nul(paths), {*paths}
+    rows = matches(SIZE, folder.script(HASH, below, "sizes", stdin=stdin))
+    sizes = {row[3]: row for row in rows if _is_at_or_below(row[3], wanted)}
     hashed = sum(int(row[1]) for row in sizes.values())
     second = folder.script(HASH, below, "hashes", stdin=stdin, hashed=hashed)
-    digests = {row[2]: row[1].decode() for row in map(DIGEST.fullmatch, second.rows()) if row}
+    digests = {row[2]: row[1] for row in matches(DIGEST, second)}
     files = {
         path: PlainFile(path, int(row[1]), int(row[2]), digests[path])
         for path, row in sizes.items()
@@ -87,24 +88,38 @@ def listed_files(folder: HostFolder, below: str, paths: Sequence[bytes]) -> tupl
     return tuple(files[path] for path in sorted(files))
 
 
-def _is_below(path: bytes, paths: Sequence[bytes]) -> bool:
-    parts = path.split(b"/")
-    inside = not {b"", b".", b".."} & {*parts}
-    return inside and any(b"/".join(parts[:n]) in paths for n in range(1, len(parts) + 1))
+def matches(form: re.Pattern[str], listed: Completed) -> Iterator[re.Match[str]]:
+    """Yield the well-formed rows of a host's list."""
+    for row in listed.rows():
+        if match := form.fullmatch(os.fsdecode(row)):
+            yield match
+
+
+def ended_by_nul(rows: Iterable[str]) -> bytes:
+    return os.fsencode("".join(f"{row}\0" for row in rows))
+
+
+def is_below(path: str) -> bool:
+    return {"", ".", ".."}.isdisjoint(path.split("/"))
+
+
+def _is_at_or_below(path: str, paths: Set[str]) -> bool:
+    parents = map(str, PurePosixPath(path).parents)
+    return is_below(path) and not paths.isdisjoint([path, *parents])
 
 
 def copy_files(
     source: HostFolder,
     target: HostFolder,
-    paths: Mapping[bytes, bytes],
+    paths: Mapping[str, str],
     *,
-    copies: Collection[bytes],
+    copies: Collection[str],
     aside: str,
     uid: str,
 ) -> None:
     """Copy files, folders and links into the target's checkpoints, once all of them have arrived.
 
-    paths: what to copy, each with what it leads to if it is a link, else with b"". copies: paths that
+    paths: what to copy, each with what it leads to if it is a link, else with "". copies: paths that
     hold mere copies on the target. aside: the folder in the target's checkpoints that keeps other files
     that are replaced. uid: see `fixed_uid`. Raises CommandFailed if a file does not arrive intact.
     """
@@ -118,10 +133,10 @@ def copy_files(
                 f"files from {source.connection.name} arrived damaged", "resume again"
             )
         items = (
-            (b"=" if path in copies else b"+") + path + (b"//" + link if link else b"") + b"\0"
+            ("=" if path in copies else "+") + path + (f"//{link}" if link else "")
             for path, link in paths.items()
         )
-        target.script(PLACE, ARRIVING, aside, uid, stdin=b"".join(items))
+        target.script(PLACE, ARRIVING, aside, uid, stdin=ended_by_nul(items))
     except BaseException:
         with contextlib.suppress(Exception):
             target.connection.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{ARRIVING}"])
@@ -134,7 +149,7 @@ def _stream(source: HostFolder, target: HostFolder, files: Sequence[PlainFile]) 
         target.connection.open_script(RECEIVE, target.run_dir, ARRIVING) as receiving,
     ):
         with contextlib.suppress(BrokenPipeError):  # the sender ended early, which is handled below
-            sending.write(b"".join(file.path + b"\0" for file in files), END_TIMEOUT)
+            sending.write(ended_by_nul(file.path for file in files), END_TIMEOUT)
             sending.close_stdin()
         try:
             for data in archive(_members(source, sending, files)):
@@ -167,10 +182,9 @@ def _members(source: HostFolder, sending: Stream, files: Sequence[PlainFile]) ->
             yield block
         if missing or digest.hexdigest() != file.sha256:
             printed = sending.stderr_tail().splitlines() or ["changed while it was being sent"]
-            path = PurePosixPath(file.path.decode(errors="replace"))
-            raise source.failed(f"{path}: {printed[-1]}", "resume again")
+            raise source.failed(f"{file.path}: {printed[-1]}", "resume again")
 
     for file in files:
-        info = file_info(file.path.decode(errors="surrogateescape"), file.size)
+        info = file_info(file.path, file.size)
         info.mtime = file.time
         yield info, content(file)

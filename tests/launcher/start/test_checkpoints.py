@@ -116,9 +116,7 @@ def keeper(folder: Path, rank: int | None, same_rank: bool = True) -> Checkpoint
 def send(source: Checkpoints, target: Checkpoints, paths: Collection[str], aside: str) -> None:
     """Copy files. If `paths` is a mapping, its values are the targets of links."""
     links = paths if isinstance(paths, Mapping) else dict.fromkeys(paths, "")
-    wanted = {os.fsencode(path): os.fsencode(link) for path, link in links.items()}
-    copies = {os.fsencode(path) for path in target.copied}
-    copy_files(source, target, wanted, copies=copies, aside=aside, uid="")
+    copy_files(source, target, links, copies=target.copied, aside=aside, uid="")
 
 
 def write_step(folder: Path, number: int, content: bytes) -> Path:
@@ -216,8 +214,8 @@ def test_the_user_that_the_job_sets_may_save_beside_the_copies(tmp_path: Path) -
         (tmp_path / name / "checkpoints").mkdir(parents=True)
     (tmp_path / "a" / "checkpoints" / "deep").mkdir()
     (tmp_path / "a" / "checkpoints" / "deep" / "last.pt").write_bytes(b"weights")
-    uid, path = str(os.getuid() + 1), b"deep/last.pt"
-    copy_files(a, b, {path: b""}, copies=set(), aside=".before", uid=uid)
+    uid, path = str(os.getuid() + 1), "deep/last.pt"
+    copy_files(a, b, {path: ""}, copies=set(), aside=".before", uid=uid)
     modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "b" / "checkpoints").rglob("*")]
     assert sorted(modes) == [0o666, 0o777]
 
@@ -356,8 +354,8 @@ def test_files_that_nobody_asked_for_and_odd_paths_are_not_taken() -> None:
         Listing(b"a", b"other", b"step/../../x", b"step//x", b"/etc/x", b"step/in", b"step"),
         "/r", 0, same_rank=True,
     )  # fmt: skip
-    taken = plain_files.listed_files(folder, "checkpoints", [b"a", b"step"])
-    assert [file.path for file in taken] == [b"a", b"step", b"step/in"]
+    taken = plain_files.listed_files(folder, "checkpoints", ["a", "step"])
+    assert [file.path for file in taken] == ["a", "step", "step/in"]
 
 
 @pytest.mark.parametrize("path", ["cache/.ssh/authorized_keys", "cache/deep/er/file", "cache"])
@@ -429,7 +427,7 @@ def test_a_large_checkpoint_may_take_long_to_hash_but_not_as_long_as_a_host_like
     node = Reporting(f"1.5 {size} big", f"{size} 1.5 ./big")
     folder = Checkpoints(node, "/run", 0, same_rank=True)
     with_content(folder)
-    plain_files.listed_files(folder, "checkpoints", [b"big"])
+    plain_files.listed_files(folder, "checkpoints", ["big"])
     assert node.timeouts == [900, seconds, 900, seconds]
 
 

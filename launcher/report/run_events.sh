@@ -8,14 +8,13 @@ shift 2
 export LC_ALL=C
 event=$(printf '^[0-9.]*\t!')
 usage='"kind": "usage"}$'
+events() { grep -a "$event" "$name/journal"; }
 for name; do
   [ -f "$name/journal" ] || continue
   printf '== %s\n' "$name"
-  events=$(grep -a "$event" "$name/journal")
-  printf '%s\n' "$events" | grep -av "$usage" | tail -c "$size"
-  samples=$(printf '%s\n' "$events" | grep -a "$usage")
+  events | grep -av "$usage" | tail -c "$size"
   # A node is sampled every 10 seconds. Of too many samples, every Nth is printed, on all nodes the same.
-  n=1
-  while [ $((${#samples} / n)) -gt "$size" ]; do n=$((2 * n)); done
-  printf '%s\n' "$samples" | awk "int(\$1 / 10) % $n == 0" | tail -c "$size"
+  bytes=$(events | grep -a "$usage" | wc -c) n=1
+  while [ $((bytes / n)) -gt "$size" ]; do n=$((2 * n)); done
+  events | grep -a "$usage" | awk "int(\$1 / 10) % $n == 0" | tail -c "$size"
 done

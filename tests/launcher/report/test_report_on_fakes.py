@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_a_long_run_shows_samples_of_all_its_time_and_its_other_events_on_every_
     ]
     assert min(minutes) < 2 and max(minutes) > 98 and 40 < len(minutes) < 200
     assert "2.0 on gpu0, 2.1 on gpu1" in page
+
+
+def test_a_run_of_weeks_takes_little_memory_of_its_hosts(tmp_path: Path) -> None:
+    (folder := tmp_path / "nodes/0/attempt-1").mkdir(parents=True)
+    sample = json.dumps({"cores": 1.5, "gpus": [[90, 40960, 81920]] * 16, "kind": "usage"})
+    lines = (f"{10.1 * number:.6f}\t!\t{sample}\n" for number in range(50_000))
+    (folder / "journal").write_text("".join(lines))
+    script = f"ulimit -v 40000; {report.EVENTS}"  # KiB; the journal has about 19,000
+    argv = ["sh", "-c", script, "sh", str(tmp_path), "100000", "0/attempt-1"]
+    done = subprocess.run(argv, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and 50_000 < len(done.stdout) < 110_000
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ HEAD = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>"""
 SECTION_HEAD = re.compile(r'<section id="([a-z-]+)"><h2>([A-Za-z ]+)</h2>')
-SPAN = 1000  # width of the timeline in units
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ def page(run: RunView) -> str:
     stacks = [*verdict(groups), *(line for group in groups for line in block(group))]
     changed = changes(record, run.journals)
     hosts = folded("With this hosts.yaml", run.hosts_file)
+    attempts = table(_attempts(record), ("attempt", "by", "state", "started (UTC)", "took"))
     restarts = table(_restarts(record), ("attempt", "time (UTC)", "kind", "cause"))
     for name, evidence in run.evidence.items():
         if "-restart-" in name:
@@ -64,7 +64,7 @@ def page(run: RunView) -> str:
             *map(warning, run.notes),
             section("First failure", "".join(failures(run))),
             section("Curves", figures(run.charts) or "<p>The run wrote no metrics.jsonl.</p>"),
-            section("Attempts", _timeline(record.attempts, run.now)),
+            section("Attempts", attempts),
             section("Restarts", restarts),
             section("Nodes", _nodes(record)),
             '<div class="facts">',
@@ -156,11 +156,8 @@ def _cells(values: Iterable[object], tag: str = "td") -> str:
 
 
 def state(word: str) -> str:
-    return f'<span class="{_kind(word)}">{text(word)}</span>'
-
-
-def _kind(word: str) -> str:
-    return word if word in (RunState.SUCCEEDED, RunState.FAILED) else "other"
+    kind = word if word in (RunState.SUCCEEDED, RunState.FAILED) else "other"
+    return f'<span class="{kind}">{text(word)}</span>'
 
 
 def summary(record: RunRecord) -> str:
@@ -253,30 +250,9 @@ def failures(run: RunView) -> Iterator[str]:
         yield "</details>"
 
 
-def _timeline(attempts: Sequence[AttemptRecord], now: str) -> str:
-    """Return a row per attempt, with a bar from start to end and a mark at its first failure."""
-    spans = []
-    for attempt in attempts:
-        begin = parse_timestamp(attempt.started or attempt.created) or 0.0
-        spans.append((begin, max(begin, parse_timestamp(attempt.ended or now) or begin)))
-    first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
-    scale = SPAN / ((last - first) or 1)
-    rows = []
-    for attempt, (begin, end) in zip(attempts, spans, strict=True):
-        width = max(SPAN / 100, (end - begin) * scale)
-        bar = f'<rect x="{(begin - first) * scale:.1f}" y="2" width="{width:.1f}" height="12"/>'
-        failed = parse_timestamp(attempt.first_failure.time) if attempt.first_failure else None
-        if failed is not None:
-            at = (min(max(failed, first), last) - first) * scale
-            bar += f'<path class="failed" d="M{at:.1f} 0v16"/>'
-        started, took = _clock(attempt.started), _took(attempt)
-        cells = _cells((attempt.number, attempt.by, attempt.state, started, took))
-        rows.append(
-            f'<tr>{cells}</tr><tr><td colspan="5" class="span">'
-            f'<svg class="{_kind(attempt.state)}" viewBox="0 0 {SPAN} 16" role="img" '
-            f'preserveAspectRatio="none" aria-label="when it ran">{bar}</svg></td></tr>'
-        )
-    return _framed(("attempt", "by", "state", "started (UTC)", "took"), rows, "attempts")
+def _attempts(record: RunRecord) -> Iterator[Sequence[object]]:
+    for attempt in record.attempts:
+        yield attempt.number, attempt.by, attempt.state, _clock(attempt.started), _took(attempt)
 
 
 def _restarts(record: RunRecord) -> Iterator[Sequence[object]]:

@@ -31,7 +31,7 @@ from launcher.runs.record import NodeRecord, RunFolder
 class Seen(HTMLParser):
     """Every tag that a browser would see, with its attributes; and whether they nest."""
 
-    VOID = ("meta", "rect", "path", "circle", "br", "input")
+    VOID = ("meta", "path", "circle", "br", "input")
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from ..engines.node_handle import NodeHandle
 from ..engines.status import ContainerState
-from ..facts.nvidia import BUSY, IDLE
 from ..logs.log_entry import render
 from ..runs.record import RunRecord, parse_timestamp
 from ..supervisor.events import GpuLoad, RestartInPlace, Stopping
@@ -133,21 +132,16 @@ class Panel:
     def rows(self, *, folded: bool) -> Iterator[Row]:
         """Yield one row per node: the node, its state and its GPUs.
 
-        folded: yield one row per group of nodes in the same state, the smallest group first. While
-        other GPUs of the run are busy, nodes with idle GPUs form groups of their own.
+        folded: yield one row per group of nodes in the same state, the smallest group first.
         """
-        loads = {rank: node.usage.gpus for rank, node in self.nodes.items() if node.usage}
-        gpus = {rank: own for rank, own in loads.items() if own}
-        use = {rank: sum(gpu.use for gpu in own) / len(own) for rank, own in gpus.items()}
-        busy = max(use.values(), default=0.0) >= BUSY
         groups: dict[object, list[int]] = {}
         states = self.states()
-        for rank, node in sorted(self.nodes.items()):
-            idle = busy and not node.done and use.get(rank, BUSY) < IDLE
-            groups.setdefault((states[rank], idle) if folded else rank, []).append(rank)
+        for rank in sorted(self.nodes):
+            groups.setdefault(states[rank] if folded else rank, []).append(rank)
         for ranks in sorted(groups.values(), key=len):
             hosts = names(dict.fromkeys(self.nodes[rank].host for rank in ranks))
-            words = gpu_words([gpu for rank in ranks for gpu in gpus.get(rank, ())])
+            usages = [usage for rank in ranks if (usage := self.nodes[rank].usage)]
+            words = gpu_words([gpu for usage in usages for gpu in usage.gpus])
             state = states[ranks[0]]
             if len(ranks) == 1:
                 yield f"{ranks[0]} {hosts}", state, words

@@ -153,22 +153,23 @@ def test_an_ended_node_shows_how_it_ended(state: str, words: str) -> None:
 def test_at_64_nodes_the_panel_has_a_row_for_each_state_the_odd_ones_first(
     size: tuple[int, int],
 ) -> None:
+    busy, idle = ((GpuLoad(use, 61000, 81920),) * 8 for use in (97, 1))
     nodes = {rank: FollowedNode(rank, f"gpu{rank + 1:02}") for rank in range(64)}
     for node in nodes.values():
         print_line(node, 1.0, 0, b"x")
-        node.usage = Usage(1.0, (GpuLoad(97, 61000, 81920),) * 8)
+        node.usage = Usage(1.0, busy, busy)
     nodes[7].contact.lose(HostUnreachable("no answer"))
-    nodes[20].usage = Usage(1.0, (GpuLoad(1, 61000, 81920),) * 8)
+    nodes[20].usage = Usage(1.0, idle, idle)
     shown = plain_panel(nodes, *size)[3:]
     assert [" ".join(row.split()) for row in shown] == [
         "7 gpu08 contact lost 8 GPUs 97%, 477 of 640 GiB",
-        "20 gpu21 running 8 GPUs 1%, 477 of 640 GiB",
+        "20 gpu21 slow: GPU 0 at 1% use, median 97% 8 GPUs 1%, 477 of 640 GiB",
         f"62 nodes running 496 GPUs 97%, 29547 of 39680 GiB {FOLDED[size[0]]}",
     ]
     assert max(map(len, shown)) < size[0]
 
 
-FOLDED = {80: "0-6,8-19,21-63 gpu[0…", 120: "0-6,8-19,21-63 gpu[01-07,09-20,22-64]"}
+FOLDED = {80: "…", 120: "0-6,8-19,21-63 gpu[01-07,09-20,22-64]"}
 
 
 @pytest.mark.parametrize(

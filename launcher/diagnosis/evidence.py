@@ -47,7 +47,7 @@ class NodeEvidence:
     def of(self, kind: type[E]) -> list[tuple[float, E]]:
         return [(time, event) for time, event in self.events if isinstance(event, kind)]
 
-    def lines(self, rank: int | None) -> list[str]:
+    def lines(self, rank: int) -> list[str]:
         texts = (text for entry in self.tail if entry.rank == rank for text in entry.lines)
         return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
 

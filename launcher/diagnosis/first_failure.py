@@ -88,10 +88,10 @@ def _excerpt(lines: Sequence[str]) -> str:
 
 def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | None:
     """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
-    lines = [] if exit.exit_code == 0 else classify.exit_lines(exit) or node.lines(exit.rank)
     # after a restart in place, the out-of-memory kill may be from an earlier round
     oom_killed = node.oom_killed and not node.of(RestartInPlace)
-    ending = classify.rank_ending(exit, lines, node.resources, oom_killed=oom_killed)
+    ending = classify.rank_ending(exit, node.resources, oom_killed=oom_killed)
+    lines = classify.exit_lines(exit)
     return _candidate(ending, time - node.clock_skew, node, exit, lines) if ending else None
 
 
@@ -153,11 +153,10 @@ def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -
     seen: when `node` recorded the reason, by the node's own clock.
     """
     about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)
-    lines = reason.last_lines or (about.lines(None) if reason.kind == "torchrun" else ())
-    ending = classify.stop_ending(reason, lines)
+    ending = classify.stop_ending(reason)
     if ending is None:
         return None
-    candidate = _candidate(ending, seen - node.clock_skew, about, reason, lines)
+    candidate = _candidate(ending, seen - node.clock_skew, about, reason, reason.last_lines)
     if reason.kind == "hung":
         return _hung(candidate, evidence)
     if reason.kind == "host-lost" and about is not node and about.end and about.lost_peers:

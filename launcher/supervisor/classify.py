@@ -51,21 +51,16 @@ class Ending:
 
 
 def rank_ending(
-    exit: RankExit,
-    lines: Sequence[str],
-    resources: Sequence[ResourceUsage],
-    *,
-    oom_killed: bool = False,
+    exit: RankExit, resources: Sequence[ResourceUsage], *, oom_killed: bool = False
 ) -> Ending | None:
     """Return how a rank ended, or None if it exited with code 0 when it was asked to stop.
 
-    lines: the rank's last output. resources: samples from its node. oom_killed: whether the node's
-    engine reported an OOM kill.
+    resources: samples from its node. oom_killed: whether the node's engine reported an OOM kill.
     """
     if exit.exit_code == 0:  # a success, unless every later failure is an effect of it
         message = "exited with code 0 while other ranks were still running"
         return None if exit.stopping else Ending(Weight.WITNESS, "early-exit", message)
-    kind, message, remedy = describe(exit.exit_code, lines, exit.message)
+    kind, message, remedy = describe(exit.exit_code, exit_lines(exit), exit.message)
     by_kernel = oom_killed or any(each.oom_kills for each in resources)
     if by_kernel and kind == "worker-killed":
         kind, message, remedy = "oom-killed", oom_message(resources, message), ""
@@ -88,14 +83,13 @@ def rank_ending(
     return Ending(Weight.CAUSE, kind, message, remedy)
 
 
-def stop_ending(reason: Reason, lines: Sequence[str]) -> Ending | None:
+def stop_ending(reason: Reason) -> Ending | None:
     """Return how a node ended, given its reason to stop; None if that is a failed rank or `kill`.
 
-    A failed rank has an event of its own. lines: torchrun's last lines, which matter only if
-    torchrun itself failed, for example because of bad arguments or a taken port.
+    A failed rank has an event of its own.
     """
-    if reason.kind == "torchrun":
-        kind, message, remedy = describe(reason.exit_code, lines)
+    if reason.kind == "torchrun":  # for example because of bad arguments or a taken port
+        kind, message, remedy = describe(reason.exit_code, reason.last_lines)
         kind = "torchrun" if kind in ("exception", "exit-code") else kind
         weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
         return Ending(weight, kind, "torchrun %s" % message, remedy)
@@ -116,8 +110,8 @@ def own_cause(
     The Reason's kind is one of failure_kinds.txt. reason: why the node stopped. exits: the exits of
     its ranks, each with a Reason for that rank.
     """
-    endings = [(stop_ending(reason, reason.last_lines), reason)]
-    endings += [(rank_ending(exit, exit_lines(exit), resources), rank) for exit, rank in exits]
+    endings = [(stop_ending(reason), reason)]
+    endings += [(rank_ending(exit, resources), rank) for exit, rank in exits]
     causes = [
         (e.weight, replace(r, kind=e.kind, message=e.message[:LONGEST_MESSAGE], last_lines=()))
         for e, r in endings

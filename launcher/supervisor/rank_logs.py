@@ -99,6 +99,7 @@ class RankLogs:
 
         An unfinished last line waits for `finish`.
         """
+        self._find()  # the rank may have started and exited since the last `copy_new`
         for (rank, _), tail in self._tails.items():
             while rank == local_rank and tail.read():
                 pass

@@ -130,6 +130,19 @@ def test_a_recorded_exception_is_read_and_a_garbled_one_is_skipped(
         assert logs.error(1) == (None, None)
 
 
+def test_the_output_of_a_rank_that_fails_at_once_is_known_when_its_end_is_recorded(
+    tmp_path: Path, journal: Journal
+) -> None:
+    """It may have started and exited between two looks at the files."""
+    logs = RankLogs(spec(), journal, str(tmp_path / "0"))
+    logs.copy_new()
+    stderr = tmp_path / "0" / "none_x" / "attempt_0" / "1" / "stderr.log"
+    stderr.parent.mkdir(parents=True)
+    stderr.write_text("train.py: no such file\n")
+    logs.drain(1)
+    assert logs.last_lines(1) == ["train.py: no such file"]
+
+
 def test_output_that_is_in_the_journal_is_freed_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Journal
 ) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import ContainerState
-from ..errors import DdpctlError, NodesFailed, UsageError
+from ..errors import CommandTimeout, DdpctlError, NodesFailed, UsageError
 from ..logs.log_entry import LogEntry
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder
@@ -22,10 +22,11 @@ from ..terminal.host_errors import report_errors
 from ..terminal.raw import raw_terminal
 from ..terminal.sanitize import colored, without_overwritten
 from ..terminal.streams import abandon
-from ..text import ESCAPE_BODY
+from ..text import ESCAPE_BODY, duration
 
 LONGEST_LINE = 1 << 20  # bytes; longer lines are printed in parts
 LONGEST_ESCAPE = 4096  # maximum characters in an unfinished escape sequence
+END_TIMEOUT = 60.0  # seconds for a command to end after its output has ended
 UNFINISHED = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{ESCAPE_BODY}\x1b?|\x1b[ -/]*|\r)\Z")
 # two numbers in spec.json, as a pattern for both Python and grep -E
 RANKS = r'"(first_rank|nproc_per_node)": ([0-9]{1,7})'
@@ -56,7 +57,18 @@ def exec_in_run(folder: RunFolder, wanted: ExecOptions, console: Console) -> int
                 threading.Thread(target=_forward_stdin, args=(running,), daemon=True).start()
             with raw_terminal(running.resize) if wanted.tty else contextlib.nullcontext():
                 _print_output(running, console, unchanged=wanted.tty)
-            return running.wait()
+            return _exit_code(running, member.connection.name)
+
+
+def _exit_code(running: Stream, host: str) -> int:
+    try:
+        return running.wait(END_TIMEOUT)
+    except TimeoutError:
+        raise CommandTimeout(
+            f"the command was still running {duration(END_TIMEOUT)} after its output ended",
+            "run `ps` inside the node to see whether it is still running",
+            host=host,
+        ) from None
 
 
 def _print_output(running: Stream, console: Console, *, unchanged: bool) -> None:
@@ -163,7 +175,7 @@ def _on_all(attempt: AttemptHandle, run_id: str, wanted: ExecOptions, console: C
                     partial[number] = b""
             for rest in filter(None, partial.values()):
                 show(rest)
-            return running.wait()
+            return _exit_code(running, connection.name)
 
     codes, failures = try_each(attempt.connections, run)
     console.flush()

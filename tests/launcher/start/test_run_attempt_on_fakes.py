@@ -27,9 +27,10 @@ ERROR = "ValueError: bad label 1000"
 def rank_raises(node: FakeNode) -> None:
     """Node 1's rank raises; the other nodes are told to stop."""
     if node.node_rank == 1:
-        for line in ("Traceback (most recent call last):", '  File "train.py", line 4', ERROR):
+        lines = ["Traceback (most recent call last):", '  File "train.py", line 4', ERROR]
+        for line in lines:
             node.say(line, rank=1)
-        node.event("rank_exit", rank=1, local_rank=0, pid=7, exit_code=1, signal=None)
+        node.event("rank_exit", rank=1, local_rank=0, pid=7, exit_code=1, last_lines=lines)
         node.end(1, reason={"kind": "rank", "message": "rank 1 failed", "node_rank": 1})
     else:
         node.end(143, "stopped")

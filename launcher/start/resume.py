@@ -141,10 +141,14 @@ def next_attempt(
         conclude(record.attempt, others)
         if record.state.is_final:  # else it stays until the next attempt is recorded
             folder.try_save(record, console)
-    if record.state is RunState.SUCCEEDED and not force:
+    newest = max([record.attempt.number, *(status.attempt for status in others)])
+    state = record.state
+    if newest > record.attempt.number:  # on one host only, so `caught_up` has not recorded it
+        ends = {(s.host, s.node_rank): s for s in others if s.attempt == newest}.values()
+        state = run_state([s.node_state for s in ends], max(s.nnodes for s in ends))
+    if state is RunState.SUCCEEDED and not force:
         raise has_succeeded(run_id)
-    newest = max(record.attempt.number, cancelled, *(status.attempt for status in others))
-    return record, newest + 1
+    return record, max(newest, cancelled) + 1
 
 
 def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:

@@ -91,6 +91,25 @@ def test_resume_is_refused_if_the_newest_attempt_succeeded(cluster: FakeCluster)
     assert "KEY" in cluster.nodes[0].arguments["environment"]
 
 
+def test_resume_is_refused_if_the_newest_attempt_succeeded_on_one_host_alone(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine went on without the second host."""
+    cluster = fake_cluster("gpu0", "gpu1")
+    for host in cluster:
+        host.on_start = start
+    assert cluster.launch()[0] == 1
+    other = shutil.copytree(cluster.state, cluster.folder / "other")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("XDG_STATE_HOME", str(other))
+        assert cluster.ddpctl("resume", "--exclude", "gpu1")[0] == 0
+    code, _, err = cluster.ddpctl("resume")
+    assert (code, "has already succeeded" in err) == (2, True), err
+    code, _, err = cluster.ddpctl("resume", "--force")
+    assert code == 0, err
+    assert {node.attempt for node in cluster.nodes} == {3}
+
+
 def test_one_of_two_hosts_alone_is_not_believed(cluster: FakeCluster) -> None:
     cluster.hosts["gpu1"].reachable = False
     code, out, err = cluster.ddpctl("logs")

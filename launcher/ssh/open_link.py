@@ -74,6 +74,8 @@ def _through_jump(route: Route, jump: Connection) -> Link:
         return Link(channel)
     except BROKEN as error:
         reason = str(getattr(error, "text", error)) or type(error).__name__
+        if "Timeout" in reason:
+            reason = f"no answer within {duration(route.connect_timeout)}"
         why = f"cannot reach this host{route.at} ({reason})"
         remedy = (
             "check that both hosts are up, that this host's name resolves on the jump host, and that "

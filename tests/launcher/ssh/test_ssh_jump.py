@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -142,6 +143,19 @@ def test_a_machine_that_the_jump_host_cannot_reach(
     port = free_port()
     message = why_not(connect_to(target.host(proxy_jump=name, port=port)))
     assert f"jump host 127.0.0.2 cannot reach this host on port {port} " in message
+
+
+def test_a_machine_behind_a_jump_host_that_does_not_answer(
+    behind: Callable[..., tuple[Sshd, Sshd, str]], connect_to: Connect, config: Config
+) -> None:
+    target, _, name = behind()
+    config("Host *\n  ConnectTimeout 1\n")
+    with socket.create_server(("127.0.0.4", 0), backlog=0) as full:
+        address = full.getsockname()
+        with socket.create_connection(address):  # fills the queue, so that others get no answer
+            machine = connect_to(target.host(host=address[0], port=address[1], proxy_jump=name))
+            message = why_not(machine)
+    assert f"cannot reach this host on port {address[1]} (no answer within 1s); " in message
 
 
 def test_a_jump_host_that_forwards_nothing(

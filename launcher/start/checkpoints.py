@@ -31,6 +31,7 @@ from .plain_files import HostFolder, copy_files, is_below, matches
 LIST = load_script(__file__, "list_checkpoints.sh")
 FILE = re.compile(r"(= )?([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
 LINK = re.compile(r"(= )?> (.+?)//(.+)", re.DOTALL)
+MANIFEST = re.compile(r"ckpt/step-([0-9]{1,18})/MANIFEST")
 STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
 
 
@@ -90,7 +91,13 @@ def distribute_checkpoint(
         folders = {
             each.connection: each for each in checkpoint_folders(connections, former, record)
         }
-        seen, failures = ask_each([*folders], lambda each: with_content(folders[each]))
+        nodes = [each for each in folders if folders[each].rank is not None]
+        seen, failures = ask_each(nodes, lambda each: with_content(folders[each]))
+        known = max((host.step for host in seen.values()), default=-1)
+        # last, because the run may have left a host whose disk hangs
+        others = [each for each in folders if each not in nodes]
+        left, missing = ask_each(others, lambda each: with_content(folders[each], known))
+        seen, failures = {**seen, **left}, {**failures, **missing}
     if failures:
         silent = f"no answer from {names(failures)}"
         console.say(f"{silent}: ignoring checkpoints that no other host has")
@@ -125,8 +132,11 @@ def checkpoint_folders(
     return folders
 
 
-def with_content(folder: Checkpoints) -> Checkpoints:
-    """Return the folder with the content that its host reports. Skips malformed rows and paths."""
+def with_content(folder: Checkpoints, known: int = -1) -> Checkpoints:
+    """Return the folder with the content that its host reports. Skips malformed rows and paths.
+
+    known: the number of a complete step on another host. The steps are hashed only if one is newer.
+    """
     newest, damaged, files, copied = "", [], {}, set()
     listed = folder.script(LIST, "files")
     for match in matches(FILE, listed):
@@ -139,6 +149,9 @@ def with_content(folder: Checkpoints) -> Checkpoints:
         if is_below(path) and (link := link_within(path, text, folder.run_dir)):
             files[path] = File(0, 0, link)
             copied.update([path] if copy else [])
+    steps = [int(step[1]) for step in map(MANIFEST.fullmatch, files) if step]
+    if steps and max(steps) <= known:
+        return dataclasses.replace(folder, files=files, copied=copied)
     size = sum(file.size for file in files.values())
     for match in matches(STEP, folder.script(LIST, "steps", hashed=size)):
         if match[1] == "whole":

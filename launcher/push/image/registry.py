@@ -89,7 +89,7 @@ class Registry(ThreadingHTTPServer):
         """Stop listening and free the disk. A thread that still reads a layer finds its end."""
         self.shutdown()
         self.server_close()
-        for file in self.uploads.values():
+        for file in [*self.uploads.values()]:  # the engine may be starting another upload
             os.truncate(file.fileno(), 0)
 
     def size_of(self, digest: str) -> int | None:

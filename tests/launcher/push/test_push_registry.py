@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import http.client
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -50,6 +51,25 @@ def test_layers_have_no_names_so_a_killed_push_leaves_none(registry: Registry) -
         assert b"".join(registry.layers[DIFF_ID].blocks()) == layer
     registry.close()
     assert registry.received == 0
+
+
+def test_the_engine_may_start_an_upload_while_the_registry_is_closed(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = http.client.HTTPConnection("localhost", port(registry.repository))
+    engine.request("POST", f"/v2/{registry.name}/blobs/uploads/")
+    assert engine.getresponse().read() == b""
+
+    def truncate(file: int, size: int) -> None:
+        engine.request("POST", f"/v2/{registry.name}/blobs/uploads/")
+        assert engine.getresponse().read() == b""
+        os.ftruncate(file, size)
+
+    with monkeypatch.context() as slow_disk:
+        slow_disk.setattr(os, "truncate", truncate)
+        registry.close()
+    assert len(registry.uploads) == 2
+    engine.close()
 
 
 def test_a_layer_whose_compression_is_unknown_is_known_by_the_manifest(registry: Registry) -> None:

@@ -51,7 +51,7 @@ def _spec(rank: int, nodes: int, folder: str) -> Spec:
         run_id="scale", attempt=1, node_rank=rank, nnodes=nodes, nproc_per_node=1, first_rank=rank,
         host=f"host{rank}", hosts=[f"host{n}" for n in range(nodes if rank == 0 else 1)], argv=[],
         cwd=None, dir=folder, stop_timeout=60, master_addr="127.0.0.1",
-        control_port=PORT, token="secret", checkpoint_dir=folder, output_dir=folder, internal_ip=None,
+        control_port=PORT, token="secret", checkpoint_dir=folder, output_dir=folder,
     )  # fmt: skip
 
 

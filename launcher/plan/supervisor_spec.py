@@ -76,7 +76,6 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
         "hang_timeout": plan.options.hang_timeout or None,
         "checkpoint_dir": node.paths.checkpoints,
         "output_dir": node.paths.output,
-        "internal_ip": node.internal_ip,
         "metrics_dir": node.paths.metrics,
         "max_restarts": plan.job.max_restarts,
         "past_restarts": [(restart.cause, restart.saved) for restart in plan.past_restarts],

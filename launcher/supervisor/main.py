@@ -138,12 +138,11 @@ class Supervisor:
     def take_sample(self) -> None:
         usage = self.sampler.turn() if self.round.phase is Phase.RUNNING else None
         if usage is not None:
-            ranks = tuple(rank.rank for rank in self.round.ranks.alive())
-            usage = replace(usage, ranks=ranks)
+            usage = replace(usage, ranks=tuple(rank.rank for rank in self.round.ranks.alive()))
             self.journal.try_write_event(usage)
             with contextlib.suppress(OSError):  # the disk may be full; `ps` reads this file
                 publish(os.path.join(self.spec.dir, "usage.json"), json.dumps(document(usage)))
-            self.metrics.write(usage, len(ranks), self.round.liveness.log_age())
+            self.metrics.write(usage, self.round.liveness.log_age())
 
     def status(self) -> Status:
         round, liveness = self.round, self.round.liveness

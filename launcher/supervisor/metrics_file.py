@@ -31,11 +31,11 @@ class MetricsFile:
                     if time.time() - os.stat(path).st_mtime > STALE:
                         os.unlink(path)
 
-    def write(self, usage: Usage, ranks: int, log_age: float) -> None:
+    def write(self, usage: Usage, log_age: float) -> None:
         if self._path is None:
             return
         values = {
-            "ranks_running": float(ranks),
+            "ranks_running": float(len(usage.ranks)),
             "attempt_started_timestamp_seconds": self._began,
             "last_output_timestamp_seconds": time.time() - log_age,
             "cpu_cores_busy": usage.cores,

@@ -227,7 +227,7 @@ class Server(Peers):
 
     def _listen(self) -> None:
         """Listen on node 0's own address if that is an IP address, else on all addresses."""
-        address = self.spec.internal_ip or self.spec.master_addr
+        address = self.spec.master_addr
         try:
             family = socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
         except socket.gaierror:

@@ -29,7 +29,6 @@ class Spec:
     token: str
     checkpoint_dir: str
     output_dir: str
-    internal_ip: str | None
     metrics_dir: str | None = None  # the folder for a Prometheus textfile
     hang_timeout: float | None = None  # the time allowed without progress; None: unlimited
     time_limit: float | None = None  # counted from the start of the attempt; None: unlimited

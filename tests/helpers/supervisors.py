@@ -168,7 +168,6 @@ class Attempt:
                 "hang_timeout": None,
                 "checkpoint_dir": str(folder / "checkpoints"),
                 "output_dir": str(folder / "output"),
-                "internal_ip": None,
             }
             self.nodes.append(Node(rank, folder, {**known, **spec}, self.python))
         return self.nodes

@@ -152,12 +152,12 @@ def test_prometheus_never_reads_a_partial_file(folder: Path) -> None:
     )
     (folder.parent / "metrics.jsonl").write_text(lines)
     file = metrics_file(folder)
-    file.write(Usage(1.5, GPUS), ranks=8, log_age=3.0)
+    file.write(Usage(1.5, GPUS, ranks=(0, 1, 2)), log_age=3.0)
     assert [path.name for path in folder.iterdir()] == ["ddpctl-run-1-0.prom"]
     text = (folder / "ddpctl-run-1-0.prom").read_text()
     labels = 'run_id="run-1",attempt="2",node_rank="0"'
     for line in (
-        f"ddpctl_ranks_running{{{labels}}} 8.0",
+        f"ddpctl_ranks_running{{{labels}}} 3.0",
         f"ddpctl_train_loss{{{labels}}} 0.5",
         f"ddpctl_train_images_per_second{{{labels}}} 900.0",
         f'ddpctl_gpu_utilization_ratio{{{labels},gpu="0"}} 0.97',
@@ -185,8 +185,8 @@ def test_a_killed_supervisors_file_goes_with_the_next_run_and_a_living_ones_stay
 def test_a_folder_that_cannot_be_written_is_reported_once(folder: Path) -> None:
     file = metrics_file(folder)
     folder.rmdir()
-    file.write(Usage(0.0), 1, 0.0)
-    file.write(Usage(0.0), 1, 0.0)
+    file.write(Usage(0.0), 0.0)
+    file.write(Usage(0.0), 0.0)
     journal = (folder.parent / "journal").read_text()
     assert journal.count("cannot write metrics to ") == 1 and "No such file or directory" in journal
 

@@ -67,8 +67,6 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
         with live_panel(run.record, run.handle.members[0], monitor.nodes, console):
             try:
                 outcome = session.to_the_end()
-            except DdpctlError:
-                raise
             except Exception as error:
                 error.add_note(
                     f"the run continues; follow it with `ddpctl attach {run.folder.run_id}`"

@@ -5,6 +5,7 @@ and runs --on-exit and --on-event. `launcher.follow.detach` starts it. A signal 
 run (`launcher.follow.ctrl_c.end_recorder`).
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -92,6 +93,7 @@ def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) 
 
 
 def report_ready() -> None:
-    """Notify the command that started this process, and release stdout."""
-    os.write(sys.stdout.fileno(), READY)
+    """Notify the command that started this process, unless it has died, and release stdout."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), READY)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -39,3 +40,14 @@ def test_a_detached_run_is_recorded_to_its_end(
     assert recorder.main() == 0
     assert cluster.record["state"] == "SUCCEEDED"
     assert b"loss 0.1" in (folder / "logs" / "node-1.log").read_bytes()
+
+
+def test_it_takes_care_of_the_run_even_if_the_command_that_started_it_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        recorder.report_ready()
+        os.write(writer, b"what it prints later goes nowhere")

@@ -55,10 +55,8 @@ class PushReport:
 
     def document(self) -> dict[str, Any]:
         document = {"version": 1, **asdict(self)}
-        document["left_out"] = [
-            {"path": each.path, "bytes": each.size, "at_least": each.at_least}
-            for each in self.left_out
-        ]
+        for each in document["left_out"]:
+            each["bytes"] = each.pop("size")
         for timed in (document, *document["hosts"]):
             timed["seconds"] = round(timed["seconds"], 3)
         return document

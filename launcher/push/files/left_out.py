@@ -70,12 +70,11 @@ class LeftOut:
     path: str
     size: int
     at_least: bool = False
-    named: bool = False  # whether the hosts file names it
 
 
 def listed(left_out: Collection[LeftOut]) -> str:
-    """Return a line of paths and sizes: those that the hosts file names, then the largest."""
-    order = sorted(left_out, key=lambda each: (not each.named, -each.size, each.path))
+    """Return a line of paths and sizes, the largest first."""
+    order = sorted(left_out, key=lambda each: (-each.size, each.path))
     shown = [f"{quoted(each.path, LONGEST_PATH)} ({_size(each)})" for each in order[:_SHOWN]]
     if rest := order[_SHOWN:]:
         shown.append(f"{len(rest)} more ({_size(*rest)})")
@@ -201,7 +200,7 @@ def own_folders() -> list[str]:
     return [str(folder) for folder in (cache_home(), state_home(), home_folder() / ".ddpctl")]
 
 
-def measured(root: bytes, path: bytes, *, named: bool) -> LeftOut:
+def measured(root: bytes, path: bytes) -> LeftOut:
     """Return `path`, which is relative to the tree, as a LeftOut with its total size."""
     pending, size, count = [os.path.join(root, path)], 0, 0
     with contextlib.suppress(OSError):
@@ -214,4 +213,4 @@ def measured(root: bytes, path: bytes, *, named: bool) -> LeftOut:
                     pending.append(child.path)
                 else:
                     size += child.stat(follow_symlinks=False).st_size
-    return LeftOut(os.fsdecode(path), size, bool(pending), named)
+    return LeftOut(os.fsdecode(path), size, bool(pending))

@@ -151,7 +151,7 @@ class _Walk:
             for child in children:
                 path = folder + b"/" + child.name if folder else child.name
                 if self.named.include(child):
-                    self.leave_out(path, named=True)
+                    self.leave_out(path)
                 elif child.is_dir(follow_symlinks=False):
                     pending.append((path, rules))
                 elif self.is_left_out(path, None, rules):
@@ -165,8 +165,8 @@ class _Walk:
         text = os.fsdecode(path)
         return self.code_only and left_out.is_left_out(self.root, text, children, rules)
 
-    def leave_out(self, path: bytes, *, named: bool = False) -> None:
-        self.left_out.append(left_out.measured(self.root, path, named=named))
+    def leave_out(self, path: bytes) -> None:
+        self.left_out.append(left_out.measured(self.root, path))
 
     def leaf(self, path: bytes) -> None:
         """Add the file or link at `path`, which is relative to the tree."""

@@ -191,7 +191,7 @@ def test_what_the_hosts_file_names_as_private_or_as_data_is_left_out(tmp_path: P
     os.link(tmp_path / "secrets.env", tmp_path / "other" / "same.txt")
     tree = scan_job(cluster, {"workdir"})["workdir"]
     assert names(tree) == {"train.py", "other/x.py"}
-    assert {each.path for each in tree.left_out if each.named} == {
+    assert {each.path for each in tree.left_out} == {
         "data",
         "scratch",
         "secrets.env",
@@ -248,17 +248,15 @@ def test_an_unreadable_folder_matters_only_if_it_would_be_pushed(tmp_path: Path)
         assert code(tmp_path) == {".gitignore"}
 
 
-def test_the_message_lists_folders_of_the_hosts_file_first_then_the_largest() -> None:
+def test_the_message_lists_the_largest_first() -> None:
     cache = LeftOut("src/__pycache__", 1_000_000)
     small = [LeftOut(f"{name}.pt", 1) for name in "abcdefgh"]
-    named = LeftOut("secrets.env", 20, named=True)
     big = LeftOut("data", 2 * 10**9, at_least=True)
-    assert listed([*small, cache, big, named]).split(", ") == [
-        "secrets.env (20 bytes)",
+    assert listed([*small, cache, big]).split(", ") == [
         "data (over 2.0 GB)",
         "src/__pycache__ (1.0 MB)",
-        *(f"{name}.pt (1 byte)" for name in "abcde"),
-        "3 more (3 bytes)",
+        *(f"{name}.pt (1 byte)" for name in "abcdef"),
+        "2 more (2 bytes)",
     ]
 
 

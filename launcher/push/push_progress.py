@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from ..errors import DdpctlError, HostUnreachable, NodesFailed, lines
 from ..outcomes import Exit
 from ..ssh.host_connection import HostConnection
+from ..ssh.many import by_name
 from ..terminal.console import Console
 from ..text import counted, printable
 from .files.left_out import LeftOut
@@ -88,7 +89,7 @@ class HostsNotReady(NodesFailed):
     """Raised if the push to some hosts failed. The other hosts are ready."""
 
     def __init__(self, failures: Mapping[HostConnection, DdpctlError], report: HostsResult) -> None:
-        super().__init__({connection.name: error for connection, error in failures.items()})
+        super().__init__(by_name([*failures], failures))
         self.report = report
         if not all(isinstance(error, HostUnreachable) for error in failures.values()):
             self.exit_code = Exit.PUSH

@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.push import push_progress
-from launcher.push.push_progress import HostReport, PushProgress, PushReport
+from launcher.push.push_progress import HostReport, HostsNotReady, PushProgress, PushReport
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
 from launcher.ssh.host_connection import HostConnection
@@ -214,3 +214,10 @@ def test_a_log_leaves_out_what_is_not_known_yet(
     clock(11.0)
     progress.received(node, "image", 2_000_000)
     assert capsys.readouterr().err == "ddpctl: gpu1: image: 2.0 MB\n"
+
+
+def test_of_two_accounts_on_a_host_each_has_its_error() -> None:
+    alice, bob = (HostConnection(Host("gpu1", user=user)) for user in ("alice", "bob"))
+    failures = {alice: DdpctlError("its disk is full", ""), bob: DdpctlError("no such group", "")}
+    text = str(HostsNotReady(failures, PushReport([])))
+    assert "its disk is full" in text and "no such group" in text

@@ -22,7 +22,7 @@ from ..plan.container import fixed_uid
 from ..plan.plan import STORE, Plan, run_dir_in
 from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import ask_each
+from ..ssh.many import by_name, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names
@@ -92,14 +92,14 @@ def distribute_checkpoint(
             each.connection: each for each in checkpoint_folders(connections, former, record)
         }
         nodes = [each for each in folders if folders[each].rank is not None]
-        seen, failures = ask_each(nodes, lambda each: with_content(folders[each]))
+        seen, failures = try_each(nodes, lambda each: with_content(folders[each]))
         known = max((host.step for host in seen.values()), default=-1)
         # last, because the run may have left a host whose disk hangs
         others = [each for each in folders if each not in nodes]
-        left, missing = ask_each(others, lambda each: with_content(folders[each], known))
+        left, missing = try_each(others, lambda each: with_content(folders[each], known))
         seen, failures = {**seen, **left}, {**failures, **missing}
     if failures:
-        silent = f"no answer from {names(failures)}"
+        silent = f"no answer from {names(by_name([*folders], failures))}"
         console.say(f"{silent}: ignoring checkpoints that no other host has")
     for host in seen.values():
         for path in host.damaged:

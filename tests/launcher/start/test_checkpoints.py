@@ -437,19 +437,19 @@ def test_a_large_checkpoint_may_take_long_to_hash_but_not_as_long_as_a_host_like
 def test_a_host_that_the_run_has_left_hashes_its_steps_only_if_it_has_a_newer_one(
     monkeypatch: pytest.MonkeyPatch, newest: int, hashes: bool
 ) -> None:
-    """Its disk may hang, which is why the run has left it."""
+    """Its disk may hang, which is why the run has left it. Here, it is another account on one host."""
     monkeypatch.setattr(checkpoints, "one_per_home", list)  # would ask the hosts
     node = Reporting(f"1.5 3 {step(4)}/MANIFEST", f"whole {step(4)}")
     left = Reporting(f"1.5 3 {step(newest)}/MANIFEST", f"whole {step(newest)}")
-    node.name, left.name = "node", "left"
-    record, console, said = run_record(ranks(1, "left", started="then")), Console(), list[str]()
+    record, console, said = run_record(ranks(1, "local", started="then")), Console(), list[str]()
+    copied = []
     monkeypatch.setattr(console, "say", said.append)
-    monkeypatch.setattr(checkpoints, "copy_files", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoints, "copy_files", lambda *args, **_: copied.append(args[:2]))
     monkeypatch.setattr(checkpoints, "fixed_uid", lambda _: "")
     distribute_checkpoint([node], [left], record, None, console)  # type: ignore[arg-type]
     assert len(left.timeouts) == 1 + hashes
-    source = "left" if hashes else "node"
-    assert said == [f"resuming from step-{max(newest, 4):08d} on {source}"]
+    assert said == [f"resuming from step-{max(newest, 4):08d} on local"]
+    assert [(a.connection, b.connection) for a, b in copied] == ([(left, node)] if hashes else [])
 
 
 def test_paths_outside_the_folder_and_odd_rows_of_a_host_are_skipped() -> None:

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Mapping
 
-from ..diagnosis.blame import blame_text
 from ..diagnosis.evidence import Evidence, before_restart
+from ..diagnosis.failure_text import failure_text
 from ..diagnosis.first_failure import first_failure
 from ..engines.node_handle import AttemptHandle
 from ..engines.status import ContainerState
@@ -74,7 +74,7 @@ def explain(
         try:
             if failure:
                 path = folder.evidence_file(attempt.number, restart)
-                write_atomically(path, blame_text(failure, known))
+                write_atomically(path, failure_text(failure, known))
         except StateError as error:
             console.error(str(error))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.diagnosis.blame import MOST_RANKS, blame_text
 from launcher.diagnosis.evidence import Evidence, NodeEvidence, before_restart
+from launcher.diagnosis.failure_text import MOST_RANKS, failure_text
 from launcher.diagnosis.first_failure import first_failure
 from launcher.logs.log_entry import LogEntry
 from launcher.supervisor.events import (
@@ -54,7 +54,7 @@ def test_it_has_collectives_stacks_gpus_kernel_messages_and_last_lines() -> None
     given = evidence()
     failure = first_failure(given)
     assert failure
-    head, collectives, stacks, first, second = blame_text(failure, given).split("\n\n")
+    head, collectives, stacks, first, second = failure_text(failure, given).split("\n\n")
     assert failure.headline in head and failure.remedy in head and failure.kind in head
     assert "rank 1 (gpu1) did not call all_reduce" in collectives
     assert "train.py:29 in main: lock.acquire()" in stacks
@@ -76,7 +76,7 @@ def test_a_gpu_that_no_longer_answers_is_reported_and_long_lines_are_cut() -> No
     given.nodes[1].kernel = ["x" * 10_000]
     failure = first_failure(given)
     assert failure
-    text = blame_text(failure, given)
+    text = failure_text(failure, given)
     assert "GPUs after the failure: nvidia-smi did not respond" in text
     assert max(map(len, text.splitlines())) < 1000
 
@@ -99,7 +99,7 @@ def test_the_failure_before_a_restart_in_place_has_a_text_of_its_own() -> None:
     for part in (before_restart(given, 1), given):
         failure = first_failure(part)
         assert failure
-        texts.append(blame_text(failure, part))
+        texts.append(failure_text(failure, part))
     before, after = texts
     assert TIMED_OUT in before and "did not call all_reduce" in before and "second" not in before
     assert "ValueError: second" in after and TIMED_OUT not in after
@@ -113,5 +113,5 @@ def test_a_host_that_reports_very_many_ranks_fills_no_text() -> None:
     evidence = Evidence(1, [evil])
     failure = first_failure(evidence)
     assert failure
-    text = blame_text(failure, evidence)
+    text = failure_text(failure, evidence)
     assert text.count("last lines of rank") == MOST_RANKS and "a line" in text

@@ -14,7 +14,7 @@ FRAMES = 50  # shown per stack
 MOST_RANKS = 256  # shown per node, because a host may report any number of them
 
 
-def blame_text(failure: FirstFailure, evidence: Evidence) -> str:
+def failure_text(failure: FirstFailure, evidence: Evidence) -> str:
     """Describe the failure, collectives and stacks, then each node's GPUs, kernel log and output."""
     evidence = of_last_round(evidence)
     parts = [f"{failure.headline}\nkind: {failure.kind}, time: {failure.time}\n{failure.remedy}"]

@@ -18,6 +18,7 @@ from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import try_each
 from . import (
+    check_clock,
     check_container,
     check_docker,
     check_gpus,
@@ -57,7 +58,7 @@ CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = 
     ],
     "disk": [check_resources.check_disk, check_container.check_writing],
     "memory": [check_resources.check_memory],
-    "clock": [check_resources.check_clock],
+    "clock": [check_clock.check_clock],
     "network": [
         check_network.check_interfaces,
         check_network.check_subnets,

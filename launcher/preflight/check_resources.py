@@ -1,6 +1,5 @@
-"""Check disks, memory, process limits and clocks."""
+"""Check disks, memory and process limits."""
 
-import statistics
 from collections.abc import Iterator
 
 from ..facts.hardware import Disk
@@ -14,7 +13,6 @@ LEAST_FREE = 1 * GIB  # a run needs this much for its logs and checkpoints
 LITTLE_FREE = 4 * GIB
 LEAST_INODES = 10_000
 LEAST_OPEN_FILES = 4096
-SKEW = 1.0  # seconds; a larger difference confuses logs, caches and certificates
 
 
 def check_disk(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
@@ -76,17 +74,6 @@ def check_memory(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     if machine.facts.rdma_ports and details.memlock != "unlimited" and limited:
         what = f"memlock is {details.memlock} KiB: InfiniBand cannot register more memory than that"
         yield warning(what, "set memlock to unlimited in /etc/security/limits.conf on that host")
-
-
-def check_clock(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that the clock is near the median of all clocks, including the launching machine's."""
-    facts, skews = machine.facts, [0.0, *(m.facts.clock_skew for m in fleet.machines)]
-    # of two middle clocks, the launching machine's or the one next to it, not their mean
-    middle = [statistics.median_low(skews), 0.0, statistics.median_high(skews)]
-    off = facts.clock_skew - statistics.median(middle)
-    if abs(off) > SKEW + facts.clock_error:
-        what = f"its clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the others"
-        yield warning(what, "start chrony or systemd-timesyncd on that host")
 
 
 def _size(kib: int) -> str:

@@ -19,7 +19,7 @@ from ..logs.store import Marks, known_marks
 from ..look.fetch import fetch
 from ..look.logs import with_nodes_and_ranks
 from ..outcomes import RunState
-from ..plan.plan import LaunchOptions
+from ..plan.launch_options import LaunchOptions
 from ..runs.find import find
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import RunFolder

@@ -95,7 +95,7 @@ def launch(
     # imported while the logins are in progress, like the Docker SDK, which `engine_traits` imports
     from ..engines.choose import engine_traits
     from ..plan import render
-    from ..plan.plan import LaunchOptions
+    from ..plan.launch_options import LaunchOptions
     from ..runs.record import document
     from ..start.launch import new_run, plan_without_hosts, run_with_restarts
 

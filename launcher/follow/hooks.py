@@ -20,7 +20,7 @@ from pathlib import Path
 from ..errors import exit_of
 from ..outcomes import Exit, Outcome, RunState
 from ..own_folders import current_folder, read_record, write_atomically
-from ..plan.plan import LaunchOptions
+from ..plan.launch_options import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..supervisor.proc import descendants, send
 from ..terminal.console import Console

@@ -22,6 +22,7 @@ from .container import (
     with_access,
 )
 from .labels import container_labels
+from .launch_options import LaunchOptions
 from .node_address import addresses_in_file, node_addresses, refuse_loopback
 from .node_gpus import ids_by_uuid, nproc_on
 from .plan import (
@@ -30,7 +31,6 @@ from .plan import (
     Container,
     EngineTraits,
     JobPaths,
-    LaunchOptions,
     NodePlan,
     Place,
     Plan,

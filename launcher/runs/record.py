@@ -22,7 +22,8 @@ from ..hosts import Cluster, Host, dump, load
 from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
 from ..own_folders import make_folder, read_record, state_home, write_atomically
-from ..plan.plan import Plan, RunOptions
+from ..plan.launch_options import RunOptions
+from ..plan.plan import Plan
 from ..run_id import is_run_id
 from ..supervisor.events import Reason, RestartInPlace
 from ..supervisor.restart_rule import PastRestart, refusal

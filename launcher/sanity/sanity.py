@@ -16,8 +16,8 @@ from ..hosts import Cluster, override_job, user_env
 from ..logs.log_entry import LogEntry
 from ..outcomes import Exit
 from ..own_folders import read_cache, state_home, write_cache
+from ..plan.launch_options import LaunchOptions
 from ..plan.node_gpus import gpu_ids
-from ..plan.plan import LaunchOptions
 from ..run_id import new_run_id
 from ..ssh.host_connection import connected
 from ..start.request import Request

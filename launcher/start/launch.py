@@ -9,7 +9,8 @@ from ..follow.detach import taken_care_of
 from ..follow.hooks import ExitHook
 from ..hosts import Cluster
 from ..outcomes import Outcome
-from ..plan.plan import LaunchOptions, Plan
+from ..plan.launch_options import LaunchOptions
+from ..plan.plan import Plan
 from ..run_id import NAME, new_run_id
 from ..terminal.console import Console
 from ..text import counted, quoted

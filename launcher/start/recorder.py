@@ -18,7 +18,7 @@ from ..follow.detach import READY, WAITING_LOCK, recording
 from ..logs.query import LogFilter
 from ..outcomes import Outcome, RunState
 from ..own_folders import locked
-from ..plan.plan import LaunchOptions
+from ..plan.launch_options import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
 from .attach import follow_newest

@@ -12,7 +12,8 @@ from ..facts.gather import request_time
 from ..follow import hooks
 from ..hosts import Cluster, Host, user_env
 from ..plan.build import PlanInputs, build_plan
-from ..plan.plan import LaunchOptions, Plan
+from ..plan.launch_options import LaunchOptions
+from ..plan.plan import Plan
 from ..runs.record import RunFolder, RunRecord, new_record, run_folder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name

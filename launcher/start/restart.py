@@ -13,7 +13,7 @@ from ..errors import DdpctlError, HostsFileError, NodesFailed, RunKilled, UsageE
 from ..facts.gather import gather_one
 from ..outcomes import Outcome, RunState
 from ..plan.build import PlanInputs
-from ..plan.plan import LaunchOptions
+from ..plan.launch_options import LaunchOptions
 from ..preflight.blamed import remember_blame
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, timestamp

@@ -11,7 +11,7 @@ from ..follow.detach import is_being_started
 from ..follow.session import ENDED
 from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import NodeState, Outcome, RunState, run_state
-from ..plan.plan import LaunchOptions
+from ..plan.launch_options import LaunchOptions
 from ..runs.find import find, find_run, list_nodes, names_hosts
 from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
 from ..runs.record import AttemptRecord, RunFolder, RunRecord, timestamp

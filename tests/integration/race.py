@@ -20,7 +20,8 @@ from launcher.facts.gather import gather
 from launcher.facts.gpus import Gpu
 from launcher.hosts import Cluster, load
 from launcher.plan.build import PlanInputs
-from launcher.plan.plan import LaunchOptions, Plan
+from launcher.plan.launch_options import LaunchOptions
+from launcher.plan.plan import Plan
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import each_node
 from launcher.start.claim_gpus import claim_gpus

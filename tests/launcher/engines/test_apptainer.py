@@ -20,7 +20,8 @@ from launcher.engines.engine_info import ImageInfo
 from launcher.errors import CommandFailed, HostsFileError, PushFailed
 from launcher.hosts import Host, parse
 from launcher.plan.build import PlanInputs, build_plan
-from launcher.plan.plan import LaunchOptions, Mount, Plan
+from launcher.plan.launch_options import LaunchOptions
+from launcher.plan.plan import Mount, Plan
 from launcher.push.image import sif
 from launcher.push.push_progress import PushProgress
 from launcher.ssh.host_connection import HostConnection

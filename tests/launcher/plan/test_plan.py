@@ -16,7 +16,8 @@ from launcher.facts.rdma import Gid, RdmaPort
 from launcher.hosts import Cluster, Host, Job, parse
 from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.container import METRICS_DIR
-from launcher.plan.plan import TRAINER_HANG_TIMEOUT, EngineTraits, LaunchOptions, Plan
+from launcher.plan.launch_options import TRAINER_HANG_TIMEOUT, LaunchOptions
+from launcher.plan.plan import EngineTraits, Plan
 from launcher.plan.render import LABELS_AT_LAUNCH, node_rows, plan_document, plan_text
 from launcher.plan.supervisor_spec import supervisor_spec, torchrun_command
 from launcher.plan.topology import free_port, same_subnet_first

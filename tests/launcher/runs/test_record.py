@@ -18,7 +18,8 @@ from launcher.look.ps import Selection, clusters_of
 from launcher.outcomes import RunState
 from launcher.own_folders import state_home
 from launcher.plan.build import PlanInputs, build_plan
-from launcher.plan.plan import EngineTraits, LaunchOptions
+from launcher.plan.launch_options import LaunchOptions
+from launcher.plan.plan import EngineTraits
 from launcher.runs.find import find_run
 from launcher.runs.record import (
     RunFolder,

@@ -25,7 +25,7 @@ from launcher.logs.query import LogFilter
 from launcher.logs.store import Marks
 from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
-from launcher.plan.plan import LaunchOptions
+from launcher.plan.launch_options import LaunchOptions
 from launcher.runs import newest_attempt
 from launcher.runs.record import (
     BY_LAUNCHER,

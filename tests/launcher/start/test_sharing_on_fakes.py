@@ -28,7 +28,7 @@ from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome, RunState
 from launcher.own_folders import is_locked, locked
 from launcher.plan.build import PlanInputs
-from launcher.plan.plan import LaunchOptions
+from launcher.plan.launch_options import LaunchOptions
 from launcher.run_id import new_run_id
 from launcher.runs.record import RunFolder, RunRecord
 from launcher.ssh.host_connection import HostConnection, connected

@@ -23,7 +23,7 @@ from launcher.follow.detach import WAITING_LOCK
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
-from launcher.plan.plan import LaunchOptions
+from launcher.plan.launch_options import LaunchOptions
 from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import attach, start_nodes

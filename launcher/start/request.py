@@ -61,7 +61,7 @@ class Request:
             notes += (f"WORLD_SIZE {before} -> {plan.world_size}",)
         return dataclasses.replace(plan, notes=notes)
 
-    def remember(self, plan: Plan) -> RunRecord:
+    def save_pending(self, plan: Plan) -> RunRecord:
         """Save a PENDING attempt, its hosts file and its hooks on this machine. Return the record."""
         record = new_record(plan, self.earlier, by=self.by)
         self.folder.keep_cluster(self.cluster)

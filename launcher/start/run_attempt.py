@@ -98,12 +98,13 @@ class Starter:
         planned = PlannedAttempt(plan, chosen)
         record = self.reserve(request, planned)
         if request.earlier:
-            compare(request.earlier, plan, console)
+            report_changes(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
         env, run_json = user_env(request.cluster.job), for_hosts(record)
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
+                # creates the nodes, which are the run's claim to its GPUs
                 if reasons := claim_gpus(planned, env, run_json, console, self.interrupts.sleep):
                     choose_again = len(chosen) < len(self.connections)
                     return Refused(planned, reasons, choose_again)
@@ -130,7 +131,7 @@ class Starter:
         # recorder may hold it for a long time, while it follows an attempt whose hosts are gone.
         with contextlib.suppress(StateError):
             self.line.lock(wait=False)
-        return request.remember(planned.plan)
+        return request.save_pending(planned.plan)
 
     def record_start(self, request: Request, planned: PlannedAttempt, record: RunRecord) -> None:
         """Record and print that the attempt has started, and call the hook."""
@@ -193,7 +194,7 @@ def failed_start_recorded(
         raise
 
 
-def compare(earlier: RunRecord, plan: Plan, console: Console) -> None:
+def report_changes(earlier: RunRecord, plan: Plan, console: Console) -> None:
     """Print a line for each digest that differs from that of the previous attempt."""
     packages = "image" if plan.engine.in_container else "set of packages"
     for what, before, now in (

@@ -140,7 +140,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         self.lock()
         if self._own is None:
             self._own = Tickets(refused.planned)
-        record = self.request.remember(refused.planned.plan)
+        record = self.request.save_pending(refused.planned.plan)
         record.attempt.state = RunState.WAITING
         record.attempt.waiting_until = self._until
         folder.try_save(record, self.console)

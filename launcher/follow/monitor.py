@@ -128,6 +128,7 @@ class Tick:
     """
 
 
+# NewEntries are passed on as they come from the inbox
 Observation = NewEntries | NodeEnded | Restarted | ContactChange | Tick
 
 

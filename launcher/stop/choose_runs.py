@@ -48,12 +48,13 @@ class HostedRun:
 
 @dataclass(frozen=True)
 class Target:
-    """What the user asks `kill` to stop on the hosts of `cluster`.
+    """What the user asks `kill` to stop on the hosts of `cluster`. One of these:
 
-    folder: of the run, if this machine has a record of it. typed: the run's id or the start of it;
-    None if none was typed. everything: all of this user's live runs there, and the containers of the
-    finished ones. With none of these, it is this user's only live run there or, if none is live,
-    this user's newest ended run.
+    - With `folder`, that run, of which this machine has a record. typed: the run's id or the start
+      of it; None if none was typed.
+    - With only `typed`, the hosts' run with this id or start of an id.
+    - With `everything`, all of this user's live runs, and the containers of the finished ones.
+    - Otherwise, this user's only live run or, if none is live, this user's newest ended run.
     """
 
     cluster: Cluster
@@ -94,7 +95,7 @@ class Target:
     def _with_owners(
         self, run_id: str, connections: Sequence[HostConnection], console: Console
     ) -> HostedRun:
-        """Return the run with its hosts and the other users who own nodes of it there."""
+        """Return the run, its hosts, and the other users who own some of its nodes there."""
         with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
             statuses, _ = list_nodes(connections, self.cluster, run_id)
         owners = sorted({status.owner for status in statuses if status.user != account_name()})

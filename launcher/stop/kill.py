@@ -63,7 +63,7 @@ def kill_runs(
     killed = stop_all([(run, make_stop(run, engine, console)) for run in runs], console)
     for each in killed:
         each.report(console)
-        each.save(asked, console)
+        each.save(asked, console)  # also finds the `pending` hosts, which are reported next
         report_unconfirmed(each.errors_by_name, console)
     return killed
 

@@ -25,7 +25,10 @@ STDOUT_BACKLOG = 1 << 20  # maximum bytes waiting for a reader of stdout
 
 
 class Journal:
-    """The journal, written unbuffered. Output is also copied to stdout, for the engine's log."""
+    """The journal, written unbuffered. Output is also copied to stdout, for the engine's log.
+
+    ddpctl itself shows only what is in the journal.
+    """
 
     def __init__(self, folder: str, host: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT

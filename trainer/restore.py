@@ -161,7 +161,7 @@ def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Con
         )
     if words and not config.resume_override:
         raise CheckpointError(
-            f"the checkpoint was made with other settings: {', '.join(words)}; use the same "
+            f"the checkpoint was made with different settings: {', '.join(words)}; use the same "
             "settings, --resume-override to resume anyway, or --resume none to start over"
         )
     old = meta["config"]
@@ -169,7 +169,7 @@ def check_fits(meta: Mapping[str, Any], identity: Mapping[str, Any], config: Con
         value = getattr(config, setting.name)
         if setting.metadata["noted"] and old.get(setting.name) != value:
             words.append(f"{setting.name} {old.get(setting.name)} -> {value}")
-    return [f"continuing with other settings: {word}" for word in words]
+    return [f"continuing with different settings: {word}" for word in words]
 
 
 def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:

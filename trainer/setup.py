@@ -150,7 +150,7 @@ def start_values(t: Training, restored: Restored | None) -> list[str]:
             parts = restored.meta["plan"]["parts"]
             if c.bn == "local" and parts != t.plan.parts:
                 notes.append(
-                    f"continuing with other settings: micro-batches {parts} -> {t.plan.parts}; each "
+                    f"continuing with different settings: micro-batches {parts} -> {t.plan.parts}; each "
                     "has its own batch-norm statistics"
                 )
             from_checkpoint(t, restored.state, restored.meta)

@@ -113,9 +113,9 @@ def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
 
 
 def with_reported_states(record: RunRecord, journals: Journals) -> RunRecord:
-    """Return the record; if nobody has recorded how the run ended, with the states in its journals.
+    """Return the record, with states from the journals if it does not say how the run ended.
 
-    So it is on another machine than the one that followed the run, and after a recorder has died.
+    It does not if another machine followed the run, or if the run's recorder has died.
     """
     attempt = record.attempt
     seen = {node.node_rank: node for node in journals.of(attempt.number) if node.events}

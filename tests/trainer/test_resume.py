@@ -291,7 +291,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     over = Job(
         tmp_path / "run", *steps(6), "--resume", "auto", "--seed", "5", "--resume-override"
     ).done()
-    assert "WARNING: continuing with other settings: seed 0 -> 5" in over.log()
+    assert "WARNING: continuing with different settings: seed 0 -> 5" in over.log()
     assert "world size 2 -> 1\n" in over.log()  # not with the same batches
 
 
@@ -311,7 +311,7 @@ def test_settings_that_change_the_result_are_warned_about(tmp_path: Path) -> Non
         "momentum 0.9 -> 0.8",
         "max_steps 3 -> 4",
     ):
-        assert job.log().count(f"WARNING: continuing with other settings: {change}\n") == 1
+        assert job.log().count(f"WARNING: continuing with different settings: {change}\n") == 1
     shards = Job(tmp_path / "run", "--canonical-shards", "2", "--resume", "auto", count=2)
     assert shards.codes() == [4, 4]
     assert "canonical shards 0 -> 2" in shards.log()
@@ -338,7 +338,7 @@ def test_only_settings_that_change_the_result_are_noted(
 ) -> None:
     before, after = make(), make(None, *flags)
     notes = check_fits(to_checkpoint(before)[1], identity(after), after.config)
-    assert notes == ([f"continuing with other settings: {change}"] if change else [])
+    assert notes == ([f"continuing with different settings: {change}"] if change else [])
 
 
 def test_the_best_before_a_resume_is_remembered(tmp_path: Path) -> None:

@@ -976,7 +976,7 @@ def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
     assert (cluster.record["state"], cluster.nodes, cluster.tickets) == ("CANCELLED", [], [])
 
 
-@pytest.mark.parametrize("where", ["restart.time", "run_attempt.compare"])
+@pytest.mark.parametrize("where", ["restart.time", "run_attempt.report_changes"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 130), (signal.SIGQUIT, 0)])
 def test_a_terminal_that_closes_between_two_attempts_leaves_the_next_one_to_a_recorder(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, number: int, code: int, where: str

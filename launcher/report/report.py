@@ -73,11 +73,14 @@ def _ask(
     former = [hosts[name] for name in run_dirs if name in hosts and name not in newest]
     step = console.step("reading the run's metrics and events on the hosts")
     with newest_attempt(folder, console, record) as attempt, connected(former) as others, step:
-        machines = one_per_account([*attempt.connections, *others])
+        # by connection: two accounts on one host have the same name
+        run_dir_on = {member.connection: member.place.run_dir for member in attempt.members}
+        run_dir_on |= {connection: run_dirs[connection.name] for connection in others}
+        machines = one_per_account(run_dir_on)
         homes = one_per_home(machines)
 
         def read(connection: HostConnection) -> tuple[bytes, bytes]:
-            run_dir, metrics = run_dirs[connection.name], b""
+            run_dir, metrics = run_dir_on[connection], b""
             if connection in homes:
                 tail = ["tail", "-c", str(LONGEST), f"{run_dir}/output/metrics.jsonl"]
                 metrics = connection.run(tail, timeout=60.0, limit=LONGEST).stdout

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes import FakeCluster
+from fakes import FakeCluster, FakeDocker, FakeHost, FakeMachine
 from reported_run import metrics_lines
 
+from launcher.engines import docker_client
+from launcher.hosts import Host
 from launcher.report import report
 from launcher.runs.record import parse_timestamp
+from launcher.ssh import client
 
 Make = Callable[..., FakeCluster]
 
@@ -30,6 +33,26 @@ def test_the_curves_of_hosts_that_share_a_home_are_drawn_once(fake_cluster: Make
     cluster.nodes_end(exit_code=0)
     assert cluster.launch()[0] == 0
     [output] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/output")
+    (output / "metrics.jsonl").write_bytes(metrics_lines())
+    assert names_of_curves(cluster) == ["train", "eval"]
+
+
+def test_the_curves_of_the_first_of_two_accounts_on_a_host_are_drawn(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("ann", "bob")
+
+    def account(host: Host) -> FakeHost:
+        return cluster.host(host.user or "local")
+
+    monkeypatch.setattr(client, "SshMachine", lambda host, **_: FakeMachine(account(host)))
+    monkeypatch.setattr(docker_client, "_connect", lambda each: FakeDocker(account(each.host)))
+    file = Path(cluster.hosts_file)
+    accounts = [{"host": "gpu0", "user": user} for user in cluster.hosts]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hosts": accounts}))
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    [output] = cluster.hosts["ann"].home.glob(".ddpctl/runs/*/output")
     (output / "metrics.jsonl").write_bytes(metrics_lines())
     assert names_of_curves(cluster) == ["train", "eval"]
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
 RUN = "20261125-031500-doomed"
 MOMENTS = {  # where the kill comes in: just before this is called
-    "reserved": (Request, "remember"),
+    "reserved": (Request, "save_pending"),
     "recorded": (run_attempt, "for_hosts"),
     "filled": (start_nodes, "supervisor_spec"),
     "created": (claim_gpus, "_settle_with_rivals"),

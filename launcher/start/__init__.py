@@ -15,7 +15,8 @@ Three marks on a host keep runs apart. `kill` removes or cancels each of them.
   (reservation.py).
 
 On the launching machine, WAITING_LOCK ensures that only one process at a time waits in line for a run,
-and shows that one is waiting or starting an attempt.
+and shows that one is waiting or starting an attempt. From the start on, LOCK shows that a process
+records the run and restarts it (follow/detach.py).
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> NodeEvidence.end_state -> Session's final

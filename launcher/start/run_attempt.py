@@ -1,12 +1,6 @@
 """Run one attempt: check, push, plan, claim GPUs, start and follow.
 
-What keeps other commands away from the attempt, in the order in which it is taken:
-
-- tickets on the hosts, with --wait or for a restart: the run's place in line for GPUs
-- the reservation on the hosts: no other command starts this attempt, and `kill` can cancel it
-- WAITING_LOCK on this machine, until the start: a process is waiting for GPUs or starting the attempt
-- the created nodes: they are the claim to the GPUs
-- LOCK on this machine, from the start on (`taken_care_of`): a process records and restarts the run
+launcher/start/__init__.py explains what keeps other commands away from it meanwhile.
 """
 
 import contextlib

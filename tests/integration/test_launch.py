@@ -184,6 +184,8 @@ def test_an_unreachable_host_is_named_and_the_others_are_not_started(
     assert done.returncode == 4, done.stderr
     assert time.monotonic() - began < 30
     assert "node1" in done.stderr and "Traceback" not in done.stderr
+    left = [each for node in ("node0", "node2") for each in cluster.containers(node)]
+    assert not any("io.ddpctl.run-id" in each["Config"]["Labels"] for each in left)
     # the engines are still removing the containers of the probe's agents
     until(lambda: not any(map(cluster.containers, ["node0", "node2"])), 10, "no container is left")
 

@@ -176,7 +176,7 @@ def test_after_a_restart_in_place_the_launcher_restarts_what_has_lost_its_superv
 
 def test_attach_and_logs_follow_a_run_that_its_recorder_restarts(machine: Machine) -> None:
     launch(machine, "lasting", "--detach")
-    followers = [machine.start("attach"), machine.start("logs", "-f")]
+    followers = [machine.start("attach"), machine.start("logs", "-f", "--grep", "round")]
     until(lambda: b"round 1" in journal(machine), 60)
     os.kill(process("supervisor.pyz", machine), signal.SIGKILL)
     for follower in followers:

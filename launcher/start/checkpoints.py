@@ -94,7 +94,7 @@ def distribute_checkpoint(
         nodes = [each for each in folders if folders[each].rank is not None]
         seen, failures = try_each(nodes, lambda each: with_content(folders[each]))
         known = max((host.step for host in seen.values()), default=-1)
-        # last, because the run may have left a host whose disk hangs
+        # asked last, because the run may have dropped a host whose disk hangs
         others = [each for each in folders if each not in nodes]
         left, missing = try_each(others, lambda each: with_content(folders[each], known))
         seen, failures = {**seen, **left}, {**failures, **missing}
@@ -135,7 +135,7 @@ def checkpoint_folders(
 def with_content(folder: Checkpoints, known: int = -1) -> Checkpoints:
     """Return the folder with the content that its host reports. Skips malformed rows and paths.
 
-    known: the number of a complete step on another host. The steps are hashed only if one is newer.
+    known: the newest complete step on other hosts. This host hashes its steps only if one is newer.
     """
     newest, damaged, files, copied = "", [], {}, set()
     listed = folder.script(LIST, "files")

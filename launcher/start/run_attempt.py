@@ -107,7 +107,7 @@ class Starter:
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
-                # creates the nodes, which are the run's claim to its GPUs
+                # creating the nodes claims their GPUs
                 if reasons := claim_gpus(planned, env, run_json, console, self.interrupts.sleep):
                     choose_again = len(chosen) < len(self.connections)
                     return Refused(planned, reasons, choose_again)

@@ -29,7 +29,7 @@ from .spec import Spec
 from .torchrun import with_caches
 from .usage import Sampler, environment
 
-CANCELLED = "cancelled"  # a file; see mark_cancelled.sh
+CANCELLED = "cancelled"  # the file that mark_cancelled.sh creates
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -226,6 +226,6 @@ def main() -> int:
     with open(sys.argv[1]) as file:
         spec = Spec(**json.load(file))
     journal = os.path.join(spec.dir, "journal")
-    if os.path.exists(journal) and os.path.getsize(journal):  # somebody has restarted the container
+    if os.path.exists(journal) and os.path.getsize(journal):  # someone restarted the container
         sys.exit("ddpctl: this attempt has already run here; `ddpctl resume` starts another one")
     return Supervisor(spec).run()

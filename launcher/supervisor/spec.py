@@ -22,7 +22,7 @@ class Spec:
     hosts: list[str]  # on node 0, the hosts of all nodes; on other nodes, only the host of node 0
     argv: list[str]
     cwd: str | None
-    dir: str  # the control folder, with the journal, the mark of `kill`, requests and answers
+    dir: str  # the control folder, with the journal, requests, answers and the mark of a killed run
     stop_timeout: float  # the time from SIGTERM to the engine's SIGKILL
     master_addr: str
     control_port: int

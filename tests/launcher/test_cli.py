@@ -231,7 +231,7 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
     [path] = re.findall(r"internal error, details in (\S+);", said)
     assert "RuntimeError: boom" in Path(path).read_text()
     assert (Path(path).parent, Path(path).stat().st_mode & 0o777) == (tmp_path / "ddpctl", 0o600)
-    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # where nothing can be written
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # not a folder, so nothing can be saved in it
     assert cli.with_exit_code(broken)() == 70
     assert capsys.readouterr().err == f"ddpctl: error: internal error, RuntimeError: boom{ending}"
 

@@ -2,7 +2,7 @@
 
 The engine pushes the requested layers and those that no earlier push has received. It remembers
 the compressed digests of earlier pushes, so it compresses only layers that have changed. Layers are
-kept for one push, in files without names, so that a killed push leaves none behind. The cache maps
+kept for one push, in files without names, so a killed push leaves nothing behind. The cache maps
 each compressed digest to the diff id of its layer.
 
 Other users of this machine can connect to the registry, so the repository's name is a secret.
@@ -40,7 +40,7 @@ class Blob:
     size: int  # bytes
 
     def blocks(self) -> Iterator[bytes]:
-        at = 0  # not the file's own position, because the threads of several hosts read it
+        at = 0  # the file's own position is shared by the threads of all hosts
         while block := os.pread(self.file.fileno(), CHUNK, at):
             at += len(block)
             yield block
@@ -86,7 +86,7 @@ class Registry(ThreadingHTTPServer):
         return sum(os.fstat(file.fileno()).st_size for file in [*self.uploads.values()])
 
     def close(self) -> None:
-        """Stop listening and free the disk. A thread that still reads a layer finds its end."""
+        """Stop listening and free the disk. Threads that are still reading get no more data."""
         self.shutdown()
         self.server_close()
         for file in [*self.uploads.values()]:  # the engine may be starting another upload

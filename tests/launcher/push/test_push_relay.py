@@ -152,8 +152,8 @@ def test_hosts_relay_a_layer_before_the_next_is_ready_and_keep_it_if_that_fails(
 def test_no_host_waits_for_a_slow_one(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
-    """The first host, fed from here, or one in the middle takes two megabytes a second."""
-    for name in ("WINDOW", "TRIAL", "BEHIND", "WORTH_A_TRIAL"):  # everything in half the time
+    """The slow one accepts 2 MB/s. It is the first host, fed from here, or one in the middle."""
+    for name in ("WINDOW", "TRIAL", "BEHIND", "WORTH_A_TRIAL"):  # twice as fast
         monkeypatch.setattr(chain, name, getattr(chain, name) / 2)
     hosts = machines(4)
     slowly(monkeypatch, 8 << 20)

@@ -94,7 +94,7 @@ def test_resume_is_refused_if_the_newest_attempt_succeeded(cluster: FakeCluster)
 def test_resume_is_refused_if_the_newest_attempt_succeeded_on_one_host_alone(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another machine went on without the second host."""
+    """Another machine resumed the run without the second host."""
     cluster = fake_cluster("gpu0", "gpu1")
     for host in cluster:
         host.on_start = start

@@ -133,7 +133,7 @@ def test_a_recorded_exception_is_read_and_a_garbled_one_is_skipped(
 def test_the_output_of_a_rank_that_fails_at_once_is_known_when_its_end_is_recorded(
     tmp_path: Path, journal: Journal
 ) -> None:
-    """It may have started and exited between two looks at the files."""
+    """It may have started and exited since the supervisor last looked for files."""
     logs = RankLogs(spec(), journal, str(tmp_path / "0"))
     logs.copy_new()
     stderr = tmp_path / "0" / "none_x" / "attempt_0" / "1" / "stderr.log"

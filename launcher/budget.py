@@ -52,15 +52,24 @@ class Budget(Deadline):
     """What is left of one answer's budget. what: the command or server that answers, for errors."""
 
     def __init__(
-        self, what: str, host: str, size: int, seconds: float | None, *, slowest: int = 0
+        self,
+        what: str,
+        host: str,
+        size: int,
+        seconds: float | None,
+        *,
+        slowest: int = 0,
+        silence: float | None = None,
     ) -> None:
         """size: the maximum number of bytes. seconds: the maximum time; None if unlimited.
 
         slowest: each time this many bytes arrive, the deadline is extended by one second; 0: never.
+        silence: the maximum time without data; None: `seconds`.
         """
         super().__init__(seconds)
         self._what, self._host, self._size, self._seconds = what, host, size, seconds
         self._slowest, self._taken = slowest, 0
+        self.silence = seconds if silence is None else silence
 
     def take(self, count: int) -> None:
         """Count bytes that have arrived. Raises TooMuch or CommandTimeout."""
@@ -77,10 +86,10 @@ class Budget(Deadline):
     def chunks(self, source: Readable) -> Iterator[bytes]:
         """Yield the source's data up to its end. Raises the same errors as `take`.
 
-        With `slowest`, also raises CommandTimeout after `seconds` without data.
+        Also raises CommandTimeout after `silence` seconds without data.
         """
         while True:
-            limits = [limit for limit in (self.left(), self._seconds) if limit is not None]
+            limits = [limit for limit in (self.left(), self.silence) if limit is not None]
             try:
                 data = source.read(timeout=min(limits, default=None))
             except TimeoutError:
@@ -98,8 +107,10 @@ class Budget(Deadline):
         return bytes(data)
 
     def late(self) -> CommandTimeout:
-        """Return the error for an answer that did not end in time."""
+        """Return the error for an answer that did not end, or did not go on, in time."""
         what = f"{self._what} did not end within {duration(self._seconds or 0.0)}"
+        if self.silence != self._seconds and self.left():
+            what = f"{self._what} made no progress for {duration(self.silence or 0.0)}"
         remedy = "check whether the machine or one of its disks is hanging"
         return CommandTimeout(what, remedy, host=self._host)
 

@@ -139,7 +139,9 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
         run_dir = member.place.run_dir
 
         def listed(what: str, seconds: float) -> Completed:
-            return connection.script(LIST, run_dir, what, timeout=seconds, limit=LONG_OUTPUT)
+            return connection.script(
+                LIST, run_dir, what, timeout=seconds, silence=SILENCE, limit=LONG_OUTPUT
+            )
 
         first = listed("sizes", LISTING)
         rows = [SIZE.fullmatch(row) for row in first.rows() if row]

@@ -75,14 +75,16 @@ class HostConnection:
         stdin: bytes = b"",
         timeout: float = 30.0,
         limit: int = SHORT_OUTPUT,
+        silence: float | None = None,
     ) -> Completed:
         """Run one command in the home folder, wait for it to end, and return its result.
 
-        Raises CommandTimeout after `timeout` seconds, and CommandFailed if the command prints more
-        than `limit` bytes; the command may then go on. Raises HostUnreachable if the connection is
-        lost, and CommandFailed if the account cannot run commands.
+        Raises CommandTimeout after `timeout` seconds, or after `silence` seconds without output, and
+        CommandFailed if the command prints more than `limit` bytes; the command may then go on.
+        Raises HostUnreachable if the connection is lost, and CommandFailed if the account cannot
+        run commands.
         """
-        budget = Budget(f"`{argv[0]}`", self.name, limit, timeout)
+        budget = Budget(f"`{argv[0]}`", self.name, limit, timeout, silence=silence)
 
         def feed() -> None:  # the command may not read all of it; its exit code reports failures
             with contextlib.suppress(OSError, DdpctlError):
@@ -90,7 +92,8 @@ class HostConnection:
                 stream.close_stdin()
 
         try:
-            with self._machine.open(argv, stdin=True, tty=None, timeout=timeout) as stream:
+            start = timeout if silence is None else min(timeout, silence)
+            with self._machine.open(argv, stdin=True, tty=None, timeout=start) as stream:
                 if stdin:
                     in_background(feed)
                 else:
@@ -108,9 +111,11 @@ class HostConnection:
         stdin: bytes = b"",
         timeout: float = 30.0,
         limit: int = SHORT_OUTPUT,
+        silence: float | None = None,
     ) -> Completed:
         """Run a POSIX `sh` script with `args` as $1, $2, and so on, in the same way as `run`."""
-        return self.run(shell.script(text, args), stdin=stdin, timeout=timeout, limit=limit)
+        argv = shell.script(text, args)
+        return self.run(argv, stdin=stdin, timeout=timeout, limit=limit, silence=silence)
 
     def open(self, argv: Sequence[str], *, stdin: bool = True, tty: bool | None = None) -> Stream:
         """Start one command and return its streams.

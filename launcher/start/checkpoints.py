@@ -16,16 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from ..errors import lines
 from ..facts.shared_homes import one_per_home
 from ..look.fetch import inside
 from ..plan.container import fixed_uid
 from ..plan.plan import STORE, Plan, run_dir_in
 from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import by_name, try_each
+from ..ssh.many import try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from ..text import counted, names
+from ..text import counted
 from .plain_files import HostFolder, copy_files, is_below, matches
 
 LIST = load_script(__file__, "list_checkpoints.sh")
@@ -98,9 +99,8 @@ def distribute_checkpoint(
         others = [each for each in folders if each not in nodes]
         left, missing = try_each(others, lambda each: with_content(folders[each], known))
         seen, failures = {**seen, **left}, {**failures, **missing}
-    if failures:
-        silent = f"no answer from {names(by_name([*folders], failures))}"
-        console.say(f"{silent}: ignoring checkpoints that no other host has")
+    for line in lines(failures.values()):
+        console.say(f"ignoring checkpoints that no other host has: {line}")
     for host in seen.values():
         for path in host.damaged:
             console.say(f"{host.connection.name}: not using {path}, which is incomplete or damaged")

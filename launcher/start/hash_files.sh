@@ -1,12 +1,14 @@
 #!/bin/sh
 # Prints a row that ends in NUL for each regular file. $1: run folder, $2: a folder in the run folder,
 # $3: `sizes`, for `SIZE TIME ./PATH`, or `hashes`, for `SHA256  ./PATH`. stdin: paths of files and
-# folders, separated by NUL
+# folders, separated by NUL. Empty rows mean that it reads on
+. ../ssh/report_reads.sh
 cd "$1/$2" || exit 1
-paths=$(mktemp) && trap 'rm -f "$paths"' EXIT
-sed -z 's#^#./#' | xargs -0 -r sh -c 'find "$@" -type f -print0' sh > "$paths"
+paths=$(mktemp) && trap 'rm -f "$paths" "$paths.hashes"' EXIT
+sed -z 's#^#./#' | xargs -0 -r sh -c "$report_reads" sh -c 'exec find "$@" -type f -print0' sh 3>&1 > "$paths"
 if [ "$3" = sizes ]; then
   xargs -0 -r sh -c 'find "$@" -maxdepth 0 -printf "%s %T@ %p\0"' sh < "$paths"
 else
-  xargs -0 -r sha256sum -z < "$paths"
+  xargs -0 -r sh -c "$report_reads" sha256sum -z < "$paths" 3>&1 > "$paths.hashes" || exit
+  cat "$paths.hashes"
 fi

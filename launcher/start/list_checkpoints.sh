@@ -1,7 +1,9 @@
 #!/bin/sh
 # Prints rows ending in NUL. $1: run folder. $2: `files`, for all files and links (`> PATH//TARGET`), and
 # again, after `= `, those that place_files.sh put there and that are unchanged; or `steps`, for the
-# damaged steps after the newest complete step, then that complete step, whose files it hashes
+# damaged steps after the newest complete step, then that complete step, whose files it hashes. Empty
+# rows mean that it reads on
+. ../ssh/report_reads.sh
 export LC_ALL=C # names are bytes
 cd "$1" 2>/dev/null && copied=$(pwd -P)/copied && cd checkpoints 2>/dev/null || exit 0
 rows() {
@@ -14,7 +16,7 @@ if [ "$2" = files ]; then
 fi
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
   [ -f "$step/MANIFEST" ] || continue
-  if (cd "$step" && sha256sum -c --status MANIFEST) >/dev/null 2>&1; then
+  if (cd "$step" && sh -c "$report_reads" sha256sum -c --status MANIFEST) 3>&1 >/dev/null 2>&1; then
     printf 'whole %s\0' "$step"
     break
   fi

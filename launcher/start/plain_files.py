@@ -39,10 +39,18 @@ class HostFolder:
     connection: HostConnection
     run_dir: str
 
-    def script(self, text: str, *args: str, stdin: bytes = b"", hashed: int = 0) -> Completed:
+    def script(
+        self,
+        text: str,
+        *args: str,
+        stdin: bytes = b"",
+        hashed: int = 0,
+        prints: bool = True,
+    ) -> Completed:
         """Run a script on the host with the run's folder as $1. Raises CommandFailed if it fails.
 
-        hashed: the bytes of the files that the script hashes.
+        hashed: the bytes of the files that the script hashes. prints: whether it must print something
+        every END_TIMEOUT seconds.
         """
         done = self.connection.script(
             text,
@@ -51,6 +59,7 @@ class HostFolder:
             stdin=stdin,
             timeout=time_to_hash(hashed),
             limit=LONG_OUTPUT,
+            silence=END_TIMEOUT if prints else None,
         )
         if done.code != 0:
             raise self.failed(done.reason)
@@ -136,7 +145,7 @@ def copy_files(
             ("=" if path in copies else "+") + path + (f"//{link}" if link else "")
             for path, link in paths.items()
         )
-        target.script(PLACE, ARRIVING, aside, uid, stdin=ended_by_nul(items))
+        target.script(PLACE, ARRIVING, aside, uid, stdin=ended_by_nul(items), prints=False)
     except BaseException:
         with contextlib.suppress(Exception):
             target.connection.run(["rm", "-rf", f"{target.run_dir}/checkpoints/{ARRIVING}"])

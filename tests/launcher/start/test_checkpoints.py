@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import attempt_record, run_record
 
-from launcher.errors import CommandFailed
+from launcher.errors import CommandFailed, CommandTimeout
 from launcher.hosts import Host
 from launcher.runs.record import AttemptRecord, NodeRecord
 from launcher.ssh.host_connection import HostConnection
@@ -26,7 +26,7 @@ from launcher.start.checkpoints import (
     distribute_checkpoint,
     with_content,
 )
-from launcher.start.plain_files import copy_files
+from launcher.start.plain_files import copy_files, listed_files
 from launcher.terminal.console import Console
 
 
@@ -136,6 +136,39 @@ def test_a_damaged_checkpoint_is_skipped_for_the_complete_one_before_it(tmp_path
     held = with_content(keeper(tmp_path, 0))
     assert held.newest == "ckpt/step-00000002"
     assert held.damaged == ("ckpt/step-00000003",)
+
+
+@pytest.fixture
+def slow_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose `sha256sum` is this script, and on which 5 seconds are short."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sleep", "sha256sum"):
+        (tools / name).write_text("#!/bin/sh\nexec /bin/sleep 0.05\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(plain_files, "END_TIMEOUT", 1.0)
+    return tools / "sha256sum"
+
+
+@pytest.mark.parametrize("look", [with_content, lambda f: listed_files(f, "checkpoints", ["ckpt"])])
+def test_a_disk_that_hangs_while_it_is_hashed_is_given_up_after_a_minute(
+    slow_hashes: Path, tmp_path: Path, look: Callable[[Checkpoints], object]
+) -> None:
+    write_step(tmp_path, 1, b"state")
+    slow_hashes.write_text("#!/bin/sh\nexec /bin/sleep 20\n")
+    with pytest.raises(CommandTimeout, match="local: `sh` made no progress for 1s; check whether"):
+        look(keeper(tmp_path, 0))
+
+
+def test_a_disk_that_is_read_slowly_has_its_time(slow_hashes: Path, tmp_path: Path) -> None:
+    write_step(tmp_path, 1, bytes(30))
+    read_on = "for _ in $(seq 30); do dd bs=1 count=1 <&4; /bin/sleep 0.1; done >/dev/null 2>&1"
+    path = f"{tmp_path}/checkpoints/{step(1)}/state.pt"
+    slow_hashes.write_text(f'#!/bin/sh\nexec 4< {path}\n{read_on}\nexec /usr/bin/sha256sum "$@"\n')
+    assert with_content(keeper(tmp_path, 0)).newest == step(1)
+    listed = listed_files(keeper(tmp_path, 0), "checkpoints", ["ckpt"])
+    assert [file.path for file in listed] == [f"{step(1)}/MANIFEST", f"{step(1)}/state.pt"]
 
 
 def test_a_host_that_never_had_the_run_holds_nothing(tmp_path: Path) -> None:
@@ -356,7 +389,7 @@ def test_files_that_nobody_asked_for_and_odd_paths_are_not_taken() -> None:
         Listing(b"a", b"other", b"step/../../x", b"step//x", b"/etc/x", b"step/in", b"step"),
         "/r", 0, same_rank=True,
     )  # fmt: skip
-    taken = plain_files.listed_files(folder, "checkpoints", ["a", "step"])
+    taken = listed_files(folder, "checkpoints", ["a", "step"])
     assert [file.path for file in taken] == ["a", "step", "step/in"]
 
 
@@ -429,7 +462,7 @@ def test_a_large_checkpoint_may_take_long_to_hash_but_not_as_long_as_a_host_like
     node = Reporting(f"1.5 {size} big", f"{size} 1.5 ./big")
     folder = Checkpoints(node, "/run", 0, same_rank=True)
     with_content(folder)
-    plain_files.listed_files(folder, "checkpoints", ["big"])
+    listed_files(folder, "checkpoints", ["big"])
     assert node.timeouts == [900, seconds, 900, seconds]
 
 

@@ -1,0 +1,18 @@
+#!/bin/sh
+# To be sourced. $report_reads is a script for `sh -c "$report_reads" COMMAND ARGUMENTS...`, which runs
+# the command. Meanwhile, it prints an empty row, a NUL, to descriptor 3 for each few seconds in which
+# the command has read on, so that whoever waits can tell a slow disk from a disk that hangs.
+# shellcheck disable=SC2016,SC2034 # the inner shell expands it; scripts that source this file use it
+report_reads='
+  "$0" "$@" 3>&- &
+  command=$!
+  while sleep 5 3>&- && [ -d /proc/$command ]; do
+    now=$(cat /proc/$command/fdinfo/*)
+    [ "$now" = "$before" ] || printf "\0" >&3
+    before=$now
+  done >/dev/null 2>&1 &
+  reports=$!
+  wait $command
+  code=$?
+  kill $reports 2>/dev/null
+  exit $code'

@@ -23,7 +23,7 @@ from ..plan.container import fixed_uid
 from ..plan.plan import STORE, Plan, run_dir_in
 from ..runs.record import RunRecord
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import try_each
+from ..ssh.many import each_node, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted
@@ -51,7 +51,8 @@ class Checkpoints(HostFolder):
     newest: str = ""  # the newest step that matches its MANIFEST, such as ckpt/step-00000012
     damaged: tuple[str, ...] = ()  # incomplete or damaged steps after `newest`
     files: Mapping[str, File] = field(default_factory=dict)  # by path; hidden files are omitted
-    copied: Collection[str] = ()  # paths of files that ddpctl copied there, unchanged since
+    # paths of files that are unchanged since ddpctl copied them there or since the rank changed
+    copied: Collection[str] = ()
 
     @property
     def step(self) -> int:
@@ -115,6 +116,10 @@ def distribute_checkpoint(
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.connection.name}"):
             copy_files(point.source, target, paths, copies=target.copied, aside=aside, uid=uid)
+    # what a node wrote at another rank must not stay when a later attempt keeps the new rank
+    moved = [each for each in nodes if each in seen and not folders[each].same_rank]
+    if not point.source.newest:
+        each_node(moved, lambda each: folders[each].script(LIST, "mark", prints=False))
 
 
 def checkpoint_folders(

@@ -1,15 +1,18 @@
 #!/bin/sh
 # Prints rows ending in NUL. $1: run folder. $2: `files`, for all files and links (`> PATH//TARGET`), and
-# again, after `= `, those that place_files.sh put there and that are unchanged; or `steps`, for the
+# again, after `= `, those that the file `copied` lists and that are unchanged; or `steps`, for the
 # damaged steps after the newest complete step, then that complete step, whose files it hashes. Empty
-# rows mean that it reads on
+# rows mean that it reads on. $2 may also be `mark`, which lists all files in `copied` and prints nothing
 . ../ssh/report_reads.sh
 export LC_ALL=C # names are bytes
 cd "$1" 2>/dev/null && copied=$(pwd -P)/copied && cd checkpoints 2>/dev/null || exit 0
 rows() {
   find . -mindepth 1 -name '.*' -prune -o -type f -printf '%T@ %s %P\0' -o -type l -printf '> %P//%l\0'
 }
-if [ "$2" = files ]; then
+if [ "$2" = mark ]; then
+  rows >> "$copied"
+  exit
+elif [ "$2" = files ]; then
   rows
   [ ! -e "$copied" ] || { rows; sort -zu "$copied"; } | sort -z | uniq -zd | sed -z 's/^/= /'
   exit

@@ -255,6 +255,45 @@ def test_the_user_that_the_job_sets_may_save_beside_the_copies(tmp_path: Path) -
     assert sorted(modes) == [0o666, 0o777]
 
 
+def test_a_node_that_is_back_at_its_rank_keeps_only_what_it_has_written_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "one_per_home", list)
+    monkeypatch.setattr(checkpoints, "fixed_uid", lambda _: "")
+    attempts: list[AttemptRecord] = []
+
+    def start(*hosts: str) -> None:
+        """Start the next attempt on these hosts, in rank order."""
+        connections = [HostConnection(Host("local")) for _ in hosts]
+        for connection, name in zip(connections, hosts, strict=True):
+            connection.name = name
+        if attempts:
+            record = run_record(*attempts)
+            distribute_checkpoint(connections, [], record, None, Console())  # type: ignore[arg-type]
+        nodes = [NodeRecord(rank, name, str(tmp_path / name)) for rank, name in enumerate(hosts)]
+        attempts.append(attempt_record(attempt=len(attempts) + 1, nodes=nodes, started="then"))
+
+    def save(host: str, name: str, time: int) -> None:
+        path = tmp_path / host / "checkpoints" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{host} {time}")
+        os.utime(path, (time, time))
+
+    def saved(host: str, name: str) -> str:
+        return (tmp_path / host / "checkpoints" / name).read_text()
+
+    start("b", "a")
+    start("a", "b")
+    save("a", "last.pt", 100)  # as rank 0
+    start("b", "a")
+    assert saved("b", "last.pt") == "a 100"
+    save("b", "last.pt", 200)
+    for host in ("a", "b"):
+        save(host, "shard.pt", 200)
+    start("b", "a")
+    assert [saved("a", name) for name in ("last.pt", "shard.pt")] == ["b 200", "a 200"]
+
+
 def test_a_checkpoint_that_cannot_be_copied_completely_changes_nothing(tmp_path: Path) -> None:
     a, b = keeper(tmp_path / "a", None), keeper(tmp_path / "b", 0)
     write_step(tmp_path / "a", 5, b"content")

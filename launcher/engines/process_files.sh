@@ -26,6 +26,12 @@ claims_folder() {
 # Replaces file $1 atomically with the text on stdin.
 replace() { cat > "${1%/*}/.${1##*/}.$$" && mv "${1%/*}/.${1##*/}.$$" "$1"; }
 
+# Prints the JSON object on stdin. Fails without its end: the command that was sending it has been killed.
+whole_object() {
+  object=$(cat)
+  case $object in '{'*'}') printf '%s\n' "$object" ;; *) return 1 ;; esac
+}
+
 # Prints the start time of process $1 in clock ticks, unless the process has ended.
 start_of() {
   fields=$(cat "/proc/$1/stat" 2>/dev/null) || return

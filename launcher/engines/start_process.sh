@@ -16,7 +16,7 @@ fi
 shift 5
 PATH=$(dirname "$program"):$PATH
 export PATH
-environment=$(cat)
+environment=$(whole_object) || exit 1
 { mv "$folder/$name.created" "$folder/$name.running" && [ -f "$control/labels.json" ]; } ||
   { echo "another command has withdrawn it" >&2; exit 1; }
 if [ "$entering" != 0 ]; then # the container's /tmp, and how to start Python in the container

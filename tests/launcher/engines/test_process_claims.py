@@ -141,14 +141,16 @@ def test_a_node_that_was_stopped_before_it_starts_cannot_start(
     assert not created.exists()
     created.write_text("-\n")  # claimed after the stop, which has removed the labels
     with pytest.raises(CommandFailed, match="another command has withdrawn it"):
-        engine._script("start the node", process.START, str(control), NAME, "", "0", "sh")
+        arguments = str(control), NAME, "", "0", "sh"
+        engine._script("start the node", process.START, *arguments, stdin="{}")
 
 
 def start(engine: Processes, folder: Path, control: Path, *supervisor: str) -> None:
     """Claim the node's GPUs and start it."""
     (control / "labels.json").write_text(json.dumps(LABELS))
     (folder / f"{NAME}.created").write_text("-\n")
-    engine._script("start the node", process.START, str(control), NAME, "", "0", *supervisor)
+    arguments = str(control), NAME, "", "0", *supervisor
+    engine._script("start the node", process.START, *arguments, stdin="{}")
 
 
 def test_a_node_whose_files_do_not_fit_on_the_disk_does_not_run_unseen(
@@ -190,6 +192,21 @@ def test_systemd_tmpfiles_spares_the_claims_while_a_node_runs(
     (control / "end").touch()
     while not can_delete():
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("received", ["", '{"io.ddpctl.run-id": "r", "io.ddp'])
+def test_a_launch_that_is_killed_while_it_sends_something_claims_and_starts_nothing(
+    engine: Processes, folder: Path, control: Path, received: str
+) -> None:
+    def script(text: str, *args: str) -> int:
+        return engine.connection.script(text, *args, stdin=received.encode()).code
+
+    assert script(process.CLAIM, f"{NAME}.created", str(control)) != 0
+    assert list(folder.iterdir()) == list(control.iterdir()) == []
+    (control / "labels.json").write_text(json.dumps(LABELS))
+    (folder / f"{NAME}.created").write_text(f"-\n{json.dumps(LABELS)}\n")
+    assert script(process.START, str(control), NAME, "", "0", "true") != 0
+    assert claimed(engine) == [("created", ("GPU-1",))] and not (control / "pid").exists()
 
 
 def test_a_folder_counts_only_if_it_belongs_to_the_user_in_its_name(

@@ -1,8 +1,10 @@
 """Find leftovers of dead runs ("strays") by label and run id, and list them. With -y, end them.
 
-A run is dead if all hosts answered and one of its nodes has ended or is missing. Its strays are its
-live nodes and those that were created but never started. A process with a run id is a stray if its
-host has no live node of that run. Processes without a run id are never touched.
+A run is dead if all hosts answered and one of its nodes is missing or has ended without success: after
+a success, the others may still save the last checkpoint. Its strays are its live nodes and those that
+were created but never started, except young ones, because hosts answer at different moments, and their
+launch may have created the missing node since. A process with a run id is a stray if its host has no
+live node of that run. Processes without a run id are never touched.
 
 A host can report anything about runs that are not its own. So an ended node proves nothing if
 another host has a node of the same rank, and only the stray's own host determines how many nodes a
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engines_on, nodes_on
-from ..engines.status import ContainerState, NodeStatus
+from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster
@@ -116,7 +118,8 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
     def is_dead(run_id: str, nnodes: int) -> bool:
         ranks = runs[run_id]
         nodes_of_rank = [ranks[rank] for rank in ranks if rank < nnodes]
-        ended = any(len(nodes) == 1 and nodes[0].has_ended for nodes in nodes_of_rank)
+        single = [nodes[0] for nodes in nodes_of_rank if len(nodes) == 1]
+        ended = any(node.has_ended and node.exit_code != 0 for node in single)
         return complete and (ended or len(nodes_of_rank) < nnodes)
 
     others = {s.run_id for host in hosts.values() for s in host.statuses if s.user != user}
@@ -125,8 +128,9 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
         alive_here = {s.run_id for s in host.statuses if s.alive}
         for status in host.statuses:
             left_behind = status.alive or status.state is ContainerState.CREATED
+            young = 0 < status.age <= LEASE  # 0: unknown
             own = left_behind and status.user == user
-            if own and is_dead(status.run_id, status.nnodes):
+            if own and not young and is_dead(status.run_id, status.nnodes):
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
                 kind = "node" if status.is_process else "container"
                 strays.append(Stray(name, status.run_id, kind, status.handle, what))

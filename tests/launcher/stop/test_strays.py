@@ -40,6 +40,18 @@ def test_a_node_that_was_never_started_is_one() -> None:
     assert handles(hosts) == ["ddpctl-r-0"]
 
 
+def test_a_node_that_saves_its_last_checkpoint_after_another_has_succeeded_is_none() -> None:
+    ended = replace(node("r", 1, "exited"), exit_code=0)
+    assert handles({"h0": seen(node("r", 0, "running")), "h1": seen(ended)}) == []
+
+
+@pytest.mark.parametrize("state", ["created", "running"])
+def test_a_node_of_a_launch_that_is_creating_the_others_is_none(state: str) -> None:
+    young = replace(node("r", 0, state), age=5.0)
+    assert handles({"h0": seen(young), "h1": seen()}) == []
+    assert handles({"h0": seen(replace(young, age=61.0)), "h1": seen()}) == ["ddpctl-r-0"]
+
+
 @pytest.mark.parametrize(("handle", "kind"), [("ddpctl-r-0", "container"), ("/r/0", "node")])
 def test_only_a_node_in_a_container_is_called_one(handle: str, kind: str) -> None:
     hosts = {"h0": seen(replace(node("r", 0, "created"), handle=handle)), "h1": seen()}

@@ -86,13 +86,15 @@ def rank_ending(
 def stop_ending(reason: Reason) -> Ending | None:
     """Return how a node ended, given its reason to stop; None if that is a failed rank or `kill`.
 
-    A failed rank has an event of its own.
+    A failed rank has an event of its own, unless nobody saw its end.
     """
     if reason.kind == "torchrun":  # for example because of bad arguments or a taken port
         kind, message, remedy = describe(reason.exit_code, reason.last_lines)
         kind = "torchrun" if kind in ("exception", "exit-code") else kind
         weight = Weight.EFFECT if kind == "peer-gone" else Weight.CAUSE
         return Ending(weight, kind, "torchrun %s" % message, remedy)
+    if reason.kind == "rank-failed" and reason.rank is None:
+        return Ending(Weight.EFFECT, "exit-code", reason.message)
     if reason.kind not in WEIGHTS:
         return None
     supervisors_port = reason.kind == "port-in-use"

@@ -24,12 +24,17 @@ class Rank:
         self.pid, self.rank, self.local_rank = pid, rank, local_rank
         self.exited: float | None = None  # unix seconds
         self.exit_code: int | None = None  # negative: a signal; None: torchrun reaped it first
-        self.was_stopping = False  # whether this node was already stopping when the rank exited
+        self.was_stopping = False  # whether it had been told to stop before it exited
         self.stopped_since: float | None = None  # time.monotonic() of SIGSTOP
 
     @property
     def alive(self) -> bool:
         return self.exited is None
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether torchrun probably ended the rank. If LOGLEVEL silences it, only SIGTERM shows that."""
+        return self.was_stopping or self.exit_code == -signal.SIGTERM
 
     def look(self, now: float) -> None:
         """Check whether the rank has exited or is stopped. A reaped rank's exit code is unknown."""
@@ -80,15 +85,15 @@ class Ranks:
         return [rank for rank in gone if rank.exit_code is None and not rank.was_stopping]
 
     def first_failed(self) -> Rank | None:
-        """Return the rank that probably failed first, or None. Prefers one that SIGTERM did not end.
+        """Return the rank that probably failed first, or None. Prefers one that torchrun did not end.
 
         torchrun reaps the first failed rank, which hides its exit code, and SIGTERMs the others.
         """
         failed = self.failed()
-        terminated = [rank for rank in failed if rank.exit_code == -signal.SIGTERM]
-        others = [rank for rank in failed if rank not in terminated]
-        reaped = self.reaped() if terminated else []
-        return next(iter([*others, *reaped, *terminated]), None)
+        ended = [rank for rank in failed if rank.was_ended]
+        others = [rank for rank in failed if not rank.was_ended]
+        reaped = self.reaped() if ended else []
+        return next(iter([*others, *reaped, *ended]), None)
 
 
 class Liveness:

@@ -34,7 +34,7 @@ from .rank_logs import RankLogs
 from .ranks import Liveness, Rank, Ranks
 from .spec import Spec
 from .stopping import StopSequence
-from .torchrun import Torchrun, failures
+from .torchrun import Torchrun, ended_pids, failures
 from .usage import oom_kills, resource_usage
 
 # Seconds between polls, each of which takes half a millisecond. A rank's exit or a message from a
@@ -73,6 +73,9 @@ class Round:
         self.kills_before = oom_kills()  # OOM kills before the start
         self.phase = Phase.RUNNING
         self.early: Reason | None = None  # the first rank that exited with 0
+        self.ended_pids: set[int] = set()  # of the ranks that torchrun has ended
+        self.failed_by = 0.0  # unix seconds: what torchrun did not end failed no later than this
+        self.unseen_failed = False  # whether this node stops because of a rank that nobody saw
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node is stopping
         self.stop_sequence = StopSequence(
@@ -148,10 +151,7 @@ class Round:
             self.journal.write_event(RankPids({str(rank.rank): rank.pid for rank in known}))
 
     def check_ranks(self) -> None:
-        exited = self.exited_ranks()
-        if exited:  # they may have ended because of a rank that failed just after it was looked at
-            exited += self.exited_ranks()
-        for rank in exited:
+        for rank in self.exited_ranks():
             if rank.exit_code == 0 and self.early is None:
                 message = "exited with code 0 while other ranks were still running"
                 self.early = self.why("early-exit", message, rank)
@@ -165,20 +165,44 @@ class Round:
 
     def exited_ranks(self) -> list[Rank]:
         """Return the ranks that exited since the last check. Record those whose code is known."""
-        exited = []
-        for rank in self.ranks.alive():
-            rank.look(time.monotonic())
-            if rank.alive:
-                continue
-            exited.append(rank)
-            rank.was_stopping = self.reason is not None
+        began = time.time()
+        exited = self.look_at_ranks()
+        if exited:  # they may have ended because of a rank that failed just after it was looked at
+            exited += self.look_at_ranks()
+            self.find_ended_ranks(began)
+        for rank in exited:
+            self.place_in_time(rank)
             self.logs.drain(rank.local_rank)
             if rank.exit_code is not None:
                 self.record_exit(rank)
         return exited
 
+    def look_at_ranks(self) -> list[Rank]:
+        alive = self.ranks.alive()
+        for rank in alive:
+            rank.look(time.monotonic())
+        return [rank for rank in alive if not rank.alive]
+
+    def find_ended_ranks(self, began: float) -> None:
+        """Find out which ranks torchrun has ended. began: when the look at the ranks began."""
+        self.logs.torchrun_tail.read()
+        if pids := ended_pids(self.logs.torchrun_tail.last_lines()):
+            self.ended_pids |= pids
+            self.failed_by = self.failed_by or began
+
+    def place_in_time(self, rank: Rank) -> None:
+        """Note whether torchrun had ended the rank. If not, the rank failed before those that it ended."""
+        by_torchrun = rank.pid in self.ended_pids
+        rank.was_stopping = by_torchrun or (self.reason is not None and not self.unseen_failed)
+        if rank.exited and self.failed_by and not by_torchrun:
+            rank.exited = min(rank.exited, self.failed_by)
+
     def stop_if_a_rank_failed(self) -> None:
-        if self.reason is None and (first := self.ranks.first_failed()):
+        first = self.ranks.first_failed() if self.reason is None else None
+        if first and first.was_ended and not self.ranks.complete:
+            self.unseen_failed = True
+            self.stop(self.why("rank-failed", "a rank failed, and torchrun ended the others"))
+        elif first:
             self.stop(self.why("rank-failed", ended(first.exit_code), first))
 
     def check_torchrun(self) -> None:
@@ -208,13 +232,16 @@ class Round:
         Failed ranks are in its summary. The others exited with 0 if torchrun did;
         otherwise their codes are unknown.
         """
+        began = time.time()
         self.exited_ranks()
+        self.find_ended_ranks(began)
         ranks, codes = self.ranks.by_local_rank, {}
         for number, local_rank, exit_code, pid in failures(self.logs.torchrun_tail.last_lines()):
             codes[local_rank] = exit_code
             if local_rank not in ranks:
                 rank = ranks[local_rank] = Rank(pid, number, local_rank)
-                rank.exited, rank.was_stopping = time.time(), self.reason is not None
+                rank.exited = time.time()
+                self.place_in_time(rank)
         for rank in ranks.values():
             if rank.exit_code is None:
                 rank.exit_code = codes.get(rank.local_rank, None if code else 0)

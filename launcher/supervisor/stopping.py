@@ -12,7 +12,7 @@ from .ranks import Ranks
 from .torchrun import Torchrun
 
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after they have ended
-ONLY_SOURCE = 5.0  # the same, if only torchrun knows the exit code of a rank
+ONLY_SOURCE = 5.0  # the same, if only torchrun knows a rank or its exit code
 NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
 
 
@@ -70,7 +70,8 @@ class StopSequence:
         """
         self._alone_since = self._alone_since or now
         failed, reaped = self._ranks.failed(), self._ranks.reaped()
-        timeout = ONLY_SOURCE if reaped else LAST_OUTPUT if failed else NO_OUTPUT
+        only_source = reaped or (failed and not self._ranks.complete)
+        timeout = ONLY_SOURCE if only_source else LAST_OUTPUT if failed else NO_OUTPUT
         late = now - self._alone_since > timeout
         self.killed_torchrun = self.killed_torchrun or late
         for pid in descendants(os.getpid()):

@@ -27,6 +27,7 @@ CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
+ENDING = re.compile(r"Sending process (\d+) closing signal")
 FAILURE = re.compile(r"rank +: (\d+) \(local_rank: (\d+)\)\s+exitcode +: (-?\d+) \(pid: (\d+)\)")
 
 
@@ -102,6 +103,15 @@ class Torchrun:
         if self._process:
             self._process.kill()  # in case it was only prepared
             self._process.wait()
+
+
+def ended_pids(lines: list[str]) -> set[int]:
+    """Return the pids of the ranks that torchrun has ended, from its last lines.
+
+    It writes the line before it sends the signal, to each rank that is alive when it first sees a
+    failure or is asked to stop.
+    """
+    return {int(pid) for pid in ENDING.findall("\n".join(lines))}
 
 
 def failures(lines: list[str]) -> list[list[int]]:

@@ -46,8 +46,9 @@ def main() -> int:
 
     def stop(*_: object) -> None:
         told.append(True)
-        for _, process in ranks.values():
-            if process.returncode is None:
+        for pid, (_, process) in ranks.items():
+            if process.poll() is None:
+                os.write(2, f"Sending process {pid} closing signal SIGTERM\n".encode())
                 process.terminate()
 
     signal.signal(signal.SIGTERM, stop)
@@ -85,10 +86,14 @@ def start(args: argparse.Namespace, local_rank: int, command: list[str]) -> subp
 def wait_for(ranks: dict[int, tuple[int, subprocess.Popen[bytes]]], first_rank: int, stop) -> int:  # type: ignore[no-untyped-def]
     """Stop all ranks when one fails. Report failures in the format of torchrun's summary."""
     failures: list[str] = []
-    while any(process.returncode is None for _, process in ranks.values()):
+    ended: set[int] = set()
+    while len(ended) < len(ranks):
         time.sleep(0.1)  # as torchrun does: its supervisor may look at a rank before it is reaped
         for pid, (local_rank, process) in ranks.items():
-            if process.returncode is None and process.poll():
+            if pid in ended or process.poll() is None:
+                continue
+            ended.add(pid)
+            if process.returncode:
                 place = f"  rank      : {first_rank + local_rank} (local_rank: {local_rank})"
                 failures.append(f"{place}\n  exitcode  : {process.returncode} (pid: {pid})")
                 stop()

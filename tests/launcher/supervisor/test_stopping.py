@@ -27,11 +27,14 @@ class Node:
         monkeypatch.setattr(stopping, "send", lambda *what: self.sent.append(what))
         monkeypatch.setattr(stopping, "descendants", lambda _: [TORCHRUN, STANDBY, *self.alive])
         processes: list[Any] = [SimpleNamespace(pid=pid) for pid in (TORCHRUN, STANDBY)]
-        ranks: Any = SimpleNamespace(
-            alive=lambda: self.alive, failed=lambda: self.failed, reaped=lambda: self.reaped
+        self.ranks: Any = SimpleNamespace(
+            alive=lambda: self.alive,
+            failed=lambda: self.failed,
+            reaped=lambda: self.reaped,
+            complete=True,
         )
         recorder: Any = Recorder(self)
-        self.stop = StopSequence(*processes, ranks, recorder)
+        self.stop = StopSequence(*processes, self.ranks, recorder)
 
     def signals_at(self, now: float) -> list[tuple[int, ...]]:
         """The signals that are sent at this time."""
@@ -83,11 +86,14 @@ def test_torchrun_stands_still_until_the_ranks_have_dumped_and_then_reports_by_i
     assert node.signals_at(100.2) == [(TORCHRUN, signal.SIGCONT)]
 
 
-@pytest.mark.parametrize(("reaped", "wait"), [([], LAST_OUTPUT), ([1], ONLY_SOURCE)])
+@pytest.mark.parametrize(
+    ("reaped", "complete", "wait"),
+    [([], True, LAST_OUTPUT), ([1], True, ONLY_SOURCE), ([], False, ONLY_SOURCE)],
+)
 def test_torchrun_is_killed_if_it_does_not_end_soon_after_its_ranks(
-    node: Node, reaped: list[int], wait: float
+    node: Node, reaped: list[int], complete: bool, wait: float
 ) -> None:
-    node.failed, node.reaped = [1], reaped
+    node.failed, node.reaped, node.ranks.complete = [1], reaped, complete
     node.stop.begin(signal.SIGTERM, 60.0, failed=True)
     node.alive = []
     assert node.signals_at(101.0) == []

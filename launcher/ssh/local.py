@@ -49,24 +49,31 @@ class LocalMachine:
         self._is_closed = False
 
     def open(self, argv: Sequence[str], *, stdin: bool, tty: bool | None, timeout: float) -> Stream:
+        if stdin and not tty:
+            return self._start(argv, stdin, tty)
+        with self._lock:  # so that `close` also stops a command that is being started
+            if self._is_closed:
+                raise CommandFailed(
+                    f"cannot start {argv[0]}: the connection has been closed",
+                    "run the command again",
+                    host="local",
+                )
+            stream = self._start(argv, stdin, tty)
+            self._watched.add(stream)
+        return stream
+
+    def _start(self, argv: Sequence[str], stdin: bool, tty: bool | None) -> LocalStream:
         try:
-            stream = LocalStream(argv, stdin, tty)
+            return LocalStream(argv, stdin, tty)
         except FileNotFoundError:  # fail as a login shell does
             missing = ["/bin/sh", "-c", 'echo "$0: not found" >&2; exit 127', argv[0]]
-            stream = LocalStream(missing, stdin, tty)
+            return LocalStream(missing, stdin, tty)
         except OSError as error:
             raise CommandFailed(
                 f"cannot start {argv[0]}: {error.strerror}",
                 "check that the file is executable and that this machine is not overloaded",
                 host="local",
             ) from None
-        if tty or not stdin:
-            with self._lock:
-                self._watched.add(stream)
-                is_late = self._is_closed
-            if is_late:  # another thread has called `close` in the meantime
-                stream.close()
-        return stream
 
     def close(self) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +25,7 @@ from supervisors import until
 
 from launcher.errors import CommandFailed, CommandTimeout, HostUnreachable, NodesFailed
 from launcher.hosts import Host
+from launcher.ssh.background import in_background
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.local import LocalMachine, LocalStream
 from launcher.ssh.many import ask_each, each_node
@@ -505,10 +507,32 @@ def _running(word: str) -> bool:
     return any(line.startswith("tail") and word in line for line in found.stdout.splitlines())
 
 
-def test_a_command_that_starts_while_this_machine_is_closed_does_not_stay() -> None:
+@pytest.mark.parametrize(("stdin", "tty"), [(False, None), (True, True)])
+def test_a_command_that_starts_while_this_machine_is_closed_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch, stdin: bool, tty: bool | None
+) -> None:
+    """After `close`, ddpctl exits, and no thread could end what another thread has started."""
+    machine, started = LocalMachine(), list[subprocess.Popen[bytes]]()
+
+    class Slow(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how)
+            started.append(self)
+            time.sleep(0.5)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    opening = in_background(machine.open, ["sleep", "60"], stdin=stdin, tty=tty, timeout=5)
+    until(lambda: bool(started), 10)
+    machine.close()
+    assert started[0].poll() is not None
+    opening.result(5).close()
+
+
+def test_nothing_starts_once_this_machine_is_closed(tmp_path: Path) -> None:
     machine = LocalMachine()
     machine.close()
-    assert (
-        machine.open(["sleep", "60"], stdin=False, tty=None, timeout=5).wait(5)
-        == 128 + signal.SIGTERM
-    )
+    with pytest.raises(CommandFailed, match="cannot start touch: the connection has been closed"):
+        machine.open(["touch", str(tmp_path / "started")], stdin=False, tty=None, timeout=5)
+    machine.connect()
+    assert machine.open(["true"], stdin=False, tty=None, timeout=5).wait(5) == 0
+    assert not (tmp_path / "started").exists()

@@ -2,17 +2,28 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import ParamSpec, TypeVar
 
 AT_ONCE = 32  # hosts that ddpctl contacts at once
+# Python waits for a lock without noticing a signal that arrived just before. So no wait is longer.
+LONGEST_WAIT = 0.5  # seconds
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class Background(Future[T]):
+    """What a thread returns or raises. Ctrl-C ends the wait for it at any moment."""
+
+    def result(self, timeout: float | None = None) -> T:
+        while timeout is None and not self.done():
+            wait([self], LONGEST_WAIT)
+        return super().result(timeout)
+
+
 def in_background(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Call a function in a thread that, unlike an Executor's, does not delay the exit on Ctrl-C."""
-    future: Future[T] = Future()
+    future = Background[T]()
 
     def work() -> None:
         try:

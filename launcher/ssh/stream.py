@@ -1,15 +1,16 @@
 """A running command, local or over SSH: its input, its output and its end."""
 
+import contextlib
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from queue import Queue
+from queue import Empty, Queue
 from typing import Self
 
 from ..errors import CommandFailed
-from .background import in_background
+from .background import LONGEST_WAIT, in_background
 
 CHUNK = 256 * 1024  # bytes per read or write; the fastest size measured over SSH
 LAST_OUTPUT_TIMEOUT = 1.0  # seconds to wait for output in transit after a command has ended
@@ -102,8 +103,13 @@ class Stream(AbstractContextManager["Stream"]):
         reads = (self.read, self.read_stderr)
         for number, read in enumerate(reads, 1):
             in_background(copy, number, read)
+        def next_chunk() -> tuple[int, bytes | Exception]:
+            while True:
+                with contextlib.suppress(Empty):
+                    return chunks.get(timeout=LONGEST_WAIT)
+
         for _ in reads:
-            while (chunk := chunks.get())[1]:
+            while (chunk := next_chunk())[1]:
                 number, data = chunk
                 if isinstance(data, Exception):
                     raise data

@@ -567,16 +567,18 @@ def make_keys(folder: Path) -> None:
 
 
 def loaded_engines(keys: Path, kinds: Collection[Kind], image: str) -> dict[Kind, str]:
-    """Return `loaded_engine` for each, prepared concurrently."""
-    with ThreadPoolExecutor(len(kinds) or 1) as pool:
-        made = pool.map(lambda kind: loaded_engine(keys, kind, image), kinds)
-        return dict(zip(kinds, made, strict=True))
+    """Return `loaded_engine` for each, prepared concurrently: once for kinds with the same engine."""
+    same = {kind: DOCKER if kind == DOCKER_AND_PYTHON else kind for kind in kinds}
+    engines = {*same.values()}
+    with ThreadPoolExecutor(len(engines) or 1) as pool:
+        made = pool.map(lambda kind: loaded_engine(keys, kind, image), engines)
+        volumes = dict(zip(engines, made, strict=True))
+    return {kind: volumes[engine] for kind, engine in same.items()}
 
 
 def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
     """Return a volume with the data of an engine that has `image`. It is kept for later tests."""
-    host = NODE_IMAGE if kind == DOCKER_AND_PYTHON else kind.image
-    identity = docker("image", "inspect", "--format={{.Id}}", host, image) + kind.storage
+    identity = docker("image", "inspect", "--format={{.Id}}", kind.image, image) + kind.storage
     name = f"ddpctl-test-engine-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     look = ["run", "--rm", "--network=none", f"--volume={name}:/t", NODE_IMAGE, "ls", "/t"]
     if name in docker("volume", "ls", "-q").split() and "loaded" in docker(*look).split():
@@ -589,7 +591,7 @@ def loaded_engine(keys: Path, kind: Kind, image: str) -> str:
     docker("volume", "create", "--label", label, name)
     how = [*POWERS, *kind.options, "--network=none", "--no-healthcheck"]
     how += [f"--env=CGROUP_PARENT={seed}", f"--volume={name}:{kind.storage}"]
-    docker("create", f"--name={seed}", *how, host)
+    docker("create", f"--name={seed}", *how, kind.image)
     try:
         docker("cp", f"{keys}/.", f"{seed}:/keys")
         docker("start", seed)

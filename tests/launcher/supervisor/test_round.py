@@ -164,8 +164,12 @@ def test_if_torchrun_never_reports_the_rank_that_nobody_saw_no_other_rank_is_nam
     (tmp_path / "kill").touch()
     until((tmp_path / "told").exists, 30)  # torchrun has reaped rank 0 and sent rank 1 SIGTERM
     made.find_ranks()
-    os.kill(made.torchrun.pid, signal.SIGKILL)
+    [other] = made.ranks.by_local_rank.values()
+    os.kill(made.torchrun.pid, signal.SIGSTOP)
     (tmp_path / "go").touch()
+    until(lambda: proc_stat(other.pid)[0] == "Z", 30)
+    made.look()
+    os.kill(made.torchrun.pid, signal.SIGKILL)
     until(lambda: made.look() or made.phase is Phase.STOPPED, 30)
     assert made.cause and (made.cause[1].rank, made.cause[1].kind) == (None, "exit-code")
     assert made.cause[1].message == "a rank failed, and torchrun ended the others"

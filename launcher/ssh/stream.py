@@ -103,6 +103,7 @@ class Stream(AbstractContextManager["Stream"]):
         reads = (self.read, self.read_stderr)
         for number, read in enumerate(reads, 1):
             in_background(copy, number, read)
+
         def next_chunk() -> tuple[int, bytes | Exception]:
             while True:
                 with contextlib.suppress(Empty):

@@ -6,18 +6,26 @@
 # NAME.STATE, with the line of pid (or -) and the labels.
 . ../plan/attempts.sh
 
+claims=/tmp/ddpctl-claims- # for each user, a folder whose name ends with their uid
+
 # Succeeds if $1 is a file or folder that user $2 owns, and not a link.
 belongs_to() { [ ! -L "$1" ] && [ "$(stat -c %u "$1" 2>/dev/null)" = "$2" ]; }
 
+# Prints `UID NAME` of each claims folder that belongs to the user in its name, sorted. One process looks
+# at all folders, because another user may have made thousands.
+claims_folders() {
+  find "${claims%/*}" -maxdepth 1 -name "${claims##*/}*" ! -name '*[!a-zA-Z0-9.-]*' -type d -printf '%U %f\n' |
+    grep -xE "([0-9]+) ${claims##*/}\\1([.].*)?" | LC_ALL=C sort
+}
+
 # Prints the path of this user's claims folder. Another user may have taken the first name.
 claims_folder() {
-  user=$(id -u) own=/tmp/ddpctl-claims-$(id -u)
-  for folder in "$own" "$own".*; do
-    if [ -d "$folder" ] && belongs_to "$folder" "$user"; then
-      printf '%s\n' "$folder"
-      return
-    fi
-  done
+  user=$(id -u) own=$claims$(id -u)
+  name=$(claims_folders | grep -m 1 "^$user ")
+  if [ -n "$name" ]; then
+    printf '%s\n' "${claims%/*}/${name#* }"
+    return
+  fi
   mkdir -m 755 "$own" 2>/dev/null || belongs_to "$own" "$user" || # another script of this user made it
     own=$(mktemp -d "$own.XXXXXX") || return
   chmod 755 "$own" && printf '%s\n' "$own"
@@ -43,8 +51,9 @@ start_of() {
 # Succeeds if the process in line $1 (process id and start time) is running.
 alive() { [ -n "$1" ] && [ "$(start_of "${1%% *}")" = "${1#* }" ]; }
 
-# Prints the first line of file $1 if it has the form of a process: process id and start time.
-process_in() { read_file "$1" 64 | head -n 1 | grep -xE '[1-9][0-9]{0,8} [0-9]{1,20}'; }
+# Prints the first line of stdin if it has the form of a process: process id and start time.
+as_process() { head -n 1 | grep -xE '[1-9][0-9]{0,8} [0-9]{1,20}'; }
+process_in() { read_file "$1" 64 | as_process; }
 
 # Kills the processes of the node with control folder $1, which are found by their environment.
 # Everything that a rank has started inherits it. Spares commands of --on-event.

@@ -246,6 +246,33 @@ def test_nobody_keeps_the_others_out_with_many_or_large_claims(
     assert output.count(b"\0") <= 1 + 4 * 256 and len(output) < 3_000_000
 
 
+def test_nobody_keeps_the_others_out_with_thousands_of_folders(
+    engine: Processes, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        (tmp_path / f"claims-{os.getuid() + 1}.{number}").mkdir()
+        (tmp_path / f"claims-{os.getuid()}.\n{number}").mkdir()
+    started = tmp_path / "started"
+    for script in ("CLAIM", "LIST_CLAIMS"):
+        meanwhile(monkeypatch, script, "stat", f"echo >> {started}")
+    engine.wait_in_line(NAME, LABELS)
+    assert claimed(engine) == [("waiting", ("GPU-1",))]
+    assert len(started.read_bytes()) < 10  # each takes a few milliseconds
+
+
+def test_a_claim_that_becomes_a_pipe_while_it_is_listed_holds_nobody(
+    engine: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    claim = folder / "ddpctl-trap-0.waiting"
+    claim.write_text("-\n{}")
+    for program in ("head", "dd"):
+        swap = f"case $* in *trap*) rm {claim}; mkfifo {claim} ;; esac"
+        meanwhile(monkeypatch, "LIST_CLAIMS", program, swap)
+    engine.wait_in_line(NAME, LABELS)
+    assert claimed(engine) == [("waiting", ("GPU-1",))]
+
+
 def test_what_is_no_file_is_skipped(engine: Processes, folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "a.created")

@@ -57,11 +57,10 @@ def keep_claims_apart(machine: Machine) -> None:
     """Give the machine a launcher whose claims, also those of a waiting run, no other test sees."""
     code = machine.folder / "claims-apart"
     shutil.copytree(Path(machine.env["PYTHONPATH"]) / "launcher", code / "launcher")
-    for name in ("process_files.sh", "list_claims.sh"):
-        script = code / "launcher" / "engines" / name
-        text = script.read_text()
-        assert "/tmp/ddpctl-claims-" in text
-        script.write_text(text.replace("/tmp/ddpctl-claims-", f"{machine.folder}/claims-"))
+    script = code / "launcher" / "engines" / "process_files.sh"
+    text = script.read_text()
+    assert "/tmp/ddpctl-claims-" in text
+    script.write_text(text.replace("/tmp/ddpctl-claims-", f"{machine.folder}/claims-"))
     machine.env["PYTHONPATH"], machine.forks = str(code), False
 
 

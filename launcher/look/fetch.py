@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
@@ -219,10 +219,10 @@ def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Conso
         remedy = f"as root on that host, run `chmod -R a+rX {file.member.place.run_dir}`"
         raise CommandFailed(what, remedy, host=file.member.connection.name)
     link = os.path.relpath(file.leads_to, target.parent) if file.leads_to else None
-    if _is_here(file, target, link):
-        done.skipped += 1
-        return
     try:
+        if _is_here(file, target, link):
+            done.skipped += 1
+            return
         _make_folder(target.parent, done.to)
         with console.step(one_line(f"fetching {file.path} from {file.member.connection.name}")):
             part = _link_part(link, target) if link else _fetch_part(file, target, done)
@@ -244,9 +244,11 @@ def _is_here(file: RemoteFile, target: Path, link: str | None) -> bool:
 
 def _make_folder(folder: Path, to: Path) -> None:
     """Make a folder below `to`, never through a link."""
-    folder.mkdir(parents=True, exist_ok=True)
     if folder.resolve() != to.resolve() / folder.relative_to(to):
         raise OSError(errno.ELOOP, "its folder is a link or lies below one")
+    missing = takewhile(lambda each: not each.is_dir(), (folder, *folder.parents))
+    for each in reversed([*missing]):  # `parents=True` recurses, and a path may be deep
+        each.mkdir(exist_ok=True)
 
 
 def _link_part(link: str, target: Path) -> Path:

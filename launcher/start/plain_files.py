@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from ..budget import SLOWEST, Budget, time_to_hash
@@ -20,6 +19,7 @@ from ..push.files.tar import Member, archive, file_info
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Completed, Stream
+from ..text import LONGEST_PATH
 
 END_TIMEOUT = 60.0  # seconds to wait for more data, and for a command to end after its last data
 ARRIVING = ".arriving"  # the folder in checkpoints/ that receives the files
@@ -109,12 +109,12 @@ def ended_by_nul(rows: Iterable[str]) -> bytes:
 
 
 def is_below(path: str) -> bool:
-    return {"", ".", ".."}.isdisjoint(path.split("/"))
+    return len(path) <= LONGEST_PATH and {"", ".", ".."}.isdisjoint(path.split("/"))
 
 
 def _is_at_or_below(path: str, paths: Set[str]) -> bool:
-    parents = map(str, PurePosixPath(path).parents)
-    return is_below(path) and not paths.isdisjoint([path, *parents])
+    ends = (match.start() for match in re.finditer(r"/|\Z", path))
+    return is_below(path) and any(path[:end] in paths for end in ends)
 
 
 def copy_files(

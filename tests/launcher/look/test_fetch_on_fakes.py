@@ -166,11 +166,34 @@ def test_a_file_in_the_place_of_a_folder_and_a_long_name_stop_no_other(fake_clus
     assert {"of-0", "of-1", "same", "n" * 255} == {p.name for p in Path("got", "output").iterdir()}
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["a/" * 1500 + "x", "a/" * 3000 + "x", "n" * 300, "of-0/x"],
+    ids=["deep", "too deep", "long", "below a file"],
+)
+def test_a_path_that_this_machine_cannot_hold_stops_no_other(
+    fake_cluster: Make, path: str
+) -> None:
+    """A host may list any path. pathlib would make 1,500 folders by recursion."""
+    cluster = fake_cluster()
+    outputs(cluster)
+    for tool, row in (("find", f"1 output/{path}"), ("sha256sum", f"{'0' * 64}  output/{path}")):
+        script = cluster.hosts["gpu0"].tools / tool
+        also = f"case $* in *%s*|-z*) printf '{row}\\0' ;; esac"
+        script.write_text(f'#!/bin/sh\n{also}\nexec /usr/bin/{tool} "$@"\n')
+        script.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 1 and err.count("gpu0: output/") == 1, err
+    assert {"of-0", "of-1"} <= {path.name for path in Path("got", "output").iterdir()}
+
+
 def test_nothing_is_fetched_through_a_link_of_this_machine(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     folder, _ = outputs(cluster)
     (folder / "cache").mkdir()
     (folder / "cache" / "profile").write_text("evil")
+    (folder / "cache" / "deep").mkdir()
+    (folder / "cache" / "deep" / "profile").write_text("evil")
     mine = Path("mine")
     mine.mkdir()
     Path("got", "output").mkdir(parents=True)

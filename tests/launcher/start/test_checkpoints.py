@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tracemalloc
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -425,11 +426,25 @@ class Listing(HostConnection):
 
 def test_files_that_nobody_asked_for_and_odd_paths_are_not_taken() -> None:
     folder = Checkpoints(
-        Listing(b"a", b"other", b"step/../../x", b"step//x", b"/etc/x", b"step/in", b"step"),
+        Listing(b"a", b"a\n", b"other", b"step/../../x", b"step//x", b"/etc/x", b"step/in", b"step"),
         "/r", 0, same_rank=True,
     )  # fmt: skip
     taken = listed_files(folder, "checkpoints", ["a", "step"])
     assert [file.path for file in taken] == ["a", "step", "step/in"]
+
+
+def test_a_path_of_many_folders_is_refused_without_filling_the_memory() -> None:
+    """That of each of its parents, together, would take 400 MB."""
+    deep = b"a/" * 20_000 + b"f"
+    folder = Checkpoints(Listing(deep), "/r", 0, same_rank=True)
+    tracemalloc.start()
+    try:
+        assert listed_files(folder, "checkpoints", ["a"]) == ()
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    node = Reporting(f"1.5 3 {deep.decode()}", f"> {deep.decode()}//last.pt")
+    assert with_content(Checkpoints(node, "/run", 0, same_rank=True)).files == {}
 
 
 @pytest.mark.parametrize("path", ["cache/.ssh/authorized_keys", "cache/deep/er/file", "cache"])

@@ -345,14 +345,16 @@ class Agent:
                 link.do_handshake()
                 self.strangers.pop(link, None)
                 request = json.loads(link.makefile("rb").readline(4096))
-                name = request["id"]
+                name, at = request["id"], request["at"]
+                if type(at) is not int or at < 0:
+                    raise ValueError("not an offset")
                 with self.changed:  # the launcher's `open` order may still be on its way
                     self.changed.wait_for(
                         lambda: name in self.payloads, SILENCE_TIMEOUT - KEEPALIVE
                     )
                     payload = self.payloads[name]
                 link.settimeout(None)
-                payload.serve(link, request["at"])
+                payload.serve(link, at)
         except (OSError, ValueError, KeyError):
             pass  # the host is gone, or not part of this push
         finally:

@@ -65,6 +65,8 @@ class Relay:
             event = self._read(READY_TIMEOUT)
             if event is None or event.kind != "ready":
                 raise ValueError("the agent ended immediately")
+            if not 0 < event.count < 1 << 16:  # other hosts are told to connect to it
+                raise ValueError(f"the agent reports port {event.count}")
             self.port = event.count
         except (OSError, ValueError) as error:
             lines = self._stream.stderr_tail().splitlines()

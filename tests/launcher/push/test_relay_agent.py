@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +54,24 @@ def test_idle_strangers_do_not_keep_the_hosts_of_the_push_out(start_agent: Start
             assert payload.changed.wait_for(lambda: payload.have == len(DATA), 3)
         assert idle[0].recv(1) == b""  # hung up on
         assert len(first.strangers) <= MAX_STRANGERS
+
+
+@pytest.mark.parametrize("at", ["x", -1, 0.5, None])
+def test_a_host_that_asks_for_an_impossible_offset_harms_no_other(
+    start_agent: Start, at: object
+) -> None:
+    (agent, port), (evil, _) = start_agent(), start_agent()
+    agent.open("p0", ["true"], [])
+    payload = agent.payloads["p0"]
+    with payload.changed:  # as if it was writing, which takes a while
+        link = evil.client_side.wrap_socket(socket.create_connection(("127.0.0.1", port), 5))
+        with link:
+            link.sendall(json.dumps({"id": "p0", "at": at}).encode() + b"\n")
+            end = time.monotonic() + 1
+            while not payload.readers and time.monotonic() < end:
+                time.sleep(0.01)
+            payload.receive(0, DATA)
+    assert payload.have == len(DATA) and not payload.readers
 
 
 def test_the_port_stays_open_when_a_connection_cannot_be_accepted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import queue
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from launcher.push.transfer import chain, fanout, payload
 from launcher.push.transfer.chain import STEP, Transfer
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import TIMEOUT, Payload, end_timeout
-from launcher.push.transfer.relay_client import RelayEvent
+from launcher.push.transfer.relay_client import Relay, RelayEvent
 from launcher.ssh.host_connection import HostConnection
 
 
@@ -57,6 +58,19 @@ def test_a_relay_that_asks_for_bytes_forever_is_fed_once() -> None:
     for _ in range(1000):
         made.handle(made.hosts[relay], RelayEvent("starved", "p0", 0, ""))
     assert (relay.feeds.qsize(), threading.active_count()) == (1, before)
+
+
+@pytest.mark.parametrize("port", [0, -1, 70_000, 10**400])
+def test_a_relay_that_reports_an_impossible_port_is_none(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts that are told to connect to it would fail."""
+    local = HostConnection(Host("local"))
+    event, start = json.dumps(["ready", "", port, ""]), local.open
+    agent = ["sh", "-c", f"echo '{event}'; exec sleep 60"]
+    monkeypatch.setattr(local, "open", lambda _: start(agent))
+    with pytest.raises(PushFailed, match="reports port"):
+        Relay(local, "127.0.0.1", "", "")
 
 
 @pytest.mark.parametrize(("text", "why"), [("No space left on device", "No space"), ("", "exit 1")])

@@ -104,12 +104,15 @@ class Probe:
 
 
 def _listen(agent: Stream, port: int) -> int:
-    """Let the agent listen on this port (0: any). Return the actual port, or 0 if it could not."""
+    """Let the agent listen on this port (0: any). Return the actual port, or 0 if it could not.
+
+    A port that does not exist counts as 0: the agents of the other hosts could not dial it.
+    """
     answer = re.compile(rf"listening {port} (\d{{1,5}})", re.ASCII)
     with contextlib.suppress(DdpctlError, OSError):
         for line in _answers(agent, [f"listen {port}"], AGENT_TIMEOUT):
             if match := answer.fullmatch(line):
-                return int(match[1])
+                return actual if (actual := int(match[1])) < 1 << 16 else 0
     return 0
 
 

@@ -15,6 +15,7 @@ has the address 172.17.0.1, and would reach itself.
 
 import errno
 import os
+import re
 import socket
 import sys
 import threading
@@ -75,13 +76,24 @@ def listen(requested: int, greeting: bytes) -> None:
     report("listening", requested, port if listeners else 0)
 
 
+def first_line(s: socket.socket) -> str:
+    """Return the peer's first line, up to 100 bytes. A peer may send any bytes, one by one."""
+    line, end = b"", time.time() + DIAL_TIMEOUT
+    while b"\n" not in line and len(line) < 100:
+        s.settimeout(max(end - time.time(), 0.001))
+        data = s.recv(100)
+        if not data:
+            break
+        line += data
+    return line.decode(errors="replace")
+
+
 def outcome_of(address: str, port: int, token: str) -> str:
     """Dial once. Return `ok NAME`, `wrong`, `refused`, `timeout` or `unreachable`."""
     try:
-        s = socket.create_connection((address, port), timeout=DIAL_TIMEOUT)
-        words = s.makefile().readline(100).split()
-        s.close()
-        return "ok " + words[1] if len(words) == 2 and words[0] == token else "wrong"
+        with socket.create_connection((address, port), timeout=DIAL_TIMEOUT) as s:
+            greeted = re.match("%s ([0-9]{1,9})\n" % token, first_line(s))
+        return "ok " + greeted.group(1) if greeted else "wrong"
     except socket.timeout:
         return "timeout"
     except ConnectionRefusedError:

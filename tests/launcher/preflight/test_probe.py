@@ -242,6 +242,15 @@ def test_one_machine_alone_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> Non
 # What the agents say
 
 
+@pytest.mark.parametrize(("port", "listens"), [("65535", True), ("65536", False), ("0", False)])
+def test_a_port_that_does_not_exist_is_not_dialed(
+    port: str, listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = FakeAgent(0, lambda *_: "ok", {})
+    monkeypatch.setattr(agent, "answer", lambda *_: f"listening 0 {port}")
+    assert probe_module._listen(agent, 0) == (int(port) if listens else 0)
+
+
 def test_the_words_of_an_agent() -> None:
     dials = [Dial(0, 1, "10.0.0.2")]
     assert parse_dialed("dialed 0 ok 1 0.125", dials) == {dials[0]: DialResult("ok", 0.125)}

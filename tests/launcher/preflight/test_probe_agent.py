@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,30 @@ def test_an_answer_with_another_token_is_another_machine() -> None:
     with agent(0, token="other") as a, agent(1) as b:
         port = a.listen()
         assert b.dial(("127.0.0.1", port)) == ["dialed 0 wrong"]
+
+
+@pytest.mark.parametrize("greeting", [b"\xff\xfe\n", b"tok zzz\n", b"tok 1 2\n", b"tok " * 99])
+def test_an_answer_that_is_nonsense_is_another_machine(greeting: bytes) -> None:
+    """Otherwise, this host would report nothing and count as the one that is slow."""
+    with socket.create_server(("127.0.0.1", 0)) as odd, agent(0) as a:
+        a.stdin.write(f"dial 0 127.0.0.1 {odd.getsockname()[1]}\n")
+        a.stdin.flush()
+        with odd.accept()[0] as peer:
+            peer.sendall(greeting)
+        assert a.stdout.readline() == "dialed 0 wrong\n"
+
+
+def test_an_answer_that_drips_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as slow, agent(0) as a:
+        a.stdin.write(f"dial 0 127.0.0.1 {slow.getsockname()[1]}\n")
+        a.stdin.flush()
+        for _ in range(2):  # it is tried once more
+            with slow.accept()[0] as peer, contextlib.suppress(ConnectionError):
+                for _ in range(40):
+                    peer.sendall(b"t")
+                    time.sleep(0.05)
+        assert a.stdout.readline() == "dialed 0 timeout\n"
 
 
 def reserved_port() -> socket.socket:

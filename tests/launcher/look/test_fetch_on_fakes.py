@@ -171,9 +171,7 @@ def test_a_file_in_the_place_of_a_folder_and_a_long_name_stop_no_other(fake_clus
     ["a/" * 1500 + "x", "a/" * 3000 + "x", "n" * 300, "of-0/x"],
     ids=["deep", "too deep", "long", "below a file"],
 )
-def test_a_path_that_this_machine_cannot_hold_stops_no_other(
-    fake_cluster: Make, path: str
-) -> None:
+def test_a_path_that_this_machine_cannot_hold_stops_no_other(fake_cluster: Make, path: str) -> None:
     """A host may list any path. pathlib would make 1,500 folders by recursion."""
     cluster = fake_cluster()
     outputs(cluster)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from .log_entry import LogEntry
 
-MOST_LINES = 200  # the limit of one traceback; bounds memory
+MOST_LINES, LONGEST_LINE = 200, 4096  # the limits of one traceback; bound memory
 START = b"Traceback (most recent call last):"
 CHILD_FAILED = b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 STOPPED = b"torch.distributed.elastic.multiprocessing.api.SignalException"
@@ -31,6 +31,9 @@ class AgentOutput:
     newest: LogEntry
     held: list[bytes] = field(default_factory=list)  # an unfinished traceback
     borders: int = 0  # how many are still expected once a report has begun
+
+    def may_hold(self, line: bytes) -> bool:
+        return len(self.held) < MOST_LINES and len(line) <= LONGEST_LINE
 
 
 class TorchrunReports:
@@ -69,10 +72,10 @@ class TorchrunReports:
                 self.hidden_on.add(entry.node_rank)
             elif NOTICE.search(line):
                 self.hidden_on.add(entry.node_rank)
-            elif agent.held and line.startswith((b" ", b"\t")) and len(agent.held) < MOST_LINES:
+            elif agent.held and line.startswith((b" ", b"\t")) and agent.may_hold(line):
                 agent.held.append(line)
             else:
                 shown += agent.held
                 agent.held.clear()
-                (agent.held if line.startswith(START) else shown).append(line)
+                (agent.held if line.rstrip() == START else shown).append(line)
         return shown

@@ -62,7 +62,9 @@ class RecordingConsole(Console):
     def show(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
             for line in entry.lines:
-                if entry.rank != 0 or not self.report.take(line):
+                # rank 0 is on node 0, whatever the journal of another host says
+                is_report = entry.node_rank == 0 and entry.rank == 0 and self.report.take(line)
+                if not is_report:
                     self.detail((entry.label + line).decode(errors="replace"))
 
 

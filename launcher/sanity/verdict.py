@@ -17,6 +17,7 @@ MODELS = (25 * 10**6, 125 * 10**6, 10**9)  # parameters: ResNet-50, GPT-2 small,
 TYPES = {"fp32": 4, "bf16": 2}  # bytes per gradient value
 BACKWARD = 2 / 3  # the backward pass's share of a step's compute time
 FASTER = 1.1  # factor by which four sockets must be faster to be recommended
+MOST_TEXT = 16 << 20  # bytes of records; those of 300 nodes with all pairs take less
 WORSE = 0.8  # fraction of the last run's best bus bandwidth; less is a problem
 
 
@@ -50,11 +51,12 @@ class Report:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
+        self._taken = 0  # bytes of records
         self.four_sockets: float | None = None  # GB/s at the largest size; None: not measured
 
     def take(self, text: bytes) -> bool:
         """Store a line of output if it is a well-formed record. Return whether it is."""
-        if not text.startswith(MARK):
+        if not text.startswith(MARK) or self._taken + len(text) > MOST_TEXT:
             return False
         try:
             document = parse_json(text[len(MARK) :])
@@ -66,6 +68,7 @@ class Report:
             rounds = record["rounds"]
             if not (rounds and 0 < min(rounds) <= record["gbs"] <= max(rounds)):
                 return False
+        self._taken += len(text)
         self.records.setdefault(kind, []).append(record)
         return True
 

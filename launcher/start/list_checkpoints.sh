@@ -17,9 +17,13 @@ elif [ "$2" = files ]; then
   [ ! -e "$copied" ] || { rows; sort -zu "$copied"; } | sort -z | uniq -zd | sed -z 's/^/= /'
   exit
 fi
+# Another host may have made the step: what it lists must be in the step, and not a device, which has no end.
+lists_own_files() {
+  ! grep -qavE '^[0-9a-f]{64} [ *][^/]' MANIFEST && ! grep -qaE '[ *]\.\.(/|$)|/\.\.(/|$)' MANIFEST
+}
 for step in $(ls -d ckpt/step-[0-9]* 2>/dev/null | sort -rV); do
   [ -f "$step/MANIFEST" ] || continue
-  if (cd "$step" && sh -c "$report_reads" sha256sum -c --status MANIFEST) 3>&1 >/dev/null 2>&1; then
+  if (cd "$step" && lists_own_files && sh -c "$report_reads" sha256sum -c --status MANIFEST) 3>&1 >/dev/null 2>&1; then
     printf 'whole %s\0' "$step"
     break
   fi

@@ -91,6 +91,13 @@ def test_another_traceback_of_torchrun_is_shown_whole() -> None:
     assert not reports.hidden_on
 
 
+@pytest.mark.parametrize("first", [TRACEBACK, TRACEBACK[:-1] + b"x" * 9000 + b"\n"])
+def test_a_traceback_with_a_very_long_line_is_not_held_back(first: bytes) -> None:
+    """A host could fill the memory with it."""
+    text = first + b"[gpu0]   " + b"y" * 9000 + b"\n"
+    assert shown(TorchrunReports(), text) == text
+
+
 def test_a_traceback_without_an_end_is_shown_at_the_end() -> None:
     reports = TorchrunReports()
     assert shown(reports, TRACEBACK) == b""

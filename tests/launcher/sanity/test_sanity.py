@@ -17,8 +17,10 @@ import pytest
 from launcher.errors import UsageError
 from launcher.hosts import Cluster
 from launcher.hosts import parse as parse_hosts
+from launcher.logs.log_entry import LogEntry
 from launcher.outcomes import Exit, Outcome, RunState
 from launcher.sanity import sanity as command
+from launcher.sanity import verdict
 from launcher.sanity.sanity import SanityOptions, plot, size_of, two_containers
 from launcher.sanity.verdict import MARK, Report, document, models, problems, text
 from launcher.start.request import Request
@@ -282,6 +284,22 @@ def test_a_line_that_only_looks_like_a_record_is_output(line: str) -> None:
     found = Report(["h0"])
     assert not found.take(MARK + line.encode())
     assert found.records == {}
+
+
+def test_a_host_that_reports_without_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "MOST_TEXT", 1000)
+    found, record = Report(["h0"]), b'@sanity {"kind": "done", "transports": {}}'
+    assert [found.take(record) for _ in range(100)].count(True) == 1000 // len(record)
+
+
+@pytest.mark.parametrize(("node_rank", "count"), [(0, 1), (1, 0)])
+def test_only_node_0_reports_results(node_rank: int, count: int) -> None:
+    """The journal of another host may say that rank 0 wrote a line."""
+    found = Report(["h0", "h1"])
+    line = b'@sanity {"kind": "done", "transports": {}}'
+    console = command.RecordingConsole(found, Console())
+    console.show([LogEntry("h", node_rank, 1.0, 0, None, [line])])
+    assert len(found.all("done")) == count
 
 
 def test_node_numbers_that_the_run_does_not_have_break_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import tracemalloc
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -137,6 +138,38 @@ def test_a_damaged_checkpoint_is_skipped_for_the_complete_one_before_it(tmp_path
     held = with_content(keeper(tmp_path, 0))
     assert held.newest == "ckpt/step-00000002"
     assert held.damaged == ("ckpt/step-00000003",)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "../../../big", "sub/../../../../big"])
+def test_a_checkpoint_that_lists_files_outside_its_folder_is_damaged(
+    path: str, tmp_path: Path
+) -> None:
+    """It may be a copy from a lying host; a device has no end."""
+    write_step(tmp_path, 2, b"older")
+    content = b"\0"
+    made = write_step(tmp_path, 3, content)
+    (made / "sub").mkdir()
+    (tmp_path / "big").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    (made / "MANIFEST").write_text(f"{digest}  state.pt\n{digest}  {path}\n")
+    began = time.monotonic()
+    held = with_content(Checkpoints(Hurried(Host("local")), str(tmp_path), 0, same_rank=True))
+    assert (held.newest, held.damaged) == ("ckpt/step-00000002", ("ckpt/step-00000003",))
+    assert time.monotonic() - began < 10
+
+
+class Hurried(HostConnection):
+    def script(self, text: str, *args: str, **how: Any) -> Completed:
+        return super().script(text, *args, **{**how, "timeout": 10.0})
+
+
+def test_a_checkpoint_may_have_folders(tmp_path: Path) -> None:
+    made = write_step(tmp_path, 1, b"x")
+    (made / "sub").mkdir()
+    (made / "sub" / "a..b").write_bytes(b"x")
+    with (made / "MANIFEST").open("a") as manifest:
+        manifest.write(f"{hashlib.sha256(b'x').hexdigest()} *sub/a..b\n")
+    assert with_content(keeper(tmp_path, 0)).newest == "ckpt/step-00000001"
 
 
 @pytest.fixture

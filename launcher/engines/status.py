@@ -19,6 +19,8 @@ LEASE = 60.0  # seconds within which a launch starts or renews what it has creat
 LATEST = 1e11  # unix seconds; later times are invalid
 TEXT_LIMIT = 300  # characters to keep of a text from a host
 NEVER = "0001"  # the year of a time that means "never"
+MOST_SKIPPED = 10  # nodes of a host to name; it may list thousands
+_skipped: dict[str, set[str]] = {}  # the warnings about skipped nodes, by host
 warn_once = functools.cache(logging.getLogger("ddpctl").warning)
 
 
@@ -147,9 +149,10 @@ def read_status(
     bare = {key.removeprefix(f"{LABEL}."): value for key, value in mapping(labels).items()}
     text = {key: str(bare.get(key) or "") for key in FORMS}
     if odd := odd_label(text):
-        warn_once(
+        _warn_of_skipped(
+            host,
             f"{host}: skipped {host_text(handle)}, whose labels were not written by ddpctl "
-            f"({odd} {host_text(text[odd])!r}); remove it from that host if it is not in use"
+            f"({odd} {host_text(text[odd])!r}); remove it from that host if it is not in use",
         )
         return None
     return replace(
@@ -167,6 +170,15 @@ def read_status(
         since=float(text["since"] or 0),
         age=clock - seen.created if clock and seen.created else 0.0,
     )
+
+
+def _warn_of_skipped(host: str, warning: str) -> None:
+    """Warn once of each of the first nodes that are skipped on a host, and then once of the rest."""
+    before = _skipped.setdefault(host, set())
+    if warning not in before and len(before) <= MOST_SKIPPED:
+        before.add(warning)
+        more = f"{host}: skipped more nodes whose labels were not written by ddpctl"
+        warn_once(warning if len(before) <= MOST_SKIPPED else more)
 
 
 def inspected(answer: Mapping[str, Any], listed: NodeStatus | None = None) -> NodeStatus:

@@ -11,7 +11,7 @@ deeper ignore files override higher ones, and nothing below an excluded folder c
 """
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.
-# ruff: noqa: PTH112, PTH116, PTH118, PTH123
+# ruff: noqa: PTH112, PTH116, PTH118
 import contextlib
 import os
 import re
@@ -27,6 +27,7 @@ from ...hosts import Cluster
 from ...hosts.files import MAX_BYTES
 from ...own_folders import cache_home, home_folder, state_home
 from ...text import LONGEST_PATH, quoted
+from .open_file import open_file
 from .quick_pattern import QuickPattern
 
 NAMES = (  # patterns for the names of files and folders
@@ -55,6 +56,7 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 LARGEST = 1 << 20  # bytes to read from an ignore file, at most
+MOST_PATTERNS = 5000  # that apply to one file; to match them takes 20 ms
 PRIVATE_KEY = re.compile(  # the last one is Google's, in JSON
     rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-"
     rb'|\s*\{\s*"type":\s*"service_account"'
@@ -99,13 +101,28 @@ class IgnoreFile:
         return result.include, str(list(self.patterns.patterns)[result.index].pattern)
 
 
-def ignore_files(root: bytes, folder: bytes) -> Iterator[IgnoreFile]:
-    """Yield the ignore files of a folder in the tree; the one that takes precedence comes last."""
+class TooManyPatterns(Exception):
+    """Raised with the path of an ignore file if its patterns would take too long to match."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+def ignore_files(root: bytes, folder: bytes, above: Collection[IgnoreFile]) -> Iterator[IgnoreFile]:
+    """Yield the ignore files of a folder in the tree; the one that takes precedence comes last.
+
+    above: those of the folders above. Raises TooManyPatterns.
+    """
+    count = sum(map(len, (file.patterns for file in above)))
     base = folder + b"/" if folder else b""
     for name in (b".gitignore", b".ddpctlignore"):
         text = _beginning(os.path.join(root, base, name), LARGEST).decode(errors="replace")
         if text:
-            spec = GitIgnoreSpec.from_lines(text.splitlines(), QuickPattern)
+            lines = [line for line in text.splitlines() if line.strip() and line[0] != "#"]
+            if (count := count + len(lines)) > MOST_PATTERNS:
+                raise TooManyPatterns(base + name)
+            spec = GitIgnoreSpec.from_lines(lines, QuickPattern)
             yield IgnoreFile(os.fsdecode(base), spec, can_keep=name == b".ddpctlignore")
 
 
@@ -158,7 +175,7 @@ def _beginning(path: bytes, most: int) -> bytes:
     """Return the first `most` bytes of a file; b"" if it is unreadable or not a regular file."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(os.lstat(path).st_mode):  # links are not followed, as in git
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 return file.read(most)
     return b""
 

@@ -26,6 +26,7 @@ from ...text import LONGEST_PATH, quoted
 from . import left_out, manifest
 from .left_out import IgnoreFile, LeftOut, NamedPaths
 from .manifest import Entry, Manifest
+from .open_file import open_file
 
 RACY = 2 * 10**9  # ns; a younger file is hashed again by the next scan
 KEPT = 100  # folders whose hashes are cached; those of a million files take 200 MB
@@ -112,11 +113,6 @@ def path_text(path: bytes) -> str:
     return quoted(path.decode(errors="backslashreplace"), LONGEST_PATH)
 
 
-def open_file(path: bytes) -> FileIO:
-    """Open a file for reading. Raises OSError if the path has become a link."""
-    return FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW))
-
-
 class _Walk:
     """A scan: walks the folder, then reads the files that have changed since the last scan."""
 
@@ -147,7 +143,7 @@ class _Walk:
             if folder:
                 self.entries.append(Entry(folder, "d"))
             if self.code_only:
-                rules += tuple(left_out.ignore_files(self.root, folder))
+                rules += self.rules_in(folder, rules)
             for child in children:
                 path = folder + b"/" + child.name if folder else child.name
                 if self.named.include(child):
@@ -158,6 +154,14 @@ class _Walk:
                     self.leave_out(path)
                 else:
                     self.leaf(path)
+
+    def rules_in(self, folder: bytes, above: Collection[IgnoreFile]) -> tuple[IgnoreFile, ...]:
+        try:
+            return tuple(left_out.ignore_files(self.root, folder, above))
+        except left_out.TooManyPatterns as error:
+            what = f"more than {left_out.MOST_PATTERNS} patterns apply to one folder"
+            self.problem(error.path, what, "name folders instead of single files")
+            return ()
 
     def is_left_out(
         self, path: bytes, children: Set[str] | None, rules: Collection[IgnoreFile]

@@ -12,7 +12,8 @@ from tarfile import TarInfo
 
 from ...errors import PushFailed
 from .manifest import Entry
-from .scan import Tree, open_file, path_text
+from .open_file import open_file
+from .scan import Tree, path_text
 
 CHUNK = 256 * 1024  # bytes
 END = bytes(2 * tarfile.BLOCKSIZE)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.engines import status as status_module
 from launcher.engines.process import Processes
 from launcher.engines.status import inspected, read_status, seen_in_list
 from launcher.hosts import Host
@@ -73,8 +74,12 @@ def test_every_field_of_a_runs_container_is_read() -> None:
     ],
 )
 def test_odd_labels_are_skipped_with_one_warning(
-    odd: dict[str, object], caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+    odd: dict[str, object],
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(status_module, "_skipped", {})
     labels = {**LABELS, **{f"io.ddpctl.{key}": value for key, value in odd.items()}}
     handle = f"c\x1b]0;x\x07-{request.node.name}"
     with caplog.at_level(logging.WARNING, "ddpctl"):
@@ -84,6 +89,19 @@ def test_odd_labels_are_skipped_with_one_warning(
     message = record.getMessage()
     assert message.startswith("gpu1: skipped c-")
     assert message.isprintable() and len(message) < 1000
+
+
+def test_thousands_of_odd_nodes_are_few_warnings(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_module, "_skipped", {})
+    with caplog.at_level(logging.WARNING, "ddpctl"):
+        for number in range(1000):
+            for host in ("evil", "good")[: 1 + (number == 999)]:
+                assert read_status(host, f"many-{number}", {}, inspected(ANSWER)) is None
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 12 and texts[-1].startswith("good: skipped many-999")
+    assert texts[-2].startswith("evil: skipped more nodes")
 
 
 def test_texts_of_a_host_have_no_control_characters() -> None:

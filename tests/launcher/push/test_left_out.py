@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from push_machines import Machines
 
+from launcher.errors import Several
 from launcher.hosts import Cluster, Host, Job, override_job, parse
 from launcher.push import push
+from launcher.push.files import left_out
 from launcher.push.files.left_out import REPORT, LeftOut, ignore_files, listed
 from launcher.push.files.scan import Tree, scan, scan_job
 from launcher.push.push import PushResult, trees_of
@@ -63,6 +65,22 @@ def test_a_private_key_stays_here_whatever_its_name_is(tmp_path: Path, line: str
     write(tmp_path, ["train.py"], f'KEY = "{line}"\n')
     write(tmp_path, [".ddpctlignore"], "!kept.txt\n")
     assert code(tmp_path) == {".ddpctlignore", "kept.txt", "train.py"}
+
+
+def test_ignore_files_that_take_long_to_match_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To leave out only some of what they name could push a secret."""
+    monkeypatch.setattr(left_out, "MOST_PATTERNS", 10)
+    few = "# a comment\n\n" * 20 + "a*\n" * 6
+    write(tmp_path, [".gitignore", "one/.gitignore", "train.py"], few)
+    with pytest.raises(
+        Several, match=r"/one/.gitignore: more than 10 patterns apply to one folder"
+    ):
+        code(tmp_path)
+    write(tmp_path, [".gitignore"], "a*\n" * 4)
+    write(tmp_path, ["two/.gitignore"], few)
+    assert code(tmp_path) == {".gitignore", "one/.gitignore", "two/.gitignore", "train.py"}
 
 
 def test_a_workdir_leaves_out_git_and_what_the_ignore_files_say(tmp_path: Path) -> None:
@@ -337,4 +355,4 @@ def test_a_run_cannot_change_the_code_of_others_and_shares_its_blocks(
 def test_an_ignore_file_that_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / ".ddpctlignore")
-    assert list(ignore_files(os.fsencode(tmp_path), b"")) == []
+    assert list(ignore_files(os.fsencode(tmp_path), b"", ())) == []

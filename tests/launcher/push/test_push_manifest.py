@@ -18,8 +18,9 @@ from launcher.hosts import Host
 from launcher.own_folders import cache_home, write_cache
 from launcher.push.files import manifest, tar
 from launcher.push.files.manifest import Entry
+from launcher.push.files.open_file import open_file
 from launcher.push.files.push_tree import fetched_manifest
-from launcher.push.files.scan import Tree, open_file, scan
+from launcher.push.files.scan import Tree, scan
 from launcher.ssh.host_connection import HostConnection
 
 
@@ -172,6 +173,35 @@ def test_a_file_that_changes_after_the_scan_ends_the_stream(tmp_path: Path) -> N
         file.write_text(text)
         with pytest.raises(PushFailed, match="changed during the push"):
             list(tar.stream(tree, tree.manifest.entries, {}))
+
+
+@pytest.mark.parametrize("writer", [False, True])
+def test_a_file_that_becomes_a_pipe_holds_no_push(
+    writer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a folder to which somebody else may write."""
+    pipe = tmp_path / "a"
+
+    def open_swapped(path: bytes) -> io.FileIO:
+        pipe.unlink()
+        os.mkfifo(pipe)
+        held = os.open(pipe, os.O_RDWR) if writer else None
+        try:
+            return open_file(path)
+        finally:
+            if held is not None:
+                os.close(held)
+
+    pipe.write_text("one")
+    tree = scan(str(tmp_path), code_only=False)
+    monkeypatch.setattr("launcher.push.files.scan.open_file", open_swapped)
+    monkeypatch.setattr("launcher.push.files.tar.open_file", open_swapped)
+    with pytest.raises(PushFailed, match="no longer a file during the push"):
+        list(tar.stream(tree, tree.manifest.entries, {}))
+    pipe.unlink()
+    pipe.write_text("two")
+    with pytest.raises(Several, match="is no longer a file"):
+        scan(str(tmp_path), code_only=False)
 
 
 def test_a_log_in_the_workdir_may_grow_during_the_scan_and_the_push(

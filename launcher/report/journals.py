@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -95,12 +95,15 @@ def _extremes(lines: Iterable[Curve]) -> list[Curve]:
     return [Curve(name, tuple((time, of(moments[time])) for time in times)) for name, of in kinds]
 
 
-def parse_journals(record: RunRecord, reports: Mapping[str, bytes]) -> Journals:
-    """Parse the output of EVENTS from each host. Skip nodes that did not run on the host."""
+def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
+    """Parse the output of EVENTS from each host. Skip nodes that did not run on the host.
+
+    reports: with the host's name, which two accounts on the host share.
+    """
     nodes = ((each.number, node) for each in record.attempts for node in each.nodes)
     hosts = {(attempt, node.node_rank): node.host for attempt, node in nodes}
     journals: dict[tuple[int, int], NodeJournal] = {}
-    for host, text in reports.items():
+    for host, text in reports:
         parts = iter(HEAD.split(text)[1:])
         for rank, attempt, lines in zip(parts, parts, parts, strict=True):
             place = (int(attempt), int(rank))

@@ -12,7 +12,7 @@ from ..own_folders import read_record, state_error
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunFolder, RunRecord, timestamp
 from ..ssh.host_connection import HostConnection, connected
-from ..ssh.many import ask_each, one_per_account
+from ..ssh.many import by_name, one_per_account, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
@@ -45,8 +45,9 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
     record = folder.load()
     answers, failures = _ask(folder, record, console)
     report_errors(failures, console)
-    journals = parse_journals(record, {host: events for host, (_, events) in answers.items()})
-    drawn = together({host: charts(metrics) for host, (metrics, _) in answers.items()})
+    journals = parse_journals(record, [(each.name, answers[each][1]) for each in answers])
+    metrics = by_name([*answers], {each: charts(answers[each][0]) for each in answers})
+    drawn = together(metrics)
     evidence = sorted(folder.logs.glob("failure-*.txt"))
     return RunView(
         with_reported_states(record, journals),
@@ -61,7 +62,7 @@ def _collect(folder: RunFolder, console: Console) -> RunView:
 
 def _ask(
     folder: RunFolder, record: RunRecord, console: Console
-) -> tuple[dict[str, tuple[bytes, bytes]], dict[str, DdpctlError]]:
+) -> tuple[dict[HostConnection, tuple[bytes, bytes]], dict[str, DdpctlError]]:
     """Return each host's metrics.jsonl and events, and the errors of hosts that did not answer.
 
     Asks the hosts of earlier attempts too: only rank 0 writes metrics, and a resume may have moved
@@ -95,7 +96,8 @@ def _ask(
             events = connection.script(EVENTS, *argv, timeout=60.0, limit=LONGEST)
             return metrics, events.stdout
 
-        return ask_each(machines, read)
+        answers, failures = try_each(machines, read)
+        return answers, by_name(machines, failures)
 
 
 def without_secrets(path: Path) -> str:

@@ -213,7 +213,7 @@ def test_a_host_speaks_only_for_its_own_nodes() -> None:
     record = record_of()
     event = b'1.0\t!\t{"versions": {"torch": "%s"}, "kind": "environment"}\n'
     lie = b"== 0/attempt-1\n" + event % b"9" + b"== 1/attempt-1\n" + event % b"2" + b"== x/y\n"
-    journals = parse_journals(record, {"gpu2": lie, "elsewhere": lie})
+    journals = parse_journals(record, [("gpu2", lie), ("elsewhere", lie)])
     assert [(node.node_rank, node.host) for node in journals.nodes] == [(1, "gpu2")]
     assert journals.versions(1) == {"torch": "2"}
 

@@ -37,7 +37,7 @@ def test_the_curves_of_hosts_that_share_a_home_are_drawn_once(fake_cluster: Make
     assert names_of_curves(cluster) == ["train", "eval"]
 
 
-def test_the_curves_of_the_first_of_two_accounts_on_a_host_are_drawn(
+def test_the_curves_of_the_first_of_two_accounts_on_a_host_and_the_nodes_of_both_are_drawn(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster("ann", "bob")
@@ -54,7 +54,10 @@ def test_the_curves_of_the_first_of_two_accounts_on_a_host_are_drawn(
     assert cluster.launch()[0] == 0
     [output] = cluster.hosts["ann"].home.glob(".ddpctl/runs/*/output")
     (output / "metrics.jsonl").write_bytes(metrics_lines())
-    assert names_of_curves(cluster) == ["train", "eval"]
+    for node in cluster.nodes:
+        node.event("usage", cores=1.5, gpus=[])
+    curves = names_of_curves(cluster)
+    assert curves == ["train", "eval", "node 0 (gpu0)", "node 1 (gpu0)"]
 
 
 def test_a_long_run_shows_samples_of_all_its_time_and_its_other_events_on_every_node(

@@ -99,8 +99,9 @@ def load(
             hosts = [hosts.removesuffix(",")]
     unchecked = overridden if job_files else JOB
     if isinstance(hosts, (str, Path)):
-        with _Reading(str(hosts), unchecked=unchecked, convert=convert).complete() as reading:
-            return reading.cluster(reading.tree(text_of(Path(hosts))))
+        file = os.path.expanduser(hosts)  # noqa: PTH111 # a Path would change the spelling
+        with _Reading(file, unchecked=unchecked, convert=convert).complete() as reading:
+            return reading.cluster(reading.tree(text_of(Path(file))))
     with _Reading("-H").complete() as reading:
         cluster = reading.cluster(read_host_list(",".join(hosts), reading.mistakes))
         return replace(cluster, job=replace(cluster.job, engine=engine))

@@ -208,6 +208,20 @@ def test_load_reads_relative_to_the_file_not_to_the_working_directory(
     assert made.source == "conf/hosts.yaml"
 
 
+def test_a_file_in_the_home_folder_is_found_without_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "hosts.yaml").write_text("hosts: [gpu1]\njob: {dataset: ./data}\n")
+    for hosts in ("~/hosts.yaml", Path("~/hosts.yaml")):
+        cluster = load(hosts)
+        assert (cluster.job.dataset, cluster.source) == (
+            f"{tmp_path}/data",
+            f"{tmp_path}/hosts.yaml",
+        )
+
+
 def test_load_needs_files_only_where_they_are_used(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yaml"
     file.write_text("hosts: [a]\njob: {dataset: gone, workdir: gone too}\n")

@@ -16,7 +16,7 @@ from ..logs.event_reader import parsed_event
 from ..outcomes import RunState, run_state
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..runs.find import list_nodes
-from ..runs.reported import ended_nodes
+from ..runs.reported import agreed_attempt, ended_nodes
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, one_per_account
 from ..supervisor.events import Usage
@@ -206,12 +206,15 @@ def _with_details(
 
 
 def runs_of(statuses: Collection[NodeStatus]) -> list[ListedRun]:
-    """Group the nodes by run, newest run first."""
+    """Group the nodes by run, newest run first. Leave out the ended nodes of earlier attempts."""
     by_run: dict[str, list[NodeStatus]] = {}
     for status in sorted(statuses, key=lambda s: (s.run_id, s.node_rank)):
         by_run.setdefault(status.run_id, []).append(status)
     runs = []
-    for run_id, nodes in by_run.items():
+    for run_id, listed in by_run.items():
+        by_attempt = sorted(listed, key=lambda status: status.attempt)
+        agreed = agreed_attempt({node.host: node.attempt for node in by_attempt}.values())
+        nodes = [n for n in listed if n.attempt >= agreed or not n.has_ended]
         ahead = {
             rival.run_id
             for node in nodes

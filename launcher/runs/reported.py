@@ -5,10 +5,9 @@ Malformed values are left out. In the record of a run that another machine start
 users, identities, engine and command come from the user's own hosts file.
 """
 
-import dataclasses
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..budget import parse_json
 from ..engines.status import ContainerState, NodeStatus, host_text
@@ -16,7 +15,7 @@ from ..errors import DdpctlError, NodesFailed, UsageError
 from ..hosts import Cluster
 from ..logs.event_reader import parsed
 from ..logs.journal_reader import JournalReader
-from ..outcomes import RunState
+from ..outcomes import NodeState, RunState
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id, name_of
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
@@ -24,7 +23,7 @@ from ..ssh.many import by_name, one_per_account, try_each
 from ..ssh.script_files import load_script
 from ..supervisor.events import End, EndState
 from ..terminal.console import Console
-from ..text import counted
+from ..text import counted, ranges
 from .record import AttemptRecord, NodeRecord, RunFolder, RunRecord
 
 LIST = load_script(__file__, "reported_nodes.sh")
@@ -171,9 +170,9 @@ def adopt(
     """
     record, ranks = ask_for_record(folder.run_id, connections, cluster, console)
     # values of env may be secret; a resume reads them from the user's file again
-    job = dataclasses.replace(cluster.job, env={})
+    job = replace(cluster.job, env={})
     hosts = tuple(connection.host for connection in ranks)
-    folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
+    folder.keep_cluster(replace(cluster, hosts=hosts, job=job))
     folder.save(record)
 
 
@@ -223,16 +222,29 @@ def caught_up(
         theirs, ranks = build_record(reports, agreed, connections, cluster)
         why = "this machine's record is out of date"
         console.say(f"{own.run_id}: {why}; {source_of(reports, theirs)}")
-        attempts = [*own.attempts, *theirs.attempts[known:]]
-        record = dataclasses.replace(own, hosts=theirs.hosts, attempts=attempts)
+        ended = [ended_as(*each) for each in zip(own.attempts, theirs.attempts, strict=False)]
+        attempts = [*ended, *theirs.attempts[known:]]
+        record = replace(own, hosts=theirs.hosts, attempts=attempts)
         hosts = tuple(connection.host for connection in ranks)
         job = folder.kept_cluster().job
-        folder.keep_cluster(dataclasses.replace(cluster, hosts=hosts, job=job))
+        folder.keep_cluster(replace(cluster, hosts=hosts, job=job))
         folder.save(record)
     except DdpctlError as error:
         console.say(f"warning: cannot record attempt {agreed}, started on another machine: {error}")
         return own
     return record
+
+
+def ended_as(own: AttemptRecord, reported: AttemptRecord) -> AttemptRecord:
+    """Return this machine's record of an attempt before the newest, which must have ended.
+
+    reported: what the hosts report of it, for an end that this machine has not seen.
+    """
+    if not own.state.is_live:
+        return own
+    state = reported.state if reported.state.is_final else RunState.UNKNOWN
+    nodes = [replace(n, state=NodeState.UNKNOWN) if n.exit_code is None else n for n in own.nodes]
+    return replace(own, state=state, ended=reported.ended, nodes=nodes)
 
 
 def say_unconfirmed(reports: RunReports, agreed: int, console: Console) -> None:
@@ -287,6 +299,8 @@ def by_rank(
     there: for each host that answered, its node ranks in the agreed attempt. others: hosts that may
     also run nodes of that attempt, because they do not answer or report a later attempt. nnodes: how
     many nodes the hosts report. file: name of the hosts file, for error messages.
+
+    Raises UsageError if a node has no host or two, because a record must not lack nodes.
     """
     spare: dict[object, list[HostConnection]] = {}  # by account
     for connection in connections:
@@ -304,13 +318,13 @@ def by_rank(
                 raise UsageError(what, "list the host once for each node")
             ranks[rank] = spare[connection.host.account].pop(0)
     fillers = [connection for other in others for connection in spare[other.host.account]]
-    highest = max(ranks)
-    for rank in range(max(nnodes, highest)):
-        if rank not in ranks and fillers:
-            ranks[rank] = fillers.pop(0)
-        elif rank not in ranks and rank < highest:
-            what = f"{file}: node {rank} of the run is on none of these hosts"
-            raise UsageError(what, "add its host")
+    gaps = [rank for rank in range(max(nnodes, *ranks)) if rank not in ranks]
+    ranks |= zip(gaps, fillers, strict=False)
+    if missing := gaps[len(fillers) :]:
+        which = f"node {missing[0]} of the run is"
+        if len(missing) > 1:
+            which = f"nodes {ranges(missing)} of the run are"
+        raise UsageError(f"{file}: {which} on none of these hosts", "list all hosts of the run")
     return [ranks[rank] for rank in sorted(ranks)]
 
 

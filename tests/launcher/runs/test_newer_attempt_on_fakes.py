@@ -164,3 +164,30 @@ def test_a_restart_by_this_machines_recorder_while_the_hosts_are_asked_changes_n
         f"[{host}:{rank}] attempt 2 on {host}" for rank, host in enumerate(after.hosts)
     ]
     assert (folder.load(), folder.kept_cluster().hosts) == (after, hosts.hosts)
+
+
+def test_an_attempt_that_nobody_followed_to_its_end_is_not_live_after_the_next_one(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine was off. Another one has resumed the run without a host that was lost."""
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    code, _, err = cluster.launch("--detach", "--name", "mine")
+    assert code == 0, err
+    *others, lost = cluster.nodes
+    cluster.hosts["gpu2"].reachable = False
+    for node in others:
+        node.end(1)
+    other = shutil.copytree(cluster.state, cluster.folder / "other")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("XDG_STATE_HOME", str(other))
+        code, _, err = cluster.ddpctl("resume", "--detach", "--exclude", "gpu2")
+        assert code == 0, err
+    cluster.hosts["gpu2"].reachable = True
+    lost.end(1)
+    code, _, err = cluster.ddpctl("logs", "mine")
+    assert code == 0, err
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "PENDING"]
+    states = [node["state"] for node in cluster.record["attempts"][0]["nodes"]]
+    assert states == ["UNKNOWN"] * 3  # the hosts report only the newest attempt's nodes
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert code == 0 and "gpu[0-1]\n" in out and "RUNNING" in out, out + err

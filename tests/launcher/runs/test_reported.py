@@ -106,9 +106,10 @@ def test_nodes_take_the_ranks_that_their_hosts_report_and_silent_hosts_the_other
     assert by_rank(connections, {a: [2], c: [0]}, [b], 3, "h") == [c, b, a]
     assert by_rank(connections, {a: [0], c: [1]}, [b], 3, "h") == [a, c, b]
     assert by_rank(connections, {a: [0], c: [1]}, [b], 2, "h") == [a, c]
-    assert by_rank(connections, {a: [0], c: [1]}, [], 9, "h") == [a, c]
     with pytest.raises(UsageError, match="node 1 of the run is on none of these hosts"):
         by_rank(connections, {a: [2], c: [0]}, [], 3, "h")
+    with pytest.raises(UsageError, match="nodes 2-8 of the run are on none of these hosts"):
+        by_rank(connections, {a: [0], c: [1]}, [], 9, "h")
     with pytest.raises(UsageError, match="both a and c report node 0"):
         by_rank(connections, {a: [0], c: [0]}, [b], 3, "h")
 

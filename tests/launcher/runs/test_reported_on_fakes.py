@@ -85,6 +85,17 @@ def test_stacks_are_of_one_attempt_on_all_hosts_whatever_attempt_one_host_report
     assert [node["host"] for node in document["nodes"]] == ["gpu0", "gpu1", "gpu2"]
 
 
+def test_another_machine_does_not_adopt_a_part_of_a_run(cluster: FakeCluster) -> None:
+    run_id = cluster.record["run_id"]
+    cluster.forget()
+    code, _, err = cluster.ddpctl("attach", run_id, "--hosts", "gpu0,gpu1")
+    assert code == 2, err
+    assert err.endswith(
+        "error: -H: node 2 of the run is on none of these hosts; list all hosts of the run\n"
+    )
+    assert not cluster.state.joinpath("ddpctl", "runs", run_id, "run.json").exists()
+
+
 def test_another_machine_adopts_the_attempt_that_the_hosts_agree_on(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,14 @@ from ..failure import FirstFailure
 from ..hosts import Cluster, Host, dump, load
 from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
-from ..own_folders import make_folder, read_record, state_home, write_atomically
+from ..own_folders import (
+    is_locked,
+    locked,
+    make_folder,
+    read_record,
+    state_home,
+    write_atomically,
+)
 from ..plan.launch_options import RunOptions
 from ..plan.plan import Plan
 from ..run_id import is_run_id
@@ -242,6 +250,7 @@ class RunFolder:
         self.env_file = path / "env.json"
         self.record_file = path / "run.json"
         self.logs = path / "logs"
+        self.launch_lock = path / "launch.lock"  # see `being_launched`
 
     @property
     def is_recorded(self) -> bool:
@@ -424,6 +433,38 @@ def run_folders() -> list[RunFolder]:
         except OSError:
             return 0.0
 
-    folders = [RunFolder(path) for path in (state_home() / "runs").glob("*")]
-    recorded = (f for f in folders if is_run_id(f.run_id) and f.is_recorded)
-    return sorted(recorded, key=started, reverse=True)
+    return sorted((f for f in _folders() if f.is_recorded), key=started, reverse=True)
+
+
+def live_runs(console: Console) -> list[str]:
+    """Return the ids of the runs that are live according to their records, newest first."""
+    records = [f.load_if_readable(console) for f in run_folders() if not f.is_settled()]
+    return [record.run_id for record in records if record and record.state.is_live]
+
+
+@contextlib.contextmanager
+def being_launched(folder: RunFolder) -> Iterator[None]:
+    """Context manager: let `unrecorded_launches` list the run until it is recorded.
+
+    Does nothing on a file system without locks.
+    """
+    with contextlib.ExitStack() as lock:
+        with contextlib.suppress(StateError):
+            make_folder(folder.path)
+            lock.enter_context(locked(folder.launch_lock))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                folder.launch_lock.unlink()
+                folder.path.rmdir()  # unless the run was recorded
+
+
+def unrecorded_launches() -> list[str]:
+    """Return the ids of the runs whose launches on this machine are still checking or pushing."""
+    return [f.run_id for f in _folders() if not f.is_recorded and is_locked(f.launch_lock)]
+
+
+def _folders() -> list[RunFolder]:
+    paths = (state_home() / "runs").glob("*")
+    return [RunFolder(path) for path in paths if is_run_id(path.name)]

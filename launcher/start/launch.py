@@ -1,6 +1,7 @@
 """The `launch` command."""
 
 import dataclasses
+from contextlib import nullcontext
 
 from ..errors import UsageError
 from ..follow.attempt_end import report_next
@@ -12,6 +13,7 @@ from ..outcomes import Outcome
 from ..plan.launch_options import LaunchOptions
 from ..plan.plan import Plan
 from ..run_id import NAME, new_run_id
+from ..runs.record import being_launched
 from ..terminal.console import Console
 from ..text import counted, quoted
 from .check_command import check_command
@@ -55,7 +57,9 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
 
     Return how the run ended or how this command left it.
     """
-    with ExitHook(request.folder, console) as hook:
+    # so that `kill` without a run does not stop the run before this one
+    launched = being_launched(request.folder) if request.by == "launch" else nullcontext()
+    with ExitHook(request.folder, console) as hook, launched:
         outcome = run_attempt(request, console)
         # this process takes care of the run between attempts too
         with taken_care_of(request.folder), Interrupts(between_attempts=True):

@@ -10,9 +10,9 @@ from ..engines.choose import engines_on
 from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
-from ..run_id import time_of
+from ..run_id import is_sanity_run, time_of
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes
-from ..runs.record import RunFolder
+from ..runs.record import RunFolder, unrecorded_launches
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each
@@ -115,6 +115,12 @@ def read_target(
         return Target(read_hosts(run, hosts, console), everything=True)
     if hosts is None:
         folder = find_run(run)
+        if run is None and (
+            others := [each for each in unrecorded_launches() if not is_sanity_run(each)]
+        ):
+            what = f"{', '.join(others)} is being launched and has not started yet"
+            remedy = "to stop it, press Ctrl-C there; to stop the newest run that has started, run "
+            raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
         return Target(recorded_hosts(folder), folder, run)
     return Target(hosts_to_ask(hosts, console), typed=run or None)
 

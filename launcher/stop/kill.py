@@ -10,7 +10,7 @@ from typing import Any
 from ..engines.status import UNSTARTED
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
 from ..outcomes import Exit, NodeState, RunState, run_state
-from ..runs.record import AttemptRecord, run_folder, timestamp
+from ..runs.record import AttemptRecord, live_runs, run_folder, timestamp
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each
@@ -49,6 +49,9 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})
     elif not killed:
         console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
+    found_none = target.typed is None and not any(each.was_alive for each in killed)
+    if found_none and (live := live_runs(console)):
+        console.say(f"recorded as live: {', '.join(live)}; to stop one, run `ddpctl kill RUN`")
     unconfirmed = errors or any(each.unconfirmed for each in killed)
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
 
@@ -119,6 +122,12 @@ class Killed:
             f"pending_stop in {record}",
         )
         return by_name(self.run.connections, self.errors) | dict.fromkeys(self.pending, error)
+
+    @property
+    def was_alive(self) -> bool:
+        """Whether any node was alive or waiting, or may have been."""
+        nodes = [status for result in self.results.values() for status in result.nodes]
+        return any(status.alive or status.waits for status in nodes) or bool(self.errors)
 
     @property
     def unconfirmed(self) -> list[str]:

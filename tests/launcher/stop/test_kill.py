@@ -16,8 +16,9 @@ from fakes import FakeCluster, FakeNode, messages
 from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
-from launcher.errors import CommandTimeout
+from launcher.errors import CommandTimeout, PreflightError
 from launcher.hosts import Host
+from launcher.own_folders import state_home
 from launcher.ssh.host_connection import HostConnection
 from launcher.stop import inventory, stop_run
 from launcher.stop.choose_runs import HostedRun
@@ -520,6 +521,43 @@ def test_without_a_run_it_asks_on_a_terminal(
     assert cluster.ddpctl("kill")[0] == code
     assert questions == [f"Stop run {run_id}?"]
     assert len(cluster.nodes) == left
+
+
+def test_without_a_run_it_names_the_live_runs_if_the_newest_has_ended(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    code, _, err = cluster.launch("--no-check", "--name", "refused")
+    assert code != 0 and "GPU" in err, err
+    code, _, err = cluster.ddpctl("kill")
+    assert code == 0 and len(cluster.nodes) == 2, err
+    assert err.startswith("ddpctl: run refused-") and ": nothing to stop on gpu[0-1]\n" in err
+    assert f"ddpctl: recorded as live: {run_id}; to stop one, run `ddpctl kill RUN`\n" in err
+    code, _, err = cluster.ddpctl("kill", run_id)
+    assert cluster.nodes == [] and "live" not in err
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-check"]])
+def test_without_a_run_it_does_not_take_the_last_run_for_one_that_is_being_launched(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    killed = []
+
+    def push(*_: object) -> None:
+        killed.append(cluster.ddpctl("kill"))
+        raise PreflightError("something is wrong")
+
+    monkeypatch.setattr("launcher.start.run_attempt.push", push)
+    before = {*(state_home() / "runs").iterdir()}
+    cluster.launch("--name", "next", *flags)
+    [(code, _, err)] = killed
+    assert code == 2 and len(cluster.nodes) == 2, err
+    assert (
+        "error: next-" in err and " is being launched and has not started yet; to stop it, " in err
+    )
+    assert f"`ddpctl kill {run_id}`" in err
+    assert {*(state_home() / "runs").iterdir()} == before
 
 
 def test_a_run_that_is_named_or_a_yes_asks_nothing(

@@ -122,7 +122,7 @@ def start_somewhere(
         if choice.missing and (wait := next(patience, None)) is not None:
             for line in lines(choice.missing):
                 console.say(f"{line}; looking again in {duration(wait)}")
-            time.sleep(wait)
+            (tickets or time).sleep(wait)
             rejected = {}
             continue
         if choice.missing:

@@ -33,6 +33,7 @@ class Tickets:
         self.planned = planned
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._killed = threading.Event()
         self._keeper: threading.Thread | None = None
 
     def join(self) -> None:
@@ -82,7 +83,14 @@ class Tickets:
                 self.renew()
             except RunKilled:
                 self._remove()
+                self._killed.set()
                 return
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep. Raises RunKilled as soon as a renewal has found that the run was killed."""
+        if self._killed.wait(seconds):
+            run_id = self.planned.plan.run_id
+            raise RunKilled(f"run {run_id} was killed while it was waiting for its hosts")
 
     def renew(self) -> Claims:
         """Replace the run's tickets that are old or gone. Return what `list_claims` returns.

@@ -10,7 +10,7 @@ from ..engines.choose import engines_on
 from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
-from ..run_id import is_sanity_run, time_of
+from ..run_id import time_of
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes
 from ..runs.record import RunFolder, unrecorded_launches
 from ..ssh.host_connection import HostConnection
@@ -115,9 +115,7 @@ def read_target(
         return Target(read_hosts(run, hosts, console), everything=True)
     if hosts is None:
         folder = find_run(run)
-        if run is None and (
-            others := [each for each in unrecorded_launches() if not is_sanity_run(each)]
-        ):
+        if run is None and (others := unrecorded_launches()):
             what = f"{', '.join(others)} is being launched and has not started yet"
             remedy = "to stop it, press Ctrl-C there; to stop the newest run that has started, run "
             raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")

@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +37,7 @@ from launcher.runs.record import (
     run_folders,
     timestamp,
 )
-from launcher.start import attach, launch, recorder
+from launcher.start import attach, launch, recorder, restart
 from launcher.start.replace_hosts import Problems, unusable_hosts
 from launcher.start.restart import restart_until_done, turn_kept_for_restart
 from launcher.terminal.console import Console
@@ -888,6 +889,31 @@ def test_a_run_that_is_killed_while_it_restarts_does_not_start_again(
     code, _, err = cluster.launch()
     assert code == 7, err
     assert (cluster.record["state"], cluster.nodes) == ("CANCELLED", [])
+
+
+def test_a_kill_from_another_machine_ends_a_restart_that_waits_for_a_lost_host(
+    losing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.start.restart.PATIENCE", (40.0,))
+    monkeypatch.setattr("launcher.start.tickets.KEEP", 0.1)
+    cluster = losing("gpu1")
+    look = restart.unusable_hosts
+    killed: list[float] = []
+
+    def look_and_kill(*args: Any) -> object:
+        unusable = look(*args)
+        run_id = cluster.record["run_id"]
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("XDG_STATE_HOME", str(cluster.folder / "elsewhere"))
+            assert cluster.ddpctl("kill", run_id, "--hosts", cluster.hosts_file)[0] == 6
+        killed.append(time.monotonic())
+        return unusable
+
+    monkeypatch.setattr(restart, "unusable_hosts", look_and_kill)
+    code, _, err = cluster.launch()
+    assert (code, len(killed)) == (7, 1), err
+    assert time.monotonic() - killed[0] < 30
+    assert cluster.record["state"] == "CANCELLED"
 
 
 def test_an_unconfirmed_kill_during_the_pause_before_a_restart_is_not_forgotten(

@@ -76,7 +76,7 @@ class Supervisor:
 
     def turn(self) -> None:
         self.round.copy_output()
-        for key, _ in self.selector.select(self.round.interval):
+        for key, _ in self.round.wait():
             key.data(key.fileobj)
         self.check_signals()
         self.round.look()

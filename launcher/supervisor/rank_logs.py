@@ -57,6 +57,9 @@ class Tail:
             self._pass_on()
         return len(data)
 
+    def has_grown(self) -> bool:
+        return os.fstat(self._file).st_size > self._taken
+
     def finish(self) -> None:
         """Copy the rest, including a last line without a newline."""
         while self.read():
@@ -86,6 +89,16 @@ class RankLogs:
         os.makedirs(folder, exist_ok=True)
         self.torchrun_tail = Tail(os.path.join(folder, TORCHRUN_LOG), b"-", journal)
         self._tails: dict[tuple[int, str], Tail] = {}  # by local rank and stream
+
+    def torchrun_is_ready(self) -> bool:
+        """Return whether torchrun has created a folder here, as it does before it starts ranks."""
+        with contextlib.suppress(OSError):
+            return len(os.listdir(self.folder)) > 1  # TORCHRUN_LOG is there from the start
+        return True
+
+    def have_grown(self) -> bool:
+        """Return whether there is output that `copy_new` has not copied."""
+        return any(tail.has_grown() for tail in (self.torchrun_tail, *self._tails.values()))
 
     def copy_new(self) -> int:
         """Copy new output. Return how many bytes of it came from ranks."""

@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Sequence
 
 from .classify import Weight, ended, own_cause
 from .coordinator import ON_REQUEST
@@ -37,10 +37,10 @@ from .stopping import StopSequence
 from .torchrun import Torchrun, ended_pids, failures
 from .usage import oom_kills, resource_usage
 
-# Seconds between polls, each of which takes half a millisecond. A rank's exit or a message from a
-# peer ends the wait early.
+# Seconds between polls, each of which takes half a millisecond. A rank's exit, a message from a peer
+# or new output ends the wait early. While torchrun imports torch, all CPU time is for that.
 POLL = 0.1
-SOON = 0.02  # while ranks start or print
+SOON = 0.02  # between looks for new output, which take microseconds, and between polls while ranks start
 SETTLED = 10.0  # seconds after a start before a restart is prepared, which takes CPU time
 
 
@@ -67,7 +67,6 @@ class Round:
         self.logs = RankLogs(spec, journal, self.torchrun.log_folder)
         self.started_at = 0.0  # time.monotonic()
         self.ranks = Ranks(spec.nproc_per_node)
-        self.logs_grow = False  # whether the last poll found new output
         self.liveness = Liveness(spec.output_dir)
         self.flight_recorder = FlightRecorder(spec.dir)
         self.kills_before = oom_kills()  # OOM kills before the start
@@ -106,15 +105,21 @@ class Round:
 
     def copy_output(self) -> None:
         """Copy new output of torchrun and its ranks to the journal."""
-        self.logs_grow = self.logs.copy_new() > 0
-        if self.logs_grow:
+        if self.logs.copy_new() > 0:
             self.liveness.reset(output=True)
 
-    @property
-    def interval(self) -> float:
-        """The seconds until the next poll."""
+    def wait(self) -> Sequence[Any]:
+        """Wait until the next poll is due. Return the selector's events."""
+        due = time.monotonic() + POLL
+        while True:
+            events: Sequence[Any] = self.selector.select(SOON)
+            if events or self.is_eventful() or time.monotonic() > due:
+                return events
+
+    def is_eventful(self) -> bool:
+        """Return whether ranks are being started or there is new output."""
         starting = self.phase is Phase.RUNNING and not self.ranks.complete
-        return SOON if starting or self.logs_grow else POLL
+        return (starting and self.logs.torchrun_is_ready()) or self.logs.have_grown()
 
     def look(self) -> None:
         """Find out which processes have started or ended."""

@@ -9,16 +9,19 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import quick_torchrun
 from supervisors import NPROC, spec, until
 
+from launcher.supervisor import round as round_module
 from launcher.supervisor.events import Phase
 from launcher.supervisor.journal import Journal
 from launcher.supervisor.proc import children, proc_environ, proc_stat
+from launcher.supervisor.rank_logs import TORCHRUN_LOG, RankLogs
 from launcher.supervisor.ranks import Rank, Ranks
-from launcher.supervisor.round import POLL, SOON, Round
+from launcher.supervisor.round import Round
 
 # Rank 0 is killed at once. Rank 1 goes on until a file allows it to end by SIGTERM, or in its handler.
 RANKS = """
@@ -45,27 +48,48 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(
-    ("phase", "complete", "grows", "seconds"),
-    [
-        (Phase.RUNNING, False, False, SOON),
-        (Phase.RUNNING, True, False, POLL),
-        (Phase.STOPPED, False, False, POLL),
-        (Phase.RUNNING, True, True, SOON),
-    ],
-)
-def test_the_supervisor_polls_often_only_while_ranks_start_or_print(
-    phase: Phase, complete: bool, grows: bool, seconds: float
-) -> None:
+def waiting_round(folder: Path, *, complete: bool, phase: Phase = Phase.RUNNING) -> Round:
+    """A round whose torchrun has printed a line, which is copied, and has not created a folder."""
+    folder.mkdir()
+    (folder / TORCHRUN_LOG).write_text("importing torch\n")
+    journal: Any = SimpleNamespace(write_lines=lambda *_: None)
+    logs = RankLogs(spec(), journal, str(folder))
+    logs.copy_new()
     made = Round.__new__(Round)
-    vars(made).update(
-        phase=phase,
-        ranks=SimpleNamespace(complete=complete),
-        logs=SimpleNamespace(copy_new=lambda: int(grows)),
-        liveness=SimpleNamespace(reset=lambda **_: None),
-    )
-    made.copy_output()
-    assert made.interval == seconds
+    ranks = SimpleNamespace(complete=complete)
+    vars(made).update(phase=phase, ranks=ranks, logs=logs, selector=selectors.DefaultSelector())
+    return made
+
+
+def test_the_supervisor_polls_seldom_until_torchrun_starts_ranks(tmp_path: Path) -> None:
+    made = waiting_round(tmp_path / "0", complete=False)
+    assert not made.is_eventful()
+    (tmp_path / "0" / "none_x1").mkdir()
+    assert made.is_eventful()
+
+
+def test_the_supervisor_polls_seldom_while_ranks_are_silent_or_have_ended(tmp_path: Path) -> None:
+    running = waiting_round(tmp_path / "0", complete=True)
+    stopped = waiting_round(tmp_path / "1", complete=False, phase=Phase.STOPPED)
+    for name in ("0", "1"):
+        (tmp_path / name / "none_x1").mkdir()
+    assert not running.is_eventful() and not stopped.is_eventful()
+
+
+@pytest.mark.parametrize("grown", ["torchrun", "rank"])
+def test_new_output_is_copied_without_waiting_for_the_next_poll(
+    tmp_path: Path, grown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = waiting_round(tmp_path / "0", complete=True)
+    rank_log = tmp_path / "0" / "none_x1" / "attempt_0" / "0" / "stdout.log"
+    rank_log.parent.mkdir(parents=True)
+    rank_log.touch()
+    made.logs.copy_new()
+    assert not made.is_eventful()
+    monkeypatch.setattr(round_module, "POLL", 600.0)
+    with (rank_log if grown == "rank" else tmp_path / "0" / TORCHRUN_LOG).open("a") as file:
+        file.write("a line\n")
+    assert list(made.wait()) == []
 
 
 def test_a_rank_that_fails_just_after_the_look_at_it_is_named_not_one_that_torchrun_then_ended(

@@ -83,7 +83,8 @@ def _entries(table: str) -> Iterator[tuple[str, str, str]]:
 
     Entries are separated by blank lines. The body is indented, and the remedy begins with `  = `.
     """
-    text = (pkgutil.get_data(__package__, table) or b"").decode()
+    package = __name__.rpartition(".")[0]  # Python 3.8 sets __package__ only after the import
+    text = (pkgutil.get_data(package, table) or b"").decode()
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
     for entry in re.split(r"\n\n+", text.strip()):
         head, _, rest = entry.partition("\n")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from failure_kinds import PAGE, tables
 
+from launcher.supervisor import failure_kinds as module
 from launcher.supervisor.classify import WEIGHTS
 from launcher.supervisor.failure_kinds import ERROR_TEXTS, KINDS, FailureKind, meaning_of
 
@@ -42,3 +46,10 @@ def test_the_specific_pattern_comes_before_the_general_one() -> None:
     assert kind("RuntimeError: CUDA error: out of memory") == "cuda-oom"
     assert kind("OSError: [Errno 28] No space left on device") == "disk-full"
     assert kind("all is well") == ""
+
+
+def test_the_tables_are_found_by_pythons_that_name_no_package_during_an_import_from_a_zip() -> None:
+    """Python 3.8 and 3.9 set `__package__` only after the import."""
+    names: dict[str, Any] = {"__name__": module.__name__, "__package__": None}
+    exec(Path(module.__file__).read_text(), names)
+    assert [*names["KINDS"]] == [*KINDS]

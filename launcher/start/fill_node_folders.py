@@ -14,7 +14,22 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.script_files import load_script
 
 SUPERVISOR = Path(__file__).parents[1] / "supervisor"
-MAIN = "import sys\nfrom supervisor.main import main\nsys.exit(main())\n"
+# Before Python runs a module from a zip, it asks for the module's path, and `zipimporter` compiles the
+# module to find that out, only to compile it again. Every node would wait for that.
+MAIN = """\
+import sys
+import zipimport
+
+class Importer(zipimport.zipimporter):
+    def get_filename(self, name):
+        path = self.archive + "/" + self.prefix + name.rpartition(".")[2]
+        return path + ("/__init__.py" if self.is_package(name) else ".py")
+
+sys.path_hooks.insert(0, Importer)
+sys.path_importer_cache.clear()
+from supervisor.main import main
+sys.exit(main())
+"""
 PREPARE = load_script(__file__, "prepare_node.sh")
 GONE = 17  # exit code of PREPARE if a pushed tree is missing
 

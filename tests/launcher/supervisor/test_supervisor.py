@@ -287,6 +287,24 @@ def test_the_bundle_is_compressed_as_every_host_is_sent_one() -> None:
     assert len(supervisor_file()) < sum(path.stat().st_size for path in SUPERVISOR.glob("*.py")) / 2
 
 
+def test_each_file_of_the_bundle_is_compiled_once(tmp_path: Path) -> None:
+    bundle = tmp_path / "supervisor.pyz"
+    bundle.write_bytes(supervisor_file())
+    code = """
+import runpy, sys
+compiled = []
+sys.addaudithook(lambda event, about: event == "compile" and compiled.append(str(about[1])))
+try:
+    runpy.run_path(sys.argv.pop())
+except IndexError:  # no spec.json was given
+    print(*(path for path in compiled if "/supervisor/" in path), sep="\\n")
+"""
+    command = [sys.executable, "-I", "-S", "-c", code, str(bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = [f"{bundle}/supervisor/{path.name}" for path in SUPERVISOR.glob("*.py")]
+    assert sorted(done.stdout.split()) == sorted(expected)
+
+
 def test_a_run_that_is_stopped_has_its_stop_timeout_to_save() -> None:
     given = spec(stop_timeout=60.0, failure_grace=3.0)
     assert given.time_to_save() == 57.0

@@ -92,14 +92,16 @@ def launch(
     if not dry_run:
         connect_early(cluster.hosts)
 
-    # imported while the logins are in progress, like the Docker SDK, which `engine_traits` imports
+    # imported while the logins are in progress
     from ..engines.choose import engine_traits
     from ..plan import render
     from ..plan.launch_options import LaunchOptions
     from ..runs.record import document
+    from ..ssh.background import in_background
     from ..start.launch import new_run, plan_without_hosts, run_with_restarts
 
-    engine_traits(cluster.job.engine)
+    # imports the Docker SDK; the hosts can report their facts without waiting for that
+    in_background(engine_traits, cluster.job.engine)
     how = LaunchOptions(
         name=name,
         detach=detach,

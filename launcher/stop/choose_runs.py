@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,59 +48,80 @@ class HostedRun:
 
 
 @dataclass(frozen=True)
-class Target:
-    """What the user asks `kill` to stop on the hosts of `cluster`. One of these:
+class Target(ABC):
+    """What the user asks `kill` to stop on the hosts of `cluster`: one of the next four classes.
 
-    - With `folder`, that run, of which this machine has a record. typed: the run's id or the start
-      of it; None if none was typed.
-    - With only `typed`, the hosts' run with this id or start of an id.
-    - With `everything`, all of this user's live runs, and the containers of the finished ones.
-    - Otherwise, this user's only live run or, if none is live, this user's newest ended run.
+    typed: see HostedRun.
     """
 
     cluster: Cluster
-    folder: RunFolder | None = None
-    typed: str | None = None
-    everything: bool = False
+    typed: str | None
 
     def confirmed(self, *, yes: bool) -> bool:
         """Ask before stopping more than the user named. Return the answer."""
-        if self.everything:
-            refusal = "--all stops all your runs on these hosts"
-            return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
-        if self.folder and self.typed is None:
-            return confirm(f"Stop run {self.folder.run_id}?", None, yes=yes)
         return True
 
+    @abstractmethod
     def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
         """Return the runs to stop, each with the hosts that may have it."""
-        hosts = counted(len(connections), "host")
-        if self.folder:
-            record = self.folder.load_if_readable(console)
-            if record and not record.adopted:  # launched here, by this user
-                return [HostedRun(record.run_id, connections)]
-            return [self._with_owners(self.folder.run_id, connections, console)]
-        if self.typed:
-            with console.step(f"asking {hosts} about the run"):
-                run_id = find_id(connections, self.cluster, self.typed)
-            return [self._with_owners(run_id, connections, console)]
-        with console.step(f"asking {hosts} about their runs"):
-            own = list_own_runs(connections, self.cluster.job.engine)
-        if self.everything:
-            return own.hosted(own.live)
-        if len(own.live) > 1:
-            what = f"several live runs on these hosts: {', '.join(own.live)}"
-            raise UsageError(what, "name one of them, or pass --all")
-        return own.hosted(own.live or own.newest)
 
     def _with_owners(
         self, run_id: str, connections: Sequence[HostConnection], console: Console
-    ) -> HostedRun:
+    ) -> list[HostedRun]:
         """Return the run, its hosts, and the other users who own some of its nodes there."""
         with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
             statuses, _ = list_nodes(connections, self.cluster, run_id)
         owners = sorted({status.owner for status in statuses if status.user != account_name()})
-        return HostedRun(run_id, connections, owners, self.typed)
+        return [HostedRun(run_id, connections, owners, self.typed)]
+
+
+@dataclass(frozen=True)
+class RecordedRun(Target):
+    """A run of which this machine has a record."""
+
+    folder: RunFolder
+
+    def confirmed(self, *, yes: bool) -> bool:
+        question = f"Stop run {self.folder.run_id}?"
+        return self.typed is not None or confirm(question, None, yes=yes)
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        record = self.folder.load_if_readable(console)
+        if record and not record.adopted:  # launched here, by this user
+            return [HostedRun(record.run_id, connections)]
+        return self._with_owners(self.folder.run_id, connections, console)
+
+
+class RunOnHosts(Target):
+    """The hosts' run whose id is `typed` or starts with it."""
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        with console.step(f"asking {counted(len(connections), 'host')} about the run"):
+            run_id = find_id(connections, self.cluster, self.typed)
+        return self._with_owners(run_id, connections, console)
+
+
+class AllRuns(Target):
+    """All of this user's live runs, and the containers of the finished ones."""
+
+    def confirmed(self, *, yes: bool) -> bool:
+        refusal = "--all stops all your runs on these hosts"
+        return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        own = list_own_runs(connections, self.cluster.job.engine, console)
+        return own.hosted(own.live)
+
+
+class OnlyRun(Target):
+    """This user's only live run or, if none is live, this user's newest ended run."""
+
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+        own = list_own_runs(connections, self.cluster.job.engine, console)
+        if len(own.live) > 1:
+            what = f"several live runs on these hosts: {', '.join(own.live)}"
+            raise UsageError(what, "name one of them, or pass --all")
+        return own.hosted(own.live or own.newest)
 
 
 def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:
@@ -112,15 +134,16 @@ def read_target(
 ) -> Target:
     """Return what `kill` is to stop. everything: all runs on the hosts; see `read_hosts`."""
     if everything:
-        return Target(read_hosts(run, hosts, console), everything=True)
+        return AllRuns(read_hosts(run, hosts, console), run)
     if hosts is None:
         folder = find_run(run)
         if run is None and (others := unrecorded_launches()):
             what = f"{', '.join(others)} is being launched and has not started yet"
             remedy = "to stop it, press Ctrl-C there; to stop the newest run that has started, run "
             raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
-        return Target(recorded_hosts(folder), folder, run)
-    return Target(hosts_to_ask(hosts, console), typed=run or None)
+        return RecordedRun(recorded_hosts(folder), run, folder)
+    cluster = hosts_to_ask(hosts, console)
+    return RunOnHosts(cluster, run) if run else OnlyRun(cluster, None)
 
 
 def recorded_hosts(folder: RunFolder) -> Cluster:
@@ -181,10 +204,11 @@ class OwnRuns:
         return [HostedRun(each, [m for m in machines if may_have(m, each)]) for each in run_ids]
 
 
-def list_own_runs(connections: Sequence[HostConnection], engine: str) -> OwnRuns:
+def list_own_runs(connections: Sequence[HostConnection], engine: str, console: Console) -> OwnRuns:
     def ask(connection: HostConnection) -> NodeListing:
         listings = [each.listing() for each in engines_on(connection, engine)]
         own = [s for each in listings for s in each.nodes if s.user == account_name()]
         return NodeListing(own, [name for each in listings for name in each.unreadable])
 
-    return OwnRuns(connections, *try_each(one_per_account(connections), ask))
+    with console.step(f"asking {counted(len(connections), 'host')} about their runs"):
+        return OwnRuns(connections, *try_each(one_per_account(connections), ask))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..ssh.many import by_name, one_per_account, try_each
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed, unseen
 from ..text import names
-from .choose_runs import HostedRun, Target
+from .choose_runs import AllRuns, HostedRun, Target
 from .remove_finished import remove_finished
 from .stop_run import Stop, Stopped
 
@@ -43,7 +43,8 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         if not all(run.confirmed(yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, connections, cluster.job.engine, console)
-        errors = remove_finished(connections, cluster, console) if target.everything else {}
+        is_all = isinstance(target, AllRuns)
+        errors = remove_finished(connections, cluster, console) if is_all else {}
     if as_json:
         rows = [each.document() for each in killed]
         console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})
@@ -63,11 +64,11 @@ def kill_runs(
 
     asked: all hosts that were asked about the runs. engine: for runs without a record.
     """
-    killed = stop_all([(run, make_stop(run, engine, console)) for run in runs], console)
-    for each in killed:
+    killed = []
+    for each in stop_all([(run, make_stop(run, engine, console)) for run in runs], console):
         each.report(console)
-        each.save(asked, console)  # also finds the `pending` hosts, which are reported next
-        report_unconfirmed(each.errors_by_name, console)
+        killed.append(each.save(asked, console))
+        report_unconfirmed(killed[-1].errors_by_name, console)
     return killed
 
 
@@ -95,13 +96,12 @@ def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[
         return [future.result() for future in futures]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Killed:
     """The results of stopping one run, by host, and the errors of hosts on which that failed.
 
     Of several connections to one account, only the first is used. pending: hosts that were not
-    asked and, according to the record, have not confirmed an earlier stop of the run. `save` reads
-    the record and sets it.
+    asked and, according to the record, have not confirmed an earlier stop of the run.
     """
 
     run: HostedRun
@@ -157,8 +157,10 @@ class Killed:
             parts.append(f"did not touch nodes on {names(untouched)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
-    def save(self, asked: Collection[HostConnection], console: Console) -> None:
+    def save(self, asked: Collection[HostConnection], console: Console) -> Killed:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
+
+        Return this with the `pending` hosts, which only the record knows.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches
@@ -168,16 +170,17 @@ class Killed:
         folder = run_folder(self.run.run_id)
         record = folder.load_if_readable(console)  # loaded again: it may have a new attempt
         if record is None:
-            return
+            return self
         asked_names = {connection.name for connection in asked}
         before = {*record.pending_stop}
-        self.pending = sorted(before - asked_names)
-        record.pending_stop = self.unconfirmed
+        complete = replace(self, pending=sorted(before - asked_names))
+        record.pending_stop = complete.unconfirmed
         asked_all = {*record.hosts} <= asked_names
         last_confirmed = record.state is RunState.UNKNOWN and before and not record.pending_stop
         if not record.state.is_final and (asked_all or last_confirmed):
             self.conclude(record.attempt)
         folder.try_save(record, console)
+        return complete
 
     def conclude(self, attempt: AttemptRecord) -> None:
         """Record how the attempt had ended before this stop, or that it was cancelled.
